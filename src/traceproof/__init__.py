@@ -1,0 +1,3 @@
+"""traceproof: proves LLM kernel references right."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""The dataset's own schema (definitions, workloads, traces, solutions) and where a dataset comes from."""

@@ -1,0 +1,185 @@
+"""A kernel definition, as the flashinfer-trace dataset writes it.
+
+Source: flashinfer_trace/definition.md of the public dataset. The model is strict: a key it does not know is
+an error, so that nothing is lost silently on a round trip.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import cached_property
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from traceproof.digests import digest_json
+
+NonEmpty = Annotated[str, StringConstraints(min_length=1)]
+STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DType(StrEnum):
+    """Element types that the schema allows."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT8_E4M3FN = "float8_e4m3fn"
+    FLOAT8_E5M2 = "float8_e5m2"
+    FLOAT4_E2M1 = "float4_e2m1"
+    INT64 = "int64"
+    INT32 = "int32"
+    INT16 = "int16"
+    INT8 = "int8"
+    BOOL = "bool"
+
+    @property
+    def bits(self) -> int:
+        """Size of one element in bits; float4 counts 4, two to a byte."""
+        return BITS[self]
+
+
+BITS: Mapping[DType, int] = MappingProxyType(
+    {
+        DType.FLOAT32: 32,
+        DType.FLOAT16: 16,
+        DType.BFLOAT16: 16,
+        DType.FLOAT8_E4M3FN: 8,
+        DType.FLOAT8_E5M2: 8,
+        DType.FLOAT4_E2M1: 4,
+        DType.INT64: 64,
+        DType.INT32: 32,
+        DType.INT16: 16,
+        DType.INT8: 8,
+        DType.BOOL: 8,
+    }
+)
+
+
+class ConstAxis(BaseModel):
+    """An axis whose size the definition fixes."""
+
+    model_config = STRICT
+    type: Literal["const"]
+    value: Annotated[int, Field(ge=0)]
+    description: str | None = None
+
+
+class VarAxis(BaseModel):
+    """An axis whose size the inputs decide; `parent` names the axis it is nested in."""
+
+    model_config = STRICT
+    type: Literal["var"]
+    parent: NonEmpty | None = None
+    description: str | None = None
+
+
+Axis = Annotated[ConstAxis | VarAxis, Field(discriminator="type")]
+
+
+class TensorSpec(BaseModel):
+    """Shape (axis names; empty: 0-d tensor; null: Python scalar), dtype, and whether None may be passed."""
+
+    model_config = STRICT
+    shape: Annotated[tuple[NonEmpty, ...] | None, Field(strict=False)]
+    dtype: Annotated[DType, Field(strict=False)]
+    description: str | None = None
+    optional: bool = False
+
+
+class Definition(BaseModel):
+    """A kernel: its axes, its inputs in call order, its outputs in return order, and a reference."""
+
+    model_config = STRICT
+    name: NonEmpty
+    op_type: NonEmpty
+    description: str | None = None
+    tags: Annotated[tuple[NonEmpty, ...], Field(strict=False)] = ()
+    axes: dict[NonEmpty, Axis]
+    constraints: Annotated[tuple[NonEmpty, ...] | None, Field(strict=False)] = None
+    inputs: dict[NonEmpty, TensorSpec]
+    outputs: dict[NonEmpty, TensorSpec]
+    reference: NonEmpty
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        problems = [*self._unknown_axes(), *self._bad_code()]
+        shared = sorted(self.inputs.keys() & self.outputs.keys())
+        if shared:
+            problems.append(f"inputs and outputs share the names {shared}")
+        if not self.outputs:
+            problems.append("outputs is empty")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _unknown_axes(self) -> list[str]:
+        found = []
+        for kind, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
+            for name, spec in specs.items():
+                unknown = [axis for axis in spec.shape or () if axis not in self.axes]
+                if unknown:
+                    found.append(f"{kind}.{name}.shape names {unknown}, which axes does not define")
+        for name, axis in self.axes.items():
+            if isinstance(axis, VarAxis) and axis.parent is not None and axis.parent not in self.axes:
+                found.append(f"axes.{name}.parent names {axis.parent!r}, which axes does not define")
+        return found
+
+    def _bad_code(self) -> list[str]:
+        found = []
+        try:
+            module = ast.parse(self.reference)
+        except (SyntaxError, ValueError) as error:
+            found.append(f"reference is not Python: {error}")
+        else:
+            if not any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in module.body):
+                found.append("reference has no top-level function named run")
+        for constraint in self.constraints or ():
+            try:
+                ast.parse(constraint, mode="eval")
+            except (SyntaxError, ValueError) as error:
+                found.append(f"constraint {constraint!r} is not an expression: {error}")
+        return found
+
+    @cached_property
+    def const_axes(self) -> Mapping[str, int]:
+        """Sizes of the const axes."""
+        return MappingProxyType(
+            {name: axis.value for name, axis in self.axes.items() if isinstance(axis, ConstAxis)}
+        )
+
+    @cached_property
+    def var_axes(self) -> tuple[str, ...]:
+        """Names of the var axes, in order."""
+        return tuple(name for name, axis in self.axes.items() if isinstance(axis, VarAxis))
+
+    def shape_of(self, spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...] | None:
+        """Shape of a tensor with the var axes bound as in `axes`; None for a Python scalar.
+
+        Raises:
+            KeyError: a var axis has no value in `axes`.
+        """
+        if spec.shape is None:
+            return None
+        const = self.const_axes
+        return tuple(const[name] if name in const else axes[name] for name in spec.shape)
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of all that can change an output: not the descriptions and not the tags."""
+        meaning = self.as_json()
+        for key in ("description", "tags"):
+            meaning.pop(key, None)
+        for group in ("axes", "inputs", "outputs"):
+            entries: dict[str, dict[str, Any]] = meaning[group]
+            for entry in entries.values():
+                entry.pop("description", None)
+            meaning[group] = list(entries.items())
+        return digest_json(meaning)
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object that the file held: only keys that were given, in the schema's order."""
+        return self.model_dump(mode="json", exclude_unset=True)

@@ -1,0 +1,154 @@
+"""Drawing tensors and plan-time integers from named streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from traceproof.draw.counter import chunk_words, mix_, random_words, scalar_word, signed, stream_key
+from traceproof.draw.tables import normal_table
+
+FINGERPRINT_SALTS = (0x243F6A8885A308D3, 0x13198A2E03707344)  # fractional digits of pi
+FP8_NAN_CODES = {torch.float8_e4m3fn: 0x7F}
+
+
+class HostDraw:
+    """Plan-time integers (lengths, counts, orders), from a stream named by (definition, case, seed)."""
+
+    def __init__(self, *, definition: str, case: str, seed: int) -> None:
+        self._parts = (definition, case, seed)
+
+    def integers(self, name: str, count: int, *, low: int, high: int) -> list[int]:
+        """`count` integers in [low, high), nearly uniform (bias below (high - low) / 2**64)."""
+        key = stream_key(*self._parts, name)
+        return [low + scalar_word(key, index) * (high - low) // (1 << 64) for index in range(count)]
+
+    def shuffled(self, name: str, items: Sequence[Any]) -> list[Any]:
+        """The items in a random order."""
+        key = stream_key(*self._parts, name)
+        order = sorted(range(len(items)), key=lambda index: scalar_word(key, index))
+        return [items[index] for index in order]
+
+
+class Draw:
+    """Tensors on `device`, each from a stream named by (definition, case, seed, name).
+
+    Every method takes the stream's name first: the same name gives the same bits, so two tensors need two
+    names. All arithmetic is integer, table look-up, or a correctly rounded float operation, hence identical on
+    CPU and CUDA.
+    """
+
+    def __init__(self, *, definition: str, case: str, seed: int, device: torch.device) -> None:
+        self._parts = (definition, case, seed)
+        self.device = device
+
+    def words(self, name: str, count: int) -> torch.Tensor:
+        """int64 [count], all 64 bits random."""
+        return random_words(stream_key(*self._parts, name), count, self.device)
+
+    def _halves(self, name: str, count: int) -> torch.Tensor:
+        """int16 [count], all 16 bits random, as unsigned values in int32 chunks' reach."""
+        return self.words(name, -(-count // 4)).view(torch.int16)[:count]
+
+    def normal(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, scale: float = 1.0
+    ) -> torch.Tensor:
+        """Standard normal times `scale` (65,536 quantiles, |x| <= 4.33), rounded once to `dtype`."""
+        count = _numel(shape)
+        table = normal_table(self.device)
+        if scale != 1.0:
+            table = table * scale
+        table = table.to(dtype)
+        halves = self._halves(name, count)
+        out = torch.empty(count, dtype=dtype, device=self.device)
+        step = 8 * chunk_words(self.device)
+        for start in range(0, count, step):
+            index = halves[start : start + step].to(torch.int32)
+            index += 1 << 15
+            torch.index_select(table, 0, index, out=out[start : start + step])
+        return out.view(tuple(shape))
+
+    def uniform(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        *,
+        low: float = 0.0,
+        high: float = 1.0,
+    ) -> torch.Tensor:
+        """Uniform on a grid of 2**24 steps over [low, high), rounded once to `dtype` from float32."""
+        count = _numel(shape)
+        words = self.words(name, -(-count // 2)).view(torch.int32)[:count]
+        steps = (words & 0xFFFFFF).to(torch.float32)
+        steps *= (high - low) / (1 << 24)
+        steps += low
+        return steps.to(dtype).view(tuple(shape))
+
+    def integers(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.int32, *, low: int, high: int
+    ) -> torch.Tensor:
+        """Integers in [low, high), nearly uniform; high - low <= 2**31."""
+        words = self.words(name, _numel(shape))
+        words &= (1 << 32) - 1
+        words *= high - low
+        words >>= 32
+        words += low
+        return words.to(dtype).view(tuple(shape))
+
+    def bits(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Random bit patterns of any dtype; NaN codes of float8_e4m3fn are replaced by the largest value."""
+        size = torch.empty(0, dtype=dtype).element_size()
+        count = _numel(shape)
+        raw = self.words(name, -(-count * size // 8)).view(torch.uint8)[: count * size]
+        if dtype in FP8_NAN_CODES:
+            magnitude = raw & 0x7F
+            raw -= (magnitude == FP8_NAN_CODES[dtype]).to(torch.uint8)
+        return raw.view(dtype).view(tuple(shape))
+
+    def permutation(self, name: str, count: int, *, out_of: int | None = None) -> torch.Tensor:
+        """int64 [count]: distinct integers of range(out_of) in random order; out_of defaults to count."""
+        keys = self.words(name, count if out_of is None else out_of)
+        return torch.argsort(keys, stable=True)[:count]
+
+
+def _numel(shape: Sequence[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def fingerprint(tensor: torch.Tensor) -> str:
+    """128-bit fingerprint of a tensor's shape, dtype and bits, computed where the tensor lies.
+
+    Not cryptographic: it tells whether two processes saw the same inputs. A position-keyed hash is summed
+    modulo 2**64, so any order of summation gives the same result.
+    """
+    flat = tensor.detach().contiguous().view(-1)
+    raw = flat.view(torch.uint8) if flat.dtype != torch.bool else flat.to(torch.uint8)
+    tail = -len(raw) % 8
+    if tail:
+        raw = torch.cat([raw, torch.zeros(tail, dtype=torch.uint8, device=raw.device)])
+    elif raw.storage_offset() % 8:
+        raw = raw.clone()
+    words = raw.view(torch.int64)
+    step = chunk_words(words.device)
+    scratch = torch.empty((2, min(step, len(words))), dtype=torch.int64, device=words.device)
+    sums = torch.zeros(2, dtype=torch.int64, device=words.device)
+    for start in range(0, len(words), step):
+        part = words[start : start + step]
+        hashed, spare = scratch[0, : len(part)], scratch[1, : len(part)]
+        torch.arange(start + 1, start + 1 + len(part), out=hashed)
+        hashed *= signed(FINGERPRINT_SALTS[0])
+        hashed ^= part
+        mix_(hashed, spare)
+        sums[0] += hashed.sum()
+        hashed *= signed(FINGERPRINT_SALTS[1])
+        mix_(hashed, spare)
+        sums[1] += hashed.sum()
+    first, second = (int(value) & ((1 << 64) - 1) for value in sums.tolist())
+    head = stream_key(str(tensor.dtype), str(tuple(tensor.shape)))
+    return f"{(first + head) & ((1 << 64) - 1):016x}{second:016x}"

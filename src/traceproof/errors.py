@@ -1,0 +1,28 @@
+"""The one exception that a user is meant to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class TraceproofError(Exception):
+    """Bad use or bad input: says what, where, and what to do. Commands exit with 2 on it.
+
+    Args:
+        what: one sentence naming the thing that can not be used and where it stands.
+        problems: every single problem found, one line each; shown as a list under `what`.
+        todo: what the user can do next.
+    """
+
+    def __init__(self, what: str, *, problems: Sequence[str] = (), todo: str = "") -> None:
+        self.what = what
+        self.problems = tuple(problems)
+        self.todo = todo
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        lines = [self.what + (":" if self.problems else "")]
+        lines += [f"  - {problem}" for problem in self.problems]
+        if self.todo:
+            lines.append(self.todo)
+        return "\n".join(lines)

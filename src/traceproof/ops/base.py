@@ -1,0 +1,110 @@
+"""What an op is: the one place that knows an op_type."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from traceproof.dataset.definition import Definition
+from traceproof.draw import Draw
+from traceproof.ops.cases import Case
+from traceproof.ops.compare import Comparison
+
+Value = torch.Tensor | int | float | bool | None
+Values = dict[str, Value]
+Tensors = dict[str, torch.Tensor]
+
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "int16": torch.int16,
+    "int8": torch.int8,
+    "bool": torch.bool,
+}
+
+
+class Unsupported(Exception):  # noqa: N818 - an answer, not an error
+    """This op has no oracle for a definition of this form; the text says which part it does not know."""
+
+
+class Op(ABC):
+    """An op_type: its cases, its inputs, its oracle.
+
+    An op chooses by the definition's axes, inputs and outputs, never by parts of its name. It may read constants
+    that the schema can not express (an eps, a number of groups) out of the reference's syntax tree; see
+    `traceproof.ops.common.constants`.
+    """
+
+    op_type: ClassVar[str]
+
+    def check(self, definition: Definition) -> None:  # noqa: B027 - knowing every form is a fine default
+        """Say whether `oracle` knows this form of the op.
+
+        Raises:
+            Unsupported: it does not; the definition is then judged without numerics.
+        """
+
+    @abstractmethod
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
+        """The cases of `sizes`, and the edge and adversarial ones, in a fixed order."""
+
+    @abstractmethod
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """The definition's inputs in its order: tensors on `draw.device`, Python scalars, or None if optional."""
+
+    @abstractmethod
+    def oracle(self, definition: Definition, inputs: Values) -> Tensors:
+        """The outputs in float64 (integers stay integers), written independently of any reference.
+
+        Entries named `<output>@<what>` carry what a comparison needs beside the value.
+        """
+
+    def floor(self, definition: Definition, inputs: Values) -> Tensors:
+        """Outputs judged by `Close`, computed naively at the kernel's precision, in the definition's dtypes."""
+        del definition, inputs
+        return {}
+
+    @abstractmethod
+    def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
+        """How each output is compared."""
+
+    def memory(self, definition: Definition, case: Case) -> int:
+        """Estimated peak in bytes of running the reference or the oracle once, inputs included.
+
+        The default: all inputs and outputs once as stored and twice in float64.
+        """
+        total = 0
+        for spec in (*definition.inputs.values(), *definition.outputs.values()):
+            shape = definition.shape_of(spec, case.axes)
+            count = 1
+            for size in shape or ():
+                count *= size
+            total += count * (spec.dtype.bits + 128) // 8
+        return total
+
+    def trials(self, definition: Definition, case: Case) -> int:
+        """How often an actor runs the case, stacked along a new first axis; 0: once, no such axis."""
+        del definition, case
+        return 0
+
+    def mutated(self, definition: Definition) -> frozenset[str]:
+        """Inputs that the definition says are modified in place."""
+        del definition
+        return frozenset()
+
+
+def ordered(definition: Definition, values: Mapping[str, Any]) -> Values:
+    """`values` in the order of the definition's inputs.
+
+    Raises:
+        KeyError: an input is missing.
+    """
+    return {name: values[name] for name in definition.inputs}

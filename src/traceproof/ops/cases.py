@@ -1,0 +1,47 @@
+"""A case: one set of sizes and drawing instructions for one definition, decided before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from traceproof.digests import digest_json
+
+SIZES = ("small", "medium", "large")  # what `test_sizes` in config.yaml can name
+ALWAYS = ("edge", "adversarial")  # cases that run whatever test_sizes says
+WORKLOADS = "workloads"  # the dataset's own workload lines
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One case of a definition.
+
+    Attributes:
+        id: unique in its definition, e.g. `small-0`, `edge-empty`, `adversarial-ties`, `workload-<uuid>`.
+        size: a name out of SIZES, ALWAYS, or WORKLOADS.
+        axes: a value for every var axis of the definition.
+        seed: the run's seed; inputs are a pure function of (definition, id, seed).
+        params: JSON drawing instructions that the op's `inputs` reads (lengths, amplitudes, patterns, ...).
+    """
+
+    id: str
+    size: str
+    axes: Mapping[str, int]
+    seed: int
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """The case as a JSON object; `Case(**case.as_json())` gives it back."""
+        return {
+            "id": self.id,
+            "size": self.size,
+            "axes": dict(self.axes),
+            "seed": self.seed,
+            "params": dict(self.params),
+        }
+
+    @property
+    def digest(self) -> str:
+        """Digest of everything in the case."""
+        return digest_json(self.as_json())

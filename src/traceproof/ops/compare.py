@@ -1,0 +1,95 @@
+"""How an output is compared: declared by the op, carried out by the judge.
+
+Every kind is judged against the float64 oracle. The op gives, beside the oracle's value, a `floor`: the same
+output computed naively at the precision the kernel works in. What the floor loses is what precision costs, so an
+actor may err about that much and not more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Floating point values: error against the oracle, at most `factor` times the floor's.
+
+    Attributes:
+        factor: how many times the floor's error an actor may have; 2 unless the op gives a reason.
+        rms: limit of RMS(error) / RMS(oracle) over the whole output, a second gate; None derives it from the
+            floor alone.
+        reason: why these numbers, in one sentence.
+    """
+
+    factor: float = 2.0
+    rms: float | None = None
+    reason: str = "twice the error of a naive computation at the kernel's precision"
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """A matrix product: |C - C64| <= limit * eps * (|A| @ |B|.T) elementwise, plus the output's rounding.
+
+    The op's oracle returns, beside output `name`, an entry `name + "@bound"`: float64, the same shape, the value
+    of sqrt(K) * eps_accumulate * (|A| @ |B|.T).
+    """
+
+    limit: float = 4.0
+    reason: str = "LAPACK's scaled residual: independent of the magnitudes of A and B"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSet:
+    """Rows of indices judged as sets, padded with `padding`; ties at the boundary may go either way.
+
+    The op's oracle returns, beside output `name`, an entry `name + "@scores"`: float64 [rows, candidates], the
+    score of every candidate (-inf: not a candidate), and `name + "@tolerance"`: float64 [rows], how far a chosen
+    score may lie below the boundary through rounding. Candidate c stands for index `name + "@candidates"`[row, c]
+    (int64, -1: none).
+    """
+
+    recall: float = 1.0
+    padding: int = -1
+    reason: str = "a chosen index must score within rounding of the k-th best"
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Random draws: exact support and a frequency test.
+
+    The actor's output has a leading axis of trials: int64 [trials, rows]. The op's oracle returns, beside output
+    `name` (any one valid draw), `name + "@probs"`: float64 [rows, vocab], the exact distribution of each row, and
+    `name + "@optional"`: bool [rows, vocab], tokens that may or may not be in the support (ties at the boundary).
+
+    Attributes:
+        false_alarm: probability that a right sampler fails one output of one case.
+    """
+
+    false_alarm: float = 1e-6
+    reason: str = "G-test pooled over rows, one in a million false alarms an output"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """Outputs of fp8 and fp4 kernels: relative RMS error, cosine and slope against the oracle, hit ratio reported.
+
+    Attributes:
+        rms: limit of RMS(error) / RMS(oracle) per row, where activations are requantised inside the kernel.
+        slope: limit of |<x, oracle> / <oracle, oracle> - 1| over the output; catches a wrong scale.
+    """
+
+    rms: float = 0.1
+    slope: float = 0.02
+    reason: str = (
+        "requantising the activations to fp8 costs a few per cent of RMS; zeros cost 100, a sign flip 200"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """Bits must agree (copies, integer results)."""
+
+    reason: str = "no arithmetic takes place"
+
+
+Comparison = Close | Backward | IndexSet | Samples | Quantised | Exact

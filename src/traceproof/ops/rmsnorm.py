@@ -1,0 +1,92 @@
+"""rmsnorm and fused_add_rmsnorm: y = x / sqrt(mean(x^2) + eps) * w over the last axis, x = hidden (+ residual)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from traceproof.dataset.definition import Definition
+from traceproof.draw import Draw
+from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Values, ordered
+from traceproof.ops.cases import Case
+from traceproof.ops.common.constants import named_constants
+from traceproof.ops.compare import Close, Comparison
+
+SIZES = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
+
+
+class RmsNorm(Op):
+    """Root mean square norm, plain or after adding a residual; eps stands only in the reference."""
+
+    op_type = "rmsnorm"
+
+    def check(self, definition: Definition) -> None:
+        """Known: hidden_states [rows, hidden], weight [hidden], optionally residual; one output, one eps."""
+        if not {"hidden_states", "weight"} <= definition.inputs.keys() <= {"hidden_states", "weight", "residual"}:
+            raise Unsupported(f"inputs are {list(definition.inputs)}")
+        if not definition.outputs.keys() <= {"output", "residual_out"}:
+            raise Unsupported(f"outputs are {list(definition.outputs)}")
+        self._eps(definition)
+
+    @staticmethod
+    def _eps(definition: Definition) -> float:
+        constants = named_constants(definition)
+        for name in ("eps", "epsilon", "variance_epsilon"):
+            if name in constants:
+                return float(constants[name])
+        raise Unsupported("the reference assigns no single number to a name EPS")
+
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
+        """The specification's batch sizes; beside them a tiny scale, where eps shows, and an outlier column."""
+        rows = definition.var_axes[0]
+        for size in sizes:
+            for index, batch in enumerate(SIZES[size]):
+                yield Case(f"{size}-{index}", size, {rows: batch}, seed)
+        yield Case("edge-empty", "edge", {rows: 0}, seed)
+        yield Case("adversarial-tiny", "adversarial", {rows: 5}, seed, {"scale": 1e-3})
+        yield Case("adversarial-outlier", "adversarial", {rows: 5}, seed, {"outlier": 300.0})
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """Normal data; weights around 1 of both signs."""
+        scale = float(case.params.get("scale", 1.0))
+        values: Values = {}
+        for name, spec in definition.inputs.items():
+            shape = definition.shape_of(spec, case.axes) or ()
+            dtype = TORCH_DTYPES[spec.dtype]
+            if name == "weight":
+                values[name] = draw.normal(name, shape, dtype)
+                continue
+            tensor = draw.normal(name, shape, dtype, scale=scale)
+            if "outlier" in case.params:
+                tensor[:, shape[-1] // 3] = float(case.params["outlier"])
+            values[name] = tensor
+        return ordered(definition, values)
+
+    def oracle(self, definition: Definition, inputs: Values) -> Tensors:
+        """The formula in float64."""
+        return self._norm(definition, inputs, torch.float64)
+
+    def floor(self, definition: Definition, inputs: Values) -> Tensors:
+        """The formula in float32, rounded once to the output's dtype."""
+        low = self._norm(definition, inputs, torch.float32)
+        return {name: low[name].to(TORCH_DTYPES[spec.dtype]) for name, spec in definition.outputs.items()}
+
+    def _norm(self, definition: Definition, inputs: Values, dtype: torch.dtype) -> Tensors:
+        hidden, weight, residual = inputs["hidden_states"], inputs["weight"], inputs.get("residual")
+        assert isinstance(hidden, torch.Tensor)
+        assert isinstance(weight, torch.Tensor)
+        x = hidden.to(dtype)
+        if isinstance(residual, torch.Tensor):
+            x = x + residual.to(dtype)
+        mean_square = (x * x).sum(-1, keepdim=True) / x.shape[-1]
+        y = x / torch.sqrt(mean_square + self._eps(definition)) * weight.to(dtype)
+        outputs = {"output": y, "residual_out": x}
+        return {name: outputs[name] for name in definition.outputs}
+
+    def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
+        """Close: one rounding of the output is the whole floor."""
+        return {name: Close() for name in definition.outputs}
+
+
+OP = RmsNorm()
