@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from traceproof.dataset.definition import Definition
     from traceproof.ops.base import Op
 
 SHARED = frozenset({"base", "cases", "compare", "registry", "generic", "common"})
@@ -33,3 +34,16 @@ def get(op_type: str) -> Op:
     if op.op_type != op_type:
         raise ValueError(f"traceproof.ops.{op_type}.OP calls itself {op.op_type!r}")
     return op
+
+
+def for_definition(definition: Definition) -> tuple[Op, str | None]:
+    """The op that draws a definition's inputs, and why there is no oracle (None: there is one)."""
+    from traceproof.ops.base import Unsupported
+    from traceproof.ops.generic import GenericOp
+
+    op = get(definition.op_type)
+    try:
+        op.check(definition)
+    except Unsupported as unknown:
+        return GenericOp(definition.op_type), str(unknown)
+    return op, None

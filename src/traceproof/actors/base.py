@@ -1,0 +1,60 @@
+"""What an actor is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import Op, Values
+from traceproof.reasons import Skip
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """A typed skip: why an actor can not run a definition here."""
+
+    reason: Skip
+    message: str
+
+
+class Actor(ABC):
+    """A function from a definition's inputs to its outputs.
+
+    Attributes:
+        name: as in file names and verdicts.
+        stack: the environment it needs.
+        trusted: whether its code is ours or a pinned package's, not a definition's.
+    """
+
+    name: ClassVar[str]
+    stack: ClassVar[str]
+    trusted: ClassVar[bool]
+
+    def unavailable(self, definition: Definition, op: Op) -> Unavailable | None:
+        """Why this actor can not run the definition on this machine; None if it can."""
+        del definition, op
+        return None
+
+    def prepare(self, definition: Definition) -> None:  # noqa: B027 - most have nothing to prepare
+        """Once in a worker, before the first case."""
+
+    @abstractmethod
+    def run(self, definition: Definition, op: Op, inputs: Values) -> Any:  # noqa: ANN401 - what strangers return
+        """One call. A mapping by output name, a sequence in the definition's order, or a single value."""
+
+    def modules(self, op_type: str) -> tuple[str, ...]:
+        """Modules whose code the outputs depend on; the import closure of these is the actor's code digest."""
+        del op_type
+        return (type(self).__module__,)
+
+
+def named_outputs(definition: Definition, returned: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as `run`
+    """What an actor returned, by output name; surplus values are named `extra-<n>`, missing ones are absent."""
+    if isinstance(returned, Mapping):
+        return {str(name): value for name, value in returned.items()}
+    values = list(returned) if isinstance(returned, tuple | list) else [returned]
+    names = [*definition.outputs, *(f"extra-{index}" for index in range(len(values)))]
+    return dict(zip(names, values, strict=False))

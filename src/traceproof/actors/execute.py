@@ -1,0 +1,150 @@
+"""One definition's cases through one actor, inside a worker process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from traceproof.actors import registry as actors
+from traceproof.actors.base import Actor, named_outputs
+from traceproof.actors.inputs import fingerprints, make_inputs
+from traceproof.dataset.definition import Definition
+from traceproof.digests import digest_json
+from traceproof.ops import registry as ops
+from traceproof.ops.base import Op, Values
+from traceproof.ops.cases import Case
+
+GOLDEN = 0x9E3779B97F4A7C15
+OTHER_SEED = 1_000_003  # added to a case's seed to get the second, different inputs of the same shapes
+
+
+def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Called once in a worker: loads the actor and the definition; the result runs one case a call.
+
+    Args:
+        payload: `definition` (JSON), `actor`, `device`, `threads`, `dataset` (root of the blobs, or null).
+        scratch: the only folder that may be written; outputs go there as `<key>.safetensors`.
+    """
+    torch.set_num_threads(payload["threads"])
+    definition = Definition.model_validate(payload["definition"])
+    actor = actors.get(payload["actor"])
+    op, _ = ops.for_definition(definition)
+    runner = _Runner(
+        definition=definition,
+        op=op,
+        actor=actor,
+        device=torch.device(payload["device"]),
+        dataset=Path(payload["dataset"]) if payload["dataset"] else None,
+        scratch=scratch,
+    )
+    actor.prepare(definition)
+    return runner.run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Runner:
+    definition: Definition
+    op: Op
+    actor: Actor
+    device: torch.device
+    dataset: Path | None
+    scratch: Path
+
+    def run(self, item: dict[str, Any]) -> dict[str, Any]:
+        """Run one case: `{"case": ..., "key": ..., "repeat": bool}`; gives what the manifest says of it."""
+        case = Case(**item["case"])
+        inputs = make_inputs(self.op, self.definition, case, device=self.device, dataset=self.dataset)
+        before = fingerprints(inputs)
+        started = time.perf_counter()
+        returned = named_outputs(self.definition, self._call(case, inputs))
+        self._synchronise()
+        seconds = time.perf_counter() - started
+        notes = self._notes(inputs, returned, before)
+        tensors = {name: _plain(value) for name, value in returned.items() if value is not None}
+        if item["repeat"]:
+            notes |= self._repeat(case, tensors)
+        save_file(tensors, self.scratch / f"{item['key']}.safetensors")
+        return {"inputs": digest_json(before), "returned": _described(returned), "seconds": seconds, **notes}
+
+    def _call(self, case: Case, inputs: Values) -> Any:  # noqa: ANN401 - what strangers return
+        trials = 0 if self.actor.name == "oracle" else self.op.trials(self.definition, case)
+        if not trials:
+            torch.manual_seed(case.seed)
+            return self.actor.run(self.definition, self.op, inputs)
+        draws = []
+        for trial in range(trials):
+            torch.manual_seed((case.seed * GOLDEN + trial * OTHER_SEED) % (1 << 63))
+            returned = named_outputs(self.definition, self.actor.run(self.definition, self.op, inputs))
+            draws.append({name: _plain(value) for name, value in returned.items()})
+        return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
+
+    def _repeat(self, case: Case, first: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """Run again on the same inputs, and once on others: equal bits, and answers that are not remembered."""
+        again = self._outputs(case)
+        other_case = Case(case.id, case.size, case.axes, case.seed + OTHER_SEED, case.params)
+        other = self._outputs(other_case)
+        return {
+            "deterministic": sorted(name for name in first if not _same_bits(first[name], again.get(name))),
+            "other": {name: fingerprints({name: value})[name] for name, value in other.items()},
+            "cached": bool(first) and all(_same_bits(value, other.get(name)) for name, value in first.items()),
+        }
+
+    def _outputs(self, case: Case) -> dict[str, torch.Tensor]:
+        inputs = make_inputs(self.op, self.definition, case, device=self.device, dataset=self.dataset)
+        returned = named_outputs(self.definition, self._call(case, inputs))
+        return {name: _plain(value) for name, value in returned.items() if value is not None}
+
+    def _notes(self, inputs: Values, returned: Mapping[str, Any], before: dict[str, str]) -> dict[str, Any]:
+        after = fingerprints(inputs)
+        allowed = self.op.mutated(self.definition)
+        seen = {_address(value) for value in inputs.values()}
+        aliased = []
+        for name, value in returned.items():
+            address = _address(value)
+            if address is not None and address in seen:
+                aliased.append(name)
+            seen.add(address)
+        return {
+            "mutated": sorted(name for name in before if after[name] != before[name] and name not in allowed),
+            "aliased": aliased,
+        }
+
+    def _synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _address(value: object) -> int | None:
+    """Where a tensor's storage lies; None for anything without elements."""
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return None
+    return value.untyped_storage().data_ptr()
+
+
+def _plain(value: Any) -> torch.Tensor:  # noqa: ANN401 - what strangers return
+    """The value as a plain CPU tensor that shares memory with nothing; a Python scalar becomes a 0-d tensor.
+
+    Raises:
+        TypeError: it is neither a tensor nor a number.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.detach().as_subclass(torch.Tensor).to("cpu", copy=True).contiguous()
+    if isinstance(value, bool | int | float):
+        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    raise TypeError(f"an output is a {type(value).__name__}, not a tensor or a number")
+
+
+def _described(returned: Mapping[str, Any]) -> dict[str, str]:
+    return {name: type(value).__name__ for name, value in returned.items()}
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor | None) -> bool:
+    if other is None or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return fingerprints({"": one}) == fingerprints({"": other})

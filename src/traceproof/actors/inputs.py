@@ -1,0 +1,61 @@
+"""A case's inputs: drawn by the op, or for a workload line of the dataset, drawn, scalar and loaded as it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from traceproof.dataset.definition import Definition
+from traceproof.draw import Draw, fingerprint
+from traceproof.ops.base import TORCH_DTYPES, Op, Values
+from traceproof.ops.cases import WORKLOADS, Case
+from traceproof.ops.generic import draw_spec
+
+
+def make_inputs(
+    op: Op, definition: Definition, case: Case, *, device: torch.device, dataset: Path | None = None
+) -> Values:
+    """The inputs of a case on `device`, in the definition's order.
+
+    A workload line's blobs are relative to `dataset`, the dataset's root.
+
+    Raises:
+        FileNotFoundError: a workload's blob is missing.
+        ValueError: a workload's tensor contradicts the definition.
+    """
+    draw = Draw(definition=definition.name, case=case.id, seed=case.seed, device=device)
+    if case.size != WORKLOADS:
+        return op.inputs(definition, case, draw)
+    values: Values = {}
+    for name, spec in definition.inputs.items():
+        described = case.params["inputs"][name]
+        if described["type"] == "scalar":
+            values[name] = described["value"]
+        elif described["type"] == "random":
+            values[name] = draw_spec(definition, spec, name, case, draw)
+        else:
+            shape = definition.shape_of(spec, case.axes) or ()
+            blob = (dataset or Path()) / described["path"]
+            tensor = _load(blob, described["tensor_key"], shape, TORCH_DTYPES[spec.dtype])
+            values[name] = tensor.to(device)
+    return values
+
+
+def _load(blob: Path, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    with safe_open(blob, framework="pt") as tensors:  # type: ignore[no-untyped-call] # the library has no types
+        tensor: torch.Tensor = tensors.get_tensor(key)
+    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+        raise ValueError(
+            f"{blob}: {key} is {tensor.dtype} {list(tensor.shape)}, the definition says {dtype} {list(shape)}"
+        )
+    return tensor
+
+
+def fingerprints(inputs: Values) -> dict[str, str]:
+    """What each input is: a tensor's fingerprint, or a scalar's text."""
+    return {
+        name: fingerprint(value) if isinstance(value, torch.Tensor) else f"{type(value).__name__}:{value!r}"
+        for name, value in inputs.items()
+    }

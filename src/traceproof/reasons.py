@@ -1,0 +1,57 @@
+"""Verdicts and the reason codes that go with them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """What came of one comparison."""
+
+    PASS = "pass"  # noqa: S105 - a verdict, not a password
+    FAIL = "fail"
+    ERROR = "error"
+    SKIP = "skip"
+
+
+class Skip(StrEnum):
+    """Why something was not run or not compared. Anything else is an error."""
+
+    NO_CUDA = "no_cuda"
+    NEEDS_SM = "needs_sm"
+    PACKAGE_ABSENT = "package_absent"
+    API_ABSENT = "api_absent"
+    NO_ADAPTER = "no_adapter"
+    DOES_NOT_FIT = "does_not_fit"
+    BLOB_MISSING = "blob_missing"
+    NO_ORACLE = "no_oracle"
+    DTYPE_UNSUPPORTED = "dtype_unsupported"
+
+
+class Failure(StrEnum):
+    """Why a comparison failed."""
+
+    PRESENCE = "presence"
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    NAN = "nan"
+    INFINITY = "infinity"
+    NUMERICS = "numerics"
+    DETERMINISM = "determinism"
+    MUTATION = "mutated_input"
+    ALIAS = "aliased_output"
+    CACHED = "cached_answer"
+
+
+class Error(StrEnum):
+    """Why there is nothing to compare."""
+
+    DEFINITION = "bad_definition"
+    EXCEPTION = "exception"
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    CRASH = "crash"
+    OUTPUT = "output_flood"
+    REFUSED = "refused"
+    INPUTS_DIFFER = "inputs_differ"
+    ORACLE = "oracle"
