@@ -1,0 +1,294 @@
+"""A dataset folder: its definitions by name, the files that can not be used, its workload lines.
+
+Layout: definitions/<op_type>/<name>.json, workloads/<op_type>/<name>.jsonl, blob/... for tensor data, and
+solutions/ and traces/, which nothing here reads.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
+
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.trace import Trace
+from traceproof.errors import TraceproofError
+
+LFS_POINTER = b"version https://git-lfs"  # what git leaves in a blob's place where LFS is not installed
+PROBLEMS_SHOWN = 6  # of one file; the first few name the cause, the rest mostly follow from it
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A file (or a line of it) that can not be used.
+
+    Attributes:
+        path: the file, relative to the dataset's root.
+        line: number of the line in a JSON lines file, from 1; 0 for a whole file.
+        what: what is wrong, in one sentence.
+        todo: what to do about it.
+    """
+
+    path: Path
+    what: str
+    todo: str
+    line: int = 0
+
+    @property
+    def message(self) -> str:
+        """What, where and what to do, in one line."""
+        return f"{self.path}{f':{self.line}' if self.line else ''}: {self.what}; {self.todo}"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A file that can be used but stands in the wrong place."""
+
+    path: Path
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A definition and its file, relative to the dataset's root."""
+
+    path: Path
+    definition: Definition
+
+    @property
+    def digest(self) -> str:
+        """The definition's digest."""
+        return self.definition.digest
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadLine:
+    """A workload line: its file relative to the root, its number from 1, and the blobs it lacks here."""
+
+    path: Path
+    line: int
+    trace: Trace
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Workloads:
+    """The workload lines of one definition, and the lines that can not be used."""
+
+    lines: tuple[WorkloadLine, ...]
+    broken: tuple[Broken, ...]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A dataset folder, read.
+
+    Attributes:
+        root: the folder, resolved.
+        definitions: by name, sorted by path.
+        broken: definition files that can not be used, sorted by path.
+        notes: definition files whose path disagrees with what they hold.
+    """
+
+    root: Path
+    definitions: Mapping[str, Entry]
+    broken: tuple[Broken, ...]
+    notes: tuple[Note, ...]
+
+    @cached_property
+    def workload_files(self) -> Mapping[str, tuple[Path, ...]]:
+        """Workload files relative to the root, by the definition that their file name says."""
+        found: dict[str, tuple[Path, ...]] = {}
+        for path in sorted((self.root / "workloads").rglob("*.jsonl")):
+            found[path.stem] = (*found.get(path.stem, ()), path.relative_to(self.root))
+        return MappingProxyType(found)
+
+    def workloads(self, name: str) -> Workloads:
+        """Read the workload lines of the definition `name`; it needs not exist."""
+        lines: list[WorkloadLine] = []
+        broken: list[Broken] = []
+        for path in self.workload_files.get(name, ()):
+            for found in self._lines(path, name):
+                (broken if isinstance(found, Broken) else lines).append(found)  # type: ignore[arg-type]
+        return Workloads(tuple(lines), tuple(broken))
+
+    def missing_blob(self, blob: str) -> bool:
+        """Whether a safetensors path of a workload line has no usable file below the root.
+
+        A URI, a path that leaves the root and a Git LFS pointer count as missing.
+        """
+        path = (self.root / blob).resolve()
+        if not path.is_relative_to(self.root) and not (self.root / blob).is_symlink():
+            return True
+        try:
+            with path.open("rb") as file:
+                return file.read(len(LFS_POINTER)) == LFS_POINTER
+        except OSError:
+            return True
+
+    def _lines(self, path: Path, name: str) -> Iterator[WorkloadLine | Broken]:
+        try:
+            text = (self.root / path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            yield _unreadable(path, error)
+            return
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                yield self._line(path, number, line, name)
+
+    def _line(self, path: Path, number: int, text: str, name: str) -> WorkloadLine | Broken:
+        try:
+            trace = Trace.model_validate(strict_json(text))
+        except (ValueError, RecursionError) as error:
+            return Broken(path, _explain(error), "mend the line by trace.md's schema, or remove it", line=number)
+        if trace.definition != name:
+            what = f"the line is for {trace.definition!r}, the file for {name!r}"
+            return Broken(path, what, "move it to the file of its definition", line=number)
+        if not trace.is_workload:
+            return Broken(path, "the line carries a solution's result", "move it to traces/", line=number)
+        missing = tuple(blob for blob in trace.workload.blobs if self.missing_blob(blob))
+        return WorkloadLine(path, number, trace, missing)
+
+
+def strict_json(text: str) -> Any:  # noqa: ANN401 - any JSON value
+    """Parse JSON; an object that has a key twice is an error, since one of the two would be lost.
+
+    Raises:
+        ValueError: the text is not JSON, or repeats a key.
+        RecursionError: it is nested too deeply.
+    """
+    return json.loads(text, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = sorted({key for key in keys if keys.count(key) > 1})
+        raise ValueError(f"an object has the keys {repeated} more than once")
+    return found
+
+
+def is_dataset(root: Path) -> bool:
+    """Whether `root` is a folder with at least one definitions/**/*.json."""
+    return next(_definition_files(root), None) is not None
+
+
+def read_definition(path: Path) -> Definition:
+    """Read one definition file.
+
+    Raises:
+        OSError: the file can not be read.
+        ValueError: it is not UTF-8, not JSON, or not a definition (then a pydantic ValidationError).
+        RecursionError: it, or its reference, is nested too deeply.
+        MemoryError: its reference overflows Python's parser.
+    """
+    with warnings.catch_warnings():
+        # A reference with "\d" in a docstring makes the parser warn; that is no business of who reads it.
+        warnings.simplefilter("ignore")
+        return Definition.model_validate(strict_json(path.read_text(encoding="utf-8")))
+
+
+def read_tree(root: Path) -> Tree:
+    """Read every definition below `root`; a file that can not be used costs that file alone.
+
+    Of files that hold the same name, the first by path counts; the others are broken.
+
+    Raises:
+        TraceproofError: `root` holds no definition files at all.
+    """
+    root = root.resolve()
+    files = sorted(_definition_files(root))
+    if not files:
+        raise _no_dataset(root)
+    definitions: dict[str, Entry] = {}
+    broken: list[Broken] = []
+    with _no_collection():
+        read = [_read_entry(file, file.relative_to(root)) for file in files]
+    for found in read:
+        if isinstance(found, Broken):
+            broken.append(found)
+        elif (first := definitions.get(found.definition.name)) is not None:
+            what = f"the name {found.definition.name!r} is already taken by {first.path}"
+            broken.append(Broken(found.path, what, "rename one of the two or remove it"))
+        else:
+            definitions[found.definition.name] = found
+    return Tree(root, MappingProxyType(definitions), tuple(broken), tuple(_misplaced(definitions.values())))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pause the cyclic collector: walking the short-lived syntax trees takes it half of the reading time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _definition_files(root: Path) -> Iterator[Path]:
+    return (root / "definitions").rglob("*.json")
+
+
+def _read_entry(file: Path, path: Path) -> Entry | Broken:
+    try:
+        return Entry(path, read_definition(file))
+    except (OSError, UnicodeDecodeError) as error:
+        return _unreadable(path, error)
+    except (ValueError, RecursionError, MemoryError) as error:
+        return Broken(path, _explain(error), "mend the file by definition.md's schema, or remove it")
+
+
+def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> Broken:
+    if isinstance(error, UnicodeDecodeError):
+        return Broken(path, f"not UTF-8: byte {error.start} ({error.reason})", "save it as UTF-8")
+    return Broken(path, f"can not be read: {error.strerror or error}", "check the file and its permissions")
+
+
+def _misplaced(entries: Iterable[Entry]) -> Iterator[Note]:
+    for entry in entries:
+        expected = Path("definitions", entry.definition.op_type, f"{entry.definition.name}.json")
+        if entry.path != expected:
+            yield Note(entry.path, f"name and op_type say {expected}")
+
+
+def _no_dataset(root: Path) -> TraceproofError:
+    looked = root / "definitions"
+    todo = "Expected <folder>/definitions/<op_type>/<name>.json. Give the folder that holds definitions/."
+    if root.name == "definitions" or root.parent.name == "definitions":
+        above = root.parent if root.name == "definitions" else root.parent.parent
+        todo += f" That may be {above}."
+    state = "no *.json below it" if looked.is_dir() else "it does not exist"
+    return TraceproofError(f"{root} is not a dataset", problems=[f"looked in {looked}: {state}"], todo=todo)
+
+
+def _explain(error: BaseException) -> str:
+    if isinstance(error, ValidationError):
+        found = [_explain_one(dict(detail)) for detail in error.errors(include_url=False, include_context=False)]
+        rest = len(found) - PROBLEMS_SHOWN
+        return "; ".join(found[:PROBLEMS_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error.msg} at line {error.lineno} column {error.colno}"
+    if isinstance(error, (RecursionError, MemoryError)):
+        return "nested too deeply to be parsed"
+    return str(error)
+
+
+def _explain_one(detail: Mapping[str, Any]) -> str:
+    where = ".".join(str(part) for part in detail["loc"])
+    text = str(detail["msg"]).removeprefix("Value error, ")
+    given = repr(detail["input"])
+    if detail["type"] not in {"missing", "value_error"} and len(given) <= 60:  # longer ones bury the message
+        text += f", not {given}"
+    return f"{where}: {text}" if where else text

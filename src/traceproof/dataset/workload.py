@@ -1,0 +1,63 @@
+"""A workload: concrete axes of a definition and where each input's data comes from.
+
+Source: flashinfer_trace/trace.md of the public dataset and flashinfer_bench.data 0.1.2. Neither has a key for a
+tolerance; a line that carries one is refused like any other unknown key.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from traceproof.dataset.definition import STRICT, NonEmpty
+
+Number = int | float  # strict: true and "1" are no numbers; 1 and 1.0 stay what they were
+
+
+class Record(BaseModel):
+    """A JSON object of the schema: closed, frozen, and written as it was read."""
+
+    model_config = STRICT
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object that the file held: only keys that were given, in the schema's order."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+class RandomInput(Record):
+    """An input whose values do not matter: drawn by whoever runs the workload."""
+
+    type: Literal["random"]
+
+
+class ScalarInput(Record):
+    """A Python scalar, given in place."""
+
+    type: Literal["scalar"]
+    value: bool | int | float
+
+
+class SafetensorsInput(Record):
+    """A tensor of a safetensors file; `path` is relative to the dataset's root (or a URI)."""
+
+    type: Literal["safetensors"]
+    path: NonEmpty
+    tensor_key: NonEmpty
+
+
+InputData = Annotated[RandomInput | ScalarInput | SafetensorsInput, Field(discriminator="type")]
+
+
+class Workload(Record):
+    """Sizes of the var axes and a source for each input."""
+
+    uuid: NonEmpty
+    axes: dict[NonEmpty, Annotated[int, Field(ge=0)]]
+    inputs: dict[NonEmpty, InputData]
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """Paths of the safetensors files that the inputs name, without repeats, in order."""
+        paths = [data.path for data in self.inputs.values() if isinstance(data, SafetensorsInput)]
+        return tuple(dict.fromkeys(paths))
