@@ -1,0 +1,210 @@
+"""Reading a dataset folder: one bad file costs that file alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from traceproof.dataset.tree import Tree, is_dataset, read_tree, strict_json
+from traceproof.errors import TraceproofError
+
+REFERENCE = "import torch\n\ndef run(x):\n    return x * 2\n"
+LINE: dict[str, Any] = {
+    "definition": "twice_h8",
+    "solution": None,
+    "workload": {"uuid": "1", "axes": {"rows": 2}, "inputs": {"x": {"type": "random"}}},
+    "evaluation": None,
+}
+
+
+def definition(name: str = "twice_h8", **changes: object) -> dict[str, Any]:
+    return {
+        "name": name,
+        "op_type": "twice",
+        "axes": {"rows": {"type": "var"}, "width": {"type": "const", "value": 8}},
+        "inputs": {"x": {"shape": ["rows", "width"], "dtype": "float32"}},
+        "outputs": {"y": {"shape": ["rows", "width"], "dtype": "float32"}},
+        "reference": REFERENCE,
+        **changes,
+    }
+
+
+def put(root: Path, value: object, path: str = "definitions/twice/twice_h8.json") -> Path:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
+    return file
+
+
+def put_lines(root: Path, *lines: object) -> None:
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    put(root, text, "workloads/twice/twice_h8.jsonl")
+
+
+def only_broken(tree: Tree) -> str:
+    assert list(tree.definitions) == ["twice_h8"]
+    (broken,) = tree.broken
+    return broken.message
+
+
+def test_definitions_are_found_by_name(tmp_path: Path) -> None:
+    put(tmp_path, definition())
+    tree = read_tree(tmp_path)
+    entry = tree.definitions["twice_h8"]
+    assert entry.path == Path("definitions/twice/twice_h8.json")
+    assert entry.digest == entry.definition.digest
+    assert (tree.broken, tree.notes) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "not JSON: Expecting property name enclosed in double quotes at line 1 column 2"),
+        ("", "not JSON"),
+        ("[]", "Input should be a valid dictionary"),
+        ('{"name": "a", "name": "b"}', "the keys ['name'] more than once"),
+        ("[" * 100_000, "nested too deeply"),
+        (json.dumps(definition("a", axes={})), "inputs.x.shape names ['rows', 'width']"),
+        (json.dumps(definition("a", reference="def run(:")), "reference is not Python"),
+        (json.dumps(definition("a", reference="def go(): pass")), "no top-level function named run"),
+        (json.dumps(definition("a", reference="def run(): return " + "(" * 300 + ")" * 300)), "not Python"),
+        (json.dumps(definition("a", reference="\x00")), "null bytes"),
+        (json.dumps(definition("a", status="new")), "status: Extra inputs are not permitted"),
+        (json.dumps(definition("a", op_type="\ud800")), "op_type"),
+        (json.dumps(definition("a", inputs={"x": {"shape": [], "dtype": "float7"}})), "inputs.x.dtype"),
+        ('{"name": "a"}', "op_type: Field required"),
+    ],
+)
+def test_a_file_that_can_not_be_used_costs_that_file_alone(tmp_path: Path, text: str, says: str) -> None:
+    put(tmp_path, definition())
+    put(tmp_path, text, "definitions/twice/bad.json")
+    message = only_broken(read_tree(tmp_path))
+    assert message.startswith("definitions/twice/bad.json: ")
+    assert says in message
+    assert message.endswith("; mend the file by definition.md's schema, or remove it")
+
+
+def test_bytes_that_are_not_utf8_cost_that_file_alone(tmp_path: Path) -> None:
+    put(tmp_path, definition())
+    (tmp_path / "definitions/twice/bad.json").write_bytes(b'{"name": "\xff"}')
+    assert "not UTF-8: byte 10" in only_broken(read_tree(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["folder", "dangling link"])
+def test_what_can_not_be_read_costs_that_file_alone(tmp_path: Path, kind: str) -> None:
+    put(tmp_path, definition())
+    bad = tmp_path / "definitions/twice/bad.json"
+    if kind == "folder":
+        bad.mkdir()
+    else:
+        bad.symlink_to("nowhere")
+    assert "can not be read" in only_broken(read_tree(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_a_file_without_permission_costs_that_file_alone(tmp_path: Path) -> None:
+    put(tmp_path, definition())
+    put(tmp_path, definition("b"), "definitions/twice/b.json").chmod(0)
+    assert "Permission denied" in only_broken(read_tree(tmp_path))
+
+
+def test_of_two_files_with_one_name_the_first_counts(tmp_path: Path) -> None:
+    put(tmp_path, definition())
+    put(tmp_path, definition(), "definitions/twice/zzz.json")
+    message = only_broken(read_tree(tmp_path))
+    assert "definitions/twice/zzz.json: the name 'twice_h8' is already taken by" in message
+    assert "definitions/twice/twice_h8.json" in message
+
+
+@pytest.mark.parametrize("path", ["definitions/twice/other.json", "definitions/thrice/twice_h8.json"])
+def test_a_path_that_disagrees_with_name_or_op_type_is_noted(tmp_path: Path, path: str) -> None:
+    put(tmp_path, definition(), path)
+    (note,) = read_tree(tmp_path).notes
+    assert note.path == Path(path)
+    assert "definitions/twice/twice_h8.json" in note.message
+
+
+def test_an_odd_escape_in_a_reference_is_no_warning(tmp_path: Path) -> None:
+    put(tmp_path, definition(reference='def run(x):\n    "a \\d"\n    return x\n'))
+    assert "twice_h8" in read_tree(tmp_path).definitions
+
+
+def test_a_folder_without_definitions_says_where_it_looked(tmp_path: Path) -> None:
+    assert not is_dataset(tmp_path)
+    with pytest.raises(TraceproofError, match="is not a dataset") as caught:
+        read_tree(tmp_path)
+    assert f"looked in {tmp_path / 'definitions'}: it does not exist" in str(caught.value)
+    assert "Expected <folder>/definitions/<op_type>/<name>.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("below", ["definitions", "definitions/twice"])
+def test_a_folder_inside_a_dataset_is_told_which_one_to_give(tmp_path: Path, below: str) -> None:
+    put(tmp_path, definition())
+    assert is_dataset(tmp_path)
+    with pytest.raises(TraceproofError, match=f"That may be {tmp_path}"):
+        read_tree(tmp_path / below)
+
+
+def test_workload_lines_come_with_their_number(tmp_path: Path) -> None:
+    put(tmp_path, definition())
+    put_lines(tmp_path, LINE, "", LINE)
+    found = read_tree(tmp_path).workloads("twice_h8")
+    assert [line.line for line in found.lines] == [1, 3]
+    assert found.broken == ()
+
+
+def test_a_bad_workload_line_costs_that_line_alone(tmp_path: Path) -> None:
+    put(tmp_path, definition())
+    result = LINE | {"solution": "s", "evaluation": {}}
+    put_lines(tmp_path, LINE, "{", LINE | {"definition": "other"}, LINE | {"note": 1}, result)
+    found = read_tree(tmp_path).workloads("twice_h8")
+    assert [line.line for line in found.lines] == [1]
+    assert [broken.line for broken in found.broken] == [2, 3, 4, 5]
+    assert found.broken[1].message.startswith("workloads/twice/twice_h8.jsonl:3: the line is for 'other'")
+
+
+def test_a_workload_file_that_can_not_be_read_is_broken(tmp_path: Path) -> None:
+    put(tmp_path, definition())
+    put_lines(tmp_path)
+    (tmp_path / "workloads/twice/twice_h8.jsonl").write_bytes(b"\xff")
+    (broken,) = read_tree(tmp_path).workloads("twice_h8").broken
+    assert "not UTF-8" in broken.message
+
+
+def test_a_definition_without_workloads_has_none(tmp_path: Path) -> None:
+    put(tmp_path, definition())
+    found = read_tree(tmp_path).workloads("twice_h8")
+    assert (found.lines, found.broken) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("blob", "missing"),
+    [
+        ("./blob/here.safetensors", False),
+        ("./blob/away.safetensors", True),
+        ("./blob/pointer.safetensors", True),
+        ("./blob", True),
+        ("../outside.safetensors", True),
+        ("https://example.invalid/x.safetensors", True),
+    ],
+)
+def test_a_missing_blob_is_known(tmp_path: Path, blob: str, *, missing: bool) -> None:
+    root = tmp_path / "set"
+    put(root, definition())
+    put(root, "bytes", "blob/here.safetensors")
+    put(root, "bytes", "../outside.safetensors")
+    put(root, "version https://git-lfs.github.com/spec/v1\n", "blob/pointer.safetensors")
+    source = {"x": {"type": "safetensors", "path": blob, "tensor_key": "x"}}
+    put_lines(root, LINE | {"workload": LINE["workload"] | {"inputs": source}})
+    (line,) = read_tree(root).workloads("twice_h8").lines
+    assert line.missing == ((blob,) if missing else ())
+
+
+def test_strict_json_refuses_a_repeated_key_at_any_depth() -> None:
+    with pytest.raises(ValueError, match="more than once"):
+        strict_json('{"a": [{"b": 1, "b": 2}]}')
+    assert strict_json('{"a": [{"b": 1}]}') == {"a": [{"b": 1}]}
