@@ -52,6 +52,7 @@ class Error(StrEnum):
     MEMORY = "memory"
     CRASH = "crash"
     OUTPUT = "output_flood"
+    PROCESSES = "too_many_processes"
     REFUSED = "refused"
     INPUTS_DIFFER = "inputs_differ"
     ORACLE = "oracle"

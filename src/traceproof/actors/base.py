@@ -21,17 +21,13 @@ class Unavailable:
 
 
 class Actor(ABC):
-    """A function from a definition's inputs to its outputs.
+    """A function from a definition's inputs to its outputs; `traceproof.actors.registry` says where it runs.
 
     Attributes:
-        name: as in file names and verdicts.
-        stack: the environment it needs.
-        trusted: whether its code is ours or a pinned package's, not a definition's.
+        draws: whether sampling ops run it several times; the oracle gives distributions instead.
     """
 
-    name: ClassVar[str]
-    stack: ClassVar[str]
-    trusted: ClassVar[bool]
+    draws: ClassVar[bool] = True
 
     def unavailable(self, definition: Definition, op: Op) -> Unavailable | None:
         """Why this actor can not run the definition on this machine; None if it can."""
@@ -44,11 +40,6 @@ class Actor(ABC):
     @abstractmethod
     def run(self, definition: Definition, op: Op, inputs: Values) -> Any:  # noqa: ANN401 - what strangers return
         """One call. A mapping by output name, a sequence in the definition's order, or a single value."""
-
-    def modules(self, op_type: str) -> tuple[str, ...]:
-        """Modules whose code the outputs depend on; the import closure of these is the actor's code digest."""
-        del op_type
-        return (type(self).__module__,)
 
 
 def named_outputs(definition: Definition, returned: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as `run`

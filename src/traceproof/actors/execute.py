@@ -35,6 +35,10 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
     definition = Definition.model_validate(payload["definition"])
     actor = actors.get(payload["actor"])
     op, _ = ops.for_definition(definition)
+    unavailable = actor.unavailable(definition, op)
+    if unavailable is not None:
+        skip = {"skip": unavailable.reason.value, "message": unavailable.message}
+        return lambda _: skip
     runner = _Runner(
         definition=definition,
         op=op,
@@ -73,7 +77,7 @@ class _Runner:
         return {"inputs": digest_json(before), "returned": _described(returned), "seconds": seconds, **notes}
 
     def _call(self, case: Case, inputs: Values) -> Any:  # noqa: ANN401 - what strangers return
-        trials = 0 if self.actor.name == "oracle" else self.op.trials(self.definition, case)
+        trials = self.op.trials(self.definition, case) if self.actor.draws else 0
         if not trials:
             torch.manual_seed(case.seed)
             return self.actor.run(self.definition, self.op, inputs)
@@ -90,9 +94,9 @@ class _Runner:
         other_case = Case(case.id, case.size, case.axes, case.seed + OTHER_SEED, case.params)
         other = self._outputs(other_case)
         return {
-            "deterministic": sorted(name for name in first if not _same_bits(first[name], again.get(name))),
+            "varying": sorted(name for name in first if not _same_bits(first[name], again.get(name))),
             "other": {name: fingerprints({name: value})[name] for name, value in other.items()},
-            "cached": bool(first) and all(_same_bits(value, other.get(name)) for name, value in first.items()),
+            "remembered": bool(first) and all(_same_bits(value, other.get(name)) for name, value in first.items()),
         }
 
     def _outputs(self, case: Case) -> dict[str, torch.Tensor]:

@@ -15,9 +15,7 @@ FLOOR = "@floor"
 class Oracle(Actor):
     """Runs `op.oracle` and `op.floor`; floors are named `<output>@floor`."""
 
-    name = "oracle"
-    stack = "torch"
-    trusted = True
+    draws = False
 
     def unavailable(self, definition: Definition, op: Op) -> Unavailable | None:
         """No oracle for a form that the op does not know."""

@@ -16,9 +16,6 @@ from traceproof.ops.base import Op, Values
 class Reference(Actor):
     """Runs `definition.reference`, which is a stranger's code: only ever inside an isolated worker."""
 
-    name = "reference"
-    stack = "torch"
-    trusted = False
 
     def __init__(self) -> None:
         self._run: Callable[..., Any] | None = None

@@ -1,15 +1,46 @@
-"""Which actors there are."""
+"""Which actors there are. Nothing is imported until an actor is asked for: the supervisor holds no torch."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from traceproof.actors.base import Actor
+if TYPE_CHECKING:
+    from traceproof.actors.base import Actor
 
-ACTORS = {
-    "reference": "traceproof.actors.reference:Reference",
-    "oracle": "traceproof.actors.oracle:Oracle",
-}
+
+@dataclass(frozen=True, slots=True)
+class ActorInfo:
+    """What can be known of an actor without importing it.
+
+    Attributes:
+        path: `module:Class`.
+        stack: the environment it runs in.
+        trusted: whether its code is ours or a pinned package's, not a definition's.
+        modules: further modules its outputs depend on, `{op_type}` standing for the op_type.
+    """
+
+    path: str
+    stack: str
+    trusted: bool
+    modules: tuple[str, ...] = ()
+
+    def code(self, op_type: str) -> tuple[str, ...]:
+        """Modules whose import closure is this actor's code, for one op_type."""
+        own = self.path.partition(":")[0]
+        patterns = (own, "traceproof.actors.execute", *self.modules)
+        return tuple(pattern.format(op_type=op_type) for pattern in patterns)
+
+
+ACTORS: Mapping[str, ActorInfo] = MappingProxyType(
+    {
+        "reference": ActorInfo("traceproof.actors.reference:Reference", "torch", trusted=False),
+        "oracle": ActorInfo("traceproof.actors.oracle:Oracle", "torch", trusted=True),
+    }
+)
 
 
 def get(name: str) -> Actor:
@@ -18,6 +49,6 @@ def get(name: str) -> Actor:
     Raises:
         KeyError: there is none of that name.
     """
-    module, _, kind = ACTORS[name].partition(":")
+    module, _, kind = ACTORS[name].path.partition(":")
     actor: Actor = getattr(importlib.import_module(module), kind)()
     return actor

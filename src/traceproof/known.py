@@ -1,0 +1,82 @@
+"""known.yaml: findings that are known, each with its reason, so that only news fails a run.
+
+An entry names definitions, cases, outputs and an actor, and the verdict and reason code that are expected there.
+Whatever it names and was run must come out exactly so: a pass where a finding is listed fails the run too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from traceproof.errors import TraceproofError
+
+Names = Annotated[list[str], Field(min_length=1)]
+
+
+class Entry(BaseModel):
+    """One known finding.
+
+    Attributes:
+        definitions, cases, outputs: exact names; `outputs` may hold `*`, the row about a case as a whole.
+        actor: whose verdict it is.
+        verdict, reason: what is expected.
+        why: whose fault it is and where the evidence stands.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    definitions: Names
+    cases: Names
+    outputs: Names
+    actor: str = "reference"
+    verdict: Literal["fail", "error"]
+    reason: str
+    why: Annotated[str, Field(min_length=20)]
+
+    def names(self, row: Mapping[str, Any]) -> bool:
+        """Whether a verdict row is one that this entry speaks of."""
+        return (
+            row["actor"] == self.actor
+            and row["definition"] in self.definitions
+            and row["case"] in self.cases
+            and row["output"] in self.outputs
+        )
+
+    def expects(self, row: Mapping[str, Any]) -> bool:
+        """Whether the row came out as the entry says."""
+        return bool(row["verdict"] == self.verdict and row["reason"] == self.reason)
+
+
+class Known(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    findings: list[Entry] = []
+
+    def entry(self, row: Mapping[str, Any]) -> Entry | None:
+        """The first entry that speaks of a row."""
+        return next((entry for entry in self.findings if entry.names(row)), None)
+
+
+def read_known(path: Path | None) -> Known:
+    """Read the file; None: nothing is known.
+
+    Raises:
+        TraceproofError: it is missing, no YAML, or not in the form above; all problems at once.
+    """
+    if path is None:
+        return Known()
+    try:
+        value = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+        return Known.model_validate(value or {})
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()]
+        raise TraceproofError(f"{path} cannot be used", problems=problems) from error
+    except (OSError, YAMLError, UnicodeDecodeError) as error:
+        todo = "Give the path of a readable YAML file as `known` in config.yaml, or null."
+        raise TraceproofError(f"{path} cannot be read: {error}", todo=todo) from error

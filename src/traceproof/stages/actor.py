@@ -1,0 +1,199 @@
+"""Run: one actor over the cases of one op_type, in worker processes, into the store."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from traceproof.actors.registry import ACTORS
+from traceproof.digests import digest_json
+from traceproof.reasons import Error
+from traceproof.stages.manifest import Manifest
+from traceproof.store import Store
+from traceproof.worker import Isolation, ItemOutcome, Limits, Pool, Status, policy
+
+SETUP = "traceproof.actors.execute:setup"
+REASONS: Mapping[Status, Error] = {
+    Status.ERROR: Error.EXCEPTION,
+    Status.TIMEOUT: Error.TIMEOUT,
+    Status.MEMORY: Error.MEMORY,
+    Status.CRASH: Error.CRASH,
+    Status.OUTPUT: Error.OUTPUT,
+    Status.PROCESSES: Error.PROCESSES,
+    Status.REFUSED: Error.REFUSED,
+}
+# Outcomes that the same code and inputs would meet again; a timeout or too much memory may be the machine's doing.
+LASTING = frozenset({Status.OK, Status.ERROR, Status.OUTPUT, Status.REFUSED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What one run of an actor needs beside the cases.
+
+    Attributes:
+        actor: a name out of traceproof.actors.registry.
+        code: digest of the code that its outputs depend on.
+        stack: the stack's record: `digest`, `versions`, `device`.
+        device: `cpu` or `cuda`.
+        threads: torch threads of a worker.
+        limits: of one case.
+        force: run what the store already holds.
+    """
+
+    actor: str
+    code: str
+    stack: Mapping[str, Any]
+    device: str
+    threads: int
+    limits: Limits
+    force: bool = False
+
+
+@dataclass(slots=True)
+class Progress:
+    """A live line on stderr: how many cases are done and which comes next."""
+
+    label: str
+    total: int
+    done: int = 0
+    tally: Counter[str] = field(default_factory=Counter)
+    started: float = field(default_factory=time.monotonic)
+
+    def show(self, name: str, status: str) -> None:
+        """Count one case; rewrite the line on a terminal, or print every tenth part of the way."""
+        self.done += 1
+        self.tally[status] += 1
+        counts = " ".join(f"{key} {value}" for key, value in sorted(self.tally.items()))
+        text = f"{self.label}  {self.done}/{self.total}  {counts}  {time.monotonic() - self.started:.0f} s  {name}"
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[K{text[:118]}" + ("\n" if self.done == self.total else ""))
+        elif self.done == self.total or self.done * 10 // self.total > (self.done - 1) * 10 // self.total:
+            sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
+    """Run what the store lacks, and write the manifest.
+
+    A case that fails costs itself alone; each finished case is in the store before the next one starts.
+
+    Raises:
+        TraceproofError: the disk is full. What was finished stays.
+    """
+    planned = json.loads(cases.read_text(encoding="utf-8"))
+    outputs = Store(store, "outputs")
+    total = sum(len(entry["cases"]) for entry in planned["definitions"].values())
+    progress = Progress(f"{job.actor:10} {planned['op_type']:12}", total)
+    isolation = Isolation.TRUSTED if ACTORS[job.actor].trusted else Isolation.UNTRUSTED
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    store.mkdir(parents=True, exist_ok=True)
+    records: dict[str, dict[str, Any]] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="scratch-", dir=store) as scratch,
+        Pool(isolation=isolation, limits=job.limits, scratch=Path(scratch)) as pool,
+    ):
+        runner = _Runner(job, outputs, pool, planned["dataset"], progress)
+        for name, entry in planned["definitions"].items():
+            records[name] = dict(runner.definition(name, entry))
+    Manifest(
+        actor=job.actor,
+        op_type=planned["op_type"],
+        code=job.code,
+        environment=job.stack,
+        cases=records,
+    ).write(manifest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Runner:
+    job: Job
+    outputs: Store
+    pool: Pool
+    dataset: str
+    progress: Progress
+
+    def definition(self, name: str, entry: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Records of one definition by case id: from the store, else by running."""
+        items: list[dict[str, Any]] = []
+        for planned in entry["cases"]:
+            case_id = planned["case"]["id"]
+            if planned["skip"] is not None:
+                yield case_id, {"status": "skip", **planned["skip"], "key": None}
+                self.progress.show(f"{name} {case_id}", "skip")
+                continue
+            key = self._key(entry, planned)
+            known = None if self.job.force else self.outputs.record(key)
+            if known is not None:
+                yield case_id, known
+                self.progress.show(f"{name} {case_id}", "kept")
+                continue
+            items.append({"case": planned["case"], "key": key, "repeat": planned["repeat"] and self._repeats()})
+        if items:
+            yield from self._run(name, entry, items)
+
+    def _repeats(self) -> bool:
+        return self.job.actor != "oracle"
+
+    def _key(self, entry: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
+        return digest_json(
+            [
+                entry["digest"],
+                planned["digest"],
+                planned["repeat"],
+                self.job.actor,
+                self.job.code,
+                self.job.stack["digest"],
+                self.job.device,
+            ]
+        )
+
+    def _run(
+        self, name: str, entry: Mapping[str, Any], items: list[dict[str, Any]]
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        refusals = [] if ACTORS[self.job.actor].trusted else policy.check(entry["definition"]["reference"])
+        if refusals:
+            message = "; ".join(str(refusal) for refusal in refusals)
+            outcomes: Iterator[ItemOutcome] = (
+                ItemOutcome(index=index, status=Status.REFUSED, message=message) for index in range(len(items))
+            )
+        else:
+            payload = {
+                "definition": entry["definition"],
+                "actor": self.job.actor,
+                "device": self.job.device,
+                "threads": self.job.threads,
+                "dataset": self.dataset,
+            }
+            outcomes = self.pool.run_items(setup=SETUP, payload=payload, items=items)
+        for outcome in outcomes:
+            item = items[outcome.index]
+            record = self._record(item["key"], outcome)
+            yield item["case"]["id"], record
+            self.progress.show(f"{name} {item['case']['id']}", record["status"])
+
+    def _record(self, key: str, outcome: ItemOutcome) -> dict[str, Any]:
+        """What the manifest says of an outcome; a lasting one goes into the store, tensors first."""
+        record: dict[str, Any] = {"key": key, "status": "ok", "peak_bytes": outcome.peak_bytes}
+        tensors: Path | None = None
+        if outcome.status != Status.OK:
+            record |= {
+                "status": "error",
+                "reason": REASONS[outcome.status],
+                "message": outcome.message,
+                "seconds": outcome.seconds,
+            }
+        elif "skip" in outcome.value:
+            record |= {"status": "skip", "reason": outcome.value["skip"], "message": outcome.value["message"]}
+        else:
+            record |= outcome.value
+            tensors = self.pool.scratch / f"{key}.safetensors"
+        if outcome.status in LASTING:
+            self.outputs.finish(key, record, tensors)
+        return record

@@ -1,0 +1,160 @@
+"""Plan: which cases of which definitions will be run, one file an op_type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import Tree, WorkloadLine, read_tree
+from traceproof.errors import TraceproofError
+from traceproof.ops import registry
+from traceproof.ops.base import Op
+from traceproof.ops.cases import WORKLOADS, Case
+from traceproof.reasons import Skip
+from traceproof.store import write_if_changed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What to plan.
+
+    Attributes:
+        op_types, definitions: names; empty selects all.
+        cases: case ids; empty selects all.
+        sizes: names out of ops.cases.SIZES.
+        seed: every case's seed.
+        workloads: whether the dataset's own workload lines are cases too.
+        memory_limit: bytes; a case whose estimate is above it becomes a typed skip.
+    """
+
+    op_types: tuple[str, ...] = ()
+    definitions: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ("small", "medium")
+    seed: int = 0
+    workloads: bool = False
+    memory_limit: int = 14 << 30
+
+
+def plan(dataset: Path, out: Path, selection: Selection) -> list[Path]:
+    """Write `out/<op_type>.json` for each op_type selected; an unchanged file keeps its time, a stale one goes.
+
+    Raises:
+        TraceproofError: a selected name does not exist, or the dataset has no definitions.
+    """
+    tree = read_tree(dataset)
+    groups = _selected(tree, selection)
+    written = []
+    for op_type, names in sorted(groups.items()):
+        path = out / f"{op_type}.json"
+        planned = _op_type_plan(tree, op_type, names, selection)
+        write_if_changed(path, json.dumps(planned, indent=1, ensure_ascii=False) + "\n")
+        written.append(path)
+    for path in sorted(out.glob("*.json")):
+        if path not in written:
+            path.unlink()
+    return written
+
+
+def _selected(tree: Tree, selection: Selection) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name, entry in tree.definitions.items():
+        groups.setdefault(entry.definition.op_type, []).append(name)
+    for broken in tree.broken:
+        groups.setdefault(broken.path.parent.name, [])  # a folder of broken files still gets its verdicts
+    problems = [
+        f"op_type {name!r} has no definition; the dataset has: {', '.join(sorted(groups))}"
+        for name in selection.op_types
+        if name not in groups
+    ]
+    problems += [
+        f"definition_name {name!r} is not in the dataset; {_closest(name, tree)}"
+        for name in selection.definitions
+        if name not in tree.definitions
+    ]
+    if problems:
+        raise TraceproofError(f"the selection does not fit the dataset {tree.root}", problems=problems)
+    if selection.op_types:
+        groups = {name: groups[name] for name in selection.op_types}
+    if selection.definitions:
+        wanted = set(selection.definitions)
+        groups = {name: sorted(wanted & set(members)) for name, members in groups.items()}
+        groups = {name: members for name, members in groups.items() if members}
+    return groups
+
+
+def _closest(name: str, tree: Tree) -> str:
+    from difflib import get_close_matches
+
+    matches = get_close_matches(name, tree.definitions, n=3, cutoff=0.4)
+    return f"close to it: {', '.join(matches)}" if matches else "nothing there resembles it"
+
+
+def _op_type_plan(tree: Tree, op_type: str, names: Iterable[str], selection: Selection) -> dict[str, Any]:
+    definitions: dict[str, Any] = {}
+    for name in sorted(names):
+        entry = tree.definitions[name]
+        definition = entry.definition
+        op, unknown = registry.for_definition(definition)
+        definitions[name] = {
+            "path": entry.path.as_posix(),
+            "digest": definition.digest,
+            "no_oracle": unknown,
+            "definition": definition.as_json(),
+            "cases": _cases(tree, definition, op, selection),
+        }
+    broken = [
+        {"path": item.path.as_posix(), "message": item.message}
+        for item in tree.broken
+        if item.path.parent.name == op_type and not selection.definitions
+    ]
+    return {"op_type": op_type, "dataset": str(tree.root), "definitions": definitions, "broken": broken}
+
+
+def _cases(tree: Tree, definition: Definition, op: Op, selection: Selection) -> list[dict[str, Any]]:
+    cases = list(op.cases(definition, sizes=selection.sizes, seed=selection.seed))
+    skips: dict[str, dict[str, str]] = {}
+    if selection.workloads:
+        for line in tree.workloads(definition.name).lines:
+            case = workload_case(line, selection.seed)
+            cases.append(case)
+            if line.missing:
+                message = f"{line.path}:{line.line}: no {line.missing[0]} in the dataset"
+                skips[case.id] = {"reason": Skip.BLOB_MISSING, "message": message}
+    if selection.cases:
+        cases = [case for case in cases if case.id in selection.cases]
+    planned = []
+    for case in cases:
+        need = op.memory(definition, case)
+        skip = skips.get(case.id) or _too_large(need, selection.memory_limit)
+        planned.append({"case": case.as_json(), "digest": case.digest, "memory": need, "skip": skip})
+    return _mark_repeat(planned)
+
+
+def _mark_repeat(planned: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mark the cheapest ordinary case: it is run again for determinism and for remembered answers."""
+    ordinary = [
+        entry for entry in planned if not entry["skip"] and entry["case"]["size"] not in {"edge", WORKLOADS}
+    ]
+    chosen = min(ordinary, key=lambda entry: (entry["memory"], entry["case"]["id"]), default=None)
+    return [entry | {"repeat": entry is chosen} for entry in planned]
+
+
+def _too_large(need: int, limit: int) -> dict[str, str] | None:
+    if need <= limit:
+        return None
+    return {
+        "reason": Skip.DOES_NOT_FIT,
+        "message": f"needs about {need / 2**30:.1f} GiB, the limit (limits.memory_gb) is {limit / 2**30:.1f} GiB",
+    }
+
+
+def workload_case(line: WorkloadLine, seed: int) -> Case:
+    """A workload line as a case."""
+    workload = line.trace.workload
+    inputs = {name: data.model_dump(mode="json") for name, data in workload.inputs.items()}
+    return Case(f"workload-{workload.uuid}", WORKLOADS, dict(workload.axes), seed, {"inputs": inputs})

@@ -1,0 +1,157 @@
+"""Report: all verdicts of a run in one summary, and the table that ends a run."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from traceproof.known import Known, read_known
+from traceproof.reasons import Verdict
+from traceproof.store import write_json
+
+WIDTH = 118
+SHOWN = 20  # findings listed under the table; summary.json has all
+BAD = frozenset({Verdict.FAIL, Verdict.ERROR})
+FINDING_KEYS = ("definition", "op_type", "case", "actor", "output", "verdict", "reason", "message", "repeat")
+
+
+def report(verdicts: Sequence[Path], summary: Path, *, known: Path | None) -> dict[str, Any]:
+    """Write summary.json out of the op_types' verdict files, and give it back.
+
+    Raises:
+        TraceproofError: known.yaml can not be used, or the disk is full.
+    """
+    value = summarise(_rows(verdicts), read_known(known))
+    write_json(summary, value)
+    return value
+
+
+def _rows(verdicts: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    for path in verdicts:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                yield json.loads(line)
+
+
+def summarise(rows: Iterable[Mapping[str, Any]], known: Known) -> dict[str, Any]:
+    """Counts by op_type and actor; findings that are new; known ones; known ones that came out otherwise."""
+    groups: dict[tuple[str, str], Counter[str]] = {}
+    skips: dict[tuple[str, str], Counter[str]] = {}
+    members: dict[tuple[str, str], dict[str, set[str]]] = {}
+    definitions: dict[str, Counter[str]] = {}
+    findings: dict[str, list[dict[str, Any]]] = {"new": [], "known": [], "unexpected": []}
+    for row in rows:
+        group = (row["op_type"], row["actor"])
+        verdict = str(row["verdict"])
+        groups.setdefault(group, Counter())[verdict] += 1
+        definitions.setdefault(row["definition"], Counter())[verdict] += 1
+        members.setdefault(group, {}).setdefault(row["definition"], set()).add(str(row["case"]))
+        if verdict == Verdict.SKIP:
+            skips.setdefault(group, Counter())[str(row["reason"])] += 1
+        kind = _kind(row, known)
+        if kind is not None:
+            findings[kind].append({key: row.get(key) for key in FINDING_KEYS})
+            groups[group][kind] += 1
+    return {
+        "verified": bool(groups) and not findings["new"] and not findings["unexpected"],
+        "definitions": {name: _overall(counts) for name, counts in sorted(definitions.items())},
+        "groups": [
+            {
+                "op_type": op_type,
+                "actor": actor,
+                "definitions": len(members[op_type, actor]),
+                "cases": sum(map(len, members[op_type, actor].values())),
+                **{verdict: groups[op_type, actor][verdict] for verdict in Verdict},
+                "known": groups[op_type, actor]["known"],
+                "skips": dict(sorted(skips.get((op_type, actor), {}).items())),
+            }
+            for op_type, actor in sorted(groups)
+        ],
+        "findings": findings,
+    }
+
+
+def _kind(row: Mapping[str, Any], known: Known) -> str | None:
+    """`new` finding, `known` one, `unexpected` outcome where another was known, or None: all is well."""
+    entry = known.entry(row)
+    bad = row["verdict"] in BAD
+    if entry is None:
+        return "new" if bad else None
+    return "known" if entry.expects(row) else "unexpected"
+
+
+def _overall(counts: Mapping[str, int]) -> str:
+    """A definition's verdict: the worst of its rows; skip only if nothing passed."""
+    order = (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP)
+    return str(next(verdict for verdict in order if counts.get(verdict)))
+
+
+def failed(summary: Mapping[str, Any]) -> bool:
+    """Whether a run must end with exit code 1: news, an outcome other than the known one, or nothing compared."""
+    return not summary["verified"]
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """The table and the findings, as text for a terminal or a log."""
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH)
+    grid = Table(title="Verdicts, one an output of a case", title_justify="left")
+    for heading in ("op_type", "actor"):
+        grid.add_column(heading)
+    for heading in ("definitions", "cases", "pass", "fail", "error", "known", "skip"):
+        grid.add_column(heading, justify="right")
+    grid.add_column("skipped because")
+    for group in summary["groups"]:
+        numbers = [str(group[key]) for key in ("definitions", "cases", *Verdict)]
+        passed, fail, error, skip = numbers[2:]
+        why = ", ".join(f"{reason} {count}" for reason, count in group["skips"].items())
+        cells = [
+            group["op_type"],
+            group["actor"],
+            *numbers[:2],
+            passed,
+            fail,
+            error,
+            str(group["known"]),
+            skip,
+            why,
+        ]
+        grid.add_row(*cells)
+    console.print(grid)
+    for text in _closing(summary):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return out.getvalue()
+
+
+def _closing(summary: Mapping[str, Any]) -> Iterator[str]:
+    findings = summary["findings"]
+    for kind, heading in (("new", "new findings"), ("unexpected", "not as known.yaml says")):
+        if not findings[kind]:
+            continue
+        yield f"\n{len(findings[kind])} {heading}:"
+        for found in findings[kind][:SHOWN]:
+            yield f"  {found['definition']}, case {found['case']}, {found['actor']}"
+            message = _first(found["message"])
+            yield f"    {found['output']}  {found['verdict'].upper()}  {found['reason']}: {message}"
+            if found["repeat"]:
+                yield f"    repeat  {found['repeat']}"
+        if len(findings[kind]) > SHOWN:
+            yield f"  ... and {len(findings[kind]) - SHOWN} more in summary.json"
+    verdicts = Counter(summary["definitions"].values())
+    counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in Verdict if verdicts[verdict])
+    known = f", {len(findings['known'])} findings known" if findings["known"] else ""
+    outcome = "VERIFIED" if summary["verified"] else "NOT VERIFIED"
+    yield f"\n{outcome}: {len(summary['definitions'])} definitions: {counts or 'nothing was compared'}{known}"
+
+
+def _first(message: str) -> str:
+    """The last line of a message (an exception's own), cut to a readable length."""
+    line = message.strip().splitlines()[-1] if message.strip() else ""
+    return line if len(line) <= 200 else line[:197] + "..."
