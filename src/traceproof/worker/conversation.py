@@ -1,0 +1,214 @@
+"""The supervisor's side of one worker: asks, waits under a deadline, drains what is printed, ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from traceproof.worker import frames
+from traceproof.worker.model import MIB, Limits, Status
+
+ANSWER_SPACE = 4096  # beside the value: status, a message, the time
+OUTPUT_TAIL = 2000  # bytes of printed text kept for people
+# Killing takes milliseconds; a process that hangs in a driver takes until the driver lets go.
+KILL_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one message: the worker's own words, or how it ended."""
+
+    status: Status
+    value: Any
+    message: str
+    seconds: float
+    peak: int
+    output: str
+
+
+class Conversation:
+    """One worker process, from its start to its end. `ended` says that it takes no more messages."""
+
+    def __init__(self, data: socket.socket, output: int, life: socket.socket, limits: Limits) -> None:
+        self._data, self._output, self._life = data, output, life
+        self._limits = limits
+        self._printed = bytearray()
+        self._count = 0
+        self.ended = False
+        data.setblocking(False)  # noqa: FBT003 - positional in the standard library
+        os.set_blocking(output, False)
+
+    def ask(self, message: dict[str, Any], seconds: float) -> Answer:
+        """Send a message and wait for its answer; whatever goes wrong is in the answer's status.
+
+        Raises:
+            TypeError, ValueError: the message is not JSON.
+        """
+        identity = secrets.token_hex(8)
+        pending = memoryview(frames.encode(message | {"id": identity}))
+        reader = frames.Reader(self._limits.message_bytes + ANSWER_SPACE)
+        self._printed.clear()
+        self._count = 0
+        started = time.monotonic()
+        try:
+            answer = self._wait(pending, reader, started + seconds)
+        except TimeoutError:
+            return self._end(Status.TIMEOUT, f"not done after {seconds:g} s", started)
+        except frames.TooLargeError as error:
+            return self._end(Status.OUTPUT, str(error), started)
+        except frames.BrokenMessageError as error:
+            return self._end(Status.CRASH, f"the worker's answer can not be read: {error}", started)
+        if answer is None:
+            if self._count > self._limits.output_bytes:
+                return self._end(Status.OUTPUT, f"printed more than {self._limits.output_bytes} bytes", started)
+            return self._end(None, "", started)
+        return self._checked(answer, identity, started)
+
+    def _wait(self, pending: memoryview, reader: frames.Reader, deadline: float) -> Any:  # noqa: ANN401 - JSON
+        """The answer, or None if the worker ended or printed too much."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._data, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            selector.register(self._output, selectors.EVENT_READ)
+            selector.register(self._life, selectors.EVENT_READ)
+            while True:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                for key, events in selector.select(left):
+                    if key.fileobj is self._data:
+                        if events & selectors.EVENT_WRITE:
+                            pending = self._push(pending)
+                            if not pending:
+                                selector.modify(self._data, selectors.EVENT_READ)
+                        if events & selectors.EVENT_READ and not self._pull(reader):
+                            selector.unregister(self._data)
+                body = reader.take()
+                self._drain()
+                if body is not None:
+                    return frames.decode(body)
+                if self._count > self._limits.output_bytes or self._over():
+                    return self._last_words(reader)
+
+    def _push(self, pending: memoryview) -> memoryview:
+        try:
+            return pending[self._data.send(pending) :]
+        except BlockingIOError:
+            return pending
+        except OSError:  # the worker closed its end: its warden tells why
+            return pending[:0]
+
+    def _pull(self, reader: frames.Reader) -> bool:
+        """Read what there is; False at the end of the stream."""
+        try:
+            data = self._data.recv(MIB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        reader.feed(data)
+        return bool(data)
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._output, MIB):
+                self._count += len(data)
+                self._printed += data
+                del self._printed[:-OUTPUT_TAIL]
+                if self._count > self._limits.output_bytes:
+                    return
+
+    def _over(self) -> bool:
+        """Whether the warden has something to say: the worker is gone."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._life, selectors.EVENT_READ)
+            return bool(selector.select(0))
+
+    def _last_words(self, reader: frames.Reader) -> Any:  # noqa: ANN401 - any JSON value
+        """An answer that was complete before the worker ended is still an answer."""
+        while self._count <= self._limits.output_bytes and self._pull(reader):
+            body = reader.take()
+            if body is not None:
+                return frames.decode(body)
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._data, selectors.EVENT_READ)
+                if not selector.select(0):
+                    break
+        return None
+
+    def _checked(self, answer: Any, identity: str, started: float) -> Answer:  # noqa: ANN401 - any JSON value
+        """The answer as this package's child gives it; anything else did not come from there."""
+        try:
+            if answer["id"] != identity:
+                raise ValueError("it answers another question")
+            status = Status(answer["status"])
+            message, peak = str(answer.get("message", "")), int(answer.get("peak", 0))
+            seconds = float(answer.get("seconds", time.monotonic() - started))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            return self._end(Status.CRASH, f"the worker's answer can not be read: {error}", started)
+        value = answer.get("value") if status is Status.OK else None
+        return Answer(status, value, message, seconds, peak, self._text())
+
+    def _text(self) -> str:
+        return self._printed.decode(errors="replace")
+
+    def _end(self, status: Status | None, message: str, started: float) -> Answer:
+        """End the worker. With no status given, the warden's report decides."""
+        seconds = time.monotonic() - started
+        report = self.close()
+        if status is None:
+            status, message = explain(report, self._limits)
+        if "reason" not in report:
+            message += f"; its end was not confirmed within {KILL_SECONDS:g} s"
+        return Answer(status, None, message.lstrip("; "), seconds, int(report.get("peak", 0)), self._text())
+
+    def close(self) -> dict[str, Any]:
+        """End the worker if it lives, and return the warden's report, empty if there is none."""
+        if self.ended:
+            return {}
+        self.ended = True
+        report: dict[str, Any] = {}
+        with contextlib.suppress(OSError):
+            self._life.send(b"end")
+        self._life.settimeout(KILL_SECONDS)
+        with contextlib.suppress(OSError, ValueError):
+            report = json.loads(self._life.recv(4096) or b"{}")
+            self._drain()
+        self._life.close()
+        self._data.close()
+        os.close(self._output)
+        return report
+
+
+def explain(report: dict[str, Any], limits: Limits) -> tuple[Status, str]:
+    """Status and words for the end that a warden reports."""
+    match report.get("reason"):
+        case "memory":
+            return Status.MEMORY, f"took more than {limits.memory_bytes} bytes of memory"
+        case "processes":
+            return Status.PROCESSES, f"started more than {limits.processes} processes"
+        case "scratch":
+            return Status.OUTPUT, f"wrote more than {limits.file_bytes} bytes into its scratch folder"
+        case "ended":
+            return Status.CRASH, how_it_ended(int(report["wait_status"]))
+        case _:
+            return Status.CRASH, "the worker and its warden are gone without a word"
+
+
+def how_it_ended(wait_status: int) -> str:
+    """A wait status in words."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    if code >= 0:
+        return f"the worker exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "unknown"
+    return f"the worker was killed by signal {-code} ({name})"

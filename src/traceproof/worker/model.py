@@ -1,0 +1,95 @@
+"""What a caller says and gets back: limits, the kind of isolation, and one outcome an item."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not an error
+    """Raised by a setup function or a handler that will not run its input; the text says why."""
+
+
+class Isolation(StrEnum):
+    """How far the worker is shut in."""
+
+    TRUSTED = "trusted"  # limits only: our own code and ground-truth kernels, which compile and use caches
+    UNTRUSTED = "untrusted"  # every layer that this machine has: code that came with a definition
+
+
+class Status(StrEnum):
+    """How one item ended."""
+
+    OK = "ok"
+    ERROR = "error"  # a Python exception
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    CRASH = "crash"  # a signal, or an exit that was not asked for
+    OUTPUT = "output"  # printed, wrote or answered more than the limit
+    PROCESSES = "processes"  # started more processes than the limit
+    REFUSED = "refused"  # the setup function or the handler raised Refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one item may use; all are per item but `setup_seconds`.
+
+    Attributes:
+        seconds: wall clock of one item.
+        setup_seconds: wall clock of the setup function, imports included.
+        memory_bytes: host memory beyond what the preloaded modules take, over all processes of the worker;
+            None: not limited. GPU memory is not counted.
+        processes: processes that the worker may start; 0: none at all. Threads are not counted.
+        output_bytes: what may be printed on stdout and stderr together.
+        file_bytes: largest single file, and what the scratch folder may hold in all.
+        message_bytes: largest answer.
+    """
+
+    seconds: float = 60.0
+    setup_seconds: float = 60.0
+    memory_bytes: int | None = 8 * GIB
+    processes: int = 32
+    output_bytes: int = MIB
+    file_bytes: int = 4 * GIB
+    message_bytes: int = 64 * MIB
+
+    def __post_init__(self) -> None:
+        for name, value in self.as_json().items():
+            least = 0 if name == "processes" else 1e-3
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}; it must be positive")
+
+    def as_json(self) -> dict[str, Any]:
+        """The limits as a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, value: dict[str, Any]) -> Self:
+        """The limits that `as_json` wrote."""
+        return cls(**value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemOutcome:
+    """How item number `index` ended.
+
+    Attributes:
+        value: what the handler returned; None unless the status is ok.
+        message: empty if ok, else what happened: the end of a traceback, the signal, the limit.
+        seconds: time in the handler; wall clock seen from outside if the handler did not come back.
+        peak_bytes: host memory at its highest during the item, beyond what the preloaded modules take.
+        output: the end of what the item printed.
+    """
+
+    index: int
+    status: Status
+    value: Any = None
+    message: str = ""
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    output: str = ""

@@ -1,0 +1,79 @@
+"""Reading /proc: who descends from a process, and how much memory they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+def _children(pid: int) -> list[int]:
+    """Direct children, over all threads; empty if the process is gone."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - called every few milliseconds
+            with contextlib.suppress(OSError):
+                found += map(int, (PROC / f"{pid}/task/{thread}/children").read_bytes().split())
+    return found
+
+
+def _children_by_scan(pid: int) -> list[int]:
+    """The same on kernels without task/*/children: every process whose parent is `pid`."""
+    found = []
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                # The command's name may hold spaces and brackets: fields count from the last bracket.
+                if int((PROC / name / "stat").read_bytes().rpartition(b")")[2].split()[1]) == pid:
+                    found.append(int(name))
+    return found
+
+
+HAS_CHILDREN_FILE = Path("/proc/self/task").exists() and Path(f"/proc/self/task/{os.getpid()}/children").exists()
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below `pid`, parents before children."""
+    children = _children if HAS_CHILDREN_FILE else _children_by_scan
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        more = children(todo.pop())
+        found += more
+        todo += more
+    return found
+
+
+def private_bytes(pid: int) -> int:
+    """Anonymous and shared-memory pages of a process in memory, in bytes; mapped files do not count; 0 if gone."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for line in (PROC / f"{pid}/status").read_bytes().splitlines():
+            if line.startswith((b"RssAnon:", b"RssShmem:")):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def kill_all(pid: int) -> None:
+    """Kill everything below `pid`, which must be the subreaper of it all. Stopped first, so that none escapes."""
+    while below := descendants(pid):
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for one in below:
+                with contextlib.suppress(OSError):
+                    os.kill(one, number)
+        reap()
+
+
+def reap() -> dict[int, int]:
+    """Wait status of every child that has ended."""
+    ended: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            ended[pid] = status
+    return ended
