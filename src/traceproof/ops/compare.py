@@ -58,15 +58,18 @@ class Samples:
     """Random draws: exact support and a frequency test.
 
     The actor's output has a leading axis of trials: int64 [trials, rows]. The op's oracle returns, beside output
-    `name` (any one valid draw), `name + "@probs"`: float64 [rows, vocab], the exact distribution of each row, and
-    `name + "@optional"`: bool [rows, vocab], tokens that may or may not be in the support (ties at the boundary).
+    `name` (any one valid draw), each row's exact distribution in sparse form, n being the largest support:
+    `name + "@tokens"`: int64 [rows, n], the tokens that may be drawn, most probable first, padded with -1;
+    `name + "@probs"`: float64 [rows, n], their probabilities if all of them take part, padded with 0;
+    `name + "@optional"`: bool [rows, n], tokens that may be left out (ties at the boundary, or a boundary within
+    float32 rounding of p).
 
     Attributes:
         false_alarm: probability that a right sampler fails one output of one case.
     """
 
     false_alarm: float = 1e-6
-    reason: str = "G-test pooled over rows, one in a million false alarms an output"
+    reason: str = "frequency tests with proven tails, at most one false alarm in a million outputs"
 
 
 @dataclass(frozen=True, slots=True)
