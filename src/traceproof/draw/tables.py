@@ -12,6 +12,13 @@ QUANTUM = 2.0**-12  # far coarser than the last bit of any libm, far finer than 
 
 
 @cache
+def upper_quantiles() -> tuple[float, ...]:
+    """The positive half of the table, ascending, in plain Python: a worker's zygote computes it once, for all."""
+    quantile = NormalDist().inv_cdf
+    return tuple(round(quantile((i + 0.5) / LEVELS) / QUANTUM) * QUANTUM for i in range(LEVELS // 2, LEVELS))
+
+
+@cache
 def normal_table(device: torch.device) -> torch.Tensor:
     """float32 [65536] on `device`: entry i is the quantile (i + 1/2) / 65536, a multiple of 2**-12.
 
@@ -19,6 +26,5 @@ def normal_table(device: torch.device) -> torch.Tensor:
     """
     if device.type != "cpu":
         return normal_table(torch.device("cpu")).to(device)
-    quantile = NormalDist().inv_cdf
-    upper = [round(quantile((i + 0.5) / LEVELS) / QUANTUM) * QUANTUM for i in range(LEVELS // 2, LEVELS)]
-    return torch.tensor([-x for x in reversed(upper)] + upper, dtype=torch.float32)
+    upper = upper_quantiles()
+    return torch.tensor([*(-x for x in reversed(upper)), *upper], dtype=torch.float32)

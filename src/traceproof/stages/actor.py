@@ -14,12 +14,14 @@ from typing import Any
 
 from traceproof.actors.registry import ACTORS
 from traceproof.digests import digest_json
+from traceproof.ops.registry import known
 from traceproof.reasons import Error
 from traceproof.stages.manifest import Manifest
 from traceproof.store import Store
 from traceproof.worker import Isolation, ItemOutcome, Limits, Pool, Status, policy
 
 SETUP = "traceproof.actors.execute:setup"
+PRELOAD = ("torch", "traceproof.actors.preload")
 REASONS: Mapping[Status, Error] = {
     Status.ERROR: Error.EXCEPTION,
     Status.TIMEOUT: Error.TIMEOUT,
@@ -91,15 +93,14 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
     outputs = Store(store, "outputs")
     total = sum(len(entry["cases"]) for entry in planned["definitions"].values())
     progress = Progress(f"{job.actor:10} {planned['op_type']:12}", total)
-    isolation = Isolation.TRUSTED if ACTORS[job.actor].trusted else Isolation.UNTRUSTED
     manifest.parent.mkdir(parents=True, exist_ok=True)
     store.mkdir(parents=True, exist_ok=True)
     records: dict[str, dict[str, Any]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="scratch-", dir=store) as scratch,
-        Pool(isolation=isolation, limits=job.limits, scratch=Path(scratch)) as pool,
+        Pool(preload=(*PRELOAD, *_op_modules(planned["op_type"]))) as pool,
     ):
-        runner = _Runner(job, outputs, pool, planned["dataset"], progress)
+        runner = _Runner(job, outputs, pool, Path(scratch), planned["dataset"], progress)
         for name, entry in planned["definitions"].items():
             records[name] = dict(runner.definition(name, entry))
     Manifest(
@@ -111,11 +112,16 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
     ).write(manifest)
 
 
+def _op_modules(op_type: str) -> tuple[str, ...]:
+    return (f"traceproof.ops.{op_type}",) if op_type in known() else ()
+
+
 @dataclass(frozen=True, slots=True)
 class _Runner:
     job: Job
     outputs: Store
     pool: Pool
+    scratch: Path
     dataset: str
     progress: Progress
 
@@ -129,9 +135,9 @@ class _Runner:
                 self.progress.show(f"{name} {case_id}", "skip")
                 continue
             key = self._key(entry, planned)
-            known = None if self.job.force else self.outputs.record(key)
-            if known is not None:
-                yield case_id, known
+            kept = None if self.job.force else self.outputs.record(key)
+            if kept is not None:
+                yield case_id, kept
                 self.progress.show(f"{name} {case_id}", "kept")
                 continue
             items.append({"case": planned["case"], "key": key, "repeat": planned["repeat"] and self._repeats()})
@@ -171,7 +177,14 @@ class _Runner:
                 "threads": self.job.threads,
                 "dataset": self.dataset,
             }
-            outcomes = self.pool.run_items(setup=SETUP, payload=payload, items=items)
+            outcomes = self.pool.run_items(
+                setup=SETUP,
+                payload=payload,
+                items=items,
+                limits=self.job.limits,
+                isolation=Isolation.TRUSTED if ACTORS[self.job.actor].trusted else Isolation.UNTRUSTED,
+                scratch=self.scratch,
+            )
         for outcome in outcomes:
             item = items[outcome.index]
             record = self._record(item["key"], outcome)
@@ -193,7 +206,7 @@ class _Runner:
             record |= {"status": "skip", "reason": outcome.value["skip"], "message": outcome.value["message"]}
         else:
             record |= outcome.value
-            tensors = self.pool.scratch / f"{key}.safetensors"
+            tensors = self.scratch / f"{key}.safetensors"
         if outcome.status in LASTING:
             self.outputs.finish(key, record, tensors)
         return record

@@ -1,0 +1,154 @@
+"""The judge rejects every wrong answer that it can be handed and accepts rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from traceproof.judge import gates
+from traceproof.judge.output import Expected, Ruling, judge_output
+from traceproof.ops.compare import Backward, Close, Comparison, Exact, IndexSet, Quantised
+from traceproof.reasons import Failure, Skip, Verdict
+
+SHAPE = (6, 4, 32)
+
+
+def oracle_value() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(SHAPE, generator=generator, dtype=torch.float64)
+
+
+def noisy(value: torch.Tensor, seed: int) -> torch.Tensor:
+    """As a kernel gives it: float32 noise, then one rounding to bfloat16."""
+    generator = torch.Generator().manual_seed(seed)
+    return (value + 1e-4 * torch.randn(value.shape, generator=generator)).to(torch.bfloat16)
+
+
+def rule(actual: torch.Tensor | None, comparison: Comparison | None = None) -> Ruling:
+    value = oracle_value()
+    entries = {"": value, "floor": noisy(value, 2), "bound": torch.full(SHAPE, 1e-3, dtype=torch.float64)}
+    expected = Expected(shape=SHAPE, dtype=torch.bfloat16, oracle=entries, comparison=comparison or Close())
+    return judge_output(actual, expected, tolerance=None)
+
+
+@pytest.mark.parametrize("seed", range(32))
+@pytest.mark.parametrize("comparison", [Close(), Backward(), Quantised()], ids=lambda kind: type(kind).__name__)
+def test_rounding_passes(seed: int, comparison: Comparison) -> None:
+    ruling = rule(noisy(oracle_value(), 100 + seed), comparison)
+    assert ruling.verdict == Verdict.PASS, ruling.message
+
+
+def one_row(value: torch.Tensor, factor: float) -> torch.Tensor:
+    value[2, 3] *= factor
+    return value
+
+
+def one_element(value: torch.Tensor) -> torch.Tensor:
+    value[5, 1, 7] += 0.1
+    return value
+
+
+def nan_row(value: torch.Tensor) -> torch.Tensor:
+    value[1] = float("nan")
+    return value
+
+
+def infinite(value: torch.Tensor) -> torch.Tensor:
+    value[0, 0, 0] = float("-inf")
+    return value
+
+
+WRONG: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Failure]] = {
+    "zeros": (torch.zeros_like, Failure.NUMERICS),
+    "sign flip": (torch.neg, Failure.NUMERICS),
+    "1.05 x": (lambda value: value * 1.05, Failure.NUMERICS),
+    "1.02 x": (lambda value: value * 1.02, Failure.NUMERICS),
+    "rows swapped": (lambda value: value.flip(0), Failure.NUMERICS),
+    "dead head": (lambda value: one_row(value, 0.0), Failure.NUMERICS),
+    "NaN row": (nan_row, Failure.NAN),
+    "-inf against finite": (infinite, Failure.INFINITY),
+    "another shape": (lambda value: value.reshape(6, 128), Failure.SHAPE),
+    "transposed": (lambda value: value.transpose(0, 1), Failure.SHAPE),
+    "empty": (lambda value: value[:0], Failure.SHAPE),
+    "another dtype": (lambda value: value.to(torch.float16), Failure.DTYPE),
+}
+
+
+@pytest.mark.parametrize("comparison", [Close(), Quantised()], ids=lambda kind: type(kind).__name__)
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_answers_fail(name: str, comparison: Comparison) -> None:
+    change, reason = WRONG[name]
+    ruling = rule(change(noisy(oracle_value(), 3)), comparison)
+    assert (ruling.verdict, ruling.reason) == (Verdict.FAIL, reason)
+
+
+def test_one_wrong_element_fails_the_floor_gate() -> None:
+    ruling = rule(one_element(noisy(oracle_value(), 3)))
+    assert ruling.reason == Failure.NUMERICS
+    assert ruling.details["worst"][0]["index"] == [5, 1, 7]
+
+
+def test_a_missing_output_fails() -> None:
+    assert rule(None).reason == Failure.PRESENCE
+
+
+def test_without_an_oracle_shape_and_dtype_are_judged_and_numerics_skipped() -> None:
+    expected = Expected(shape=(2,), dtype=torch.float32, oracle={}, comparison=None)
+    good = judge_output(torch.ones(2), expected, tolerance=None)
+    assert (good.verdict, good.reason) == (Verdict.SKIP, Skip.NO_ORACLE)
+    assert judge_output(torch.ones(3), expected, tolerance=None).reason == Failure.SHAPE
+
+
+def test_an_empty_output_of_the_right_shape_passes() -> None:
+    entries = {"": torch.zeros((0, 4), dtype=torch.float64), "floor": torch.zeros((0, 4))}
+    expected = Expected(shape=(0, 4), dtype=torch.float32, oracle=entries, comparison=Close())
+    assert judge_output(torch.zeros((0, 4)), expected, tolerance=None).verdict == Verdict.PASS
+
+
+def test_minus_infinity_where_the_oracle_has_it_passes() -> None:
+    value = torch.tensor([1.0, float("-inf")], dtype=torch.float64)
+    entries = {"": value, "floor": value.float()}
+    expected = Expected(shape=(2,), dtype=torch.float32, oracle=entries, comparison=Close())
+    assert judge_output(value.float(), expected, tolerance=None).verdict == Verdict.PASS
+
+
+def test_tolerance_overrides_the_specification_row_and_not_the_verdict() -> None:
+    value = oracle_value()
+    entries = {"": value, "floor": noisy(value, 2)}
+    expected = Expected(shape=SHAPE, dtype=torch.bfloat16, oracle=entries, comparison=Close())
+    ruling = judge_output(noisy(value, 3), expected, tolerance=1e-6)
+    assert ruling.verdict == Verdict.PASS
+    assert ruling.details["specification"]["atol"] == 1e-6
+    assert ruling.details["metrics"]["within_specification"] is False
+
+
+def test_exact_fails_on_one_bit() -> None:
+    value = torch.arange(6)
+    expected = Expected(shape=(6,), dtype=torch.int64, oracle={"": value}, comparison=Exact())
+    assert judge_output(value.clone(), expected, tolerance=None).verdict == Verdict.PASS
+    assert judge_output(value + (value == 3), expected, tolerance=None).verdict == Verdict.FAIL
+
+
+CHOSEN = {
+    "as the oracle": ([4, 2, 0], True),
+    "in another order": ([0, 4, 2], True),
+    "a tie taken the other way": ([4, 2, 1], True),
+    "a worse one": ([4, 2, 3], False),
+    "one twice": ([4, 4, 2], False),
+    "one missing": ([4, 2, -1], False),
+    "no candidate": ([4, 2, 9], False),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_index_sets(name: str) -> None:
+    chosen, good = CHOSEN[name]
+    extras = {
+        "scores": torch.tensor([[1.0, 1.0, 2.0, 0.5, 3.0, float("-inf")]], dtype=torch.float64),
+        "candidates": torch.tensor([[0, 1, 2, 3, 4, -1]]),
+        "tolerance": torch.tensor([1e-6], dtype=torch.float64),
+    }
+    gate = gates.index_set(torch.tensor([chosen], dtype=torch.int32), extras, IndexSet().padding)
+    assert gate.ok is good
