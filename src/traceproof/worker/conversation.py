@@ -176,7 +176,8 @@ class Conversation:
         self.ended = True
         report: dict[str, Any] = {}
         with contextlib.suppress(OSError):
-            self._life.send(b"end")
+            # Not a message: one that stays unread would turn the report into a connection reset.
+            self._life.shutdown(socket.SHUT_WR)
         self._life.settimeout(KILL_SECONDS)
         with contextlib.suppress(OSError, ValueError):
             report = json.loads(self._life.recv(4096) or b"{}")

@@ -30,7 +30,7 @@ class Warden:
 
     Attributes:
         launched: the worker, and the init of its namespace if it has one.
-        life: socket to the supervisor: its end, or any byte, means "end it"; the report goes back over it.
+        life: socket to the supervisor: its end means "end the worker"; the report goes back over it.
         baseline: bytes that every fork of the zygote starts with.
     """
 
