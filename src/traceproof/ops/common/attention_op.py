@@ -1,0 +1,91 @@
+"""What the four batched attention ops share; each adds the names of its tensors and how they are drawn."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+
+from traceproof.dataset.definition import Definition, TensorSpec
+from traceproof.ops.base import Op, Tensors, Values
+from traceproof.ops.cases import Case
+from traceproof.ops.common.attention import MAX_LOGITS, Operands, comparisons, floor, oracle
+from traceproof.ops.common.attention_cases import Plan, Planner
+from traceproof.ops.common.paging import split
+from traceproof.ops.compare import Comparison
+
+SOFTMAX_COPIES = 4  # logits, masked logits, probabilities and one temporary, as a reference in float32 holds them
+
+
+class AttentionOp(Op):
+    """Attention over a batch of sequences: softmax(q k^T * sm_scale) v, and the base-2 log-sum-exp of the logits.
+
+    With a qo_indptr a sequence has several queries and a causal mask aligned to its end (the last query sees all);
+    without, one query that sees all. Queries that see no key, q_len > kv_len among them, give 0 and -inf.
+    """
+
+    @abstractmethod
+    def page_size(self, definition: Definition) -> int:
+        """Tokens a page; 1 where there are no pages."""
+
+    @abstractmethod
+    def axes(self, definition: Definition, plan: Plan) -> Mapping[str, int]:
+        """Sizes of the definition's var axes for a plan."""
+
+    @abstractmethod
+    def operands(self, definition: Definition, inputs: Values) -> Operands:
+        """The inputs as queries, flattened keys and values, and spans."""
+
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
+        """The specification's sizes, boundary lengths, empty rows, and the adversarial pack."""
+        prefill = "qo_indptr" in definition.inputs
+        planner = Planner(definition, seed, self.page_size(definition), prefill)
+        for plan in planner.plans(sizes):
+            yield Case(plan.id, plan.size, self.axes(definition, plan), seed, plan.params())
+
+    def oracle(self, definition: Definition, inputs: Values) -> Tensors:
+        """The formula in float64, sequence by sequence."""
+        return oracle(definition, self.operands(definition, inputs))
+
+    def floor(self, definition: Definition, inputs: Values) -> Tensors:
+        """The formula with float32 sums and softmax weights in the inputs' dtype."""
+        return floor(definition, self.operands(definition, inputs))
+
+    def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
+        """Close, both."""
+        return comparisons(definition)
+
+    def memory(self, definition: Definition, case: Case) -> int:
+        """Inputs as stored and once in float32, and the longest sequence with its logits.
+
+        A reference may expand the key heads to the query heads and hold the logits of a whole sequence; the oracle
+        holds one sequence in float64 and a bounded number of logits.
+        """
+        specs = [*definition.inputs.values(), *definition.outputs.values()]
+        stored = sum(_elements(definition, spec, case) * (spec.dtype.bits + 32) // 8 for spec in specs)
+        query = next(iter(definition.inputs.values()))
+        rows, heads, *_ = definition.shape_of(query, case.axes) or (0, 0)
+        kv_len, pairs = self._longest(definition, case, rows)
+        width = sum(definition.const_axes.get((spec.shape or ("",))[-1], 0) for spec in definition.inputs.values())
+        sequence = kv_len * heads * width * 8
+        return stored + sequence + pairs * heads * 4 * SOFTMAX_COPIES + SOFTMAX_COPIES * 8 * MAX_LOGITS
+
+    def _longest(self, definition: Definition, case: Case, rows: int) -> tuple[int, int]:
+        """Longest key sequence and largest q_len * kv_len; for a workload line, of sequences of equal length."""
+        if "kv_lens" in case.params:
+            kv_lens = list(case.params["kv_lens"])
+            q_lens = list(case.params.get("q_lens", [1] * len(kv_lens)))
+        else:
+            sizes = {**definition.const_axes, **case.axes}
+            batch = max(1, sizes[(definition.inputs["kv_indptr"].shape or ())[0]] - 1)
+            units = definition.inputs["kv_indices" if "kv_indices" in definition.inputs else "k"].shape or ()
+            kv_lens = split(sizes[units[0]] * self.page_size(definition), batch)
+            q_lens = split(rows, batch)
+        pairs = [query * length for query, length in zip(q_lens, kv_lens, strict=True)]
+        return max(kv_lens, default=0), max(pairs, default=0)
+
+
+def _elements(definition: Definition, spec: TensorSpec, case: Case) -> int:
+    count = 1
+    for size in definition.shape_of(spec, case.axes) or ():
+        count *= size
+    return count

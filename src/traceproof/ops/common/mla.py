@@ -1,0 +1,58 @@
+"""Multi-head latent attention in its absorbed form: one key head, whose first part is the value too."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from traceproof.draw import Draw
+from traceproof.ops.common.attention import float32
+from traceproof.ops.common.attention_inputs import POISON, Sequences, Style, lean
+
+# Width of a query's nope part before the up-projection is absorbed into it. The softmax scale is that of the form
+# before absorption, 1 / sqrt(128 + 64), and the absorbed form's axes (512 and 64) no longer tell the 128. It is
+# 128 in every published model with this attention (DeepSeek V2, V3, V3.2, Kimi K2).
+QK_NOPE = 128
+
+
+def sm_scale(kpe: int) -> float:
+    """1 / sqrt(128 + kpe) in float32; models that stretch their context multiply a factor onto it."""
+    return float32(1 / math.sqrt(QK_NOPE + kpe))
+
+
+def gain(ckv: int, kpe: int) -> float:
+    """Logit of a normal key with itself."""
+    return (ckv + kpe) * sm_scale(kpe)
+
+
+def poison_(ckv: torch.Tensor, unread: torch.Tensor) -> None:
+    """Spoil rows of a flattened cache [S, Dckv] in place: one channel at 50.
+
+    One channel and not all: keys and values are the same tensor, and a key of 50s has logits of +-80, where half
+    of the heads would give it no weight and not show that they read it.
+    """
+    ckv[unread, ckv.shape[-1] // 2] = POISON
+
+
+def queries(  # noqa: PLR0913 - the operands of one formula
+    draw: Draw,
+    style: Style,
+    *,
+    nope: torch.Tensor,
+    pe: torch.Tensor,
+    ckv: torch.Tensor,
+    kpe: torch.Tensor,
+    sequences: Sequences,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q_nope [T, H, Dckv] and q_pe [T, H, Dkpe] with their lean to keys of the flattened caches added."""
+    full = gain(ckv.shape[-1], kpe.shape[-1])
+    leaning = lean(draw, style, sequences, heads=nope.shape[1], gain=full)
+    if leaning is None:
+        return nope, pe
+    return leaning.added(nope, ckv[:, None]), leaning.added(pe, kpe[:, None])
+
+
+def keys(ckv: torch.Tensor, kpe: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Flattened caches [S, Dckv] and [S, Dkpe] as keys [S, 1, Dckv + Dkpe] and values [S, 1, Dckv]."""
+    return torch.cat([ckv, kpe], -1)[:, None], ckv[:, None]

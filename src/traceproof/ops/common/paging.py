@@ -1,0 +1,232 @@
+"""Sequences over pages and over ragged rows: page tables, their axes, and reading them back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from traceproof.dataset.definition import Definition
+from traceproof.draw import Draw
+from traceproof.ops.base import Unsupported, Values
+from traceproof.ops.cases import Case
+from traceproof.ops.common.attention import Span, const_size, tensor_of
+from traceproof.ops.common.attention_cases import Plan
+from traceproof.ops.common.attention_inputs import Sequences
+
+GAP = 4  # one page in four more than needed, so that tables have gaps
+
+
+def starts(lengths: list[int]) -> list[int]:
+    """Prefix sums with a leading 0: an indptr."""
+    sums = [0]
+    for length in lengths:
+        sums.append(sums[-1] + length)
+    return sums
+
+
+def split(total: int, parts: int) -> list[int]:
+    """`total` in `parts` nearly equal parts, the larger first."""
+    return [total // parts + (index < total % parts) for index in range(parts)] if parts else []
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Pages of every sequence: their number, and how many of the first ones are those of sequence 0."""
+
+    counts: list[int]
+    shared: list[int]
+
+    @classmethod
+    def of(cls, kv_lens: list[int], page_size: int, *, shared: bool) -> Pages:
+        """Pages of sequences of these lengths; only full pages are shared, half of what could be."""
+        counts = [-(-length // page_size) for length in kv_lens]
+        full = [length // page_size for length in kv_lens]
+        common = [(min(full[0], pages) + 1) // 2 if shared and row else 0 for row, pages in enumerate(full)]
+        return cls(counts, common)
+
+    @property
+    def distinct(self) -> int:
+        """Different pages in use."""
+        return sum(self.counts) - sum(self.shared)
+
+    @property
+    def pool(self) -> int:
+        """Pages to allocate: those in use and gaps, at least one."""
+        return self.distinct + max(1, self.distinct // GAP)
+
+    def table(self, draw: Draw) -> list[list[int]]:
+        """Page ids of every sequence: distinct but for the shared ones, out of `pool`, never 0, 1, 2, ..."""
+        drawn: list[int] = draw.permutation("kv_indices", self.distinct, out_of=self.pool).tolist()
+        if drawn == list(range(self.distinct)):
+            drawn = [page + 1 for page in drawn]
+        table: list[list[int]] = []
+        used = 0
+        for count, common in zip(self.counts, self.shared, strict=True):
+            fresh = drawn[used : used + count - common]
+            table.append([*(table[0][:common] if table else []), *fresh])
+            used += count - common
+        return table
+
+
+def paged_axes(definition: Definition, plan: Plan, *, query: str, cache: str, page_size: int) -> dict[str, int]:
+    """Sizes of all var axes of a paged attention definition, told by where they stand in the inputs."""
+    batch = len(plan.kv_lens)
+    pages = Pages.of(plan.kv_lens, page_size, shared=plan.shared)
+    sizes = {
+        _axis(definition, query, 0): batch if plan.q_lens is None else sum(plan.q_lens),
+        _axis(definition, cache, 0): pages.pool,
+        _axis(definition, "kv_indices", 0): sum(pages.counts),
+    }
+    if "kv_last_page_len" in definition.inputs:  # before indptr: some definitions give both the same axis
+        sizes.setdefault(_axis(definition, "kv_last_page_len", 0), batch)
+    sizes[_axis(definition, "kv_indptr", 0)] = batch + 1
+    return {name: sizes.get(name, batch) for name in definition.var_axes}  # batch: an axis that no shape uses
+
+
+def _axis(definition: Definition, name: str, axis: int) -> str:
+    return (definition.inputs[name].shape or ())[axis]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Drawn structure of a paged or ragged batch, on the host.
+
+    Attributes:
+        kv_lens: tokens of every sequence.
+        q_lens: query tokens of every sequence.
+        table: page ids of every sequence; for ragged data there are no pages and this is None.
+        page_size: tokens a page.
+        planned: lengths come from the plan. If not, the case is a workload line whose own structure replaces this
+            one, so that nothing may be built on it: no poison, no lean.
+    """
+
+    kv_lens: list[int]
+    q_lens: list[int]
+    table: list[list[int]] | None
+    page_size: int
+    planned: bool
+
+    def rows(self, device: torch.device) -> torch.Tensor:
+        """int64 [sum of kv_lens]: where each token lies in the flattened cache."""
+        if self.table is None:
+            return torch.arange(sum(self.kv_lens), device=device)
+        parts = [torch.empty(0, dtype=torch.int64)]
+        offsets = torch.arange(self.page_size)
+        for pages, length in zip(self.table, self.kv_lens, strict=True):
+            ids = torch.tensor(pages, dtype=torch.int64)
+            parts.append((ids[:, None] * self.page_size + offsets).view(-1)[:length])
+        return torch.cat(parts).to(device)
+
+    def sequences(self, device: torch.device, *, causal: bool) -> Sequences:
+        """What each query sees."""
+        first, visible = [], []
+        for start, kv_len, q_len in zip(starts(self.kv_lens), self.kv_lens, self.q_lens, strict=False):
+            for index in range(q_len):
+                first.append(start)
+                visible.append(max(0, kv_len - q_len + index + 1) if causal else kv_len)
+        return Sequences(self.rows(device), first, visible, self.page_size)
+
+    def structure(self, definition: Definition, case: Case, device: torch.device) -> Values:
+        """Those of qo_indptr, kv_indptr, kv_indices and kv_last_page_len that the definition has, int32."""
+        table = self.table
+        kv_units = self.kv_lens if table is None else [len(pages) for pages in table]
+        full = [max(0, units - 1) * self.page_size for units in kv_units]
+        lists = {
+            "qo_indptr": starts(self.q_lens),
+            "kv_indptr": starts(kv_units),
+            "kv_indices": [page for pages in table or [] for page in pages],
+            "kv_last_page_len": [length - done for length, done in zip(self.kv_lens, full, strict=True)],
+        }
+        values: Values = {}
+        for name in lists.keys() & definition.inputs.keys():
+            (size,) = definition.shape_of(definition.inputs[name], case.axes) or ()
+            # Some definitions shape kv_last_page_len like an indptr: its last entry means nothing.
+            padded = [*lists[name], *[0] * (size - len(lists[name]))]
+            values[name] = torch.tensor(padded, dtype=torch.int32, device=device)
+        return values
+
+
+def paged_layout(definition: Definition, case: Case, draw: Draw, *, query: str, page_size: int) -> Layout:
+    """The layout of a planned case; for a workload line, one that fits its axes."""
+    causal = "qo_indptr" in definition.inputs
+    if "kv_lens" in case.params:
+        kv_lens, q_lens = _lengths(case.params)
+        pages = Pages.of(kv_lens, page_size, shared=bool(case.params.get("shared")))
+        return Layout(kv_lens, q_lens, pages.table(draw), page_size, planned=True)
+    sizes = {**definition.const_axes, **case.axes}
+    batch = sizes[_axis(definition, "kv_indptr", 0)] - 1
+    counts = split(sizes[_axis(definition, "kv_indices", 0)], batch)
+    queries = split(sizes[_axis(definition, query, 0)], batch) if causal else [1] * batch
+    cache = (definition.inputs["k_cache" if "k_cache" in definition.inputs else "ckv_cache"].shape or ())[0]
+    ids: list[int] = draw.integers("kv_indices", (sum(counts),), low=0, high=max(1, sizes[cache])).tolist()
+    bounds = starts(counts)
+    table = [ids[bounds[row] : bounds[row + 1]] for row in range(batch)]
+    return Layout([count * page_size for count in counts], queries, table, page_size, planned=False)
+
+
+def ragged_layout(definition: Definition, case: Case) -> Layout:
+    """The layout of a planned case; for a workload line, one that fits its axes."""
+    if "kv_lens" in case.params:
+        return Layout(*_lengths(case.params), None, 1, planned=True)
+    sizes = {**definition.const_axes, **case.axes}
+    batch = sizes[_axis(definition, "kv_indptr", 0)] - 1
+    queries = split(sizes[_axis(definition, "q", 0)], batch)
+    return Layout(split(sizes[_axis(definition, "k", 0)], batch), queries, None, 1, planned=False)
+
+
+def _lengths(params: Mapping[str, list[int]]) -> tuple[list[int], list[int]]:
+    kv_lens = list(params["kv_lens"])
+    return kv_lens, list(params.get("q_lens", [1] * len(kv_lens)))
+
+
+def read_spans(inputs: Values, *, page_size: int) -> tuple[Span, ...]:
+    """The sequences that the structure tensors describe: paged if there are kv_indices, causal if a qo_indptr."""
+    kv_indptr: list[int] = tensor_of(inputs, "kv_indptr").tolist()
+    batch = len(kv_indptr) - 1
+    causal = "qo_indptr" in inputs
+    queries: list[int] = tensor_of(inputs, "qo_indptr").tolist() if causal else list(range(batch + 1))
+    last = tensor_of(inputs, "kv_last_page_len").tolist() if "kv_last_page_len" in inputs else [page_size] * batch
+    spans = []
+    for row in range(batch):
+        first, stop = kv_indptr[row], kv_indptr[row + 1]
+        if "kv_indices" in inputs:
+            ids = tensor_of(inputs, "kv_indices")[first:stop].to(torch.int64)
+            slots = ids[:, None] * page_size + torch.arange(page_size, device=ids.device)
+            length = (stop - first - 1) * page_size + last[row] if stop > first else 0
+            rows = slots.view(-1)[: max(0, length)]
+        else:
+            rows = torch.arange(first, stop, device=tensor_of(inputs, "kv_indptr").device)
+        spans.append(Span(queries[row], queries[row + 1], rows, causal))
+    return tuple(spans)
+
+
+def unread(rows: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    """Mask, bool [pages * page_size], of the rows of the flattened cache that are not in `rows`."""
+    mask = torch.ones(cache.shape[0] * cache.shape[1], dtype=torch.bool, device=cache.device)
+    mask[rows] = False
+    return mask
+
+
+def check_paged(definition: Definition, *, caches: tuple[str, str]) -> None:
+    """Check the structure of a paged form.
+
+    Raises:
+        Unsupported: pages of var or different sizes, pages that need a kv_last_page_len without one, or a var axis
+            that stands nowhere this project can tell its size from.
+    """
+    sizes = [const_size(definition, cache, 1) for cache in caches]
+    if sizes[0] != sizes[1] or sizes[0] < 1:
+        raise Unsupported(f"page sizes of {caches} are {sizes}")
+    if sizes[0] > 1 and "kv_last_page_len" not in definition.inputs:
+        raise Unsupported(f"page_size is {sizes[0]} and there is no kv_last_page_len")
+    query = next(iter(definition.inputs))
+    known = {_axis(definition, name, 0) for name in (query, caches[0], "kv_indices", "kv_indptr")}
+    if "kv_last_page_len" in definition.inputs:
+        known.add(_axis(definition, "kv_last_page_len", 0))
+    specs = (*definition.inputs.values(), *definition.outputs.values())
+    used = {name for spec in specs for name in spec.shape or ()}
+    stray = [name for name in definition.var_axes if name in used - known]
+    if stray:
+        raise Unsupported(f"can not tell the sizes of the axes {stray}")

@@ -1,0 +1,89 @@
+"""gqa_paged: grouped-query attention over a paged cache, decode and causal prefill."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from traceproof.dataset.definition import Definition
+from traceproof.draw import Draw
+from traceproof.ops.base import TORCH_DTYPES, Unsupported, Values, ordered
+from traceproof.ops.cases import Case
+from traceproof.ops.common.attention import (
+    Operands,
+    const_size,
+    float32,
+    require,
+    require_ratio,
+    scale_of,
+    tensor_of,
+)
+from traceproof.ops.common.attention_cases import Plan
+from traceproof.ops.common.attention_inputs import POISON, Style, lean
+from traceproof.ops.common.attention_op import AttentionOp
+from traceproof.ops.common.paging import check_paged, paged_axes, paged_layout, read_spans, unread
+
+RANKS = {
+    "q": 3,
+    "k_cache": 4,
+    "v_cache": 4,
+    "qo_indptr": 1,
+    "kv_indptr": 1,
+    "kv_indices": 1,
+    "kv_last_page_len": 1,
+    "sm_scale": None,
+}
+
+
+class GqaPaged(AttentionOp):
+    """Decode without qo_indptr, causal prefill with it; sm_scale 1 / sqrt(head_dim); NHD cache layout."""
+
+    op_type = "gqa_paged"
+
+    def check(self, definition: Definition) -> None:
+        """Known: q [T, Hq, D], caches [pages, page_size, Hkv, D or Dv], kv_last_page_len unless page_size is 1."""
+        require(definition, RANKS, optional=("qo_indptr", "kv_last_page_len"))
+        require_ratio(definition, "q", "k_cache")
+        if const_size(definition, "k_cache", 2) != const_size(definition, "v_cache", 2):
+            raise Unsupported("k_cache and v_cache differ in their number of heads")
+        check_paged(definition, caches=("k_cache", "v_cache"))
+
+    def page_size(self, definition: Definition) -> int:
+        """Tokens a page."""
+        return const_size(definition, "k_cache", 1)
+
+    def axes(self, definition: Definition, plan: Plan) -> Mapping[str, int]:
+        """All var axes, told by where they stand."""
+        page_size = self.page_size(definition)
+        return paged_axes(definition, plan, query="q", cache="k_cache", page_size=page_size)
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """Data in the case's style over a permuted page table; rows that nobody may read hold poison."""
+        specs = definition.inputs
+        shapes = {name: definition.shape_of(specs[name], case.axes) or () for name in ("q", "k_cache", "v_cache")}
+        dtypes = {name: TORCH_DTYPES[specs[name].dtype] for name in shapes}
+        heads, width = shapes["q"][1:]
+        scale = float32(1 / math.sqrt(width))
+        style = Style.of(case, gain=width * scale)
+        layout = paged_layout(definition, case, draw, query="q", page_size=self.page_size(definition))
+        k = style.keys(draw, "k_cache", shapes["k_cache"], dtypes["k_cache"], outlier=True)
+        v = style.values(draw, "v_cache", shapes["v_cache"], dtypes["v_cache"])
+        q = style.tensor(draw, "q", shapes["q"], dtypes["q"])
+        if layout.planned:
+            sequences = layout.sequences(draw.device, causal="qo_indptr" in specs)
+            v.flatten(0, 1)[unread(sequences.rows, v)] = POISON
+            leaning = lean(draw, style, sequences, heads=heads, gain=width * scale)
+            q = leaning.added(q, k.flatten(0, 1)) if leaning else q
+        values = layout.structure(definition, case, draw.device)
+        values.update(q=q, k_cache=k, v_cache=v, sm_scale=scale)
+        return ordered(definition, values)
+
+    def operands(self, definition: Definition, inputs: Values) -> Operands:
+        """The caches flattened to tokens."""
+        del definition
+        q, k, v = (tensor_of(inputs, name) for name in ("q", "k_cache", "v_cache"))
+        spans = read_spans(inputs, page_size=k.shape[1])
+        return Operands(q, k.flatten(0, 1), v.flatten(0, 1), spans, scale_of(inputs))
+
+
+OP = GqaPaged()

@@ -1,0 +1,14 @@
+"""gqa_ragged: causal grouped-query prefill over ragged keys and values."""
+
+from __future__ import annotations
+
+from traceproof.ops.common.attention_ragged import RaggedAttention
+
+
+class GqaRagged(RaggedAttention):
+    """Query heads share key heads in equal groups; see `RaggedAttention`."""
+
+    op_type = "gqa_ragged"
+
+
+OP = GqaRagged()

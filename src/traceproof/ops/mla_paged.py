@@ -1,0 +1,89 @@
+"""mla_paged: multi-head latent attention over a paged compressed cache, absorbed form, decode and prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from traceproof.dataset.definition import Definition
+from traceproof.draw import Draw
+from traceproof.ops.base import TORCH_DTYPES, Unsupported, Values, ordered
+from traceproof.ops.cases import Case
+from traceproof.ops.common import mla
+from traceproof.ops.common.attention import Operands, const_size, require, scale_of, tensor_of
+from traceproof.ops.common.attention_cases import Plan
+from traceproof.ops.common.attention_inputs import Style
+from traceproof.ops.common.attention_op import AttentionOp
+from traceproof.ops.common.paging import check_paged, paged_axes, paged_layout, read_spans, unread
+
+RANKS = {
+    "q_nope": 3,
+    "q_pe": 3,
+    "ckv_cache": 3,
+    "kpe_cache": 3,
+    "qo_indptr": 1,
+    "kv_indptr": 1,
+    "kv_indices": 1,
+    "kv_last_page_len": 1,
+    "sm_scale": None,
+}
+DRAWN = ("q_nope", "q_pe", "ckv_cache", "kpe_cache")
+
+
+class MlaPaged(AttentionOp):
+    """Logits q_nope . ckv + q_pe . kpe, values ckv: the output stays in the compressed space."""
+
+    op_type = "mla_paged"
+
+    def check(self, definition: Definition) -> None:
+        """Known: queries [T, H, Dckv] and [T, H, Dkpe], caches [pages, page_size, Dckv] and [.., Dkpe]."""
+        require(definition, RANKS, optional=("qo_indptr", "kv_last_page_len"))
+        for query, cache in (("q_nope", "ckv_cache"), ("q_pe", "kpe_cache")):
+            if const_size(definition, query, -1) != const_size(definition, cache, -1):
+                raise Unsupported(f"{query} and {cache} differ in their last axis")
+        if const_size(definition, "q_nope", 1) != const_size(definition, "q_pe", 1):
+            raise Unsupported("q_nope and q_pe differ in their number of heads")
+        check_paged(definition, caches=("ckv_cache", "kpe_cache"))
+
+    def page_size(self, definition: Definition) -> int:
+        """Tokens a page."""
+        return const_size(definition, "ckv_cache", 1)
+
+    def axes(self, definition: Definition, plan: Plan) -> Mapping[str, int]:
+        """All var axes, told by where they stand."""
+        page_size = self.page_size(definition)
+        return paged_axes(definition, plan, query="q_nope", cache="ckv_cache", page_size=page_size)
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """Data in the case's style over a permuted page table; rows that nobody may read hold poison."""
+        specs = definition.inputs
+        shapes = {name: definition.shape_of(specs[name], case.axes) or () for name in DRAWN}
+        dtypes = {name: TORCH_DTYPES[specs[name].dtype] for name in DRAWN}
+        kpe_width = shapes["kpe_cache"][-1]
+        style = Style.of(case, gain=mla.gain(shapes["ckv_cache"][-1], kpe_width))
+        layout = paged_layout(definition, case, draw, query="q_nope", page_size=self.page_size(definition))
+        data = {name: style.tensor(draw, name, shapes[name], dtypes[name]) for name in ("q_nope", "q_pe")}
+        # The outlier channel stands in kpe: in ckv it would be a value too, and hide errors in the others.
+        for name in ("ckv_cache", "kpe_cache"):
+            data[name] = style.keys(draw, name, shapes[name], dtypes[name], outlier=name == "kpe_cache")
+        if layout.planned:
+            ckv, kpe = data["ckv_cache"].flatten(0, 1), data["kpe_cache"].flatten(0, 1)
+            sequences = layout.sequences(draw.device, causal="qo_indptr" in specs)
+            mla.poison_(ckv, unread(sequences.rows, data["ckv_cache"]))
+            data["q_nope"], data["q_pe"] = mla.queries(
+                draw, style, nope=data["q_nope"], pe=data["q_pe"], ckv=ckv, kpe=kpe, sequences=sequences
+            )
+        values = layout.structure(definition, case, draw.device)
+        return ordered(definition, {**values, **data, "sm_scale": mla.sm_scale(kpe_width)})
+
+    def operands(self, definition: Definition, inputs: Values) -> Operands:
+        """Both parts side by side, one key head."""
+        del definition
+        ckv, kpe = tensor_of(inputs, "ckv_cache"), tensor_of(inputs, "kpe_cache")
+        q = torch.cat([tensor_of(inputs, "q_nope"), tensor_of(inputs, "q_pe")], -1)
+        k, v = mla.keys(ckv.flatten(0, 1), kpe.flatten(0, 1))
+        return Operands(q, k, v, read_spans(inputs, page_size=ckv.shape[1]), scale_of(inputs))
+
+
+OP = MlaPaged()
