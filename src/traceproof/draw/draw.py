@@ -11,7 +11,8 @@ from traceproof.draw.counter import chunk_words, mix_, random_words, scalar_word
 from traceproof.draw.tables import normal_table
 
 FINGERPRINT_SALTS = (0x243F6A8885A308D3, 0x13198A2E03707344)  # fractional digits of pi
-FP8_NAN_CODES = {torch.float8_e4m3fn: 0x7F}
+FP8_NAN_CODES = {torch.float8_e4m3fn: 0x7F}  # the only one, whatever the sign bit
+EACH_BYTE = 0x0101010101010101
 
 
 class HostDraw:
@@ -102,16 +103,33 @@ class Draw:
         """Random bit patterns of any dtype; NaN codes of float8_e4m3fn are replaced by the largest value."""
         size = torch.empty(0, dtype=dtype).element_size()
         count = _numel(shape)
-        raw = self.words(name, -(-count * size // 8)).view(torch.uint8)[: count * size]
+        words = self.words(name, -(-count * size // 8))
         if dtype in FP8_NAN_CODES:
-            magnitude = raw & 0x7F
-            raw -= (magnitude == FP8_NAN_CODES[dtype]).to(torch.uint8)
+            _lower_nan_codes(words)
+        raw = words.view(torch.uint8)[: count * size]
         return raw.view(dtype).view(tuple(shape))
 
     def permutation(self, name: str, count: int, *, out_of: int | None = None) -> torch.Tensor:
         """int64 [count]: distinct integers of range(out_of) in random order; out_of defaults to count."""
         keys = self.words(name, count if out_of is None else out_of)
         return torch.argsort(keys, stable=True)[:count]
+
+
+def _lower_nan_codes(words: torch.Tensor) -> None:
+    """Lower by one, in place, every byte of int64 `words` whose low seven bits are all ones.
+
+    Eight bytes at a time: adding one to the low seven bits reaches bit 7 only from 0x7F, and carries no further.
+    """
+    step = min(len(words), chunk_words(words.device))
+    scratch = torch.empty(step, dtype=torch.int64, device=words.device)
+    for start in range(0, len(words), max(step, 1)):
+        part = words[start : start + step]
+        found = scratch[: len(part)]
+        torch.bitwise_and(part, 0x7F * EACH_BYTE, out=found)
+        found += EACH_BYTE
+        found >>= 7
+        found &= EACH_BYTE
+        part -= found
 
 
 def _numel(shape: Sequence[int]) -> int:
