@@ -40,6 +40,7 @@ class Failure(StrEnum):
     DETERMINISM = "determinism"
     MUTATION = "mutated_input"
     ALIAS = "aliased_output"
+    SUBCLASS = "tensor_subclass"
     CACHED = "cached_answer"
 
 

@@ -65,6 +65,7 @@ class _Runner:
         case = Case(**item["case"])
         inputs = make_inputs(self.op, self.definition, case, device=self.device, dataset=self.dataset)
         before = fingerprints(inputs)
+        torch.manual_seed(case.seed)
         started = time.perf_counter()
         returned = named_outputs(self.definition, self._call(case, inputs))
         self._synchronise()
@@ -79,7 +80,6 @@ class _Runner:
     def _call(self, case: Case, inputs: Values) -> Any:  # noqa: ANN401 - what strangers return
         trials = self.op.trials(self.definition, case) if self.actor.draws else 0
         if not trials:
-            torch.manual_seed(case.seed)
             return self.actor.run(self.definition, self.op, inputs)
         draws = []
         for trial in range(trials):
@@ -117,6 +117,7 @@ class _Runner:
         return {
             "mutated": sorted(name for name in before if after[name] != before[name] and name not in allowed),
             "aliased": aliased,
+            "subclassed": [name for name, value in returned.items() if not _is_plain(value)],
         }
 
     def _synchronise(self) -> None:
@@ -129,6 +130,11 @@ def _address(value: object) -> int | None:
     if not isinstance(value, torch.Tensor) or not value.numel():
         return None
     return value.untyped_storage().data_ptr()
+
+
+def _is_plain(value: object) -> bool:
+    """A tensor of exactly that class (a subclass may compute when it is looked at), or a number."""
+    return type(value) is torch.Tensor or not isinstance(value, torch.Tensor)
 
 
 def _plain(value: Any) -> torch.Tensor:  # noqa: ANN401 - what strangers return

@@ -222,6 +222,8 @@ def _conduct(record: Mapping[str, Any]) -> Iterable[Ruling]:
         yield Ruling(Verdict.FAIL, Failure.MUTATION, f"modified its inputs {record['mutated']}", {})
     if record.get("aliased"):
         yield Ruling(Verdict.FAIL, Failure.ALIAS, f"outputs {record['aliased']} share memory with others", {})
+    if record.get("subclassed"):
+        yield Ruling(Verdict.FAIL, Failure.SUBCLASS, f"outputs {record['subclassed']} are no plain tensors", {})
     if "varying" not in record:
         return
     if record["varying"]:

@@ -1,0 +1,47 @@
+"""Definitions for tests: a small rmsnorm whose reference can be replaced by anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+HIDDEN = 32
+
+PREAMBLE = "import torch\n\n\n"
+
+GOOD = (
+    PREAMBLE
+    + """
+def run(hidden_states, weight):
+    EPS = 1e-6
+    x = hidden_states.float()
+    y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + EPS)
+    return (y * weight.float()).to(torch.bfloat16)
+"""
+)
+
+
+def rmsnorm(name: str, reference: str = GOOD, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    """An rmsnorm definition over 32 columns."""
+    definition: dict[str, Any] = {
+        "name": name,
+        "op_type": "rmsnorm",
+        "tags": ["status:unverified"],
+        "axes": {"batch_size": {"type": "var"}, "hidden_size": {"type": "const", "value": HIDDEN}},
+        "inputs": {
+            "hidden_states": {"shape": ["batch_size", "hidden_size"], "dtype": "bfloat16"},
+            "weight": {"shape": ["hidden_size"], "dtype": "bfloat16"},
+        },
+        "outputs": {"output": {"shape": ["batch_size", "hidden_size"], "dtype": "bfloat16"}},
+        "reference": reference,
+    }
+    return definition | changes
+
+
+def write(root: Path, definition: dict[str, Any]) -> Path:
+    """Write a definition where the dataset's layout wants it."""
+    path = root / "definitions" / definition["op_type"] / f"{definition['name']}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(definition), encoding="utf-8")
+    return path

@@ -1,0 +1,59 @@
+"""Running the stages in process, as the rules do."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from traceproof.stages.actor import Job, run
+from traceproof.stages.judge import Bench, judge
+from traceproof.stages.manifest import Manifest
+from traceproof.stages.plan import Selection, plan
+from traceproof.store import Store
+from traceproof.worker import Limits
+
+STACK = {"digest": "0" * 32, "versions": {"torch": "any"}, "device": "cpu"}
+Rows = list[dict[str, Any]]
+
+
+class Run:
+    """A results folder and what was run into it."""
+
+    def __init__(self, dataset: Path, out: Path, *, selection: Selection | None = None, limits: Limits) -> None:
+        self.dataset = dataset
+        self.out = out
+        self.selection = selection or Selection(sizes=("small",))
+        self.limits = limits
+
+    def verify(self, *, code: str = "0") -> dict[str, Rows]:
+        """Plan, run reference and oracle, judge; verdict rows by definition."""
+        rows: dict[str, Rows] = defaultdict(list)
+        for cases in plan(self.dataset, self.out / "cases", self.selection):
+            manifests = [self._actor(cases, name) for name in ("reference", "oracle")]
+            verdicts = self.out / "verdicts" / f"{cases.stem}.jsonl"
+            store = self.out / "store"
+            bench = Bench(
+                outputs=Store(store, "outputs"), judged=Store(store, "judged"), code=code, tolerance=None
+            )
+            judge(cases, manifests, verdicts, bench)
+            for line in verdicts.read_text(encoding="utf-8").splitlines():
+                row = json.loads(line)
+                rows[row["definition"]].append(row)
+        return rows
+
+    def _actor(self, cases: Path, name: str) -> Path:
+        path = self.out / "actors" / cases.stem / f"{name}.json"
+        job = Job(actor=name, code="0", stack=STACK, device="cpu", threads=1, limits=self.limits)
+        run(cases, path, self.out / "store", job)
+        return path
+
+    def manifest(self, op_type: str, actor: str) -> Manifest:
+        """What an actor's last job left."""
+        return Manifest.read(self.out / "actors" / op_type / f"{actor}.json")
+
+
+def verdicts(rows: Rows) -> set[tuple[str, str | None]]:
+    """The distinct (verdict, reason) pairs."""
+    return {(row["verdict"], row["reason"]) for row in rows}

@@ -1,0 +1,119 @@
+"""A dataset of hostile and broken definitions: one precise verdict each, and the rest of the run unharmed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from definitions import GOOD, PREAMBLE, rmsnorm, write
+from pipeline import Rows, Run, verdicts
+
+from traceproof.worker import Limits
+
+BODY = GOOD.removeprefix(PREAMBLE).strip()
+NORM = BODY.replace("def run(", "def norm(")
+
+
+def reference(body: str, *, head: str = "") -> str:
+    """A reference whose `run` has the body; the right `norm` is at hand."""
+    lines = "\n".join(f"    {line}" for line in body.splitlines())
+    return f"{PREAMBLE}{head}\n{NORM}\n\n\ndef run(hidden_states, weight):\n{lines}\n"
+
+
+RIGHT = "return norm(hidden_states, weight)"
+
+HOSTILE: dict[str, tuple[str, tuple[str, str]]] = {
+    "infinite_loop": ("while True:\n    pass", ("error", "timeout")),
+    "huge_allocation": (
+        "x = torch.empty(100 << 30, dtype=torch.uint8)\nx.fill_(1)\n" + RIGHT,
+        ("error", "memory"),
+    ),
+    "endless_print": ("while True:\n    print('x' * 1000)", ("error", "output_flood")),
+    "deep_recursion": ("return run(hidden_states, weight)", ("error", "exception")),
+    "nan_output": ("return norm(hidden_states, weight) * float('nan')", ("fail", "nan")),
+    "wrong_shape": ("return norm(hidden_states, weight)[:, :-1]", ("fail", "shape")),
+    "wrong_dtype": ("return norm(hidden_states, weight).float()", ("fail", "dtype")),
+    "no_output": ("return None", ("fail", "presence")),
+    "extra_output": ("return norm(hidden_states, weight), weight.clone()", ("fail", "presence")),
+    "no_tensor": ("return 'all is well'", ("error", "exception")),
+    "mutated_inputs": (
+        "y = norm(hidden_states, weight)\nhidden_states.zero_()\nreturn y",
+        ("fail", "mutated_input"),
+    ),
+    "aliased_output": ("return hidden_states", ("fail", "aliased_output")),
+    "random": ("return norm(hidden_states, weight) + 1e-3 * torch.rand(1).bfloat16()", ("fail", "determinism")),
+    "zeros": ("return torch.zeros_like(hidden_states)", ("fail", "numerics")),
+    "reads_environment": ("import os\nos.environ['HOME']\n" + RIGHT, ("error", "refused")),
+    "reads_home": ("open('/root/.profile').read()\n" + RIGHT, ("error", "refused")),
+    "writes_outside": ("open('/tmp/traceproof-was-here', 'w')\n" + RIGHT, ("error", "refused")),
+    "opens_a_socket": (
+        "import socket\nsocket.create_connection(('127.0.0.1', 9))\n" + RIGHT,
+        ("error", "refused"),
+    ),
+    "kills_its_parent": (
+        "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n" + RIGHT,
+        ("error", "refused"),
+    ),
+    "forks": ("import os\nos.fork()\n" + RIGHT, ("error", "refused")),
+    "patches_torch": ("torch.rsqrt = torch.sqrt\n" + RIGHT, ("error", "refused")),
+    "reaches_through_classes": ("().__class__.__base__.__subclasses__()\n" + RIGHT, ("error", "refused")),
+}
+
+CACHE = reference(
+    "key = tuple(hidden_states.shape)\n"
+    "if key not in SEEN:\n"
+    "    SEEN[key] = norm(hidden_states, weight)\n"
+    "return SEEN[key].clone()",
+    head="SEEN = {}\n",
+)
+SUBCLASS = reference(
+    "return norm(hidden_states, weight).as_subclass(Lazy)",
+    head="\nclass Lazy(torch.Tensor):\n    pass\n",
+)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
+    root = tmp_path_factory.mktemp("dataset")
+    for name, (body, _) in HOSTILE.items():
+        write(root, rmsnorm(name, reference(body)))
+    write(root, rmsnorm("cached_answer", CACHE))
+    write(root, rmsnorm("tensor_subclass", SUBCLASS))
+    write(root, rmsnorm("good"))
+    folder = root / "definitions" / "rmsnorm"
+    unknown = rmsnorm("unknown_dtype")
+    unknown["inputs"]["weight"]["dtype"] = "float7"
+    (folder / "unknown_dtype.json").write_text(json.dumps(unknown), encoding="utf-8")
+    without = json.dumps(rmsnorm("missing_run", "import torch\n"))
+    (folder / "missing_run.json").write_text(without, encoding="utf-8")
+    (folder / "malformed.json").write_text('{"name": ', encoding="utf-8")
+    limits = Limits(seconds=2.0, memory_bytes=1 << 30, output_bytes=1 << 16)
+    return Run(root, tmp_path_factory.mktemp("results"), limits=limits).verify()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_each_gets_its_own_verdict(name: str, rows: dict[str, Rows]) -> None:
+    assert HOSTILE[name][1] in verdicts(rows[name])
+
+
+@pytest.mark.parametrize("name", ["malformed", "unknown_dtype", "missing_run"])
+def test_a_file_that_is_no_definition_is_an_error_of_that_file(name: str, rows: dict[str, Rows]) -> None:
+    assert verdicts(rows[name]) == {("error", "bad_definition")}
+
+
+def test_an_answer_from_a_cache_shows(rows: dict[str, Rows]) -> None:
+    assert ("fail", "cached_answer") in verdicts(rows["cached_answer"])
+
+
+def test_a_tensor_subclass_shows(rows: dict[str, Rows]) -> None:
+    assert ("fail", "tensor_subclass") in verdicts(rows["tensor_subclass"])
+
+
+def test_the_good_one_beside_them_passes(rows: dict[str, Rows]) -> None:
+    assert verdicts(rows["good"]) == {("pass", None)}
+
+
+def test_nothing_is_left_behind(rows: dict[str, Rows]) -> None:
+    assert rows
+    assert not Path("/tmp/traceproof-was-here").exists()  # noqa: S108 - what a hostile reference tried to write

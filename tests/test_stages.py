@@ -1,0 +1,134 @@
+"""From a dataset folder to verdicts: what costs what, and what is done again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from definitions import GOOD, rmsnorm, write
+from pipeline import Run, verdicts
+
+from traceproof.errors import TraceproofError
+from traceproof.ops import registry
+from traceproof.stages.plan import Selection, plan
+from traceproof.worker import Limits
+
+LIMITS = Limits(seconds=20.0, memory_bytes=2 << 30)
+PASSED = {("pass", None)}
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    root = tmp_path / "dataset"
+    for name in ("alpha", "beta", "gamma"):
+        write(root, rmsnorm(name))
+    return root
+
+
+def outputs_on_disk(run: Run) -> dict[str, float]:
+    return {path.name: path.stat().st_mtime_ns for path in (run.out / "store" / "outputs").rglob("*.json")}
+
+
+def test_an_edit_of_one_reference_recomputes_that_definition_alone(dataset: Path, tmp_path: Path) -> None:
+    run = Run(dataset, tmp_path / "results", limits=LIMITS)
+    first = run.verify()
+    assert {name: verdicts(rows) for name, rows in first.items()} == dict.fromkeys(
+        ("alpha", "beta", "gamma"), PASSED
+    )
+    before = outputs_on_disk(run)
+    write(dataset, rmsnorm("beta", GOOD.replace("torch.bfloat16)", "torch.bfloat16) * 1.02")))
+    second = run.verify()
+    after = outputs_on_disk(run)
+    assert {name: after[name] for name in before} == before
+    cases = len(run.manifest("rmsnorm", "reference").cases["beta"])
+    assert len(after) - len(before) == 2 * cases
+    assert verdicts(second["alpha"]) == verdicts(second["gamma"]) == PASSED
+    assert ("fail", "numerics") in verdicts(second["beta"])
+
+
+def test_a_changed_description_recomputes_nothing(dataset: Path, tmp_path: Path) -> None:
+    run = Run(dataset, tmp_path / "results", limits=LIMITS)
+    run.verify()
+    before = outputs_on_disk(run)
+    write(dataset, rmsnorm("beta", description="now with words", tags=["status:verified"]))
+    run.verify()
+    assert outputs_on_disk(run) == before
+
+
+def test_a_malformed_file_costs_itself_alone(dataset: Path, tmp_path: Path) -> None:
+    (dataset / "definitions" / "rmsnorm" / "torn.json").write_text('{"name": "torn", ', encoding="utf-8")
+    rows = Run(dataset, tmp_path / "results", limits=LIMITS).verify()
+    assert verdicts(rows["torn"]) == {("error", "bad_definition")}
+    assert "torn.json" in rows["torn"][0]["message"]
+    assert verdicts(rows["alpha"]) == PASSED
+
+
+def test_a_workload_line_is_a_case_and_a_missing_blob_is_a_typed_skip(dataset: Path, tmp_path: Path) -> None:
+    random = {"type": "random"}
+    blob = {"type": "safetensors", "path": "blob/absent.safetensors", "tensor_key": "w"}
+    lines = [
+        {"uuid": "one", "axes": {"batch_size": 3}, "inputs": {"hidden_states": random, "weight": random}},
+        {"uuid": "two", "axes": {"batch_size": 3}, "inputs": {"hidden_states": random, "weight": blob}},
+    ]
+    path = dataset / "workloads" / "rmsnorm" / "alpha.jsonl"
+    path.parent.mkdir(parents=True)
+    empty = {"definition": "alpha", "solution": None, "evaluation": None}
+    path.write_text("".join(json.dumps(empty | {"workload": line}) + "\n" for line in lines), encoding="utf-8")
+    selection = Selection(definitions=("alpha",), sizes=("small",), workloads=True)
+    rows = Run(dataset, tmp_path / "results", selection=selection, limits=LIMITS).verify()["alpha"]
+    by_case = {row["case"]: (row["verdict"], row["reason"]) for row in rows}
+    assert by_case["workload-one"] == ("pass", None)
+    assert by_case["workload-two"] == ("skip", "blob_missing")
+
+
+def test_an_unknown_op_type_is_judged_without_numerics(tmp_path: Path) -> None:
+    root = tmp_path / "dataset"
+    write(root, rmsnorm("mystery", op_type="some_new_kernel"))
+    rows = Run(root, tmp_path / "results", limits=LIMITS).verify()["mystery"]
+    assert verdicts(rows) == {("skip", "no_oracle"), ("pass", None)}
+    write(root, rmsnorm("mystery", GOOD.replace("bfloat16)", "float16)"), op_type="some_new_kernel"))
+    rows = Run(root, tmp_path / "results", limits=LIMITS).verify()["mystery"]
+    assert ("fail", "dtype") in verdicts(rows)
+
+
+def test_a_case_that_does_not_fit_is_a_skip_that_states_the_need(dataset: Path, tmp_path: Path) -> None:
+    selection = Selection(sizes=("small",), memory_limit=1000)
+    rows = Run(dataset, tmp_path / "results", selection=selection, limits=LIMITS).verify()["alpha"]
+    skipped = [row for row in rows if row["reason"] == "does_not_fit"]
+    assert skipped
+    assert "GiB" in skipped[0]["message"]
+
+
+def test_a_killed_job_leaves_finished_cases_and_the_next_run_does_the_rest(dataset: Path, tmp_path: Path) -> None:
+    run = Run(dataset, tmp_path / "results", limits=LIMITS)
+    child = os.fork()
+    if child == 0:
+        run.verify()
+        os._exit(0)
+    deadline = time.monotonic() + 60
+    while not outputs_on_disk(run) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    before = outputs_on_disk(run)
+    rows = run.verify()
+    after = outputs_on_disk(run)
+    assert before
+    assert {name: after[name] for name in before} == before
+    assert verdicts(rows["gamma"]) == PASSED
+
+
+def test_the_plan_names_what_does_not_exist(dataset: Path, tmp_path: Path) -> None:
+    selection = Selection(op_types=("gmm",), definitions=("alpah",))
+    with pytest.raises(TraceproofError) as caught:
+        plan(dataset, tmp_path / "cases", selection)
+    assert "'gmm' has no definition; the dataset has: rmsnorm" in str(caught.value)
+    assert "close to it: alpha" in str(caught.value)
+
+
+def test_every_registered_op_calls_itself_by_its_module() -> None:
+    assert {name: registry.get(name).op_type for name in registry.known()} == {n: n for n in registry.known()}
