@@ -10,8 +10,9 @@ magnitude at one in a million. So every tail here is a bound that holds for any 
   relative entropy", 2020): half the G statistic, with a proven tail.
 
 Four families share the false-alarm rate equally, each divided by its number of tests: single tokens of single
-rows; tokens of like rank pooled over rows, counted from the most and from the least probable one (a filter that
-drops its last token shows there); the share of the tokens that must be kept; the pooled G statistic.
+rows, and of rows that share a distribution; tokens of like rank pooled over rows, counted from the most and from
+the least probable one (a filter that drops its last token shows there); the share of the tokens that must be
+kept; the pooled G statistic.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ def _log_tail(count: torch.Tensor, trials: torch.Tensor, q: torch.Tensor) -> tor
     rest = trials - count
     hit = torch.special.xlogy(count, count / (trials * q)).nan_to_num(nan=0.0, posinf=math.inf)
     miss = torch.special.xlogy(rest, rest / (trials * (1 - q))).nan_to_num(nan=0.0, posinf=math.inf)
-    return -(hit + miss).clamp_min(0.0)
+    divergence: torch.Tensor = hit + miss
+    return -divergence.clamp_min(0.0)
 
 
 def _corrected(log_p: float, tests: int) -> float:
@@ -125,15 +127,24 @@ def _corrected(log_p: float, tests: int) -> float:
 
 
 def _cells(counts: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: torch.Tensor) -> list[_Tail]:
-    """Each token of each row, two-sided."""
-    used = certain & (seen[:, None] > 0) & (q < 1)
+    """Each token of each row, two-sided; and of all rows that share a distribution, taken together."""
+    shared, group = torch.unique(torch.where(certain, q, 0.0), dim=0, return_inverse=True)
+    sums = torch.zeros((len(shared), counts.shape[1]), dtype=counts.dtype).index_add_(0, group, counts * certain)
+    names = [f"row {row}" for row in range(len(counts))]
+    alike = torch.bincount(group)
+    names += [f"{count} rows of one distribution" for count in alike.tolist() if count > 1]
+    several = alike > 1
+    counts = torch.cat([counts, sums[several]])
+    q = torch.cat([q, shared[several]])
+    seen = torch.cat([seen, sums[several].sum(-1)])
+    used = (q > 0) & (q < 1) & (seen[:, None] > 0)
     if not used.any():
         return []
     rows, columns = used.nonzero(as_tuple=True)
     log_p = _log_tail(counts[rows, columns], seen[rows], q[rows, columns])
     at = int(log_p.argmin())
     row, column = int(rows[at]), int(columns[at])
-    what = f"row {row}, rank {column}: drawn {int(counts[row, column])} of {int(seen[row])}"
+    what = f"{names[row]}, rank {column}: drawn {int(counts[row, column])} of {int(seen[row])}"
     what += f", expected {float(q[row, column] * seen[row]):.1f}"
     return [_Tail(_corrected(float(log_p[at]), 2 * len(log_p)), what)]
 

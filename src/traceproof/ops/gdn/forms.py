@@ -1,0 +1,170 @@
+"""The three forms of gated delta rule definitions, told apart by their inputs, and their cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import Unsupported
+
+COMMON = frozenset({"q", "k", "v", "A_log", "a", "dt_bias", "b", "scale"})
+BUFFER = "intermediate_states_buffer"
+
+
+class Form(StrEnum):
+    """What a call covers."""
+
+    DECODE = "decode"  # one token a sequence
+    MTP = "mtp"  # a few tokens a sequence, states picked out of a pool
+    PREFILL = "prefill"  # whole sequences side by side
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Form, names and sizes of a definition.
+
+    Attributes:
+        form: which of the three.
+        state: name of the input that holds the states.
+        final: name of the output that holds them afterwards.
+        query_heads, value_heads, key_size, value_size: the const sizes.
+    """
+
+    form: Form
+    state: str
+    final: str
+    query_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A case in the terms of its form.
+
+    Attributes:
+        id: of the case.
+        size: of the case.
+        lengths: tokens of each sequence.
+        pool: slots of the state pool; used by mtp alone.
+        params: drawing instructions.
+    """
+
+    id: str
+    size: str
+    lengths: tuple[int, ...]
+    pool: int = 0
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+def layout(definition: Definition) -> Layout:
+    """What the definition is.
+
+    Raises:
+        Unsupported: none of the three forms.
+    """
+    inputs = set(definition.inputs)
+    if inputs == COMMON | {"state"}:
+        form, state, final = Form.DECODE, "state", "new_state"
+    elif inputs == COMMON | {"state", "cu_seqlens"}:
+        form, state, final = Form.PREFILL, "state", "new_state"
+    elif inputs - {BUFFER} == COMMON | {"initial_state", "initial_state_indices"}:
+        form, state, final = Form.MTP, "initial_state", "final_state"
+    else:
+        raise Unsupported(f"inputs are {list(definition.inputs)}")
+    if list(definition.outputs) != ["output", final]:
+        raise Unsupported(f"outputs are {list(definition.outputs)}, not output and {final}")
+    shapes = {name: spec.shape or () for name, spec in definition.inputs.items()}
+    rank = 3 if form is Form.PREFILL else 4
+    if any(len(shapes[name]) != rank for name in "qkv") or len(shapes[state]) != 4:
+        raise Unsupported(f"shapes are { ({name: shapes[name] for name in ('q', 'k', 'v', state)}) }")
+    const = definition.const_axes
+    names = (shapes["q"][-2], shapes["v"][-2], shapes["k"][-1], shapes["v"][-1])
+    if any(name not in const for name in (*names, shapes["k"][-2])):
+        raise Unsupported("a number of heads or a head size is not const")
+    sizes = [const[name] for name in names]
+    if const[shapes["k"][-2]] != sizes[0] or sizes[1] % sizes[0]:
+        raise Unsupported(f"{sizes[1]} value heads do not share {sizes[0]} query and key heads")
+    return Layout(form, state, final, *sizes)
+
+
+def axes(definition: Definition, found: Layout, plan: Plan) -> dict[str, int]:
+    """Values of the var axes, told by where they stand in the shapes."""
+    shapes = {name: spec.shape or () for name, spec in definition.inputs.items()}
+    values = {}
+    if found.form is Form.PREFILL:
+        values[shapes["cu_seqlens"][0]] = len(plan.lengths) + 1
+        values[shapes["q"][0]] = sum(plan.lengths)
+        values[shapes[found.state][0]] = len(plan.lengths)
+    else:
+        values[shapes[found.state][0]] = plan.pool if found.form is Form.MTP else len(plan.lengths)
+        values[shapes["q"][0]] = len(plan.lengths)
+        values[shapes["q"][1]] = max(plan.lengths, default=2 if found.form is Form.MTP else 1)
+    return {name: values[name] for name in definition.var_axes}
+
+
+SPECIAL: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    ("adversarial-slow", "adversarial", {"kind": "slow"}),  # nothing is forgotten: errors pile up
+    ("adversarial-saturated", "adversarial", {"kind": "saturated"}),  # gates at 0 and 1, softplus beyond exp
+    ("adversarial-outlier", "adversarial", {"kind": "outlier"}),
+    ("adversarial-tiny", "adversarial", {"kind": "tiny"}),
+    ("adversarial-scale", "adversarial", {"scale": 0.25}),  # a scale that is not the default
+)
+# Chunked kernels work on 64 tokens: lengths at, before and after one chunk and several.
+PREFILL_LENGTHS: Mapping[str, tuple[tuple[int, ...], ...]] = {
+    "small": ((1,), (5, 11)),
+    "medium": ((64,), (63, 1, 65, 127)),
+    "large": ((512,), (1, 1023, 64, 960)),
+}
+BATCHES = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
+MTP_TOKENS = (2, 4, 3, 5)  # in turn; drafts are short
+
+
+def plans(found: Layout, sizes: Sequence[str], *, optional_state: bool, buffer: bool) -> Iterator[Plan]:
+    """All cases of a form."""
+    if found.form is Form.PREFILL:
+        yield from _prefill(sizes, optional_state=optional_state)
+    elif found.form is Form.DECODE:
+        yield from _decode(sizes, optional_state=optional_state)
+    else:
+        yield from _mtp(sizes, buffer=buffer)
+
+
+def _prefill(sizes: Sequence[str], *, optional_state: bool) -> Iterator[Plan]:
+    for size in sizes:
+        for index, lengths in enumerate(PREFILL_LENGTHS[size]):
+            yield Plan(f"{size}-{index}", size, lengths)
+    yield Plan("edge-empty", "edge", ())
+    yield Plan("edge-empty-sequence", "edge", (0, 3, 0, 1, 0))
+    if optional_state:
+        yield Plan("edge-no-state", "edge", (2, 0, 70), params={"no_state": True})
+    for name, size, params in SPECIAL:
+        yield Plan(name, size, (96,) if name.endswith("slow") else (9, 4), params=params)
+
+
+def _decode(sizes: Sequence[str], *, optional_state: bool) -> Iterator[Plan]:
+    for size in sizes:
+        for index, batch in enumerate(BATCHES[size]):
+            yield Plan(f"{size}-{index}", size, (1,) * batch)
+    yield Plan("edge-empty", "edge", ())
+    if optional_state:
+        yield Plan("edge-no-state", "edge", (1,) * 3, params={"no_state": True})
+    for name, size, params in SPECIAL:
+        yield Plan(name, size, (1,) * 3, params=params)
+
+
+def _mtp(sizes: Sequence[str], *, buffer: bool) -> Iterator[Plan]:
+    for size in sizes:
+        for index, batch in enumerate(BATCHES[size]):
+            tokens = MTP_TOKENS[index + 2 * (size == "medium")]
+            yield Plan(f"{size}-{index}", size, (tokens,) * batch, pool=batch + batch // 2 + 2)
+    yield Plan("edge-empty", "edge", (), pool=2)
+    if buffer:
+        yield Plan("edge-buffer", "edge", (3,) * 2, pool=4, params={"buffer": True})
+    for name, size, params in SPECIAL:
+        tokens = 16 if name.endswith("slow") else 3
+        yield Plan(name, size, (tokens,) * 2, pool=5, params=params)

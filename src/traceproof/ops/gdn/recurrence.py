@@ -1,0 +1,99 @@
+"""The gated delta rule, token by token, over any number of sequences at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from traceproof.ops.common.gates import sigmoid, softplus
+
+Rounding = Callable[[torch.Tensor], torch.Tensor]
+
+
+def exact(operand: torch.Tensor) -> torch.Tensor:
+    """Products take their operands as they are."""
+    return operand
+
+
+def through_bfloat16(operand: torch.Tensor) -> torch.Tensor:
+    """Products take their operands in bfloat16 and accumulate in the operand's own dtype."""
+    return operand.to(torch.bfloat16).to(operand.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """All tokens of all sequences, one after another.
+
+    Attributes:
+        q: [tokens, query heads, K].
+        k: [tokens, query heads, K].
+        v: [tokens, value heads, V]; value head h belongs to query head h // (value heads / query heads).
+        decay: [tokens, value heads], what is left of the state.
+        rate: [tokens, value heads], how much of the error is corrected.
+        scale: factor of the output.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    decay: torch.Tensor
+    rate: torch.Tensor
+    scale: float
+
+
+def decay(a: torch.Tensor, dt_bias: torch.Tensor, A_log: torch.Tensor) -> torch.Tensor:
+    """exp(-exp(A_log) * softplus(a + dt_bias))."""
+    return torch.exp(-torch.exp(A_log) * softplus(a + dt_bias))
+
+
+def rate(b: torch.Tensor) -> torch.Tensor:
+    """sigmoid(b)."""
+    return sigmoid(b)
+
+
+def recur(
+    tokens: Tokens, *, starts: Sequence[int], lengths: Sequence[int], state: torch.Tensor, rounding: Rounding
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run every sequence from its state.
+
+    With S the state [V, K], decayed: S += rate * (v - S k) k^T, then output = scale * S q. A sequence without
+    tokens keeps its state.
+
+    Args:
+        tokens: of all sequences.
+        starts: first token of each sequence.
+        lengths: number of tokens of each sequence.
+        state: [sequences, value heads, V, K]; not modified.
+        rounding: what happens to the state and the correction as they enter a product.
+
+    Returns:
+        Outputs [tokens, value heads, V] and final states, shaped like `state`.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])  # running sequences are a prefix
+    first = torch.tensor([starts[index] for index in order], dtype=torch.int64, device=state.device)
+    running = [lengths[index] for index in order]
+    place = torch.tensor(order, dtype=torch.int64, device=state.device)
+    current = state[place]
+    output = torch.zeros_like(tokens.v)
+    for step in range(max(lengths, default=0)):
+        count = sum(length > step for length in running)
+        at = first[:count] + step
+        output[at] = _advance(tokens, at, current[:count], rounding)
+    final = torch.empty_like(current)
+    final[place] = current
+    return output, final
+
+
+def _advance(tokens: Tokens, at: torch.Tensor, state: torch.Tensor, rounding: Rounding) -> torch.Tensor:
+    """Advance `state` [n, heads, V, K] in place by the tokens `at`; their outputs, [n, heads, V]."""
+    count, heads, value_size, key_size = state.shape
+    shared = heads // tokens.q.shape[1]
+    q, k = (x[at].repeat_interleave(shared, dim=1).reshape(-1, key_size, 1) for x in (tokens.q, tokens.k))
+    v = tokens.v[at].reshape(-1, value_size, 1)
+    flat = state.view(-1, value_size, key_size)
+    flat *= tokens.decay[at].reshape(-1, 1, 1)
+    correction = tokens.rate[at].reshape(-1, 1, 1) * (v - rounding(flat) @ k)
+    flat.baddbmm_(rounding(correction), k.transpose(1, 2))
+    return (tokens.scale * (rounding(flat) @ q)).view(count, heads, value_size)
