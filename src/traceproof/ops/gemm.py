@@ -74,7 +74,7 @@ class Gemm(Op):
         yield Case("adversarial-rows", "adversarial", {rows: 6}, seed, {"rows": ["tiny", "outlier", "positive"]})
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """Normal data; `params.rows` names what befalls the rows of A in turn: the bound is one of each element."""
+        """Normal data; `params.rows` names what befalls the rows of A in turn (each element has its own bound)."""
         names = roles(definition)
         shapes = {name: definition.shape_of(spec, case.axes) or () for name, spec in definition.inputs.items()}
         dtypes = {name: TORCH_DTYPES[spec.dtype] for name, spec in definition.inputs.items()}
