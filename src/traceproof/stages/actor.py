@@ -31,6 +31,7 @@ REASONS: Mapping[Status, Error] = {
     Status.PROCESSES: Error.PROCESSES,
     Status.REFUSED: Error.REFUSED,
 }
+PATIENCE = 2  # timeouts of one definition after which its other cases are not waited for
 # Outcomes that the same code and inputs would meet again; a timeout or too much memory may be the machine's doing.
 LASTING = frozenset({Status.OK, Status.ERROR, Status.OUTPUT, Status.REFUSED})
 
@@ -185,11 +186,23 @@ class _Runner:
                 isolation=Isolation.TRUSTED if ACTORS[self.job.actor].trusted else Isolation.UNTRUSTED,
                 scratch=self.scratch,
             )
+        timeouts = 0
         for outcome in outcomes:
             item = items[outcome.index]
             record = self._record(item["key"], outcome)
             yield item["case"]["id"], record
             self.progress.show(f"{name} {item['case']['id']}", record["status"])
+            timeouts += outcome.status == Status.TIMEOUT
+            if timeouts == PATIENCE:
+                yield from self._given_up(name, items[outcome.index + 1 :])
+                return
+
+    def _given_up(self, name: str, items: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+        message = f"not run: {PATIENCE} cases of this definition ran into the limit of {self.job.limits.seconds:g} s"
+        for item in items:
+            record = {"key": item["key"], "status": "error", "reason": Error.TIMEOUT, "message": message}
+            yield item["case"]["id"], record
+            self.progress.show(f"{name} {item['case']['id']}", "error")
 
     def _record(self, key: str, outcome: ItemOutcome) -> dict[str, Any]:
         """What the manifest says of an outcome; a lasting one goes into the store, tensors first."""

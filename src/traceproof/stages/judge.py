@@ -227,7 +227,7 @@ def _conduct(record: Mapping[str, Any]) -> Iterable[Ruling]:
     if "varying" not in record:
         return
     if record["varying"]:
-        differing = f"a second run on the same inputs gave other bits in {record['deterministic']}"
+        differing = f"a second run on the same inputs gave other bits in {record['varying']}"
         yield Ruling(Verdict.FAIL, Failure.DETERMINISM, differing, {})
     else:
         yield Ruling(Verdict.PASS, None, "a second run gave the same bits", {"gate": {"kind": "determinism"}})
