@@ -1,0 +1,6 @@
+"""Dataset lint: what is wrong with a dataset's files, said without running anything."""
+
+from traceproof.lint.model import Finding, Severity
+from traceproof.lint.run import Report, lint
+
+__all__ = ["Finding", "Report", "Severity", "lint"]

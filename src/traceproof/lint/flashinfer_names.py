@@ -1,0 +1,135 @@
+"""Whether a dotted name exists in an unpacked package, found by reading its files; nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from traceproof.errors import TraceproofError
+from traceproof.lint.reference import parse_quietly
+
+DEPTH = 20  # re-exports followed before a circle is assumed
+
+
+class Package:
+    """A folder that holds an unpacked package.
+
+    Args:
+        folder: the package's own folder or the one above it (an unpacked wheel, a site-packages).
+        name: the package's name.
+
+    Raises:
+        TraceproofError: the package is not there.
+    """
+
+    def __init__(self, folder: Path, name: str = "flashinfer") -> None:
+        self.name = name
+        for root in (folder, folder.parent):
+            if folder.is_dir() and (root / name / "__init__.py").is_file():
+                self.root = root
+                return
+        looked = [f"looked for {folder / name / '__init__.py'}"]
+        raise TraceproofError(f"{folder} holds no {name}", problems=looked, todo="Unpack the wheel there.")
+
+    def problem(self, dotted: str) -> str:
+        """Why `dotted` does not exist in the package; empty if it does."""
+        first, *rest = dotted.split(".")
+        if first != self.name or not all(part.isidentifier() for part in rest) or not rest:
+            return f"not a dotted name in {self.name}"
+        return self._problem((first,), tuple(rest), DEPTH)
+
+    def _problem(self, module: tuple[str, ...], rest: tuple[str, ...], depth: int) -> str:
+        """Like `problem`, with the module that is already found split off."""
+        if self._file(module) is None:
+            return f"{'.'.join(module[:-1])} has no module {module[-1]}"
+        if not rest or depth == 0:
+            return f"re-exports of {'.'.join((*module, *rest))} go in a circle" if rest else ""
+        head, tail = rest[0], rest[1:]
+        found = self._bound(module, head, depth)
+        if isinstance(found, tuple):
+            return self._problem(found[0], (*found[1], *tail), depth - 1)
+        if found is not None:
+            return _member_problem(found, tail)
+        if self._file((*module, head)) is not None:
+            return self._problem((*module, head), tail, depth - 1)
+        return f"{'.'.join(module)} has no {head}"
+
+    def _bound(
+        self, module: tuple[str, ...], name: str, depth: int
+    ) -> ast.AST | tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """What binds `name` in a module: a statement, or (module, rest) of a re-export; None if nothing does."""
+        for statement in _statements(self._tree(module).body):
+            if isinstance(statement, ast.ImportFrom):
+                source = self._source(module, statement)
+                if source is None or source == module:  # another package, or a module of this folder
+                    continue
+                for alias in statement.names:
+                    if alias.name == "*" and not self._problem(source, (name,), depth - 1):
+                        return source, (name,)
+                    if (alias.asname or alias.name) == name:
+                        return source, (alias.name,)
+            if name in set(_names(statement)):
+                return statement
+        return None
+
+    def _source(self, module: tuple[str, ...], statement: ast.ImportFrom) -> tuple[str, ...] | None:
+        """The package's module that a `from ... import` reads; None if it is another package's."""
+        target = tuple(statement.module.split(".")) if statement.module else ()
+        if not statement.level:
+            return target if target and target[0] == self.name else None
+        file = self._file(module)
+        is_package = file is not None and file.name == "__init__.py"
+        base = module[: len(module) - statement.level + (1 if is_package else 0)]
+        return (*base, *target)
+
+    def _file(self, module: tuple[str, ...]) -> Path | None:
+        path = self.root.joinpath(*module)
+        for file in (path / "__init__.py", path.with_name(path.name + ".py")):
+            if file.is_file():
+                return file
+        return None
+
+    def _tree(self, module: tuple[str, ...]) -> ast.Module:
+        file = self._file(module)
+        assert file is not None
+        return _parse(file)
+
+
+def _member_problem(statement: ast.AST, rest: tuple[str, ...]) -> str:
+    """Why a class has no member `rest[0]`; empty if it has, may inherit it, or is no class."""
+    if not rest or not isinstance(statement, ast.ClassDef) or statement.bases:
+        return ""
+    members = {name for inside in statement.body for name in _names(inside)}
+    return "" if rest[0] in members else f"{statement.name} has no {rest[0]}"
+
+
+@cache
+def _parse(file: Path) -> ast.Module:
+    return parse_quietly(file.read_text(encoding="utf-8"))
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run when a module is imported, those under if, try and with included."""
+    for statement in body:
+        yield statement
+        for field in ("body", "orelse", "finalbody"):
+            if isinstance(statement, (ast.If, ast.Try, ast.With)):
+                yield from _statements(getattr(statement, field, []))
+        for handler in getattr(statement, "handlers", []):
+            yield from _statements(handler.body)
+
+
+def _names(statement: ast.stmt) -> Iterator[str]:
+    match statement:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case ast.Assign(targets=targets):
+            yield from (node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            yield name
+        case ast.Import(names=aliases):
+            yield from (alias.asname or alias.name.partition(".")[0] for alias in aliases)
+        case ast.ImportFrom(names=aliases):
+            yield from (alias.asname or alias.name for alias in aliases)

@@ -1,0 +1,133 @@
+"""What a rule is, what it finds, and the list of all rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from traceproof.digests import digest_json
+from traceproof.lint.subject import Dataset, Subject
+
+
+class Severity(StrEnum):
+    """How much a finding matters; a note never makes the command fail."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding of one rule.
+
+    Attributes:
+        code: the rule's code.
+        title: the rule's title.
+        severity: how much it matters.
+        path: the file, relative to the dataset's root.
+        line: number of the line in a JSON lines file, from 1; 0 in other files.
+        field: JSON pointer into the file (or the line); empty for the whole.
+        evidence: what was found, so that a reader can check it against the file.
+        todo: what to do.
+    """
+
+    code: str
+    title: str
+    severity: Severity
+    path: Path
+    line: int
+    field: str
+    evidence: str
+    todo: str
+
+    @property
+    def fingerprint(self) -> str:
+        """Says that two findings are the same one: moving a line in its file does not change it."""
+        return digest_json([self.code, self.path.as_posix(), self.field, self.evidence])
+
+    def as_json(self) -> dict[str, str | int]:
+        """The finding as a JSON object."""
+        return {
+            "code": self.code,
+            "title": self.title,
+            "severity": self.severity.value,
+            "path": self.path.as_posix(),
+            "line": self.line,
+            "field": self.field,
+            "evidence": self.evidence,
+            "todo": self.todo,
+            "fingerprint": self.fingerprint,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What a rule yields: where and what. `path` is filled in by rules over one definition."""
+
+    field: str
+    evidence: str
+    path: Path = Path()
+    line: int = 0
+
+
+Check = Callable[[Dataset], Iterator[Hit]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule; `needs_flashinfer` says that it only runs beside an unpacked FlashInfer."""
+
+    code: str
+    title: str
+    severity: Severity
+    todo: str
+    check: Check
+    needs_flashinfer: bool = False
+
+    def findings(self, dataset: Dataset) -> Iterator[Finding]:
+        """Everything that the rule finds in `dataset`."""
+        for hit in self.check(dataset):
+            where = (hit.path, hit.line, hit.field)
+            yield Finding(self.code, self.title, self.severity, *where, hit.evidence, self.todo)
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(
+    code: str, title: str, *, severity: Severity, todo: str, needs_flashinfer: bool = False
+) -> Callable[[Check], Check]:
+    """Register a rule over the whole dataset."""
+
+    def register(check: Check) -> Check:
+        if code in RULES:
+            raise ValueError(f"{code} is registered twice")
+        RULES[code] = Rule(code, title, severity, todo, check, needs_flashinfer)
+        return check
+
+    return register
+
+
+def definition_rule(
+    code: str, title: str, *, severity: Severity, todo: str
+) -> Callable[[Callable[[Subject], Iterator[Hit]]], Callable[[Subject], Iterator[Hit]]]:
+    """Register a rule that looks at one definition at a time."""
+
+    def register(check: Callable[[Subject], Iterator[Hit]]) -> Callable[[Subject], Iterator[Hit]]:
+        def over_all(dataset: Dataset) -> Iterator[Hit]:
+            for subject in dataset.subjects:
+                for hit in check(subject):
+                    yield Hit(hit.field, hit.evidence, subject.path, hit.line)
+
+        rule(code, title, severity=severity, todo=todo)(over_all)
+        return check
+
+    return register
+
+
+def pointer(*parts: str | int) -> str:
+    """A JSON pointer (RFC 6901) of the given keys and indices."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)

@@ -1,0 +1,64 @@
+"""TP42x: the FlashInfer call that a definition stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from traceproof.dataset.definition import DType
+from traceproof.errors import TraceproofError
+from traceproof.lint.flashinfer_names import Package
+from traceproof.lint.model import Hit, Severity, definition_rule, pointer, rule
+from traceproof.lint.subject import Dataset, Subject
+
+# op_types whose ground truth is a FlashInfer call; gemm's is PyTorch's.
+SERVED = frozenset(
+    {
+        "gqa_paged",
+        "gqa_ragged",
+        "mla_paged",
+        "mla_ragged",
+        "gdn",
+        "mamba_ssu",
+        "moe",
+        "rmsnorm",
+        "rope",
+        "sampling",
+        "dsa_paged",
+    }
+)
+
+
+@definition_rule(
+    "TP421",
+    "no FlashInfer call named",
+    severity=Severity.NOTE,
+    todo="Add fi_api:<dotted name>, so that the ground truth is the one that was meant.",
+)
+def missing_api(subject: Subject) -> Iterator[Hit]:
+    """No fi_api tag on a kind that FlashInfer serves."""
+    definition = subject.definition
+    # The DSA indexer, which returns nothing but indices, is DeepGEMM's.
+    indexer = definition.op_type == "dsa_paged" and all(
+        spec.dtype is DType.INT32 for spec in definition.outputs.values()
+    )
+    if definition.op_type in SERVED and not indexer and not subject.tags("fi_api"):
+        yield Hit(pointer("tags"), f"no fi_api:*, though FlashInfer has kernels for {definition.op_type}")
+
+
+@rule(
+    "TP422",
+    "FlashInfer has no such name",
+    severity=Severity.ERROR,
+    todo="Name a function or class that this FlashInfer exports.",
+    needs_flashinfer=True,
+)
+def unresolvable_api(dataset: Dataset) -> Iterator[Hit]:
+    """A fi_api tag whose dotted name does not exist in the FlashInfer given."""
+    if dataset.flashinfer is None:
+        raise TraceproofError("TP422 needs an unpacked FlashInfer", todo="Give --flashinfer-path.")
+    package = Package(dataset.flashinfer)
+    for subject in dataset.subjects:
+        for index, tag in enumerate(subject.definition.tags):
+            namespace, _, name = (part.strip() for part in tag.partition(":"))
+            if namespace == "fi_api" and (problem := package.problem(name)):
+                yield Hit(pointer("tags", index), f"{name}: {problem}", subject.path)

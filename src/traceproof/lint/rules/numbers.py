@@ -1,0 +1,140 @@
+"""TP31x: what the reference computes with: hidden constants, rows of NaN, references that are the same."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+
+from traceproof.digests import digest_bytes
+from traceproof.lint.model import Hit, Severity, definition_rule, pointer, rule
+from traceproof.lint.reference import parse_quietly
+from traceproof.lint.subject import Dataset, Subject
+
+REFERENCE = pointer("reference")
+ORDINARY = frozenset({0.0, 0.5, 1.0, 2.0})  # parts of a formula, not a choice
+
+
+def hidden_constants(subject: Subject) -> dict[str, float]:
+    """Numbers that the reference chooses and neither the name nor an axis tells: source -> value."""
+    told = set(subject.definition.const_axes.values()) | _numbers(subject)
+    ratios = {one // other for one in told for other in told if other and one % other == 0}
+    found: dict[str, float] = {}
+    for node in ast.walk(subject.reference.module):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=float() as value)):
+                if value not in ORDINARY:
+                    found[f"{name} = {value!r}"] = value
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=int() as number)):
+                if name.isupper() and number > 2 and number not in told | ratios:
+                    found[f"{name} = {number!r}"] = number
+    named = {value for value in found.values() if isinstance(value, float)}
+    for node in ast.walk(subject.reference.module):
+        match node:
+            case ast.Constant(value=float() as value) if value not in ORDINARY | named:
+                found[repr(value)] = value
+    return found
+
+
+def _numbers(subject: Subject) -> set[int]:
+    digits = ("".join(filter(str.isdigit, word)) for word in subject.words)
+    return {int(number) for number in digits if number}
+
+
+@rule(
+    "TP311",
+    "constant that only the reference knows",
+    severity=Severity.WARNING,
+    todo="Make it an input or a const axis, or tell it in the name; two models may differ in it.",
+)
+def hidden_constant(dataset: Dataset) -> Iterator[Hit]:
+    """A number such as an eps that inputs, axes and the name do not tell."""
+    for subjects in dataset.by_family.values():
+        all_constants = {subject.definition.name: hidden_constants(subject) for subject in subjects}
+        for subject in subjects:
+            mine = all_constants[subject.definition.name]
+            others = Counter(source for found in all_constants.values() for source in found if source not in mine)
+            if mine:
+                beside = ", ".join(f"{source} ({count})" for source, count in sorted(others.items()))
+                evidence = ", ".join(sorted(mine)) + (f"; others of this kind have {beside}" if beside else "")
+                yield Hit(REFERENCE, evidence, subject.path)
+
+
+@definition_rule(
+    "TP312",
+    "rows with nothing to attend to become NaN",
+    severity=Severity.WARNING,
+    todo="Leave such rows at zero and their logarithm at -inf, like empty rows, or rule them out by a constraint.",
+)
+def nan_rows(subject: Subject) -> Iterator[Hit]:
+    """A causal mask of -inf before a softmax, with nothing that keeps whole rows from being masked."""
+    definition = subject.definition
+    if not {"qo_indptr", "kv_indptr"} <= definition.inputs.keys():
+        return
+    nodes = list(ast.walk(subject.reference.module))
+    masks = [node for node in nodes if _masks(node)]
+    calls = {
+        node.func.attr for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    guarded = calls & {"nan_to_num", "nan_to_num_", "isnan", "isneginf", "isinf", "isfinite"}
+    if masks and "softmax" in calls and not guarded:
+        evidence = f"{ast.unparse(masks[0])} before softmax: a row is all -inf where q_len > kv_len"
+        yield Hit(REFERENCE, evidence)
+
+
+def _masks(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(attr="masked_fill" | "masked_fill_"), args=[_, value]):
+            return "inf" in ast.unparse(value)
+    return False
+
+
+class _Skeleton(ast.NodeTransformer):
+    """Drop docstrings and replace every constant, so that what is left is the computation."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        return ast.copy_location(ast.Constant(type(node.value).__name__), node)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        if isinstance(node.value, ast.Constant):
+            return None
+        return self.generic_visit(node)
+
+
+def skeleton(text: str) -> str:
+    """Digest of a reference's syntax tree without constants, docstrings and comments."""
+    return digest_bytes(ast.dump(_Skeleton().visit(parse_quietly(text))).encode())
+
+
+@rule(
+    "TP313",
+    "references that differ only in constants",
+    severity=Severity.NOTE,
+    todo="Nothing has to be done: a mistake in one of them is most likely in all of them.",
+)
+def clusters(dataset: Dataset) -> Iterator[Hit]:
+    """Definitions whose references are the same computation with other constants."""
+    found: dict[str, list[Subject]] = {}
+    for subject in dataset.subjects:
+        found.setdefault(skeleton(subject.definition.reference), []).append(subject)
+    for subjects in found.values():
+        if len(subjects) > 1:
+            names = ", ".join(subject.definition.name for subject in subjects)
+            yield Hit(REFERENCE, f"{len(subjects)} definitions: {names}", subjects[0].path)
+
+
+@definition_rule(
+    "TP314",
+    "the kernel's second result is not returned",
+    severity=Severity.WARNING,
+    todo="Return the sum of hidden states and residual as an output: the kernel writes it over the residual.",
+)
+def unreturned_sum(subject: Subject) -> Iterator[Hit]:
+    """A fused add whose sum, which every caller needs next, is no output."""
+    definition = subject.definition
+    residual = definition.inputs.get("residual")
+    if residual is None or residual.shape is None or not {"add", "fused"} & set(subject.words):
+        return
+    same = [name for name, spec in definition.outputs.items() if spec.shape == residual.shape]
+    if len(same) < 2:
+        yield Hit(pointer("inputs", "residual"), f"outputs of its shape: {', '.join(same) or 'none'}, not the sum")

@@ -1,0 +1,185 @@
+"""TP40x: tags by themselves, against the rest of the definition, and against other definitions."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from traceproof.dataset.definition import DType
+from traceproof.lint.model import Hit, Severity, definition_rule, pointer, rule
+from traceproof.lint.subject import Dataset, Subject
+
+FLAGS = frozenset({"fused"})
+# definition.md controls the first four; the published definitions use the rest in one sense each.
+NAMESPACES = frozenset({"stage", "model", "quantization", "status", "tp", "ep", "fi_api"})
+STAGES = frozenset({"prefill", "decode", "mtp"})
+STATUSES = frozenset({"verified", "unverified", "draft", "deprecated"})
+SINGLE = frozenset({"status", "quantization"})  # namespaces that make sense once
+STAGED = frozenset({"gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged", "dsa_paged", "gdn", "mamba_ssu"})
+LOW_PRECISION = {
+    DType.FLOAT8_E4M3FN: "float8_e4m3fn",
+    DType.FLOAT8_E5M2: "float8_e5m2",
+    DType.FLOAT4_E2M1: "float4_e2m1",
+}
+QUANTIZATIONS = frozenset({*LOW_PRECISION.values(), "int8", "int4", "nvfp4", "mxfp4", "mxfp8"})
+PARALLEL = re.compile(r"(?i)tensor[- ]parallel(?:ism)?(?: size)?\s*(?:=|of)?\s*(\d+)|\bTP\s*=?\s*(\d+)")
+
+
+@definition_rule(
+    "TP401",
+    "tag that the schema does not know",
+    severity=Severity.NOTE,
+    todo="Use a namespace and a value of definition.md, or have them added there.",
+)
+def unknown_tag(subject: Subject) -> Iterator[Hit]:
+    """A namespace, flag or value outside definition.md and the published custom."""
+    values = {"stage": STAGES, "status": STATUSES, "quantization": QUANTIZATIONS}
+    for index, tag in enumerate(subject.definition.tags):
+        namespace, colon, value = (part.strip() for part in tag.partition(":"))
+        why = ""
+        if not colon:
+            why = "" if tag in FLAGS else "no such flag"
+        elif namespace not in NAMESPACES:
+            why = f"no namespace {namespace!r}" + (
+                "; definition.md's is 'quantization'" if namespace == "quant" else ""
+            )
+        elif value not in values.get(namespace, {value}):
+            why = f"{namespace} is one of {', '.join(sorted(values[namespace]))}"
+        if why:
+            yield Hit(pointer("tags", index), f"{tag!r}: {why}")
+
+
+@definition_rule(
+    "TP402",
+    "malformed tag",
+    severity=Severity.ERROR,
+    todo="Write '<namespace>:<value>'; tp and ep take a positive whole number.",
+)
+def malformed_tag(subject: Subject) -> Iterator[Hit]:
+    """An empty value, a repeated tag, a tp or ep that is no positive number."""
+    tags = subject.definition.tags
+    for index, tag in enumerate(tags):
+        namespace, colon, value = (part.strip() for part in tag.partition(":"))
+        if colon and not (namespace and value):
+            yield Hit(pointer("tags", index), f"{tag!r}: empty namespace or value")
+        elif namespace in {"tp", "ep"} and not re.fullmatch(r"[1-9]\d*", value):
+            yield Hit(pointer("tags", index), f"{tag!r}: {namespace} must be a positive whole number")
+        elif tag in tags[:index]:
+            yield Hit(pointer("tags", index), f"{tag!r} is there twice")
+
+
+def _quantized(subject: Subject) -> list[str]:
+    found = {LOW_PRECISION[spec.dtype] for spec in subject.tensors.values() if spec.dtype in LOW_PRECISION}
+    return sorted(found)
+
+
+@definition_rule(
+    "TP403",
+    "missing tag",
+    severity=Severity.WARNING,
+    todo="Add the tag: selections and the website go by it.",
+)
+def missing_tag(subject: Subject) -> Iterator[Hit]:
+    """No status or model, no stage where the kind has some, no quantization, or no tp that is stated."""
+    definition = subject.definition
+    for namespace in ("status", "model"):
+        if not subject.tags(namespace):
+            yield Hit(pointer("tags"), f"no {namespace}:*")
+    if definition.op_type in STAGED and not subject.tags("stage"):
+        yield Hit(pointer("tags"), f"no stage:*, though {definition.op_type} has stages")
+    types = _quantized(subject)
+    if types and not subject.tags("quantization"):
+        yield Hit(pointer("tags"), f"no quantization:*, though tensors are {', '.join(types)}")
+    stated = PARALLEL.search(definition.description or "")
+    if stated and not subject.tags("tp"):
+        yield Hit(pointer("tags"), f"no tp:*, though the description says {stated[0]!r}")
+
+
+@definition_rule(
+    "TP404",
+    "tags contradict each other or the definition",
+    severity=Severity.ERROR,
+    todo="Keep the one that is true.",
+)
+def contradictory_tags(subject: Subject) -> Iterator[Hit]:
+    """Two statuses, a stage that the name denies, a quantization no tensor has, a tp the description denies."""
+    at = pointer("tags")
+    for namespace in sorted(SINGLE):
+        values = sorted(set(subject.tags(namespace)))
+        if len(values) > 1:
+            yield Hit(at, f"{namespace} is {' and '.join(values)}")
+    named = STAGES & set(subject.words)
+    stages = STAGES & set(subject.tags("stage"))
+    if named and stages and not named & stages:
+        yield Hit(at, f"stage:{', '.join(sorted(stages))}, but the name says {', '.join(sorted(named))}")
+    types = {spec.dtype.value for spec in subject.tensors.values()}
+    for value in subject.tags("quantization"):
+        if value in {dtype.value for dtype in DType} and value not in types:
+            yield Hit(at, f"quantization:{value}, but no tensor is {value}")
+    for old in subject.tags("quant"):
+        for new in subject.tags("quantization"):
+            if old not in new.replace("float", "fp"):
+                yield Hit(at, f"quant:{old} beside quantization:{new}")
+    stated = PARALLEL.search(subject.definition.description or "")
+    size = (stated[1] or stated[2]) if stated else None
+    if size and subject.tags("tp") and size not in subject.tags("tp"):
+        yield Hit(
+            at, f"tp:{', '.join(subject.tags('tp'))}, but the description says {stated[0] if stated else ''!r}"
+        )
+
+
+def _plain(model: str) -> str:
+    return re.sub(r"[-_. ]|instruct|chat|^meta", "", model.lower())
+
+
+def _without_size(model: str) -> str:
+    """A model's name without trailing sizes: qwen3-next-80b-a3b -> qwen3-next."""
+    return re.sub(r"(-a?\d+(\.\d+)?b)+$", "", model)
+
+
+@rule(
+    "TP405",
+    "one model under two names",
+    severity=Severity.WARNING,
+    todo="Use one spelling all over the dataset.",
+)
+def model_aliases(dataset: Dataset) -> Iterator[Hit]:
+    """Model tags that differ only in punctuation or case, or in a size that only one model of that name has."""
+    counts = Counter(model for subject in dataset.subjects for model in subject.tags("model"))
+    preferred: dict[str, str] = {}
+    for model in sorted(counts, key=lambda one: (-counts[one], one)):
+        preferred.setdefault(_plain(model), model)
+    better = {model: preferred[_plain(model)] for model in counts if preferred[_plain(model)] != model}
+    for short in counts:
+        long = [model for model in counts if model != short and _without_size(model) == short]
+        if len(long) == 1:
+            rare, common = sorted((short, long[0]), key=lambda one: (counts[one], one))
+            better.setdefault(rare, common)
+    for subject in dataset.subjects:
+        for index, tag in enumerate(subject.definition.tags):
+            namespace, _, model = (part.strip() for part in tag.partition(":"))
+            if namespace == "model" and model in better:
+                other = better[model]
+                evidence = f"{model!r} ({counts[model]} definitions) beside {other!r} ({counts[other]})"
+                yield Hit(pointer("tags", index), evidence, subject.path)
+
+
+@rule(
+    "TP406",
+    "tag that all others of its kind carry",
+    severity=Severity.NOTE,
+    todo="Add the tag, or remove it from the others.",
+)
+def drifting_tags(dataset: Dataset) -> Iterator[Hit]:
+    """A namespace or flag that most definitions of one kind have, and this one has not."""
+    for subjects in dataset.by_family.values():
+        if len(subjects) < 3:  # of two, neither is the odd one out
+            continue
+        keys = [{tag.partition(":")[0].strip() for tag in subject.definition.tags} for subject in subjects]
+        counts = Counter(key for found in keys for key in found)
+        for subject, found in zip(subjects, keys, strict=True):
+            for key in sorted(counts.keys() - found - {"status", "model", "stage"}):
+                if counts[key] * 3 >= len(subjects) * 2:
+                    evidence = f"{counts[key]} of {len(subjects)} definitions {subject.family} have {key}:*"
+                    yield Hit(pointer("tags"), evidence, subject.path)

@@ -1,0 +1,254 @@
+"""TP5xx: workload lines against their definition, each other, and what the operation can do."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterator
+
+from traceproof.dataset.definition import Definition, DType
+from traceproof.dataset.tree import WorkloadLine
+from traceproof.dataset.workload import RandomInput, ScalarInput
+from traceproof.lint import expressions
+from traceproof.lint.model import Hit, Severity, pointer, rule
+from traceproof.lint.rules.dtypes import INDICES
+from traceproof.lint.subject import Dataset
+
+AXES = ("workload", "axes")
+INPUTS = ("workload", "inputs")
+
+
+def _lines(dataset: Dataset) -> Iterator[tuple[Definition, WorkloadLine]]:
+    for name, workloads in dataset.workloads.items():
+        entry = dataset.tree.definitions.get(name)
+        for line in workloads.lines if entry is not None else ():
+            yield entry.definition, line  # type: ignore[union-attr]
+
+
+def _hit(line: WorkloadLine, where: tuple[str, ...], evidence: str) -> Hit:
+    return Hit(pointer(*where), f"{line.trace.workload.uuid}: {evidence}", line.path, line.line)
+
+
+@rule(
+    "TP501",
+    "workload line that can not be used",
+    severity=Severity.ERROR,
+    todo="Mend the line by trace.md, move it to its definition's file, or remove it.",
+)
+def unusable(dataset: Dataset) -> Iterator[Hit]:
+    """A line outside the schema or in the wrong file, or a file that no definition has the name of."""
+    for name, workloads in dataset.workloads.items():
+        for broken in workloads.broken:
+            yield Hit("", broken.what, broken.path, broken.line)
+        if name not in dataset.tree.definitions:
+            for file in dataset.tree.workload_files[name]:
+                yield Hit("", f"no definition is named {name!r}", file)
+
+
+@rule(
+    "TP502",
+    "axes that the definition does not have",
+    severity=Severity.ERROR,
+    todo="Give every var axis a size, and nothing else.",
+)
+def axes(dataset: Dataset) -> Iterator[Hit]:
+    """An unknown or const axis in the line, or a var axis without a size."""
+    for definition, line in _lines(dataset):
+        given = line.trace.workload.axes
+        for name, value in given.items():
+            const = definition.const_axes.get(name)
+            if name not in definition.axes:
+                yield _hit(line, (*AXES, name), f"{name} is no axis of {definition.name}")
+            elif const is not None and const != value:
+                yield _hit(line, (*AXES, name), f"{name} is {value}, but const {const} in {definition.name}")
+        for name in definition.var_axes:
+            if name not in given:
+                yield _hit(line, AXES, f"no size for the var axis {name}")
+
+
+@rule(
+    "TP503",
+    "inputs that the definition does not have",
+    severity=Severity.ERROR,
+    todo="Give every input a source of its kind, and nothing else.",
+)
+def inputs(dataset: Dataset) -> Iterator[Hit]:
+    """An unknown input, a missing one, a scalar for a tensor or the other way round, a random index."""
+    for definition, line in _lines(dataset):
+        given = line.trace.workload.inputs
+        for name in given.keys() - definition.inputs.keys():
+            yield _hit(line, (*INPUTS, name), f"{name} is no input of {definition.name}")
+        for name, spec in definition.inputs.items():
+            if name not in given:
+                if not spec.optional:
+                    yield _hit(line, INPUTS, f"no source for the input {name}")
+                continue
+            is_scalar = isinstance(given[name], ScalarInput)
+            if is_scalar != (spec.shape is None):
+                kinds = ("a tensor", "a Python scalar")
+                wanted, got = kinds[spec.shape is None], given[name].type
+                yield _hit(line, (*INPUTS, name), f"{name} is {wanted}, its source is {got}")
+            elif name in INDICES and isinstance(given[name], RandomInput):
+                yield _hit(line, (*INPUTS, name), f"{name} indexes something and can not be drawn at random")
+
+
+def _scalar_problem(definition: Definition, name: str, value: float) -> str:
+    dtype = definition.inputs[name].dtype
+    integer = dtype in {DType.INT8, DType.INT16, DType.INT32, DType.INT64}
+    if isinstance(value, bool) != (dtype is DType.BOOL):
+        return f"is {value!r}, but declared {dtype}"
+    if integer and not isinstance(value, int):
+        return f"is {value!r}, but declared {dtype}"
+    if not math.isfinite(value):
+        return f"is {value!r}"
+    if name in {"sm_scale", "scale"} and value <= 0:
+        return f"is {value!r}; a softmax or state scale is positive"
+    if name == "local_expert_offset":
+        const = definition.const_axes
+        experts, local = const.get("num_experts"), const.get("num_local_experts")
+        if experts and local and not 0 <= value <= experts - local:
+            return f"is {value}, but only 0..{experts - local} leaves {local} of {experts} experts"
+    return ""
+
+
+@rule(
+    "TP504",
+    "scalar that can not be",
+    severity=Severity.ERROR,
+    todo="Correct the value or the declared dtype.",
+)
+def scalars(dataset: Dataset) -> Iterator[Hit]:
+    """A scalar of another kind than declared, or out of its range."""
+    for definition, line in _lines(dataset):
+        for name, data in line.trace.workload.inputs.items():
+            spec = definition.inputs.get(name)
+            if isinstance(data, ScalarInput) and spec is not None and spec.shape is None:
+                problem = _scalar_problem(definition, name, data.value)
+                if problem:
+                    yield _hit(line, (*INPUTS, name, "value"), f"{name} {problem}")
+
+
+@rule(
+    "TP505",
+    "uuid used twice",
+    severity=Severity.ERROR,
+    todo="Give the later line a uuid of its own: results are filed by it.",
+)
+def duplicate_uuid(dataset: Dataset) -> Iterator[Hit]:
+    """A uuid of an earlier line, in any file of the dataset."""
+    seen: dict[str, WorkloadLine] = {}
+    for _, line in _lines(dataset):
+        first = seen.setdefault(line.trace.workload.uuid, line)
+        if first is not line:
+            yield _hit(line, ("workload", "uuid"), f"first used at {first.path}:{first.line}")
+
+
+@rule(
+    "TP506",
+    "line that repeats another",
+    severity=Severity.NOTE,
+    todo="Remove it, unless it is meant to weigh the case twice.",
+)
+def repeated(dataset: Dataset) -> Iterator[Hit]:
+    """A line that differs from an earlier one of its file in nothing but the uuid."""
+    seen: dict[str, WorkloadLine] = {}
+    for definition, line in _lines(dataset):
+        content = line.trace.workload.as_json() | {"uuid": definition.name}
+        first = seen.setdefault(json.dumps(content, sort_keys=True), line)
+        if first is not line:
+            yield _hit(line, ("workload",), f"the same as {first.trace.workload.uuid}, line {first.line}")
+
+
+@rule(
+    "TP507",
+    "axes that break a constraint",
+    severity=Severity.ERROR,
+    todo="Correct the sizes or the constraint.",
+)
+def broken_constraint(dataset: Dataset) -> Iterator[Hit]:
+    """Sizes that make a constraint over axes false."""
+    for definition, line in _lines(dataset):
+        sizes = {**line.trace.workload.axes, **definition.const_axes}
+        for constraint in definition.constraints or ():
+            value = expressions.evaluate(expressions.with_axes(constraint, definition), sizes)
+            if value is not None and not value:
+                used = {name: sizes[name] for name in sorted(expressions.names(constraint)) if name in sizes}
+                given = ", ".join(f"{name} = {size}" for name, size in used.items())
+                yield _hit(line, AXES, f"{constraint!r} is false: {given}")
+
+
+def _keys_and_values(definition: Definition) -> tuple[str, int] | None:
+    """The axis that counts what kv_indptr ends with, and tokens at most behind one count."""
+    axis = expressions.last_of(definition, "kv_indptr")
+    if axis is None:
+        return None
+    indices = definition.inputs.get("kv_indices")
+    paged = indices is not None and indices.shape == (axis,)
+    return axis, definition.const_axes.get("page_size", 1) if paged else 1
+
+
+@rule(
+    "TP508",
+    "more queries than keys in a causal operation",
+    severity=Severity.WARNING,
+    todo="Drop the line: some rows have nothing to attend to, so it measures nothing that happens in a model.",
+)
+def causality(dataset: Dataset) -> Iterator[Hit]:
+    """A causal prefill whose queries outnumber all keys, so that some sequence has q_len > kv_len."""
+    for definition, line in _lines(dataset):
+        queries, keys = expressions.last_of(definition, "qo_indptr"), _keys_and_values(definition)
+        if "causal" not in definition.name.split("_") or queries is None or keys is None:
+            continue
+        sizes = line.trace.workload.axes
+        if queries in sizes and keys[0] in sizes and sizes[queries] > sizes[keys[0]] * keys[1]:
+            most = f"{keys[0]} = {sizes[keys[0]]}" + (f" pages of {keys[1]}" if keys[1] > 1 else "")
+            yield _hit(line, AXES, f"{queries} = {sizes[queries]}, {most}")
+
+
+@rule(
+    "TP509",
+    "tensor file that is not there",
+    severity=Severity.NOTE,
+    todo="Fetch the blob folder (with Git LFS) to run these lines; they are skipped without it.",
+)
+def missing_blobs(dataset: Dataset) -> Iterator[Hit]:
+    """Lines of a workload file that name tensor files which this copy of the dataset lacks."""
+    for workloads in dataset.workloads.values():
+        for path in sorted({line.path for line in workloads.lines}):
+            lines = [line for line in workloads.lines if line.path == path]
+            lacking = [line for line in lines if line.missing]
+            if lacking:
+                evidence = f"{len(lacking)} of {len(lines)} lines, for example {lacking[0].missing[0]}"
+                yield Hit("", evidence, path)
+
+
+def _single(value: float) -> float:
+    """The nearest float32; kernels take scales in it."""
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+@rule(
+    "TP510",
+    "scalar that drifts between the lines of one file",
+    severity=Severity.NOTE,
+    todo="Write one value, with all its digits; where two models are meant, that is a definition each.",
+)
+def drifting_scalar(dataset: Dataset) -> Iterator[Hit]:
+    """Different values of one scale in one workload file; whether they differ in float32 is said."""
+    for workloads in dataset.workloads.values():
+        counts: dict[str, Counter[float]] = {}
+        for line in workloads.lines:
+            for name, data in line.trace.workload.inputs.items():
+                if isinstance(data, ScalarInput) and isinstance(data.value, float) and "scale" in name:
+                    counts.setdefault(name, Counter())[data.value] += 1
+        for name, values in counts.items():
+            if len(values) > 1:
+                same = len({_single(value) for value in values}) == 1
+                listed = ", ".join(f"{value!r} ({count} lines)" for value, count in values.most_common())
+                said = "equal in float32" if same else "different in float32"
+                yield Hit(pointer(*INPUTS, name, "value"), f"{name}: {listed}; {said}", workloads.lines[0].path)
