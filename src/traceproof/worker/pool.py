@@ -36,6 +36,7 @@ PASSED = (
     "OMP_NUM_THREADS",
     "TZ",
 )
+CACHES = ("FLASHINFER_", "TRITON_")  # where compiled kernels lie; taken away again from foreign code
 
 
 class Pool:
@@ -48,6 +49,8 @@ class Pool:
             or touch CUDA on import.
         python: the interpreter; None: this one.
         env: environment variables for the worker beside the few that are passed on. Foreign code sees them.
+        gpu: whether workers may use CUDA devices; if not, they see none, and memory limits hold more exactly.
+        readable: files and folders that shut-in workers may read beside the interpreter and installed software.
     """
 
     def __init__(
@@ -56,10 +59,15 @@ class Pool:
         preload: Sequence[str] = ("torch",),
         python: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
+        gpu: bool = False,
+        readable: Sequence[Path] = (),
     ) -> None:
         self._preload = tuple(preload)
         self._python = os.fspath(python) if python is not None else sys.executable
         self._env = dict(env or {})
+        self._gpu = gpu
+        self._readable = [os.path.abspath(path) for path in readable]  # noqa: PTH100 - links stay links
+        self._layers: dict[str, str] = {}
         self._lock = threading.Lock()
         self._zygote: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -72,6 +80,16 @@ class Pool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def layers(self) -> dict[str, str]:
+        """Each wall around foreign code: "holds", or "absent: " and why, as tried on this machine.
+
+        Raises:
+            TraceproofError: the interpreter does not start.
+        """
+        with self._lock:
+            self._started()
+        return dict(self._layers)
 
     def run_items(
         self,
@@ -121,7 +139,13 @@ class Pool:
             yield worker
 
     def _start_worker(self, limits: Limits, isolation: Isolation, scratch: Path) -> Conversation:
-        request = {"limits": limits.as_json(), "isolation": isolation, "scratch": str(scratch)}
+        request = {
+            "limits": limits.as_json(),
+            "isolation": isolation,
+            "scratch": str(scratch),
+            "home": str(Path.home()),
+            "gpu": self._gpu,
+        }
         data, their_data = socket.socketpair()
         life, their_life = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         output, their_output = os.pipe()
@@ -150,7 +174,8 @@ class Pool:
         self._stop()
         self._folder = Path(tempfile.mkdtemp(prefix="traceproof-zygote-"))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [self._python, "-P", "-m", "traceproof.worker.zygote", str(theirs.fileno()), *self._preload]
+        command = [self._python, "-P", "-m", "traceproof.worker.zygote", str(theirs.fileno())]
+        command += ["1" if self._gpu else "0", os.pathsep.join(self._readable), *self._preload]
         log = self._folder / "log"
         try:
             with log.open("wb") as stream:
@@ -180,6 +205,7 @@ class Pool:
                 problems=[text for text in (problem.strip(), said) if text],
                 todo="Check that the interpreter exists and that its environment holds what is to be imported.",
             )
+        self._layers = reply["layers"]
         return ours
 
     def _environment(self, folder: Path) -> dict[str, str]:
@@ -196,8 +222,9 @@ class Pool:
             "PYTHONUNBUFFERED": "1",
             "PYTHONUSERBASE": user_base,
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking whether there is a GPU must not start CUDA
-            **{name: os.environ[name] for name in PASSED if name in os.environ},
+            **{name: value for name, value in os.environ.items() if name in PASSED or name.startswith(CACHES)},
             **self._env,
+            **({} if self._gpu else {"CUDA_VISIBLE_DEVICES": ""}),
         }
 
     @staticmethod

@@ -47,14 +47,19 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def private_bytes(pid: int) -> int:
-    """Anonymous and shared-memory pages of a process in memory, in bytes; mapped files do not count; 0 if gone."""
+def status_bytes(pid: int, *fields: bytes) -> int:
+    """Sum of fields of /proc/PID/status such as b"VmRSS:", in bytes; 0 if the process is gone."""
     total = 0
     with contextlib.suppress(OSError):
         for line in (PROC / f"{pid}/status").read_bytes().splitlines():
-            if line.startswith((b"RssAnon:", b"RssShmem:")):
+            if line.startswith(fields):
                 total += int(line.split()[1]) * 1024
     return total
+
+
+def private_bytes(pid: int) -> int:
+    """Anonymous and shared-memory pages of a process in memory, in bytes; mapped files do not count; 0 if gone."""
+    return status_bytes(pid, b"RssAnon:", b"RssShmem:")
 
 
 def kill_all(pid: int) -> None:

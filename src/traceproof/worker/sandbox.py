@@ -1,0 +1,162 @@
+"""Which walls this machine offers, found by trying each once, and how a process shuts itself in with them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from traceproof.worker import kernel, landlock, seccomp, view
+
+HOLDS = "holds"
+REASON_BYTES = 4096  # a pipe takes that much at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The walls to put up; those that the machine does not have stay away."""
+
+    user: bool = False
+    process: bool = False
+    network: bool = False
+    ipc: bool = False
+    files: bool = False
+    fresh_proc: bool = False
+    privileges: bool = False
+    system_calls: bool = False
+    landlock: bool = False
+
+
+NO_WALLS = Plan()
+WALLS = {
+    "user": "user namespace",
+    "process": "process namespace",
+    "network": "network namespace",
+    "ipc": "IPC namespace",
+    "files": "file view of its own",
+    "fresh_proc": "process list of its own",
+    "privileges": "no privileges to gain or keep",
+    "system_calls": "system call filter",
+    "landlock": "Landlock",
+}
+
+
+def line_of(layers: Mapping[str, str]) -> str:
+    """The layers in one line for people."""
+    holds = [WALLS[name] for name, state in layers.items() if state == HOLDS]
+    absent = [f"{WALLS[name]} ({state})" for name, state in layers.items() if state != HOLDS]
+    text = "isolation: limits on time, memory, processes and output hold"
+    if holds:
+        text += "; so do " + ", ".join(holds)
+    if absent:
+        text += "; absent: " + ", ".join(absent)
+    if layers.get("network") != HOLDS and layers.get("system_calls") != HOLDS:
+        text += "; foreign code CAN reach the network"
+    if layers.get("files") != HOLDS and layers.get("landlock") != HOLDS:
+        text += "; foreign code CAN read and write this user's files"
+    return text
+
+
+def new_user() -> None:
+    """Enter a user namespace of the same user and group, with every capability inside it and none outside."""
+    user, group = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.CLONE_NEWUSER)
+    with contextlib.suppress(FileNotFoundError):  # kernels before 3.19
+        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
+
+
+def leave(plan: Plan, seen: view.View, stage: str) -> None:
+    """Enter the namespaces of network, IPC and mounts, and the file view. For `process`, already inside."""
+    flags = kernel.CLONE_NEWNET if plan.network else 0
+    flags |= kernel.CLONE_NEWIPC if plan.ipc else 0
+    flags |= kernel.CLONE_NEWNS if plan.files else 0
+    if flags:
+        kernel.unshare(flags)
+    if plan.files:
+        view.enter(seen, stage, fresh_proc=plan.fresh_proc and plan.process)
+
+
+def give_up(plan: Plan, seen: view.View, *, processes: bool) -> None:
+    """Give up privileges, then files and system calls. Nothing undoes it; the very last step before foreign code."""
+    if plan.privileges:
+        kernel.drop_capabilities()
+    if plan.privileges or plan.landlock or plan.system_calls:
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    if plan.landlock:
+        own = [seen.scratch, "/dev/shm"] if plan.files else [seen.scratch]  # noqa: S108 - private if files holds
+        landlock.restrict([*seen.readable, "/proc"], own, seen.devices)
+    if plan.system_calls:
+        # Without a process namespace it could signal every process of this user, its own warden first.
+        only = None if plan.process else os.getpid()
+        seccomp.install(seccomp.program(kernel.MACHINE, processes=processes, only_signal=only))
+
+
+def probe(stage: str) -> tuple[Plan, dict[str, str]]:
+    """Try each wall in a process of its own. Must run in a single thread, before anything heavy is imported."""
+    states: dict[str, str] = {}
+    states["user"] = attempt(new_user)
+    user = states["user"] == HOLDS
+
+    def inside(call: Callable[[], object]) -> Callable[[], object]:
+        return lambda: (new_user() if user else None, call())
+
+    states["process"] = attempt(inside(lambda: kernel.unshare(kernel.CLONE_NEWPID)))
+    states["network"] = attempt(inside(lambda: kernel.unshare(kernel.CLONE_NEWNET)))
+    states["ipc"] = attempt(inside(lambda: kernel.unshare(kernel.CLONE_NEWIPC)))
+    with tempfile.TemporaryDirectory(dir=Path(stage).parent) as scratch:
+        seen = view.view_of_this_process(scratch, gpu=False)
+        states["files"] = attempt(inside(lambda: _try_files(seen, stage, process=False)))
+        states["fresh_proc"] = "absent: needs a process namespace and a file view"
+        if states["files"] == states["process"] == HOLDS:
+            states["fresh_proc"] = attempt(inside(lambda: _try_files(seen, stage, process=True)))
+        states["privileges"] = attempt(inside(lambda: give_up(Plan(privileges=True), seen, processes=True)))
+        states["system_calls"] = attempt(lambda: _try_filter(seen))
+        states["landlock"] = attempt(lambda: give_up(Plan(landlock=True), seen, processes=True))
+    return Plan(**{name: state == HOLDS for name, state in states.items()}), states
+
+
+def _try_files(seen: view.View, stage: str, *, process: bool) -> None:
+    plan = Plan(files=True, process=process, fresh_proc=process)
+    if not process:
+        leave(plan, seen, stage)
+        return
+    kernel.unshare(kernel.CLONE_NEWPID)
+    problem = attempt(lambda: leave(plan, seen, stage))
+    if problem != HOLDS:
+        raise OSError(problem.removeprefix("absent: "))
+
+
+def _try_filter(seen: view.View) -> None:
+    give_up(Plan(system_calls=True), seen, processes=True)
+    try:
+        socket.socket(socket.AF_INET).close()
+    except PermissionError:
+        return
+    raise OSError("the filter was taken but does not act")
+
+
+def attempt(call: Callable[[], object]) -> str:
+    """Make the call in a forked process: `HOLDS`, or "absent: " and the reason."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        word = b"it raised something unexpected"
+        try:
+            call()
+            word = HOLDS.encode()
+        except (OSError, KeyError, ValueError) as error:
+            word = f"absent: {error}".encode()
+        finally:
+            os.write(write, word[:REASON_BYTES])
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as stream:
+        said = stream.read().decode(errors="replace")
+    _, status = os.waitpid(pid, 0)
+    return said or f"absent: trying it ended with status {status}"
