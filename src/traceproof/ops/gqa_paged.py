@@ -64,7 +64,7 @@ class GqaPaged(AttentionOp):
         dtypes = {name: TORCH_DTYPES[specs[name].dtype] for name in shapes}
         heads, width = shapes["q"][1:]
         scale = float32(1 / math.sqrt(width))
-        style = Style.of(case, gain=width * scale)
+        style = Style.of(case, width=width, scale=scale)
         layout = paged_layout(definition, case, draw, query="q", page_size=self.page_size(definition))
         k = style.keys(draw, "k_cache", shapes["k_cache"], dtypes["k_cache"], outlier=True)
         v = style.values(draw, "v_cache", shapes["v_cache"], dtypes["v_cache"])
@@ -72,7 +72,7 @@ class GqaPaged(AttentionOp):
         if layout.planned:
             sequences = layout.sequences(draw.device, causal="qo_indptr" in specs)
             v.flatten(0, 1)[unread(sequences.rows, v)] = POISON
-            leaning = lean(draw, style, sequences, heads=heads, gain=width * scale)
+            leaning = lean(draw, style, sequences, heads=heads)
             q = leaning.added(q, k.flatten(0, 1)) if leaning else q
         values = layout.structure(definition, case, draw.device)
         values.update(q=q, k_cache=k, v_cache=v, sm_scale=scale)

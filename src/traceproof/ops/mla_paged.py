@@ -13,7 +13,6 @@ from traceproof.ops.cases import Case
 from traceproof.ops.common import mla
 from traceproof.ops.common.attention import Operands, const_size, require, scale_of, tensor_of
 from traceproof.ops.common.attention_cases import Plan
-from traceproof.ops.common.attention_inputs import Style
 from traceproof.ops.common.attention_op import AttentionOp
 from traceproof.ops.common.paging import check_paged, paged_axes, paged_layout, read_spans, unread
 
@@ -61,7 +60,7 @@ class MlaPaged(AttentionOp):
         shapes = {name: definition.shape_of(specs[name], case.axes) or () for name in DRAWN}
         dtypes = {name: TORCH_DTYPES[specs[name].dtype] for name in DRAWN}
         kpe_width = shapes["kpe_cache"][-1]
-        style = Style.of(case, gain=mla.gain(shapes["ckv_cache"][-1], kpe_width))
+        style = mla.style_of(case, ckv=shapes["ckv_cache"][-1], kpe=kpe_width)
         layout = paged_layout(definition, case, draw, query="q_nope", page_size=self.page_size(definition))
         data = {name: style.tensor(draw, name, shapes[name], dtypes[name]) for name in ("q_nope", "q_pe")}
         # The outlier channel stands in kpe: in ckv it would be a value too, and hide errors in the others.

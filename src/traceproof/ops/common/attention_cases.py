@@ -132,7 +132,7 @@ class Planner:
 
     def _adversarial(self) -> Iterator[Plan]:
         short = [self.page_size + 2, 17]
-        yield self._fixed("adversarial-long", "adversarial", [LONG], [3], amplitude=3.0)
+        yield self._fixed("adversarial-long", "adversarial", [LONG, LONG - 1, 65], [3, 2, 1], amplitude=3.0)
         yield self._fixed("adversarial-negative", "adversarial", short, [3, 17], "negative")
         yield self._fixed("adversarial-outlier", "adversarial", short, [3, 17], "outlier")
         yield self._fixed("adversarial-tiny", "adversarial", short, [3, 17], "tiny", 1e-3)

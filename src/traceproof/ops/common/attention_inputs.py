@@ -29,6 +29,9 @@ from traceproof.ops.cases import Case
 
 POISON = 50.0
 LEAN = 0.75  # logit of the leaned-to key per doubling of the length: exp(0.75 n) slightly beats 2**n other keys
+FLAT = (
+    3.0  # standard deviation of logits up to which all keys share the weight; above, the largest few take it all
+)
 NEGATIVE = 120.0  # beyond 104, where exp(-x) is 0 in float32 even as a subnormal number
 OUTLIER = 32.0  # a power of two, so that scaling is exact in every dtype
 MEAN_ABS = math.sqrt(2 / math.pi)  # mean of |x|, x standard normal
@@ -42,24 +45,29 @@ class Style:
     Attributes:
         pattern: see the module's text.
         amplitude: factor on queries and keys.
+        width: size of a key.
+        scale: the softmax scale.
     """
 
     pattern: str
     amplitude: float
+    width: int
+    scale: float
 
     @classmethod
-    def of(cls, case: Case, *, gain: float) -> Style:
-        """The style of a case; a case without instructions (a workload line) is plain.
-
-        Args:
-            case: the case.
-            gain: head_dim * sm_scale, the logit of a normal key with itself.
-        """
+    def of(cls, case: Case, *, width: int, scale: float) -> Style:
+        """The style of a case; a case without instructions (a workload line) is plain."""
         params: dict[str, Any] = dict(case.params)
         pattern = str(params.get("pattern", "plain"))
+        amplitude = float(params.get("amplitude", 1.0))
         if pattern == "negative":
-            return cls(pattern, math.sqrt(NEGATIVE / (MEAN_ABS * MEAN_ABS * gain)))
-        return cls(pattern, float(params.get("amplitude", 1.0)))
+            amplitude = math.sqrt(NEGATIVE / (MEAN_ABS * MEAN_ABS * width * scale))
+        return cls(pattern, amplitude, width, scale)
+
+    @property
+    def energy(self) -> float:
+        """The logit of a key of normal data with itself."""
+        return self.amplitude * self.amplitude * self.width * self.scale
 
     def tensor(
         self, draw: Draw, name: str, shape: Sequence[int], dtype: torch.dtype, *, sign: int = 1
@@ -122,7 +130,7 @@ class Sequences:
     page_size: int
 
 
-def lean(draw: Draw, style: Style, sequences: Sequences, *, heads: int, gain: float) -> Lean | None:
+def lean(draw: Draw, style: Style, sequences: Sequences, *, heads: int) -> Lean | None:
     """The lean of every query head; None where the pattern has none or there is nothing to lean to."""
     if style.pattern != "lean" or len(sequences.rows) == 0 or not sequences.visible:
         return None
@@ -138,6 +146,7 @@ def lean(draw: Draw, style: Style, sequences: Sequences, *, heads: int, gain: fl
     for index, choice in enumerate(choices):
         target = torch.where(kind == index, choice, target)
     target += torch.tensor(sequences.first, dtype=torch.int64, device=device)[:, None]
-    factors = [LEAN * length.bit_length() / gain / style.amplitude for length in sequences.visible]
+    steep = max(1.0, style.energy / math.sqrt(style.width) / FLAT)
+    factors = [LEAN * steep * length.bit_length() / style.energy for length in sequences.visible]
     weights = torch.tensor(factors, dtype=torch.float32, device=device)
     return Lean(sequences.rows[target.clamp(max=len(sequences.rows) - 1)], weights)

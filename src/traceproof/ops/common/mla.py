@@ -7,6 +7,7 @@ import math
 import torch
 
 from traceproof.draw import Draw
+from traceproof.ops.cases import Case
 from traceproof.ops.common.attention import float32
 from traceproof.ops.common.attention_inputs import POISON, Sequences, Style, lean
 
@@ -21,9 +22,9 @@ def sm_scale(kpe: int) -> float:
     return float32(1 / math.sqrt(QK_NOPE + kpe))
 
 
-def gain(ckv: int, kpe: int) -> float:
-    """Logit of a normal key with itself."""
-    return (ckv + kpe) * sm_scale(kpe)
+def style_of(case: Case, *, ckv: int, kpe: int) -> Style:
+    """The style of a case, for key parts of these widths."""
+    return Style.of(case, width=ckv + kpe, scale=sm_scale(kpe))
 
 
 def poison_(ckv: torch.Tensor, unread: torch.Tensor) -> None:
@@ -46,8 +47,7 @@ def queries(  # noqa: PLR0913 - the operands of one formula
     sequences: Sequences,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q_nope [T, H, Dckv] and q_pe [T, H, Dkpe] with their lean to keys of the flattened caches added."""
-    full = gain(ckv.shape[-1], kpe.shape[-1])
-    leaning = lean(draw, style, sequences, heads=nope.shape[1], gain=full)
+    leaning = lean(draw, style, sequences, heads=nope.shape[1])
     if leaning is None:
         return nope, pe
     return leaning.added(nope, ckv[:, None]), leaning.added(pe, kpe[:, None])

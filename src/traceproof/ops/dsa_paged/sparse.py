@@ -27,7 +27,7 @@ from traceproof.ops.common.attention import (
     scale_of,
     tensor_of,
 )
-from traceproof.ops.common.attention_inputs import Sequences, Style
+from traceproof.ops.common.attention_inputs import Sequences
 from traceproof.ops.common.paging import starts, unread
 from traceproof.ops.compare import Comparison
 
@@ -96,7 +96,7 @@ class SparseAttention(Op):
         shapes = {name: definition.shape_of(specs[name], case.axes) or () for name in specs}
         dtypes = {name: TORCH_DTYPES[specs[name].dtype] for name in DRAWN}
         kpe_width = shapes["kpe_cache"][-1]
-        style = Style.of(case, gain=mla.gain(shapes["ckv_cache"][-1], kpe_width))
+        style = mla.style_of(case, ckv=shapes["ckv_cache"][-1], kpe=kpe_width)
         data = {name: style.tensor(draw, name, shapes[name], dtypes[name]) for name in ("q_nope", "q_pe")}
         for name in ("ckv_cache", "kpe_cache"):
             data[name] = style.keys(draw, name, shapes[name], dtypes[name], outlier=name == "kpe_cache")
@@ -134,6 +134,12 @@ class SparseAttention(Op):
         """The formula with float32 sums and softmax weights in the inputs' dtype."""
         return floor(definition, self._operands(inputs))
 
+    def memory(self, definition: Definition, case: Case) -> int:
+        """Caches and queries as stored and in float32, and one token's gathered keys, in float64 four times."""
+        topk = const_size(definition, "sparse_indices", 1)
+        width = sum(const_size(definition, name, -1) for name in ("q_nope", "q_pe"))
+        return super().memory(definition, case) + 4 * 8 * topk * width
+
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """Close, both."""
         return comparisons(definition)
@@ -156,7 +162,7 @@ def _plans(definition: Definition, sizes: Sequence[str], *, topk: int, seed: int
     few = min(66, topk)
     yield Plan("edge-all-empty", "edge", [0, 0])
     yield Plan("edge-single", "edge", [1])
-    yield Plan("adversarial-long", "adversarial", [topk], amplitude=3.0)
+    yield Plan("adversarial-long", "adversarial", [topk, max(1, topk - 1), few], amplitude=3.0)
     yield Plan("adversarial-holes", "adversarial", [few, 3, 0], holes=True)
     yield Plan("adversarial-negative", "adversarial", [few, 3], "negative")
     yield Plan("adversarial-outlier", "adversarial", [few, 3], "outlier")
