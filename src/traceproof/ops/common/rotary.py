@@ -22,9 +22,9 @@ class Pairing(StrEnum):
 def pairing(definition: Definition, cache: str) -> Pairing:
     """How the reference pairs channels.
 
-    Interleaved: it takes every second channel (a slice of step 2), views pairs as a last axis of 2, or stacks
-    the parts on the last axis. Halves: it cuts something other than the cache at half its size. The cache itself
-    is cut in half under both conventions, so it says nothing.
+    Interleaved: it takes every second channel, views pairs as a last axis of 2, stacks the parts on the last
+    axis, or repeats each angle. Halves: none of that, and it cuts or joins channels; cutting something other than
+    the cache at half its size speaks against interleaved. The cache itself is cut in half under both conventions.
 
     Args:
         definition: whose reference is read.
@@ -37,18 +37,22 @@ def pairing(definition: Definition, cache: str) -> Pairing:
     halves = _half_names(module)
     cached = _names_from(module, cache)
     signs = {Pairing.INTERLEAVED: False, Pairing.HALVES: False}
+    joins = False
     for node, conditional in _walk(module, conditional=False):
+        joins = joins or (isinstance(node, ast.Call) and _called(node) in {"cat", "concat", "concatenate"})
         sign = _sign(node, halves, cached)
         if sign is None:
             continue
         if conditional:
             raise Unsupported(f"a condition in the reference chooses the pairing of channels (line {_line(node)})")
         signs[sign] = True
-    found = [sign for sign, seen in signs.items() if seen]
-    if len(found) != 1:
-        told = "both pairings" if found else "neither pairing"
-        raise Unsupported(f"the reference shows {told} of channels: halves, or neighbours")
-    return found[0]
+    if all(signs.values()):
+        raise Unsupported("the reference shows signs of both pairings of channels, halves and neighbours")
+    if signs[Pairing.INTERLEAVED]:
+        return Pairing.INTERLEAVED
+    if signs[Pairing.HALVES] or joins:
+        return Pairing.HALVES
+    raise Unsupported("the reference does not show which channels are paired, halves or neighbours")
 
 
 def _line(node: ast.AST) -> int:
@@ -79,8 +83,10 @@ def _sign(node: ast.AST, halves: frozenset[str], cached: frozenset[str]) -> Pair
 
 
 def _pairs_neighbours(node: ast.Call) -> bool:
-    """A view whose last axis is a pair, or parts stacked along the last axis."""
+    """A view whose last axis is a pair, parts stacked along the last axis, each angle twice, every second index."""
     name = _called(node)
+    if name in {"arange", "range"}:
+        return len(node.args) > 2 and _is_number(node.args[2], 2)
     if name in {"view", "reshape", "unflatten"}:
         arguments = list(node.args)
         if arguments and isinstance(arguments[-1], ast.Tuple | ast.List):
@@ -89,7 +95,7 @@ def _pairs_neighbours(node: ast.Call) -> bool:
     if name == "stack":
         axes = [keyword.value for keyword in node.keywords if keyword.arg == "dim"] + node.args[1:2]
         return any(_is_number(axis, -1) for axis in axes)
-    return name == "view_as_complex"
+    return name in {"view_as_complex", "repeat_interleave"}
 
 
 def _cuts_in_two(node: ast.Call, cached: frozenset[str]) -> bool:

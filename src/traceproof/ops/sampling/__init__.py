@@ -16,7 +16,7 @@ from traceproof.ops.sampling.patterns import PACKS, WHOLE_VOCABULARY, Pattern
 
 ROWS = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
 DRAWS = 160  # of a case, over all its rows, at a vocabulary where a draw takes a CPU 4 to 8 ms
-CHEAP_DRAWS = 1 << 23  # ... and that many divided by the vocabulary where it is small
+CHEAP_DRAWS = 1 << 21  # ... and that many divided by the vocabulary where it is small
 MAX_TRIALS = 512
 DENSE_TRIALS = 6  # a full row sorts three times slower than one that is mostly zeros
 
@@ -61,8 +61,8 @@ class Sampling(Op):
         draws = max(DRAWS, CHEAP_DRAWS // max(vocabulary, 1))
         if rows == 0:
             return 1
-        if case.params["rows"] == "dense":
-            draws = max(DENSE_TRIALS * rows, CHEAP_DRAWS // 4 // max(vocabulary, 1))
+        if case.params.get("rows") == "dense":
+            draws = max(DENSE_TRIALS * rows, CHEAP_DRAWS // max(vocabulary, 1))
         if case.size == "small":
             draws //= 3  # these cases are for the wiring, the others for the numbers
         return max(1, min(MAX_TRIALS, draws // rows))
@@ -70,7 +70,7 @@ class Sampling(Op):
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Rows of the case's pack, each pattern's tokens at places of its own."""
         rows, vocabulary = definition.shape_of(definition.inputs["probs"], case.axes) or (0, 0)
-        if case.params["rows"] == "dense":
+        if case.params.get("rows") == "dense":
             probs, filters = _dense(draw, rows, vocabulary)
         else:
             kinds = PACKS[case.params["rows"]]
