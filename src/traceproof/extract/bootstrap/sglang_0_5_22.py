@@ -1,0 +1,107 @@
+"""SGLang 0.5.22 and 0.5.23: build a model on the meta device inside a pretended parallel world.
+
+This is the only module that knows how SGLang starts up. It goes through SGLang's own loader: building the model
+class directly skips decisions that the loader makes (0.5.22 then lays out 257 experts instead of 256).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+QUIET = logging.ERROR  # SGLang warns about everything a CPU lacks; none of it concerns shapes
+
+
+@dataclass(slots=True)
+class PretendGroup:
+    """A process group of which this process is rank 0. It can not communicate: laying out a model must not.
+
+    A real (even fake) group would wait for message queues for ever.
+    """
+
+    world_size: int
+    rank: int = 0
+    rank_in_group: int = 0
+    local_rank: int = 0
+    first_rank: int = 0
+    device_group: None = None
+    cpu_group: None = None
+    is_first_rank: bool = True
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def is_last_rank(self) -> bool:
+        """Whether the group is this process alone."""
+        return self.world_size == 1
+
+    @property
+    def last_rank(self) -> int:
+        """The highest rank."""
+        return self.world_size - 1
+
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks."""
+        return list(range(self.world_size))
+
+
+def build_model(folder: Path, *, tp: int, ep: int) -> nn.Module:
+    """Lay out the model of `folder`/config.json as rank 0 of `tp` ranks, its experts spread over `ep` of them.
+
+    Whatever SGLang raises about the config passes through.
+    """
+    logging.disable(QUIET)
+    from sglang.srt import runtime_context
+    from sglang.srt.configs.load_config import LoadConfig, LoadFormat
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.model_loader import loader
+    from sglang.srt.server_args import ServerArgs
+
+    arguments = ServerArgs(
+        model_path=str(folder),
+        device="cpu",
+        tp_size=tp,
+        ep_size=ep,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        disable_radix_cache=True,  # hybrid models ask the platform for state snapshots otherwise
+        trust_remote_code=False,
+    )
+    ranks = runtime_context.SpawnRanks(world_rank=0, gpu_id=0)
+    runtime_context.publish(arguments, role="scheduler", ranks=ranks)
+    runtime_context.get_parallel().override_permanently(**_groups(tp, ep))
+    model_config = ModelConfig.from_server_args(arguments)
+    load_config = LoadConfig(load_format=LoadFormat.DUMMY)
+    quantisation = loader._get_quantization_config(model_config, load_config)  # noqa: SLF001 - the loader's own step
+    torch.set_default_dtype(model_config.dtype)
+    with torch.device("meta"):
+        model: nn.Module = loader._initialize_model(model_config, load_config, quantisation)  # noqa: SLF001
+    return model
+
+
+def _groups(tp: int, ep: int) -> dict[str, Any]:
+    sizes = {
+        "world_group": tp,
+        "tp_group": tp,
+        "attn_tp_group": tp,
+        "shared_experts_tp_group": tp,
+        "moe_ep_group": ep,
+        "moe_tp_group": tp // ep,
+        "moe_dp_group": 1,
+        "attn_cp_group": 1,
+        "pp_group": 1,
+    }
+    return {name: PretendGroup(size) for name, size in sizes.items()}
+
+
+def architectures() -> list[str]:
+    """Names that a config.json's `architectures` may hold, as far as their modules import here."""
+    logging.disable(QUIET)
+    from sglang.srt.models.registry import ModelRegistry
+
+    return sorted(ModelRegistry.get_supported_archs())

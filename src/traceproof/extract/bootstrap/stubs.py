@@ -1,0 +1,69 @@
+"""Stand-ins for packages that SGLang imports at its top but never needs to lay out a model.
+
+Real ones would cost gigabytes (torchvision drags in its own torch and CUDA) or do not exist for a CPU. A package
+that is missing and not named here stays an ImportError.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+STUBBED = ("torchvision", "vllm")
+
+
+class _Anything(type):
+    """A class whose every attribute is itself, so that module-level uses of a stub's names succeed."""
+
+    def __getattr__(cls, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+
+class Anything(metaclass=_Anything):
+    """Whatever a stub module is asked for."""
+
+    def __init__(self, *_args: object, **_options: object) -> None:
+        """Take anything."""
+
+
+class StubFinder(MetaPathFinder, Loader):
+    """Finds the stubbed packages, and nothing else."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Give a specification of a stubbed package or one of its submodules."""
+        del path, target
+        if fullname.split(".", maxsplit=1)[0] in STUBBED:
+            return ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leave it to the import system."""
+        del spec
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module a `__getattr__` that answers with `Anything`."""
+
+        def answer(name: str) -> type[Anything]:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return Anything
+
+        module.__dict__["__getattr__"] = answer
+
+
+def install() -> None:
+    """Put the stubs last on the import path: a package that is really there wins.
+
+    transformers must have looked for torchvision before, or it would take the stub for the package.
+    """
+    from transformers.utils import import_utils
+
+    import_utils.is_torchvision_available()
+    sys.meta_path.append(StubFinder())

@@ -1,0 +1,88 @@
+"""Bundled models: the facts of their config.json that decide shapes, and the parallelism they are usually run at.
+
+Each JSON file here is one model. Facts only, no text of the original files; `modules_to_not_convert` is written with
+`*` for the layer number and expanded on reading.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """Tensor parallel ranks, and over how many of them the experts are spread."""
+
+    tp: int
+    ep: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A bundled model.
+
+    Attributes:
+        slug: its name on the command line, with underscores.
+        title: its name for people.
+        tags: the dataset's `model:` tags of it.
+        repository: on the HuggingFace Hub.
+        parallel: its usual parallelism, used when none is asked for.
+        config: what its config.json says.
+    """
+
+    slug: str
+    title: str
+    tags: tuple[str, ...]
+    repository: str
+    parallel: tuple[Parallel, ...]
+    config: Mapping[str, Any]
+
+
+@cache
+def entries() -> Mapping[str, Entry]:
+    """All bundled models by slug, sorted."""
+    folder = resources.files(__name__)
+    files = sorted((item for item in folder.iterdir() if item.name.endswith(".json")), key=lambda item: item.name)
+    return MappingProxyType({item.name.removesuffix(".json"): _entry(item.name, item.read_text()) for item in files})
+
+
+def _entry(file: str, text: str) -> Entry:
+    raw = json.loads(text)
+    return Entry(
+        slug=file.removesuffix(".json"),
+        title=raw["title"],
+        tags=tuple(raw["tags"]),
+        repository=raw["repository"],
+        parallel=tuple(Parallel(**item) for item in raw["parallel"]),
+        config=MappingProxyType(_expanded(raw["config"])),
+    )
+
+
+def _expanded(config: dict[str, Any]) -> dict[str, Any]:
+    quantisation = config.get("quantization_config")
+    if quantisation is None or "modules_to_not_convert" not in quantisation:
+        return config
+    layers = range(config["num_hidden_layers"])
+    names = []
+    for name in quantisation["modules_to_not_convert"]:
+        names += [name.replace("*", str(layer)) for layer in layers] if "*" in name else [name]
+    return config | {"quantization_config": quantisation | {"modules_to_not_convert": names}}
+
+
+def slug_of(name: str) -> str:
+    """`deepseek-v3`, `DeepSeek_V3`, `deepseek-r1` as the slug of the bundled model they name; else the name itself.
+
+    A model's tag counts as its name.
+    """
+    plain = name.lower().replace("-", "_").replace(".", "_")
+    for slug, entry in entries().items():
+        names = {slug, *(tag.replace("-", "_").replace(".", "_") for tag in entry.tags)}
+        if plain in names:
+            return slug
+    return plain
