@@ -8,6 +8,7 @@ are the same everywhere; only the shift needs a mask, since torch shifts int64 a
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import torch
 
@@ -51,6 +52,19 @@ def chunk_words(device: torch.device) -> int:
     return CPU_CHUNK if device.type == "cpu" else CUDA_CHUNK
 
 
+def word_chunks(key: int, count: int, device: torch.device) -> Iterator[tuple[int, torch.Tensor]]:
+    """The first `count` words of a stream, a chunk at a time: where it starts, and int64 words on `device`.
+
+    All chunks share one buffer, which the caller may overwrite until it asks for the next.
+    """
+    step = min(count, chunk_words(device))
+    buffer, scratch = torch.empty((2, step), dtype=torch.int64, device=device)
+    for start in range(0, count, max(step, 1)):
+        length = min(step, count - start)
+        _fill(key, start, buffer[:length], scratch[:length])
+        yield start, buffer[:length]
+
+
 def random_words(key: int, count: int, device: torch.device) -> torch.Tensor:
     """The first `count` words of a stream: int64 [count] on `device`."""
     out = torch.empty(count, dtype=torch.int64, device=device)
@@ -58,11 +72,16 @@ def random_words(key: int, count: int, device: torch.device) -> torch.Tensor:
     scratch = torch.empty(step, dtype=torch.int64, device=device)
     for start in range(0, count, max(step, 1)):
         words = out[start : start + step]
-        torch.arange(start + 1, start + 1 + len(words), out=words)
-        words *= signed(GOLDEN)
-        words += signed(key)
-        mix_(words, scratch[: len(words)])
+        _fill(key, start, words, scratch[: len(words)])
     return out
+
+
+def _fill(key: int, start: int, words: torch.Tensor, scratch: torch.Tensor) -> None:
+    """Overwrite `words` with those of the stream from `start` on."""
+    torch.arange(start + 1, start + 1 + len(words), out=words)
+    words *= signed(GOLDEN)
+    words += signed(key)
+    mix_(words, scratch)
 
 
 def scalar_word(key: int, index: int) -> int:

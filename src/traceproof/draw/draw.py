@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from traceproof.draw.counter import chunk_words, mix_, random_words, scalar_word, signed, stream_key
+from traceproof.draw.counter import chunk_words, mix_, random_words, scalar_word, signed, stream_key, word_chunks
 from traceproof.draw.tables import normal_table
 
 FINGERPRINT_SALTS = (0x243F6A8885A308D3, 0x13198A2E03707344)  # fractional digits of pi
@@ -49,9 +49,8 @@ class Draw:
         """int64 [count], all 64 bits random."""
         return random_words(stream_key(*self._parts, name), count, self.device)
 
-    def _halves(self, name: str, count: int) -> torch.Tensor:
-        """int16 [count], all 16 bits random, as unsigned values in int32 chunks' reach."""
-        return self.words(name, -(-count // 4)).view(torch.int16)[:count]
+    def _chunks(self, name: str, count: int) -> Iterator[tuple[int, torch.Tensor]]:
+        return word_chunks(stream_key(*self._parts, name), count, self.device)
 
     def normal(
         self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, scale: float = 1.0
@@ -62,13 +61,12 @@ class Draw:
         if scale != 1.0:
             table = table * scale
         table = table.to(dtype)
-        halves = self._halves(name, count)
         out = torch.empty(count, dtype=dtype, device=self.device)
-        step = 8 * chunk_words(self.device)
-        for start in range(0, count, step):
-            index = halves[start : start + step].to(torch.int32)
+        for start, words in self._chunks(name, -(-count // 4)):
+            part = out[4 * start : 4 * (start + len(words))]
+            index = words.view(torch.int16)[: len(part)].to(torch.int32)
             index += 1 << 15
-            torch.index_select(table, 0, index, out=out[start : start + step])
+            torch.index_select(table, 0, index, out=part)
         return out.view(tuple(shape))
 
     def uniform(
@@ -80,24 +78,30 @@ class Draw:
         low: float = 0.0,
         high: float = 1.0,
     ) -> torch.Tensor:
-        """Uniform on a grid of 2**24 steps over [low, high), rounded once to `dtype` from float32."""
+        """Uniform on a grid of 2**24 steps over [low, high), computed in float32 and rounded to `dtype`.
+
+        Where a step is finer than the dtype, rounding may reach `high` itself.
+        """
         count = _numel(shape)
-        words = self.words(name, -(-count // 2)).view(torch.int32)[:count]
-        steps = (words & 0xFFFFFF).to(torch.float32)
-        steps *= (high - low) / (1 << 24)
-        steps += low
-        return steps.to(dtype).view(tuple(shape))
+        out = torch.empty(count, dtype=dtype, device=self.device)
+        for start, words in self._chunks(name, -(-count // 2)):
+            part = out[2 * start : 2 * (start + len(words))]
+            steps = (words.view(torch.int32)[: len(part)] & 0xFFFFFF).to(torch.float32)
+            steps *= (high - low) / (1 << 24)
+            steps += low
+            part.copy_(steps)
+        return out.view(tuple(shape))
 
     def integers(
         self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.int32, *, low: int, high: int
     ) -> torch.Tensor:
         """Integers in [low, high), nearly uniform; high - low <= 2**31."""
-        words = self.words(name, _numel(shape))
-        words &= (1 << 32) - 1
-        words *= high - low
-        words >>= 32
-        words += low
-        return words.to(dtype).view(tuple(shape))
+        count = _numel(shape)
+        out = torch.empty(count, dtype=dtype, device=self.device)
+        for start, words in self._chunks(name, count):
+            words.bitwise_and_((1 << 32) - 1).mul_(high - low).bitwise_right_shift_(32).add_(low)
+            out[start : start + len(words)].copy_(words)
+        return out.view(tuple(shape))
 
     def bits(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Random bit patterns of any dtype; NaN codes of float8_e4m3fn are replaced by the largest value."""
