@@ -83,7 +83,7 @@ def _sign(node: ast.AST, halves: frozenset[str], cached: frozenset[str]) -> Pair
 
 
 def _pairs_neighbours(node: ast.Call) -> bool:
-    """A view whose last axis is a pair, parts stacked along the last axis, each angle twice, every second index."""
+    """A view whose last axis is a pair, parts stacked on the last axis, each angle twice, every second index."""
     name = _called(node)
     if name in {"arange", "range"}:
         return len(node.args) > 2 and _is_number(node.args[2], 2)
