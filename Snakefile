@@ -1,0 +1,48 @@
+# Verifies a dataset of kernel definitions; `snakemake --cores 4 verify_all`, or simply scripts/verify_all.py.
+import sys
+from pathlib import Path
+
+from traceproof.pipeline import FAMILIES, Pipeline
+
+
+configfile: "config.yaml"
+
+
+FLOW = Pipeline.of(config, root=Path.cwd())
+DRIVER = sys.executable
+
+
+wildcard_constraints:
+    op_type="[A-Za-z0-9_]+",
+    actor="|".join(FLOW.actors),
+    stack="|".join(FLOW.stacks),
+    environment="cpu|" + "|".join(FLOW.stacks),
+    family="|".join(FAMILIES),
+    slug="[^/]+",
+
+
+localrules:
+    verify_all,
+    dataset,
+    environment,
+    report,
+    report_family,
+
+
+rule verify_all:
+    """Every selected definition against every truth; prints the table and fails on findings."""
+    default_target: True
+    input:
+        f"{FLOW.run}/summary.json",
+    log:
+        f"{FLOW.run}/logs/verify_all.log",
+    shell:
+        "{DRIVER} scripts/outcome.py --summary {input} --log {log}"
+
+
+include: "rules/dataset.smk"
+include: "rules/stacks.smk"
+include: "rules/cases.smk"
+include: "rules/actors.smk"
+include: "rules/judge.smk"
+include: "rules/report.smk"

@@ -1,0 +1,18 @@
+checkpoint cases:
+    """Decide what will be run, one file an op_type. A checkpoint: an op_type whose file stays the same reruns nothing."""
+    input:
+        fetched=FLOW.fetched,
+        stack=f"{FLOW.results}/stacks/torch.json",
+    output:
+        directory(f"{FLOW.run}/cases"),
+    log:
+        f"{FLOW.run}/logs/cases.log",
+    params:
+        dataset=FLOW.dataset,
+        state=FLOW.dataset_state,
+        selection=FLOW.selection,
+        code=FLOW.cases_code,
+        python=FLOW.python("torch"),
+    shell:
+        "PYTHONPATH=src {params.python:q} scripts/cases.py --dataset {params.dataset:q} --stack {input.stack}"
+        " --selection {params.selection:q} --out {output} --log {log}"

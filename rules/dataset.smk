@@ -1,0 +1,10 @@
+rule dataset:
+    """Fetch the configured dataset, whole or not at all; what is there is never fetched again."""
+    output:
+        f"{FLOW.results}/dataset/{{slug}}/.fetched.json",
+    log:
+        f"{FLOW.results}/logs/dataset-{{slug}}.log",
+    params:
+        source=FLOW.dataset_source,
+    shell:
+        "{DRIVER} scripts/dataset.py --source {params.source:q} --stamp {output} --log {log}"

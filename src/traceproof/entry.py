@@ -1,0 +1,63 @@
+"""What the scripts that rules run have in common: errors that people read, and a log. Standard library only."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+from traceproof.errors import TraceproofError
+
+BAD_INPUT = 2
+
+
+class Tee:
+    """A text stream that goes to the terminal, live lines included, and without those into a log."""
+
+    def __init__(self, terminal: TextIO, log: TextIO) -> None:
+        self._terminal = terminal
+        self._log = log
+
+    def write(self, text: str) -> int:
+        """Write to both; a line that is rewritten in place goes to the terminal only."""
+        if not text.startswith("\r"):
+            self._log.write(text)
+        return self._terminal.write(text)
+
+    def flush(self) -> None:
+        """Flush both."""
+        self._log.flush()
+        self._terminal.flush()
+
+    def isatty(self) -> bool:
+        """Whether live lines make sense."""
+        return self._terminal.isatty()
+
+    def fileno(self) -> int:
+        """The terminal's file descriptor, for child processes."""
+        return self._terminal.fileno()
+
+
+def run(main: Callable[[], None], *, log: Path) -> None:
+    """Run a rule's work; what it says on stderr, and a traceback if there is one, also stand in `log`.
+
+    Raises:
+        SystemExit: 2 on a TraceproofError, which is shown as text; a crash stays a crash.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    terminal = sys.stderr
+    with log.open("w", encoding="utf-8", buffering=1) as file:
+        sys.stderr = Tee(terminal, file)  # type: ignore[assignment] # all that is used of a text stream
+        try:
+            main()
+        except TraceproofError as error:
+            sys.stderr.write(f"{error}\n")
+            raise SystemExit(BAD_INPUT) from None
+        except Exception:
+            import traceback
+
+            traceback.print_exc()
+            raise SystemExit(70) from None  # EX_SOFTWARE: the traceback is shown once, not again by Python
+        finally:
+            sys.stderr = terminal

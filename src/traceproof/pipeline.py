@@ -1,0 +1,190 @@
+"""What the Snakemake rules ask: paths, interpreters and digests, all of it from one frozen configuration."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from traceproof.actors.registry import ACTORS
+from traceproof.codedigest import code_digest
+from traceproof.config import Config, read_config
+from traceproof.dataset.fetch import FETCHED, folder_of, scan_digest, untouched
+from traceproof.ops import registry
+from traceproof.stacks import FOLDER, INSTALLED, NAMES, Stack, resolve
+from traceproof.store import write_text
+
+# Which op_types `verify_<family>` and `nox -s test_<family>` cover.
+FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "mla": ("mla_paged", "mla_ragged"),
+        "gqa": ("gqa_paged", "gqa_ragged"),
+        "moe": ("moe",),
+        "rmsnorm": ("rmsnorm",),
+        "gemm": ("gemm",),
+        "sampling": ("sampling",),
+        "rope": ("rope",),
+        "gdn": ("gdn",),
+        "mamba": ("mamba_ssu",),
+        "dsa": ("dsa_paged",),
+    }
+)
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One configuration, as the rules need it. Paths are relative to `root`, the repository."""
+
+    config: Config
+    root: Path
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any], *, root: Path) -> Pipeline:
+        """From a raw mapping.
+
+        Raises:
+            TraceproofError: the configuration can not be used.
+        """
+        return cls(read_config(raw, root=root), root)
+
+    @property
+    def results(self) -> str:
+        """Where everything is written."""
+        return str(self.config.results)
+
+    @property
+    def run(self) -> str:
+        """Where this selection's cases, verdicts and summary are written."""
+        return str(self.config.results / self.config.run)
+
+    @cached_property
+    def stacks(self) -> Mapping[str, Stack]:
+        """The stacks by name."""
+        return {name: resolve(self.config, name) for name in NAMES}
+
+    def python(self, stack: str) -> str:
+        """A stack's interpreter."""
+        return self.stacks[stack].python
+
+    @property
+    def actors(self) -> tuple[str, ...]:
+        """The actors whose outputs are judged, the oracle among them."""
+        return tuple(ACTORS)
+
+    def actor_stack(self, actor: str) -> str:
+        """The stack that an actor runs in."""
+        return ACTORS[actor].stack
+
+    def environment(self, stack: str) -> list[str]:
+        """Stamp of the environment that a stack needs built first: one, or none where an interpreter is given."""
+        name = self.stacks[stack].environment
+        return [] if name is None else [f"{FOLDER}/{name}/{INSTALLED}"]
+
+    @property
+    def dataset(self) -> str:
+        """The dataset's folder."""
+        return str(folder_of(self.config.dataset, root=self.config.results / "dataset"))
+
+    @property
+    def fetched(self) -> list[str]:
+        """The file that says that the dataset is there: one, or none where a folder is used in place."""
+        return [] if self.config.dataset.path is not None else [f"{self.dataset}/{FETCHED}"]
+
+    @property
+    def dataset_source(self) -> str:
+        """The dataset's source, as JSON."""
+        return self.config.dataset.model_dump_json(exclude_none=True)
+
+    @cached_property
+    def dataset_state(self) -> str:
+        """Changes when a file of the dataset does. A fetched one that nobody touched is always `as fetched`."""
+        folder = self.root / self.dataset
+        if self.config.dataset.path is not None:
+            return scan_digest(folder)
+        return "as fetched" if untouched(folder) else scan_digest(folder)
+
+    @property
+    def selection(self) -> str:
+        """What planning reads of the configuration, as JSON."""
+        config = self.config
+        value = {
+            "op_types": config.selection.op_types,
+            "definitions": config.selection.definitions,
+            "cases": config.selection.case,
+            "sizes": config.test_sizes,
+            "seed": config.seed,
+            "workloads": config.workloads,
+            "memory_limit": int(config.limits.memory_gb * GIB),
+        }
+        return json.dumps(value, separators=(",", ":"))
+
+    @property
+    def limits(self) -> str:
+        """A case's limits, as JSON."""
+        return self.config.limits.model_dump_json()
+
+    @property
+    def tolerance(self) -> str:
+        """The override of the specification's tolerance, as JSON."""
+        return json.dumps(self.config.tolerance)
+
+    @property
+    def known(self) -> list[str]:
+        """The file of known findings: one, or none."""
+        return [] if self.config.known is None else [str(self.config.known)]
+
+    @property
+    def job_mb(self) -> int:
+        """Memory of one job: a case at its limit, its supervisor and a loaded torch."""
+        return int(self.config.limits.memory_gb * 1024) + 768
+
+    @cached_property
+    def cases_code(self) -> str:
+        """Digest of the code that planning depends on."""
+        return code_digest("traceproof.stages.plan", *(f"traceproof.ops.{name}" for name in registry.known()))
+
+    def outputs_code(self, op_type: str, actor: str) -> str:
+        """Digest of the code that an actor's outputs depend on; it is part of their key in the store."""
+        return code_digest(*ACTORS[actor].code(op_type), *_op(op_type))
+
+    def actor_code(self, op_type: str, actor: str) -> str:
+        """Digest of all code of an actor's job, the running of workers included."""
+        return code_digest("traceproof.stages.actor", *ACTORS[actor].code(op_type), *_op(op_type))
+
+    def judge_code(self, op_type: str) -> str:
+        """Digest of the code that verdicts depend on."""
+        return code_digest("traceproof.stages.judge", *_op(op_type))
+
+    @cached_property
+    def report_code(self) -> str:
+        """Digest of the code that the summary depends on."""
+        return code_digest("traceproof.stages.report")
+
+    @cached_property
+    def forced(self) -> str:
+        """A file that actors' jobs depend on; `force: true` changes it, which runs them all again."""
+        path = Path(self.run) / "forced.txt"
+        stamp = self.root / path
+        if self.config.force or not stamp.is_file():
+            write_text(stamp, f"{time.time_ns() if self.config.force else 0}\n")
+        return str(path)
+
+    @property
+    def force_flag(self) -> str:
+        """The flag that makes an actor run what the store holds; no parameter, since `forced` is the trigger."""
+        return "--force" if self.config.force else ""
+
+    def op_types(self, family: str = "") -> list[str]:
+        """The op_types that were planned, all or those of one family; call it after the checkpoint `cases`."""
+        planned = sorted(path.stem for path in (self.root / self.run / "cases").glob("*.json"))
+        return [name for name in planned if not family or name in FAMILIES[family]]
+
+
+def _op(op_type: str) -> tuple[str, ...]:
+    return (f"traceproof.ops.{op_type}",) if op_type in registry.known() else ("traceproof.ops.generic",)

@@ -1,0 +1,74 @@
+"""Run inside a stack's interpreter: what this environment is, as one JSON object on stdout."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from typing import Any
+
+# Packages whose versions can change an output; absent ones are left out.
+PACKAGES = (
+    "apache-tvm-ffi",
+    "fla-core",
+    "flashinfer-python",
+    "numpy",
+    "nvidia-cublas",
+    "nvidia-cudnn-cu13",
+    "nvidia-cutlass-dsl",
+    "pydantic",
+    "safetensors",
+    "sglang",
+    "sgl-kernel",
+    "torch",
+    "transformers",
+    "triton",
+)
+
+
+def probe() -> dict[str, Any]:
+    """Versions and the device; nothing that names the machine itself, so that equal machines give equal digests."""
+    import torch
+
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    versions["torch"] = str(torch.__version__)  # with its build's label, which the metadata may lack
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "versions": versions,
+        "cuda": torch.version.cuda,
+        "device_type": "cpu",
+        "device": f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "capability": None,
+        "driver": None,
+    }
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        found |= {
+            "device_type": "cuda",
+            "device": torch.cuda.get_device_name(),
+            "capability": f"{major}.{minor}",
+            "driver": _driver(),
+        }
+    return found
+
+
+def _driver() -> str | None:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    done = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE, timeout=60)
+    return done.stdout.split("\n")[0].strip() or None
+
+
+if __name__ == "__main__":
+    json.dump(probe(), sys.stdout)

@@ -1,0 +1,131 @@
+"""The stacks' environments: which interpreter a stack runs in, how it is built, and what it turned out to be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from traceproof.config import Config
+from traceproof.digests import digest_json
+from traceproof.errors import TraceproofError
+from traceproof.store import write_json
+
+FOLDER = Path(".venvs")
+INSTALLED = "installed.json"  # in an environment's folder, written last: without it, it counts as half-built
+PINS = Path("envs")
+NAMES = ("torch", "flashinfer", "sglang", "fla")
+UNHASHED = frozenset({"cpu"})  # its torch is not the registry's file, so there is no hash to pin
+CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
+CUDA_DRIVER = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # Linux; WSL
+TAIL = 8  # lines of a failed program's output that an error shows; the cause stands last
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Where a stack runs.
+
+    Attributes:
+        name: a name out of NAMES.
+        environment: the environment in .venvs/ that is built for it; None: a given interpreter is used.
+        python: its interpreter, relative to the repository where it is built there.
+    """
+
+    name: str
+    environment: str | None
+    python: str
+
+    @classmethod
+    def at(cls, name: str, python: str) -> Stack:
+        """The stack that runs in `python`."""
+        path = Path(python)
+        ours = path.parts[:1] == FOLDER.parts
+        return cls(name, path.parts[1] if ours else None, python)
+
+
+def resolve(config: Config, name: str) -> Stack:
+    """Where a stack runs by the configuration and, for `env: auto`, by this machine."""
+    settings = getattr(config.stacks, name)
+    if settings.python is not None:
+        return Stack(name, None, os.path.expanduser(settings.python))
+    environment = name
+    if name == "torch":
+        wanted = config.stacks.torch.env
+        cuda = wanted == "cuda" or (wanted == "auto" and any(path.exists() for path in CUDA_DRIVER))
+        environment = "torch" if cuda else "cpu"
+    return Stack(name, environment, str(FOLDER / environment / "bin" / "python"))
+
+
+def build(environment: str, stamp: Path, *, root: Path) -> None:
+    """Build .venvs/<environment> from envs/<environment>.txt and write the stamp that says it is whole.
+
+    Raises:
+        TraceproofError: the packages can not be had; says what the installer said.
+    """
+    folder, pins = root / FOLDER / environment, root / PINS / f"{environment}.txt"
+    _run([sys.executable, "-m", "venv", "--clear", str(folder)], environment)
+    python = folder / "bin" / "python"
+    if environment in UNHASHED:
+        _install_cpu(python, pins, environment)
+    else:
+        uv = [sys.executable, "-m", "uv", "pip", "sync", "--quiet", "--require-hashes"]
+        _run([*uv, "--python", str(python), str(pins)], environment)
+    write_json(stamp, {"environment": environment, "pins": digest_json(pins.read_text(encoding="utf-8"))})
+
+
+def _install_cpu(python: Path, pins: Path, environment: str) -> None:
+    """Torch's CPU build: from pip's own configuration, else from PyTorch's index, else the registry's build.
+
+    The last one brings CUDA libraries along that a machine without a GPU does not need; it computes the same way.
+    """
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    exact = [*pip, "--no-deps", "-r", str(pins)]
+    lines = [line.partition("+cpu")[0] for line in pins.read_text(encoding="utf-8").splitlines()]
+    registry = [*pip, *(line for line in lines if line and ";" not in line and not line.startswith("#"))]
+    attempts = (exact, [*exact, "--extra-index-url", CPU_WHEELS], registry)
+    for attempt in attempts[:-1]:
+        if subprocess.run(attempt, check=False, capture_output=True).returncode == 0:
+            return
+    _run(attempts[-1], environment)
+
+
+def _run(command: Sequence[str], environment: str) -> None:
+    done = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode:
+        raise TraceproofError(
+            f"the environment {environment!r} could not be built: {' '.join(command[:6])} ... ended with "
+            f"{done.returncode}",
+            problems=[line for line in done.stdout.splitlines() if line.strip()][-TAIL:],
+            todo="Check the package index that pip and uv are set up for, or name an interpreter that has the "
+            "packages in config.yaml (stacks.<name>.python).",
+        )
+
+
+def probe(stack: Stack, *, root: Path) -> dict[str, Any]:
+    """What a stack is: versions, device, and the digest of it all that keys outputs.
+
+    Raises:
+        TraceproofError: the interpreter is missing or has no torch.
+    """
+    command = [stack.python, "-P", "-m", "traceproof.probe"]
+    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    try:
+        done = subprocess.run(command, check=False, text=True, capture_output=True, env=environment, cwd=root)
+    except OSError as error:
+        raise _unusable(stack, [str(error)]) from error
+    if done.returncode:
+        raise _unusable(stack, [line for line in done.stderr.splitlines() if line.strip()][-TAIL:])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {"stack": stack.name, **found, "digest": digest_json(found)}
+
+
+def _unusable(stack: Stack, problems: list[str]) -> TraceproofError:
+    todo = "stacks.<name>.python in config.yaml has to name a Python >= 3.11 with torch, numpy, safetensors, pydantic."
+    if stack.environment is not None:
+        todo = f"Remove {FOLDER / stack.environment} and run again: it is built anew."
+    return TraceproofError(f"the stack {stack.name!r} can not be used ({stack.python})", problems=problems, todo=todo)
