@@ -65,15 +65,14 @@ class GqaPaged(AttentionOp):
         heads, width = shapes["q"][1:]
         scale = float32(1 / math.sqrt(width))
         style = Style.of(case, width=width, scale=scale)
-        layout = paged_layout(definition, case, draw, query="q", page_size=self.page_size(definition))
+        layout = paged_layout(case, draw, page_size=self.page_size(definition))
         k = style.keys(draw, "k_cache", shapes["k_cache"], dtypes["k_cache"], outlier=True)
         v = style.values(draw, "v_cache", shapes["v_cache"], dtypes["v_cache"])
         q = style.tensor(draw, "q", shapes["q"], dtypes["q"])
-        if layout.planned:
-            sequences = layout.sequences(draw.device, causal="qo_indptr" in specs)
-            v.flatten(0, 1)[unread(sequences.rows, v)] = POISON
-            leaning = lean(draw, style, sequences, heads=heads)
-            q = leaning.added(q, k.flatten(0, 1)) if leaning else q
+        sequences = layout.sequences(draw.device, causal="qo_indptr" in specs)
+        v.flatten(0, 1)[unread(sequences.rows, v)] = POISON
+        leaning = lean(draw, style, sequences, heads=heads)
+        q = leaning.added(q, k.flatten(0, 1)) if leaning else q
         values = layout.structure(definition, case, draw.device)
         values.update(q=q, k_cache=k, v_cache=v, sm_scale=scale)
         return ordered(definition, values)

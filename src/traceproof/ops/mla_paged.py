@@ -61,18 +61,17 @@ class MlaPaged(AttentionOp):
         dtypes = {name: TORCH_DTYPES[specs[name].dtype] for name in DRAWN}
         kpe_width = shapes["kpe_cache"][-1]
         style = mla.style_of(case, ckv=shapes["ckv_cache"][-1], kpe=kpe_width)
-        layout = paged_layout(definition, case, draw, query="q_nope", page_size=self.page_size(definition))
+        layout = paged_layout(case, draw, page_size=self.page_size(definition))
         data = {name: style.tensor(draw, name, shapes[name], dtypes[name]) for name in ("q_nope", "q_pe")}
         # The outlier channel stands in kpe: in ckv it would be a value too, and hide errors in the others.
         for name in ("ckv_cache", "kpe_cache"):
             data[name] = style.keys(draw, name, shapes[name], dtypes[name], outlier=name == "kpe_cache")
-        if layout.planned:
-            ckv, kpe = data["ckv_cache"].flatten(0, 1), data["kpe_cache"].flatten(0, 1)
-            sequences = layout.sequences(draw.device, causal="qo_indptr" in specs)
-            mla.poison_(ckv, unread(sequences.rows, data["ckv_cache"]))
-            data["q_nope"], data["q_pe"] = mla.queries(
-                draw, style, nope=data["q_nope"], pe=data["q_pe"], ckv=ckv, kpe=kpe, sequences=sequences
-            )
+        ckv, kpe = data["ckv_cache"].flatten(0, 1), data["kpe_cache"].flatten(0, 1)
+        sequences = layout.sequences(draw.device, causal="qo_indptr" in specs)
+        mla.poison_(ckv, unread(sequences.rows, data["ckv_cache"]))
+        data["q_nope"], data["q_pe"] = mla.queries(
+            draw, style, nope=data["q_nope"], pe=data["q_pe"], ckv=ckv, kpe=kpe, sequences=sequences
+        )
         values = layout.structure(definition, case, draw.device)
         return ordered(definition, {**values, **data, "sm_scale": mla.sm_scale(kpe_width)})
 

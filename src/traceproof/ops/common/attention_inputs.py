@@ -56,10 +56,10 @@ class Style:
 
     @classmethod
     def of(cls, case: Case, *, width: int, scale: float) -> Style:
-        """The style of a case; a case without instructions (a workload line) is plain."""
+        """The style that a case asks for."""
         params: dict[str, Any] = dict(case.params)
-        pattern = str(params.get("pattern", "plain"))
-        amplitude = float(params.get("amplitude", 1.0))
+        pattern = str(params["pattern"])
+        amplitude = float(params["amplitude"])
         if pattern == "negative":
             amplitude = math.sqrt(NEGATIVE / (MEAN_ABS * MEAN_ABS * width * scale))
         return cls(pattern, amplitude, width, scale)

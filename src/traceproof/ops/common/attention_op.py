@@ -10,7 +10,6 @@ from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.common.attention import MAX_LOGITS, Operands, comparisons, floor, oracle
 from traceproof.ops.common.attention_cases import Plan, Planner
-from traceproof.ops.common.paging import split
 from traceproof.ops.compare import Comparison
 
 SOFTMAX_COPIES = 4  # logits, masked logits, probabilities and one temporary, as a reference in float32 holds them
@@ -78,8 +77,8 @@ class AttentionOp(Op):
             sizes = {**definition.const_axes, **case.axes}
             batch = max(1, sizes[(definition.inputs["kv_indptr"].shape or ())[0]] - 1)
             units = definition.inputs["kv_indices" if "kv_indices" in definition.inputs else "k"].shape or ()
-            kv_lens = split(sizes[units[0]] * self.page_size(definition), batch)
-            q_lens = split(rows, batch)
+            kv_lens = [-(-sizes[units[0]] * self.page_size(definition) // batch)]
+            q_lens = [-(-rows // batch)]
         pairs = [query * length for query, length in zip(q_lens, kv_lens, strict=True)]
         return max(kv_lens, default=0), max(pairs, default=0)
 

@@ -60,13 +60,11 @@ class RaggedAttention(AttentionOp):
         heads, width = shapes["q"][1:]
         scale = float32(1 / math.sqrt(width))
         style = Style.of(case, width=width, scale=scale)
-        layout = ragged_layout(definition, case)
+        layout = ragged_layout(case)
         k = style.keys(draw, "k", shapes["k"], dtypes["k"], outlier=True)
         q = style.tensor(draw, "q", shapes["q"], dtypes["q"])
-        if layout.planned:
-            sequences = layout.sequences(draw.device, causal=True)
-            leaning = lean(draw, style, sequences, heads=heads)
-            q = leaning.added(q, k) if leaning else q
+        leaning = lean(draw, style, layout.sequences(draw.device, causal=True), heads=heads)
+        q = leaning.added(q, k) if leaning else q
         values = layout.structure(definition, case, draw.device)
         values.update(q=q, k=k, v=style.values(draw, "v", shapes["v"], dtypes["v"]), sm_scale=scale)
         return ordered(definition, values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,11 +23,6 @@ def starts(lengths: list[int]) -> list[int]:
     for length in lengths:
         sums.append(sums[-1] + length)
     return sums
-
-
-def split(total: int, parts: int) -> list[int]:
-    """`total` in `parts` nearly equal parts, the larger first."""
-    return [total // parts + (index < total % parts) for index in range(parts)] if parts else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +92,12 @@ class Layout:
         q_lens: query tokens of every sequence.
         table: page ids of every sequence; for ragged data there are no pages and this is None.
         page_size: tokens a page.
-        planned: lengths come from the plan. If not, the case is a workload line whose own structure replaces this
-            one, so that nothing may be built on it: no poison, no lean.
     """
 
     kv_lens: list[int]
     q_lens: list[int]
     table: list[list[int]] | None
     page_size: int
-    planned: bool
 
     def rows(self, device: torch.device) -> torch.Tensor:
         """int64 [sum of kv_lens]: where each token lies in the flattened cache."""
@@ -148,37 +139,21 @@ class Layout:
         return values
 
 
-def paged_layout(definition: Definition, case: Case, draw: Draw, *, query: str, page_size: int) -> Layout:
-    """The layout of a planned case; for a workload line, one that fits its axes."""
-    causal = "qo_indptr" in definition.inputs
-    if "kv_lens" in case.params:
-        kv_lens, q_lens = _lengths(case.params)
-        pages = Pages.of(kv_lens, page_size, shared=bool(case.params.get("shared")))
-        return Layout(kv_lens, q_lens, pages.table(draw), page_size, planned=True)
-    sizes = {**definition.const_axes, **case.axes}
-    batch = sizes[_axis(definition, "kv_indptr", 0)] - 1
-    counts = split(sizes[_axis(definition, "kv_indices", 0)], batch)
-    queries = split(sizes[_axis(definition, query, 0)], batch) if causal else [1] * batch
-    cache = (definition.inputs["k_cache" if "k_cache" in definition.inputs else "ckv_cache"].shape or ())[0]
-    ids: list[int] = draw.integers("kv_indices", (sum(counts),), low=0, high=max(1, sizes[cache])).tolist()
-    bounds = starts(counts)
-    table = [ids[bounds[row] : bounds[row + 1]] for row in range(batch)]
-    return Layout([count * page_size for count in counts], queries, table, page_size, planned=False)
+def paged_layout(case: Case, draw: Draw, *, page_size: int) -> Layout:
+    """The layout of a planned case over a drawn page table."""
+    kv_lens, q_lens = _lengths(case)
+    pages = Pages.of(kv_lens, page_size, shared=bool(case.params.get("shared")))
+    return Layout(kv_lens, q_lens, pages.table(draw), page_size)
 
 
-def ragged_layout(definition: Definition, case: Case) -> Layout:
-    """The layout of a planned case; for a workload line, one that fits its axes."""
-    if "kv_lens" in case.params:
-        return Layout(*_lengths(case.params), None, 1, planned=True)
-    sizes = {**definition.const_axes, **case.axes}
-    batch = sizes[_axis(definition, "kv_indptr", 0)] - 1
-    queries = split(sizes[_axis(definition, "q", 0)], batch)
-    return Layout(split(sizes[_axis(definition, "k", 0)], batch), queries, None, 1, planned=False)
+def ragged_layout(case: Case) -> Layout:
+    """The layout of a planned case without pages."""
+    return Layout(*_lengths(case), None, 1)
 
 
-def _lengths(params: Mapping[str, list[int]]) -> tuple[list[int], list[int]]:
-    kv_lens = list(params["kv_lens"])
-    return kv_lens, list(params.get("q_lens", [1] * len(kv_lens)))
+def _lengths(case: Case) -> tuple[list[int], list[int]]:
+    kv_lens = list(case.params["kv_lens"])
+    return kv_lens, list(case.params.get("q_lens", [1] * len(kv_lens)))
 
 
 def read_spans(inputs: Values, *, page_size: int) -> tuple[Span, ...]:

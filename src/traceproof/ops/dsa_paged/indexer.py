@@ -18,7 +18,7 @@ from traceproof.draw import Draw, HostDraw
 from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered
 from traceproof.ops.cases import Case
 from traceproof.ops.common.attention import const_size, tensor_of
-from traceproof.ops.common.paging import Pages, split
+from traceproof.ops.common.paging import Pages
 from traceproof.ops.compare import Comparison, IndexSet
 
 RANKS = {"q_index_fp8": 3, "k_index_cache_fp8": 4, "weights": 2, "seq_lens": 1, "block_table": 2}
@@ -100,10 +100,9 @@ class TopkIndexer(Op):
         """Normal fp8 data, scales over four powers of two, permuted pages, poison where nobody may read."""
         shapes = {name: definition.shape_of(spec, case.axes) or () for name, spec in definition.inputs.items()}
         count, page_size, _, packed = shapes["k_index_cache_fp8"]
-        batch, columns = shapes["block_table"]
-        pattern = str(case.params.get("pattern", "plain"))
-        planned = "seq_lens" in case.params
-        lens = list(case.params["seq_lens"]) if planned else split(columns * page_size * batch, batch)
+        columns = shapes["block_table"][1]
+        pattern = str(case.params["pattern"])
+        lens = list(case.params["seq_lens"])
         q = _fp8(draw, "q_index_fp8", shapes["q_index_fp8"], pattern)
         keys = _fp8(
             draw, "keys", (count * page_size, packed - SCALE_BYTES), "negated" if pattern == "zero" else pattern
@@ -115,11 +114,8 @@ class TopkIndexer(Op):
         weights = draw.normal("weights", shapes["weights"], scale=1e-3 if pattern == "tiny" else 1.0)
         if pattern == "negative":
             weights = -weights.abs()
-        if planned:
-            table, rows = _table(draw, lens, page_size, columns, count)
-            _mark(keys, scales, q, weights, rows=rows, page_size=page_size, planted=pattern == "planted")
-        else:
-            table = draw.integers("block_table", (batch, columns), low=0, high=max(1, count))
+        table, rows = _table(draw, lens, page_size, columns, count)
+        _mark(keys, scales, q, weights, rows=rows, page_size=page_size, planted=pattern == "planted")
         cache = torch.cat([_bytes(keys, count), _bytes(scales, count)], 1)
         values = {
             "q_index_fp8": q,

@@ -101,21 +101,15 @@ class SparseAttention(Op):
         for name in ("ckv_cache", "kpe_cache"):
             data[name] = style.keys(draw, name, shapes[name], dtypes[name], outlier=name == "kpe_cache")
         ckv, kpe = data["ckv_cache"].flatten(0, 1), data["kpe_cache"].flatten(0, 1)
+        valid = list(case.params["valid"])
         topk = shapes["sparse_indices"][1]
-        planned = "valid" in case.params
-        valid = (
-            list(case.params["valid"])
-            if planned
-            else [max(0, min(topk, len(ckv) - 2))] * shapes["sparse_indices"][0]
+        indices = _indices(draw, valid, topk, len(ckv), holes=bool(case.params["holes"]))
+        rows = indices[indices >= 0].to(torch.int64)
+        mla.poison_(ckv, unread(rows, data["ckv_cache"]))
+        sequences = Sequences(rows, starts(valid)[:-1], valid, 1)
+        data["q_nope"], data["q_pe"] = mla.queries(
+            draw, style, nope=data["q_nope"], pe=data["q_pe"], ckv=ckv, kpe=kpe, sequences=sequences
         )
-        indices = _indices(draw, valid, topk, len(ckv), holes=bool(case.params.get("holes")))
-        if planned:
-            rows = indices[indices >= 0].to(torch.int64)
-            mla.poison_(ckv, unread(rows, data["ckv_cache"]))
-            sequences = Sequences(rows, starts(valid)[:-1], valid, 1)
-            data["q_nope"], data["q_pe"] = mla.queries(
-                draw, style, nope=data["q_nope"], pe=data["q_pe"], ckv=ckv, kpe=kpe, sequences=sequences
-            )
         return ordered(definition, {**data, "sparse_indices": indices, "sm_scale": mla.sm_scale(kpe_width)})
 
     def _operands(self, inputs: Values) -> Operands:
@@ -176,7 +170,7 @@ def _indices(draw: Draw, valid: list[int], topk: int, pool: int, *, holes: bool)
     All tokens choose from the same max(valid) rows, so their lists overlap and the other rows belong to nobody.
     """
     most = max(valid, default=0)
-    rows = draw.permutation("pool", most, out_of=max(most, pool - 2)) + 1
+    rows = draw.permutation("pool", most, out_of=pool - 2) + 1
     indices = torch.full((len(valid), topk), -1, dtype=torch.int32, device=draw.device)
     for token, count in enumerate(valid):
         chosen = draw.permutation(f"sparse_indices {token}", count, out_of=most)
