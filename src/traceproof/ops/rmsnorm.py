@@ -27,10 +27,15 @@ class RmsNorm(Op):
             raise Unsupported(f"inputs are {list(definition.inputs)}")
         if not definition.outputs.keys() <= {"output", "residual_out"}:
             raise Unsupported(f"outputs are {list(definition.outputs)}")
-        self._eps(definition)
+        self.eps(definition)
 
     @staticmethod
-    def _eps(definition: Definition) -> float:
+    def eps(definition: Definition) -> float:
+        """The constant under the root.
+
+        Raises:
+            Unsupported: the reference assigns no single number to such a name.
+        """
         constants = named_constants(definition)
         for name in ("eps", "epsilon", "variance_epsilon"):
             if name in constants:
@@ -46,6 +51,8 @@ class RmsNorm(Op):
         yield Case("edge-empty", "edge", {rows: 0}, seed)
         yield Case("adversarial-tiny", "adversarial", {rows: 5}, seed, {"scale": 1e-3})
         yield Case("adversarial-outlier", "adversarial", {rows: 5}, seed, {"outlier": 300.0})
+        # A mean that is not zero: it tells a root mean square from a standard deviation.
+        yield Case("adversarial-offset", "adversarial", {rows: 5}, seed, {"offset": 2.0})
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal data; weights around 1 of both signs."""
@@ -58,6 +65,8 @@ class RmsNorm(Op):
                 values[name] = draw.normal(name, shape, dtype)
                 continue
             tensor = draw.normal(name, shape, dtype, scale=scale)
+            if "offset" in case.params:
+                tensor += float(case.params["offset"])
             if "outlier" in case.params:
                 tensor[:, shape[-1] // 3] = float(case.params["outlier"])
             values[name] = tensor
@@ -80,7 +89,7 @@ class RmsNorm(Op):
         if isinstance(residual, torch.Tensor):
             x = x + residual.to(dtype)
         mean_square = (x * x).sum(-1, keepdim=True) / x.shape[-1]
-        y = x / torch.sqrt(mean_square + self._eps(definition)) * weight.to(dtype)
+        y = x / torch.sqrt(mean_square + self.eps(definition)) * weight.to(dtype)
         outputs = {"output": y, "residual_out": x}
         return {name: outputs[name] for name in definition.outputs}
 

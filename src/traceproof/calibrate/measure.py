@@ -1,0 +1,128 @@
+"""Error rates of our judge and of its rivals, over definitions, seeds and the cases that a run would use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from traceproof.actors.inputs import make_inputs
+from traceproof.calibrate.families import family
+from traceproof.calibrate.generic import wrong_answers
+from traceproof.calibrate.model import Answer, Subject
+from traceproof.calibrate.rivals import RIVALS
+from traceproof.dataset.definition import Definition
+from traceproof.judge.output import Expected, judge_output
+from traceproof.ops import registry
+from traceproof.ops.base import TORCH_DTYPES, Tensors
+from traceproof.reasons import Verdict
+
+OURS = "traceproof"
+
+
+@dataclass(slots=True)
+class Tally:
+    """Over many runs of one answer: in how many it was refused by each gate.
+
+    A run is one definition and seed: it is refused when any output of any of its cases is. `hidden` counts runs in
+    which a wrong answer gave the same bits as the right one in every case: equivalent there, so not counted.
+    """
+
+    runs: int = 0
+    hidden: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    escaped: list[str] = field(default_factory=list)
+
+    def add(self, refused: Mapping[str, bool], label: str) -> None:
+        """Count one run."""
+        self.runs += 1
+        for gate, value in refused.items():
+            self.refused[gate] = self.refused.get(gate, 0) + value
+        if not refused[OURS]:
+            self.escaped.append(label)
+
+
+@dataclass(slots=True)
+class Rates:
+    """Tallies of one op_type by answer."""
+
+    op_type: str
+    wrong: dict[str, Tally] = field(default_factory=dict)
+    right: dict[str, Tally] = field(default_factory=dict)
+
+
+def measure(definitions: Sequence[Definition], *, seeds: int, sizes: Sequence[str]) -> Rates:
+    """Rates over definitions of one op_type and seeds 0 .. seeds - 1."""
+    op_type = definitions[0].op_type
+    found = family(op_type)
+    rates = Rates(op_type)
+    wrongs = (*wrong_answers(found.right[0]), *found.wrong)
+    for definition in definitions:
+        for seed in range(seeds):
+            subjects = list(_subjects(definition, seed, sizes))
+            baseline = [found.right[0].make(subject) for subject in subjects]
+            label = f"{definition.name} seed {seed}"
+            for answers, tallies in ((found.right, rates.right), (wrongs, rates.wrong)):
+                for answer in answers:
+                    tally = tallies.setdefault(answer.name, Tally())
+                    _count(answer, subjects, baseline if answers is wrongs else None, tally, label)
+    return rates
+
+
+def _subjects(definition: Definition, seed: int, sizes: Sequence[str]) -> Iterator[Subject]:
+    op = registry.get(definition.op_type)
+    for case in op.cases(definition, sizes=sizes, seed=seed):
+        inputs = make_inputs(op, definition, case, device=torch.device("cpu"))
+        oracle = op.oracle(definition, inputs)
+        oracle |= {f"{name}@floor": value for name, value in op.floor(definition, inputs).items()}
+        yield Subject(definition=definition, op=op, case=case, inputs=inputs, oracle=oracle, seed=seed)
+
+
+def _count(
+    answer: Answer,
+    subjects: Iterable[Subject],
+    baseline: Sequence[Tensors | None] | None,
+    tally: Tally,
+    label: str,
+) -> None:
+    refused = dict.fromkeys((OURS, *RIVALS), False)
+    spoke = False
+    for index, subject in enumerate(subjects):
+        outputs = answer.make(subject)
+        if outputs is None or (baseline is not None and _same(outputs, baseline[index])):
+            continue
+        spoke = True
+        for gate, value in judge(subject, outputs).items():
+            refused[gate] |= value
+    if spoke:
+        tally.add(refused, label)
+    else:
+        tally.hidden += 1
+
+
+def _same(outputs: Tensors, right: Tensors | None) -> bool:
+    return right is not None and all(torch.equal(value, right[name]) for name, value in outputs.items())
+
+
+def judge(subject: Subject, outputs: Tensors) -> dict[str, bool]:
+    """Which gates refuse the outputs of one case."""
+    refused = dict.fromkeys((OURS, *RIVALS), False)
+    comparisons = subject.op.comparisons(subject.definition)
+    trials = subject.op.trials(subject.definition, subject.case)
+    for name, spec in subject.definition.outputs.items():
+        entries = {
+            key.partition("@")[2]: value for key, value in subject.oracle.items() if key.partition("@")[0] == name
+        }
+        shape = subject.definition.shape_of(spec, subject.case.axes)
+        if trials and shape is not None:
+            shape = (trials, *shape)
+        comparison = comparisons[name]
+        expected = Expected(shape=shape, dtype=TORCH_DTYPES[spec.dtype], oracle=entries, comparison=comparison)
+        ruling = judge_output(outputs[name], expected, tolerance=None)
+        refused[OURS] |= ruling.verdict != Verdict.PASS
+        if entries[""].shape == outputs[name].shape:
+            rounded = entries[""].to(outputs[name].dtype)
+            for rival, passes in RIVALS.items():
+                refused[rival] |= not passes(outputs[name], rounded, comparison)
+    return refused
