@@ -212,7 +212,7 @@ def read_tree(root: Path) -> Tree:
         raise _no_dataset(root)
     definitions: dict[str, Entry] = {}
     broken: list[Broken] = []
-    with _no_collection():
+    with paused_collection():
         read = [_read_entry(file, file.relative_to(root)) for file in files]
     for found in read:
         if isinstance(found, Broken):
@@ -226,7 +226,7 @@ def read_tree(root: Path) -> Tree:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def paused_collection() -> Iterator[None]:
     """Pause the cyclic collector: walking the short-lived syntax trees takes it half of the reading time."""
     enabled = gc.isenabled()
     gc.disable()

@@ -80,6 +80,28 @@ class Reference:
         return cls(module, runs[-1])
 
     @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the whole text, outer ones first."""
+        return tuple(ast.walk(self.module))
+
+    @cached_property
+    def run_nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of run, functions inside it included."""
+        return tuple(ast.walk(self.run))
+
+    @cached_property
+    def own_nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of run's body in source order, functions and classes inside it left out."""
+        found: list[ast.AST] = []
+        pending: list[ast.AST] = list(reversed(self.run.body))
+        while pending:
+            node = pending.pop()
+            found.append(node)
+            if not isinstance(node, Functions):
+                pending += reversed(list(ast.iter_child_nodes(node)))
+        return tuple(found)
+
+    @cached_property
     def parameters(self) -> tuple[str, ...]:
         """Names of run's parameters in call order."""
         arguments = self.run.args
@@ -93,30 +115,30 @@ class Reference:
     @cached_property
     def returns(self) -> tuple[ast.Return, ...]:
         """The return statements of run itself, not of functions inside it."""
-        return tuple(node for node in own_nodes(self.run) if isinstance(node, ast.Return))
+        return tuple(node for node in self.own_nodes if isinstance(node, ast.Return))
 
     @cached_property
     def reads(self) -> frozenset[str]:
         """Names that run reads in any way."""
-        return frozenset(node.id for node in ast.walk(self.run) if isinstance(node, ast.Name) and _is_load(node))
+        return frozenset(node.id for node in self.run_nodes if isinstance(node, ast.Name) and _is_load(node))
 
     @cached_property
     def value_reads(self) -> frozenset[str]:
         """Names whose values run reads: more than a shape, a dtype, or a check in an assert."""
         ignored: set[int] = set()
-        for node in ast.walk(self.run):
+        for node in self.run_nodes:
             if isinstance(node, ast.Assert):
                 ignored |= {id(below) for below in ast.walk(node)}
             if isinstance(node, ast.Attribute) and node.attr in SHAPE_ONLY:
                 ignored.add(id(node.value))
-        loads = (node for node in ast.walk(self.run) if isinstance(node, ast.Name) and _is_load(node))
+        loads = (node for node in self.run_nodes if isinstance(node, ast.Name) and _is_load(node))
         return frozenset(node.id for node in loads if id(node) not in ignored)
 
     @cached_property
     def assignments(self) -> dict[str, list[tuple[int, ast.expr | None]]]:
         """For each name, the lines where run binds it and to what; None where that is unclear."""
         found: dict[str, list[tuple[int, ast.expr | None]]] = {}
-        for node in own_nodes(self.run):
+        for node in self.own_nodes:
             for name, value in _bindings(node):
                 found.setdefault(name, []).append((getattr(node, "lineno", self.run.lineno), value))
         for entries in found.values():
@@ -127,7 +149,7 @@ class Reference:
     def changes(self) -> tuple[Change, ...]:
         """All in-place changes in run."""
         found = []
-        for node in own_nodes(self.run):
+        for node in self.own_nodes:
             for target in _changed(node):
                 name = root(target)
                 if name is not None:
@@ -162,7 +184,7 @@ class Reference:
         A name that is bound in any other way as well is left out.
         """
         found: dict[str, tuple[str, int]] = {}
-        for node in own_nodes(self.run):
+        for node in self.own_nodes:
             if isinstance(node, ast.Assign):
                 found |= {name: where for name, where in _dimensions(node) if where[0] in self.parameters}
         return {name: where for name, where in found.items() if len(self.assignments.get(name, ())) == 1}
@@ -171,7 +193,7 @@ class Reference:
     def unpacks(self) -> tuple[tuple[str, int, str], ...]:
         """Unpacked shapes of parameters: (parameter, number of names, source)."""
         found = []
-        for node in own_nodes(self.run):
+        for node in self.own_nodes:
             match node:
                 case ast.Assign(
                     targets=[ast.Tuple(elts=names)],
@@ -184,7 +206,7 @@ class Reference:
     def asserts(self) -> tuple[ast.expr, ...]:
         """Conditions that run asserts, conjunctions split."""
         found: list[ast.expr] = []
-        for node in own_nodes(self.run):
+        for node in self.own_nodes:
             if isinstance(node, ast.Assert):
                 both = isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And)
                 found += node.test.values if both else [node.test]  # type: ignore[attr-defined]
@@ -196,16 +218,6 @@ def parse_quietly(text: str) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text)
-
-
-def own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
-    """All nodes of a function's body, functions and classes inside it left out, in source order."""
-    pending: list[ast.AST] = list(reversed(function.body))
-    while pending:
-        node = pending.pop()
-        yield node
-        if not isinstance(node, Functions):
-            pending += reversed(list(ast.iter_child_nodes(node)))
 
 
 def root(node: ast.expr | None, through: frozenset[str] = VIEWS) -> str | None:

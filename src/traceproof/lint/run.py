@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from traceproof.dataset.tree import read_tree
+from traceproof.dataset.tree import paused_collection, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.lint import rules as rules_package
 from traceproof.lint.baseline import read_baseline, split
@@ -92,11 +92,12 @@ def lint(
     dataset = Dataset(read_tree(root), flashinfer)
     found: list[Finding] = []
     not_run: list[str] = []
-    for rule in rules:
-        if rule.needs_flashinfer and flashinfer is None:
-            not_run.append(f"{rule.code} ({rule.title}) did not run: it needs --flashinfer-path")
-        else:
-            found += rule.findings(dataset)
+    with paused_collection():
+        for rule in rules:
+            if rule.needs_flashinfer and flashinfer is None:
+                not_run.append(f"{rule.code} ({rule.title}) did not run: it needs --flashinfer-path")
+            else:
+                found += rule.findings(dataset)
     new, old, gone = split(_sorted(found), known) if known is not None else (_sorted(found), [], 0)
     return Report(tuple(new), tuple(old), gone, tuple(not_run), len(dataset.subjects))
 

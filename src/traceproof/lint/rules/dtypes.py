@@ -104,7 +104,7 @@ def reinterpreted(subject: Subject) -> Iterator[Hit]:
     """An input whose bytes the reference views as another dtype."""
     inputs = subject.definition.inputs
     reported = set()
-    for node in ast.walk(subject.reference.module):
+    for node in subject.reference.nodes:
         match node:
             case ast.Call(
                 func=ast.Attribute(value=owner, attr="view"),

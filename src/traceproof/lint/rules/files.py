@@ -96,7 +96,7 @@ def shared_name(dataset: Dataset) -> Iterator[Hit]:
 )
 def number_in_name(subject: Subject) -> Iterator[Hit]:
     """A number in the name that is no const axis and no constant of the reference."""
-    constants = (node.value for node in ast.walk(subject.reference.module) if isinstance(node, ast.Constant))
+    constants = (node.value for node in subject.reference.nodes if isinstance(node, ast.Constant))
     held = {value for value in constants if isinstance(value, int)} | set(subject.definition.const_axes.values())
     for word in subject.words:
         match = re.fullmatch(r"([a-z]+)(\d+)", word)

@@ -12,6 +12,7 @@ from traceproof.lint.reference import parse_quietly
 from traceproof.lint.subject import Dataset, Subject
 
 REFERENCE = pointer("reference")
+NAMED = 8  # definitions of a cluster named in its finding; the count says the rest
 ORDINARY = frozenset({0.0, 0.5, 1.0, 2.0})  # parts of a formula, not a choice
 
 
@@ -20,7 +21,7 @@ def hidden_constants(subject: Subject) -> dict[str, float]:
     told = set(subject.definition.const_axes.values()) | _numbers(subject)
     ratios = {one // other for one in told for other in told if other and one % other == 0}
     found: dict[str, float] = {}
-    for node in ast.walk(subject.reference.module):
+    for node in subject.reference.nodes:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=float() as value)):
                 if value not in ORDINARY:
@@ -29,7 +30,7 @@ def hidden_constants(subject: Subject) -> dict[str, float]:
                 if name.isupper() and number > 2 and number not in told | ratios:
                     found[f"{name} = {number!r}"] = number
     named = {value for value in found.values() if isinstance(value, float)}
-    for node in ast.walk(subject.reference.module):
+    for node in subject.reference.nodes:
         match node:
             case ast.Constant(value=float() as value) if value not in ORDINARY | named:
                 found[repr(value)] = value
@@ -51,11 +52,13 @@ def hidden_constant(dataset: Dataset) -> Iterator[Hit]:
     """A number such as an eps that inputs, axes and the name do not tell."""
     for subjects in dataset.by_family.values():
         all_constants = {subject.definition.name: hidden_constants(subject) for subject in subjects}
+        counts = Counter(source for found in all_constants.values() for source in found)
         for subject in subjects:
             mine = all_constants[subject.definition.name]
-            others = Counter(source for found in all_constants.values() for source in found if source not in mine)
             if mine:
-                beside = ", ".join(f"{source} ({count})" for source, count in sorted(others.items()))
+                beside = ", ".join(
+                    f"{source} ({counts[source]} x)" for source in sorted(counts.keys() - mine.keys())
+                )
                 evidence = ", ".join(sorted(mine)) + (f"; others of this kind have {beside}" if beside else "")
                 yield Hit(REFERENCE, evidence, subject.path)
 
@@ -71,7 +74,7 @@ def nan_rows(subject: Subject) -> Iterator[Hit]:
     definition = subject.definition
     if not {"qo_indptr", "kv_indptr"} <= definition.inputs.keys():
         return
-    nodes = list(ast.walk(subject.reference.module))
+    nodes = subject.reference.nodes
     masks = [node for node in nodes if _masks(node)]
     calls = {
         node.func.attr for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
@@ -119,8 +122,9 @@ def clusters(dataset: Dataset) -> Iterator[Hit]:
         found.setdefault(skeleton(subject.definition.reference), []).append(subject)
     for subjects in found.values():
         if len(subjects) > 1:
-            names = ", ".join(subject.definition.name for subject in subjects)
-            yield Hit(REFERENCE, f"{len(subjects)} definitions: {names}", subjects[0].path)
+            names = ", ".join(subject.definition.name for subject in subjects[:NAMED])
+            more = f", and {len(subjects) - NAMED} more" if len(subjects) > NAMED else ""
+            yield Hit(REFERENCE, f"{len(subjects)} definitions: {names}{more}", subjects[0].path)
 
 
 @definition_rule(

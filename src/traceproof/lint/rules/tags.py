@@ -161,7 +161,7 @@ def model_aliases(dataset: Dataset) -> Iterator[Hit]:
             namespace, _, model = (part.strip() for part in tag.partition(":"))
             if namespace == "model" and model in better:
                 other = better[model]
-                evidence = f"{model!r} ({counts[model]} definitions) beside {other!r} ({counts[other]})"
+                evidence = f"{model!r} ({counts[model]} x) beside {other!r} ({counts[other]} x)"
                 yield Hit(pointer("tags", index), evidence, subject.path)
 
 

@@ -172,8 +172,10 @@ def broken_constraint(dataset: Dataset) -> Iterator[Hit]:
     for definition, line in _lines(dataset):
         sizes = {**line.trace.workload.axes, **definition.const_axes}
         for constraint in definition.constraints or ():
-            value = expressions.evaluate(expressions.with_axes(constraint, definition), sizes)
-            if value is not None and not value:
+            node = expressions.with_axes(constraint, definition)
+            value = expressions.evaluate(node, sizes)
+            by_itself = expressions.evaluate(node, definition.const_axes) is not None  # TP203 says so once
+            if value is not None and not value and not by_itself:
                 used = {name: sizes[name] for name in sorted(expressions.names(constraint)) if name in sizes}
                 given = ", ".join(f"{name} = {size}" for name, size in used.items())
                 yield _hit(line, AXES, f"{constraint!r} is false: {given}")
@@ -249,6 +251,6 @@ def drifting_scalar(dataset: Dataset) -> Iterator[Hit]:
         for name, values in counts.items():
             if len(values) > 1:
                 same = len({_single(value) for value in values}) == 1
-                listed = ", ".join(f"{value!r} ({count} lines)" for value, count in values.most_common())
+                listed = ", ".join(f"{value!r} ({count} x)" for value, count in values.most_common())
                 said = "equal in float32" if same else "different in float32"
                 yield Hit(pointer(*INPUTS, name, "value"), f"{name}: {listed}; {said}", workloads.lines[0].path)

@@ -1,0 +1,63 @@
+"""Each rule finds its planted defect and nothing else; a clean dataset has no finding."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+from lint_planted import PLANTED, Plant
+from lint_planted_code import add_residual
+from lint_samples import Sample
+
+from traceproof.lint import lint
+from traceproof.lint.run import all_rules
+
+for part in ("files", "code", "tags", "workloads"):
+    importlib.import_module(f"lint_planted_{part}")
+
+
+@pytest.fixture(scope="module")
+def flashinfer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("site")
+    (root / "flashinfer").mkdir()
+    (root / "flashinfer/__init__.py").write_text("")
+    (root / "flashinfer/prefill.py").write_text("class Prefill: ...\n")
+    (root / "flashinfer/moe.py").write_text("def fp4_moe(): ...\n")
+    (root / "flashinfer/fused_moe.py").write_text("def block_scale_fp8_moe(): ...\n")
+    return root
+
+
+def test_a_clean_dataset_has_no_finding(tmp_path: Path, flashinfer: Path) -> None:
+    report = lint(Sample().write(tmp_path), flashinfer=flashinfer)
+    assert report.findings == ()
+    assert report.not_run == ()
+    assert report.definitions == 2
+
+
+def test_a_fused_add_that_returns_the_sum_is_clean(tmp_path: Path, flashinfer: Path) -> None:
+    sample = Sample()
+    add_residual(sample, outputs=2)
+    assert lint(sample.write(tmp_path), flashinfer=flashinfer).findings == ()
+
+
+def test_every_rule_has_a_planted_defect() -> None:
+    assert sorted(PLANTED) == [rule.code for rule in all_rules()]
+
+
+@pytest.mark.parametrize(
+    ("code", "evidence", "plant"),
+    [
+        pytest.param(code, evidence, plant, id=f"{code}-{plant.__name__}")
+        for code, plants in PLANTED.items()
+        for evidence, plant in plants
+    ],
+)
+def test_a_planted_defect_is_found_and_nothing_else(
+    tmp_path: Path, flashinfer: Path, code: str, evidence: str, plant: Plant
+) -> None:
+    sample = Sample()
+    plant(sample)
+    findings = lint(sample.write(tmp_path), flashinfer=flashinfer).findings
+    assert [finding for finding in findings if evidence in finding.evidence], findings
+    assert {finding.code for finding in findings} == {code}
