@@ -13,11 +13,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from traceproof.errors import TraceproofError
 from traceproof.worker import frames
 from traceproof.worker.model import MIB, Limits, Status
 
 ANSWER_SPACE = 4096  # beside the value: status, a message, the time
 OUTPUT_TAIL = 2000  # bytes of printed text kept for people
+REPORT_BYTES = 4096
 # Killing takes milliseconds; a process that hangs in a driver takes until the driver lets go.
 KILL_SECONDS = 10.0
 
@@ -51,6 +53,7 @@ class Conversation:
 
         Raises:
             TypeError, ValueError: the message is not JSON.
+        TraceproofError: no worker could be started.
         """
         identity = secrets.token_hex(8)
         pending = memoryview(frames.encode(message | {"id": identity}))
@@ -58,6 +61,8 @@ class Conversation:
         self._printed.clear()
         self._count = 0
         started = time.monotonic()
+        with contextlib.suppress(OSError):  # a warden that is gone has left a report, read below
+            self._life.send(b"item")
         try:
             answer = self._wait(pending, reader, started + seconds)
         except TimeoutError:
@@ -176,21 +181,38 @@ class Conversation:
         self.ended = True
         report: dict[str, Any] = {}
         with contextlib.suppress(OSError):
-            # Not a message: one that stays unread would turn the report into a connection reset.
             self._life.shutdown(socket.SHUT_WR)
         self._life.settimeout(KILL_SECONDS)
         with contextlib.suppress(OSError, ValueError):
-            report = json.loads(self._life.recv(4096) or b"{}")
+            report = json.loads(self._last_word() or b"{}")
             self._drain()
+        self.abandon()
+        return report
+
+    def abandon(self) -> None:
+        """Hang up without a word."""
+        self.ended = True
         self._life.close()
         self._data.close()
         os.close(self._output)
-        return report
+
+
+    def _last_word(self) -> bytes:
+        try:
+            return self._life.recv(REPORT_BYTES)
+        except ConnectionResetError:  # the warden left our last word unread; what it said is still there
+            return self._life.recv(REPORT_BYTES)
 
 
 def explain(report: dict[str, Any], limits: Limits) -> tuple[Status, str]:
-    """Status and words for the end that a warden reports."""
+    """Status and words for the end that a warden reports.
+
+    Raises:
+        TraceproofError: there was no worker at all.
+    """
     match report.get("reason"):
+        case "failed":
+            raise TraceproofError(f"no worker can be started here: {report['message']}")
         case "memory":
             return Status.MEMORY, f"took more than {limits.memory_bytes} bytes of memory"
         case "processes":
@@ -205,6 +227,8 @@ def explain(report: dict[str, Any], limits: Limits) -> tuple[Status, str]:
 
 def how_it_ended(wait_status: int) -> str:
     """A wait status in words."""
+    if wait_status == -1:
+        return "the worker ended, and nobody saw how"
     code = os.waitstatus_to_exitcode(wait_status)
     if code >= 0:
         return f"the worker exited with code {code}"

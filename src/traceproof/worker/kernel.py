@@ -69,6 +69,11 @@ def unshare(flags: int) -> None:
     checked(LIBC.unshare(ctypes.c_int(flags)), "unshare")
 
 
+def setns(fd: int, kind: int) -> None:
+    """Enter the namespace behind a descriptor; for a PID namespace, only later children do."""
+    checked(LIBC.setns(ctypes.c_int(fd), ctypes.c_int(kind)), "setns")
+
+
 def mount(source: str | None, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
     """mount(2)."""
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind, data)]

@@ -1,241 +1,188 @@
-"""Forks the worker, inside the namespaces that the plan names, and shuts it in.
+"""Starts one worker: from this very process, or, behind the walls, from the heavy one into namespaces made here.
 
-With a process namespace there is one more process between warden and worker: the namespace's first. The kernel
-kills everything inside when it ends, and the worker itself can be killed by signals as usual.
+    supervisor --- keeper (light) --- warden --- first process of the namespaces (light)
+                     \\--- heavy zygote --- worker, placed into those namespaces
+
+A process with PyTorch imported costs some 10 ms to fork and to end, a bare one 1 ms; so only the worker is forked
+from the heavy one. Without a process namespace the warden must be the worker's parent, and there is no keeper.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import resource
 import select
 import signal
 import socket
-import sys
-import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
-from traceproof.worker import child, kernel, process
-from traceproof.worker.model import MIB, Isolation, Limits
-from traceproof.worker.sandbox import NO_WALLS, Plan, give_up, leave, new_user
-from traceproof.worker.view import View
+from traceproof.worker import kernel, process
+from traceproof.worker.order import Order
+from traceproof.worker.sandbox import leave
+from traceproof.worker.work import run_and_exit, work
 
-OPEN_FILES = 1024
-# RLIMIT_NPROC counts threads too; a thread pool takes one a core, and PyTorch has several pools.
-THREADS_PER_CORE = 4
-THREADS_BESIDE = 256
-STACK_BYTES = 8 * MIB  # of one thread, which RLIMIT_DATA counts though it is hardly touched
-CACHES = ("FLASHINFER_", "TRITON_")  # folders that only trusted code may know of
-STATUS_BYTES = 4
+PACKET_BYTES = 1 << 16
+NAMESPACES = ("pid", "mnt", "net", "ipc")
+END_SECONDS = 10.0  # ending takes milliseconds, but for a process that hangs in a driver
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """One worker to start: what the supervisor asked for, with what the zygote knows.
+class Direct:
+    """A worker forked from here: its end is a child's end, and all it starts comes back to this subreaper."""
 
-    Attributes:
-        plan: the walls that this machine has.
-        seen: what the worker keeps of the file system if the plan gives it a view of its own.
-        stage: an empty folder to build that view at.
-        home: the user's home folder; trusted code gets to know it.
-    """
+    def __init__(self, order: Order, data: socket.socket, others: list[socket.socket]) -> None:
+        self.baseline = process.private_bytes(os.getpid())
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        self._pid = os.fork()
+        if self._pid == 0:
+            for one in others:
+                one.close()
+            run_and_exit(lambda: work(order, data, self.baseline, []))
+        self.end_fd = -1
+        with contextlib.suppress(OSError):  # kernels before 5.3: the look every few milliseconds finds the end
+            self.end_fd = os.pidfd_open(self._pid)
 
-    limits: Limits
-    isolation: Isolation
-    plan: Plan
-    seen: View
-    stage: str
-    home: str
-    gpu: bool
+    def wait_status(self) -> int | None:
+        """Wait status if the worker has ended."""
+        return process.reap().get(self._pid)
 
-    @property
-    def walls(self) -> Plan:
-        """The walls to put up for this worker."""
-        return NO_WALLS if self.isolation is Isolation.TRUSTED else self.plan
+    def processes(self) -> list[int]:
+        """The worker and all it started."""
+        return process.descendants(os.getpid())
 
-    @property
-    def scratch(self) -> Path:
-        """The worker's own folder."""
-        return Path(self.seen.scratch)
+    def kill(self) -> None:
+        """Leave nothing."""
+        process.kill_all(os.getpid())
 
 
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """A worker that runs. `top` is the warden's child: the first process of a namespace, or the worker itself."""
+class Walled:
+    """A worker forked by the heavy zygote into namespaces whose first process is a child of this one."""
 
-    top: int
-    status_pipe: int | None = None
+    def __init__(self, order: Order, request: bytes, data: socket.socket, heavy: socket.socket) -> None:
+        ours, theirs = socket.socketpair()
+        kernel.unshare(kernel.CLONE_NEWPID)
+        self._first = os.fork()
+        if self._first == 0:
+            ours.close()
+            run_and_exit(lambda: _first_process(order, theirs, [data, heavy]))
+        theirs.close()
+        said, namespaces, _, _ = socket.recv_fds(ours, PACKET_BYTES, len(NAMESPACES))
+        if not namespaces:
+            raise OSError(said.decode(errors="replace") or "the namespace's first process ended")
+        self._reply, their_reply = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        socket.send_fds(heavy, [request], [data.fileno(), 1, their_reply.fileno(), *namespaces])
+        for one in (ours, their_reply):
+            one.close()
+        for fd in namespaces:
+            os.close(fd)
+        reply = self._hear()
+        if reply is None:
+            raise OSError("the heavy zygote is gone")
+        self._pid: int = reply["pid"]
+        self.baseline: int = reply["baseline"]
+        self.end_fd = self._reply.fileno()
 
-    @property
-    def init(self) -> int | None:
-        """The first process of the worker's namespace, which is none of the worker's own."""
-        return None if self.status_pipe is None else self.top
+    def _hear(self) -> dict[str, Any] | None:
+        said = self._reply.recv(PACKET_BYTES)
+        reply: dict[str, Any] | None = json.loads(said) if said else None
+        return reply
 
-    def wait_status(self, status: int) -> int:
-        """Wait status of the worker, given that of `top`, which has ended."""
-        if self.status_pipe is None:
-            return status
-        said = os.read(self.status_pipe, STATUS_BYTES)
-        return int.from_bytes(said, "little") if said else status
+    def wait_status(self) -> int | None:
+        """Wait status if the worker has ended; -1 if nobody knows it."""
+        if not select.select([self._reply], [], [], 0)[0]:
+            return None
+        reply = self._hear()
+        return -1 if reply is None else int(reply["wait_status"])
 
-    def kill_namespace(self) -> None:
-        """Kill the first process of the namespace, and with it all that is inside."""
-        if self.status_pipe is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.top, signal.SIGKILL)
+    def processes(self) -> list[int]:
+        """The worker and all it started."""
+        return [self._pid, *process.descendants(self._pid), *process.descendants(self._first)]
 
-
-def launch(order: Order, channel: socket.socket, others: list[socket.socket]) -> Launched:
-    """Fork the worker; returns in the caller only. `others` are closed in it."""
-    baseline = process.private_bytes(os.getpid())
-    if order.walls.process:
-        return _launch_namespace(order, channel, others, baseline)
-    pid = os.fork()
-    if pid == 0:
-        run_and_exit(lambda: _work(order, channel, others, baseline, inside=False))
-    return Launched(pid)
-
-
-def _launch_namespace(order: Order, channel: socket.socket, others: list[socket.socket], baseline: int) -> Launched:
-    if order.walls.user:
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # else uid_map belongs to root
-        new_user()
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-    kernel.unshare(kernel.CLONE_NEWPID)
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(read)
-        run_and_exit(lambda: _first_process(order, channel, others, baseline, write))
-    os.close(write)
-    return Launched(pid, read)
+    def kill(self) -> None:
+        """Kill the namespace's first process: the kernel kills all that is inside."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._first, signal.SIGKILL)
+        os.waitpid(self._first, 0)  # it ends after all others inside have
 
 
-def _first_process(
-    order: Order, channel: socket.socket, others: list[socket.socket], baseline: int, status_pipe: int
-) -> None:
-    """Process 1 of the namespace: builds the view, forks the worker, reaps, and ends when the worker does."""
-    die_with_parent(status_pipe)
+Launched = Direct | Walled
+
+
+def _first_process(order: Order, warden: socket.socket, others: list[socket.socket]) -> None:
+    """Process 1 of the namespaces: builds the view, hands the namespaces over, then reaps until it is killed."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if select.select([warden], [], [], 0)[0]:  # the warden ended before the line above
+        return
     for one in others:
         one.close()
-    leave(order.walls, order.seen, order.stage)
-    worker = os.fork()
-    if worker == 0:
-        os.close(status_pipe)
-        run_and_exit(lambda: _work(order, channel, [], baseline, inside=True))
-    channel.close()
-    while True:
-        pid, status = os.wait()
-        if pid == worker:
-            os.write(status_pipe, status.to_bytes(STATUS_BYTES, "little"))
-            return
-
-
-def die_with_parent(pipe: int) -> None:
-    """Be killed when the parent, which holds the pipe's other end, ends; also if it already has."""
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    poll = select.poll()
-    poll.register(pipe, 0)
-    if poll.poll(0):  # POLLERR: nobody reads
-        os._exit(1)
-
-
-def _work(order: Order, channel: socket.socket, others: list[socket.socket], baseline: int, *, inside: bool) -> None:
-    """The worker's life. `inside`: the namespaces are entered already."""
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # its own /proc/self is its own again
-    for one in others:
-        one.close()
-    os.setsid()
-    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    walls = order.walls
-    if not inside and walls != NO_WALLS:
-        if walls.user:
-            new_user()
-        leave(walls, order.seen, order.stage)
-    _set_environment(order)
-    os.chdir(order.scratch)
-    meter = child.Meter(baseline)
-    set_limits(order)
-    if order.isolation is Isolation.UNTRUSTED:
-        give_up(walls, order.seen, processes=order.limits.processes > 0)
-    child.serve(channel, order.scratch, order.limits, meter)
-
-
-def _set_environment(order: Order) -> None:
-    scratch = str(order.scratch)
-    os.environ["TMPDIR"] = scratch
-    if order.isolation is Isolation.TRUSTED:
-        os.environ["HOME"] = order.home
-        return
-    os.environ["HOME"] = scratch
-    for name in [name for name in os.environ if name.startswith(CACHES)]:
-        del os.environ[name]
-    if order.gpu:
-        os.environ["TRITON_CACHE_DIR"] = f"{scratch}/triton"
-
-
-def set_limits(order: Order) -> None:
-    """The kernel's own limits, per process; the warden's are on the sum of all."""
-    limits = order.limits
-    lower(resource.RLIMIT_CORE, 0)
-    if order.isolation is Isolation.TRUSTED:
-        return
-    lower(resource.RLIMIT_FSIZE, limits.file_bytes)
-    lower(resource.RLIMIT_NOFILE, OPEN_FILES)
-    cores = os.cpu_count() or 1
-    if order.walls.user and linux_version() >= (5, 14):  # before that it counts all of the user's, everywhere
-        lower(resource.RLIMIT_NPROC, limits.processes + THREADS_BESIDE + THREADS_PER_CORE * cores)
-    if limits.memory_bytes is not None and not order.gpu:
-        # A CUDA context reserves address space by the hundred GB; without one, an allocation that can not fit
-        # fails at once, with an exception instead of a kill.
-        used = process.status_bytes(os.getpid(), b"VmData:")
-        lower(resource.RLIMIT_DATA, used + limits.memory_bytes + THREADS_PER_CORE * cores * STACK_BYTES)
-
-
-def linux_version() -> tuple[int, int]:
-    """Major and minor version of the kernel."""
-    major, minor, *_ = os.uname().release.replace("-", ".").split(".")
-    return int(major), int(minor)
-
-
-def lower(what: int, value: int) -> None:
-    """Set a soft and hard limit, never above the present hard one."""
-    _, hard = resource.getrlimit(what)
-    if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
-    resource.setrlimit(what, (value, value))
-
-
-def order_of(request: Mapping[str, Any], *, plan: Plan, seen: View, stage: str) -> Order:
-    """The order that the supervisor's request is."""
-    return Order(
-        limits=Limits.of_json(request["limits"]),
-        isolation=Isolation(request["isolation"]),
-        plan=plan,
-        seen=View(seen.readable, request["scratch"], seen.devices),
-        stage=stage,
-        home=request["home"],
-        gpu=request["gpu"],
-    )
-
-
-def run_and_exit(call: Callable[[], object]) -> NoReturn:
-    """Run a forked process's whole life: no exception and no exit handler leads back into the parent's code."""
-    code = 1
     try:
-        call()
-        code = 0
-    except BaseException:  # noqa: BLE001 - the last frame of a process; what is left is to say it
-        with contextlib.suppress(Exception):
-            traceback.print_exc(file=sys.stderr)
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+        leave(order.walls, order.seen, order.stage)
+    except OSError as error:
+        warden.send(str(error).encode())
+        return
+    fds = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in NAMESPACES]
+    socket.send_fds(warden, [b"+"], fds)
+    warden.close()
+    for fd in fds:
+        os.close(fd)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans of the worker are reaped by the kernel
+    while True:
+        signal.pause()
+
+
+class Heavy:
+    """The zygote behind the walls: forks workers for wardens that are not its children."""
+
+    def __init__(self, requests: socket.socket, order_of: Callable[[bytes], Order]) -> None:
+        self._requests = requests
+        self._order_of = order_of
+        self._baseline = process.private_bytes(os.getpid())
+        self._wardens: dict[int, socket.socket] = {}
+        self._own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._wake, wake = socket.socketpair()
+        for end in (self._wake, wake):
+            end.setblocking(False)  # noqa: FBT003 - positional in the standard library
+        self._wake_write = wake
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Fork on request until no one is left who could ask."""
+        while True:
+            ready, _, _ = select.select([self._requests, self._wake], [], [])
+            if self._wake in ready:
+                with contextlib.suppress(BlockingIOError):
+                    self._wake.recv(PACKET_BYTES)
+                self._tell_ends()
+            if self._requests in ready:
+                request, fds, _, _ = socket.recv_fds(self._requests, PACKET_BYTES, 3 + len(NAMESPACES))
+                if not request:
+                    return
+                self._fork(request, fds)
+
+    def _tell_ends(self) -> None:
+        for pid, status in process.reap().items():
+            warden = self._wardens.pop(pid, None)
+            if warden is not None:
+                with contextlib.suppress(OSError):  # a warden that was killed has no ears
+                    warden.send(json.dumps({"wait_status": status}).encode())
+                warden.close()
+
+    def _fork(self, request: bytes, fds: list[int]) -> None:
+        data, output, reply = fds[:3]
+        pid_namespace, *others = fds[3:]
+        warden = socket.socket(fileno=reply)
+        kernel.setns(pid_namespace, kernel.CLONE_NEWPID)
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            run_and_exit(lambda: work(self._order_of(request), socket.socket(fileno=data), self._baseline, others))
+        kernel.setns(self._own, kernel.CLONE_NEWPID)
+        self._wardens[pid] = warden
+        with contextlib.suppress(OSError):
+            warden.send(json.dumps({"pid": pid, "baseline": self._baseline}).encode())
+        for fd in (data, output, pid_namespace, *others):
+            os.close(fd)

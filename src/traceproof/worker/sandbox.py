@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import tempfile
 from collections.abc import Callable, Mapping
@@ -25,7 +26,6 @@ class Plan:
     network: bool = False
     ipc: bool = False
     files: bool = False
-    fresh_proc: bool = False
     privileges: bool = False
     system_calls: bool = False
     landlock: bool = False
@@ -38,7 +38,6 @@ WALLS = {
     "network": "network namespace",
     "ipc": "IPC namespace",
     "files": "file view of its own",
-    "fresh_proc": "process list of its own",
     "privileges": "no privileges to gain or keep",
     "system_calls": "system call filter",
     "landlock": "Landlock",
@@ -71,6 +70,22 @@ def new_user() -> None:
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
 
 
+def new_processes() -> None:
+    """Return in the first process of a new PID namespace, with a /proc of its own; the caller waits, then exits.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    kernel.unshare(kernel.CLONE_NEWPID | kernel.CLONE_NEWNS)
+    pid = os.fork()
+    if pid:
+        _, status = os.waitpid(pid, 0)
+        os._exit(0 if status == 0 else 1)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+
+
 def leave(plan: Plan, seen: view.View, stage: str) -> None:
     """Enter the namespaces of network, IPC and mounts, and the file view. For `process`, already inside."""
     flags = kernel.CLONE_NEWNET if plan.network else 0
@@ -79,7 +94,7 @@ def leave(plan: Plan, seen: view.View, stage: str) -> None:
     if flags:
         kernel.unshare(flags)
     if plan.files:
-        view.enter(seen, stage, fresh_proc=plan.fresh_proc and plan.process)
+        view.enter(seen, stage, fresh_proc=plan.process)
 
 
 def give_up(plan: Plan, seen: view.View, *, processes: bool) -> None:
@@ -106,28 +121,23 @@ def probe(stage: str) -> tuple[Plan, dict[str, str]]:
     def inside(call: Callable[[], object]) -> Callable[[], object]:
         return lambda: (new_user() if user else None, call())
 
-    states["process"] = attempt(inside(lambda: kernel.unshare(kernel.CLONE_NEWPID)))
     states["network"] = attempt(inside(lambda: kernel.unshare(kernel.CLONE_NEWNET)))
     states["ipc"] = attempt(inside(lambda: kernel.unshare(kernel.CLONE_NEWIPC)))
     with tempfile.TemporaryDirectory(dir=Path(stage).parent) as scratch:
         seen = view.view_of_this_process(scratch, gpu=False)
-        states["files"] = attempt(inside(lambda: _try_files(seen, stage, process=False)))
-        states["fresh_proc"] = "absent: needs a process namespace and a file view"
-        if states["files"] == states["process"] == HOLDS:
-            states["fresh_proc"] = attempt(inside(lambda: _try_files(seen, stage, process=True)))
+        states["files"] = attempt(inside(lambda: leave(Plan(files=True), seen, stage)))
+        states["process"] = attempt(inside(lambda: _try_processes(seen, stage)))
         states["privileges"] = attempt(inside(lambda: give_up(Plan(privileges=True), seen, processes=True)))
         states["system_calls"] = attempt(lambda: _try_filter(seen))
         states["landlock"] = attempt(lambda: give_up(Plan(landlock=True), seen, processes=True))
     return Plan(**{name: state == HOLDS for name, state in states.items()}), states
 
 
-def _try_files(seen: view.View, stage: str, *, process: bool) -> None:
-    plan = Plan(files=True, process=process, fresh_proc=process)
-    if not process:
-        leave(plan, seen, stage)
-        return
+def _try_processes(seen: view.View, stage: str) -> None:
+    """Twice, one inside the other, as it will be used: all workers in one, each worker in another."""
+    new_processes()
     kernel.unshare(kernel.CLONE_NEWPID)
-    problem = attempt(lambda: leave(plan, seen, stage))
+    problem = attempt(lambda: leave(Plan(files=True, process=True), seen, stage))
     if problem != HOLDS:
         raise OSError(problem.removeprefix("absent: "))
 

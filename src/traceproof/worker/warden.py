@@ -1,4 +1,4 @@
-"""The process between the zygote and the worker: watches what the worker uses, ends it, tells how it ended.
+"""Watches one worker from outside: what it uses, when it ends; ends it; tells how it ended.
 
 It runs no foreign code. It ends the worker when the supervisor hangs up, so a killed supervisor leaves nothing.
 """
@@ -22,66 +22,71 @@ from traceproof.worker.model import Limits
 LOOK_SECONDS = 0.02
 SCRATCH_SECONDS = 0.25  # walking the scratch folder costs more than looking at /proc
 SCRATCH_ENTRIES = 100_000  # a folder of more files than this is a flood by itself
+WORD_BYTES = 16
 
 
 @dataclass(slots=True)
 class Warden:
-    """Watches one worker.
+    """The watch over one worker.
 
     Attributes:
-        launched: the worker, and the init of its namespace if it has one.
-        life: socket to the supervisor: its end means "end the worker"; the report goes back over it.
-        baseline: bytes that every fork of the zygote starts with.
+        launched: the worker.
+        life: socket to the supervisor: a word there means that a new item begins, its end means "end the worker";
+            the report goes back over it.
     """
 
     launched: Launched
     life: socket.socket
     limits: Limits
     scratch: Path
-    baseline: int
-    peak: int = 0
+    _peak: int = field(default=0, init=False)
     _next_scratch: float = field(default=0.0, init=False)
 
     def watch(self) -> None:
         """Return once the worker and everything it started are gone and the report is sent."""
         poll = select.poll()
-        poll.register(self.life, select.POLLIN | select.POLLHUP)
-        with contextlib.suppress(OSError):  # kernels before 5.3 have no pidfd: the look below finds the end too
-            poll.register(os.pidfd_open(self.launched.top), select.POLLIN)
+        for fd in (self.life.fileno(), self.launched.end_fd):
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
         reason = None
         while reason is None:
             ready = {fd for fd, _ in poll.poll(LOOK_SECONDS * 1000)}
-            ended = process.reap()
-            if self.launched.top in ended:
-                self._finish({"reason": "ended", "wait_status": self.launched.wait_status(ended[self.launched.top])})
+            status = self.launched.wait_status()
+            if status is not None:
+                self._finish({"reason": "ended", "wait_status": status})
                 return
-            reason = "asked" if self.life.fileno() in ready else self._excess()
+            if self.life.fileno() in ready:
+                if self.life.recv(WORD_BYTES):
+                    self._peak = 0
+                else:
+                    reason = "asked"
+            reason = reason or self._excess()
         self._finish({"reason": reason})
 
     def _excess(self) -> str | None:
-        below = [pid for pid in process.descendants(os.getpid()) if pid != self.launched.init]
-        used = sum(max(0, process.private_bytes(pid) - self.baseline) for pid in below)
-        self.peak = max(self.peak, used)
+        below = self.launched.processes()
+        used = sum(max(0, process.private_bytes(pid) - self.launched.baseline) for pid in below)
+        self._peak = max(self._peak, used)
         if self.limits.memory_bytes is not None and used > self.limits.memory_bytes:
             return "memory"
         if len(below) - 1 > self.limits.processes:
             return "processes"
-        now = time.monotonic()
-        if now >= self._next_scratch:
-            started = time.monotonic()
-            full = folder_bytes(self.scratch) > self.limits.file_bytes
-            # A large folder is walked less often: never more than a tenth of the time.
-            self._next_scratch = now + max(SCRATCH_SECONDS, 10 * (time.monotonic() - started))
-            if full:
-                return "scratch"
-        return None
+        return "scratch" if self._scratch_is_full() else None
+
+    def _scratch_is_full(self) -> bool:
+        started = time.monotonic()
+        if started < self._next_scratch:
+            return False
+        full = folder_bytes(self.scratch) > self.limits.file_bytes
+        ended = time.monotonic()
+        # A large folder is walked less often: a tenth of the time at most.
+        self._next_scratch = ended + max(SCRATCH_SECONDS, 10 * (ended - started))
+        return full
 
     def _finish(self, report: dict[str, object]) -> None:
-        if self.launched.init is not None:
-            self.launched.kill_namespace()
-        process.kill_all(os.getpid())
+        self.launched.kill()
         with contextlib.suppress(OSError):  # the supervisor may be gone: nobody to tell
-            self.life.send(json.dumps(report | {"peak": self.peak}).encode())
+            self.life.send(json.dumps(report | {"peak": self._peak}).encode())
 
 
 def folder_bytes(folder: Path) -> int:

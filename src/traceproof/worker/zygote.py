@@ -1,8 +1,9 @@
-"""A process with the heavy modules imported, which forks one warden a request and does nothing else.
+"""The started interpreter: imports the heavy modules once and starts one warden and one worker a request.
 
-Started as `python -m traceproof.worker.zygote FD GPU READABLE MODULE...`: a sequenced-packet socket to the
-supervisor, 0 or 1, a colon-separated list of folders to show to workers, and what to import. Its working folder
-is its own. It must stay a single thread, run no tensor operation and not touch CUDA: no fork would survive that.
+Started as `python -m traceproof.worker.zygote FD ISOLATION GPU READABLE MODULE...`: a sequenced-packet socket to
+the supervisor, trusted or untrusted, 0 or 1, a colon-separated list of folders to show to workers, and what to
+import. Its working folder is its own. What it imports must not start threads, run a tensor operation or touch
+CUDA: no fork would survive that.
 """
 
 from __future__ import annotations
@@ -11,89 +12,162 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from traceproof.worker import kernel, process, sandbox
-from traceproof.worker.launch import Order, launch, order_of, run_and_exit
-from traceproof.worker.view import view_of_this_process
+from traceproof.worker import kernel, sandbox
+from traceproof.worker.launch import PACKET_BYTES, Direct, Heavy, Launched, Walled
+from traceproof.worker.model import Isolation
+from traceproof.worker.order import Order
+from traceproof.worker.view import View, view_of_this_process
 from traceproof.worker.warden import Warden
+from traceproof.worker.work import run_and_exit
 
-PACKET_BYTES = 1 << 16
+REQUEST_FDS = 3  # messages, output, life
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the command line and the probe said."""
+
+    isolation: Isolation
+    gpu: bool
+    readable: Sequence[str]
+    modules: Sequence[str]
+    stage: str
+    plan: sandbox.Plan
+
+    def order_of(self, seen: View) -> Callable[[bytes], Order]:
+        """Reads requests."""
+        return partial(
+            Order.of_request, isolation=self.isolation, plan=self.plan, seen=seen, stage=self.stage, gpu=self.gpu
+        )
+
+
+class CanNotServeError(Exception):
+    """This interpreter can start no workers; the text, for the user, says why."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Find the walls, import the modules, say so, then fork on request until the supervisor hangs up."""
-    control = socket.socket(fileno=int(arguments[0]))
+    """Find the walls, import the modules, say so, then serve until the supervisor hangs up."""
+    fd, isolation, gpu, readable, *modules = arguments
+    control = socket.socket(fileno=int(fd))
     control.set_inheritable(False)  # noqa: FBT003 - positional in the standard library
-    gpu, more, modules = arguments[1] == "1", [path for path in arguments[2].split(":") if path], arguments[3:]
     stage = Path.cwd() / "root"
     stage.mkdir()
-    plan, layers = sandbox.probe(str(stage))
-    problem = _preload(modules)
-    if problem is not None:
-        _say(control, {"error": problem})
-        return 1
-    seen = view_of_this_process("", gpu=gpu, more=more)
-    gc.collect()
-    gc.freeze()  # a collection in a child would write to, and so copy, every page of objects
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the wardens
+    plan, layers = sandbox.NO_WALLS, {}
+    if isolation == Isolation.UNTRUSTED:
+        plan, layers = sandbox.probe(str(stage))
+    readables = [path for path in readable.split(":") if path]
+    settings = Settings(Isolation(isolation), gpu == "1", readables, modules, str(stage), plan)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the supervisor decides
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no process of the same user may look into it or its wardens
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    _say(control, {"ready": True, "layers": layers, "threads": threads})
-    while True:
-        message, fds, _, _ = socket.recv_fds(control, PACKET_BYTES, 3)
-        if not message:
-            return 0
-        pid = os.fork()
-        if pid == 0:
-            control.close()
-            order = order_of(json.loads(message), plan=plan, seen=seen, stage=str(stage))
-            run_and_exit(lambda: _guard(order, fds))  # noqa: B023 - never returns
-        for fd in fds:
-            os.close(fd)
-        _say(control, {"pid": pid})
+    try:
+        heavy, seen = _walled(settings, control) if plan.process else (None, _preloaded(settings))
+    except CanNotServeError as error:
+        _say(control, {"error": str(error)})
+        return 1
+    _say(control, {"ready": True, "layers": layers})
+    _serve(control, settings.order_of(seen), heavy)
+    return 0
 
 
 def _say(control: socket.socket, message: Mapping[str, Any]) -> None:
     control.send(json.dumps(message).encode())
 
 
-def _preload(modules: Sequence[str]) -> str | None:
-    """Import; the problem in words if something does not import or leaves a state that can not be forked."""
-    for name in modules:
+def _preloaded(settings: Settings) -> View:
+    """Import, settle, and tell what workers need to see."""
+    for name in settings.modules:
         try:
             importlib.import_module(name)
-        except Exception:  # noqa: BLE001 - any failure of any import, told to the supervisor
-            return f"{name} can not be imported:\n{traceback.format_exc(limit=-3)}"[-8000:]
+        except Exception as error:
+            text = f"{name} can not be imported:\n{traceback.format_exc(limit=-3)}"[-8000:]
+            raise CanNotServeError(text) from error
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        return f"importing {', '.join(modules)} started CUDA, which no forked process can use; preload less"
-    return None
+        names = ", ".join(settings.modules)
+        raise CanNotServeError(f"importing {names} started CUDA, which no forked process can use; preload less")
+    gc.collect()
+    gc.freeze()  # a collection in a child would write to, and so copy, every page of objects
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no process of the same user may look into it or its wardens
+    return view_of_this_process("", gpu=settings.gpu, more=settings.readable)
 
 
-def _guard(order: Order, fds: Sequence[int]) -> None:
-    """The warden's life."""
+def _walled(settings: Settings, control: socket.socket) -> tuple[socket.socket, View]:
+    """Enter namespaces that all workers share, and start the heavy zygote beside this light process."""
+    if settings.plan.user:
+        sandbox.new_user()
+    sandbox.new_processes()
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        control.close()
+        ours.close()
+        run_and_exit(lambda: _heavy(settings, theirs))
+    theirs.close()
+    said = json.loads(ours.recv(PACKET_BYTES) or b'{"error": "the heavy zygote ended without a word"}')
+    if "error" in said:
+        raise CanNotServeError(said["error"])
+    return ours, View(tuple(said["readable"]), "", tuple(said["devices"]))
+
+
+def _heavy(settings: Settings, requests: socket.socket) -> None:
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        seen = _preloaded(settings)
+    except CanNotServeError as error:
+        _say(requests, {"error": str(error)})
+        return
+    _say(requests, {"readable": seen.readable, "devices": seen.devices})
+    Heavy(requests, settings.order_of(seen)).serve()
+
+
+def _serve(control: socket.socket, order_of: Callable[[bytes], Order], heavy: socket.socket | None) -> None:
+    """Fork a warden a request. Ends with the supervisor's socket, or with the heavy zygote."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the wardens
+    while True:
+        ready, _, _ = select.select([control] if heavy is None else [control, heavy], [], [])
+        if heavy in ready:  # it says nothing unasked: it is gone
+            return
+        request, fds, _, _ = socket.recv_fds(control, PACKET_BYTES, REQUEST_FDS)
+        if not request:
+            return
+        if os.fork() == 0:
+            control.close()
+            run_and_exit(lambda: _guard(order_of(request), request, fds, heavy))  # noqa: B023 - never returns
+        for fd in fds:
+            os.close(fd)
+
+
+def _guard(order: Order, request: bytes, fds: Sequence[int], heavy: socket.socket | None) -> None:
+    """The warden's life: one worker's."""
     channel, output, life = fds
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    baseline = process.private_bytes(os.getpid())
     data, supervisor = socket.socket(fileno=channel), socket.socket(fileno=life)
-    launched = launch(order, data, [supervisor])
+    launched: Launched
+    try:
+        if heavy is not None:
+            launched = Walled(order, request, data, heavy)
+            heavy.close()
+        else:
+            launched = Direct(order, data, [supervisor])
+    except OSError as error:
+        _say(supervisor, {"reason": "failed", "message": str(error)})
+        return
     data.close()
-    Warden(
-        launched=launched, life=supervisor, limits=order.limits, scratch=order.scratch, baseline=baseline
-    ).watch()
+    Warden(launched=launched, life=supervisor, limits=order.limits, scratch=order.scratch).watch()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,55 @@
+"""One worker to start: what the supervisor asked for, with what the zygote knows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from traceproof.worker.model import Isolation, Limits
+from traceproof.worker.sandbox import NO_WALLS, Plan
+from traceproof.worker.view import View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A request with its surroundings.
+
+    Attributes:
+        plan: the walls that this machine has.
+        seen: what the worker keeps of the file system if the plan gives it a view of its own.
+        stage: an empty folder to build that view at.
+    """
+
+    limits: Limits
+    isolation: Isolation
+    plan: Plan
+    seen: View
+    stage: str
+    gpu: bool
+
+    @property
+    def walls(self) -> Plan:
+        """The walls to put up for this worker."""
+        return NO_WALLS if self.isolation is Isolation.TRUSTED else self.plan
+
+    @property
+    def scratch(self) -> Path:
+        """The worker's own folder."""
+        return Path(self.seen.scratch)
+
+    @classmethod
+    def of_request(
+        cls, request: bytes, *, isolation: Isolation, plan: Plan, seen: View, stage: str, gpu: bool
+    ) -> Self:
+        """The order that a request's JSON is."""
+        said = json.loads(request)
+        return cls(
+            limits=Limits.of_json(said["limits"]),
+            isolation=isolation,
+            plan=plan,
+            seen=View(seen.readable, said["scratch"], seen.devices),
+            stage=stage,
+            gpu=gpu,
+        )
