@@ -10,11 +10,16 @@ from traceproof.calibrate.model import Family
 
 MODULES: Mapping[str, str] = MappingProxyType(
     {
-        "gqa_paged": "attention",
-        "gqa_ragged": "attention",
-        "mla_paged": "attention",
-        "mla_ragged": "attention",
-        "rmsnorm": "norm",
+        "gdn": "recurrent:GDN",
+        "gemm": "gemm:FAMILY",
+        "gqa_paged": "attention:FAMILY",
+        "gqa_ragged": "attention:FAMILY",
+        "mamba_ssu": "recurrent:MAMBA",
+        "mla_paged": "attention:FAMILY",
+        "mla_ragged": "attention:FAMILY",
+        "rmsnorm": "norm:FAMILY",
+        "rope": "rope:FAMILY",
+        "sampling": "sampling:FAMILY",
     }
 )
 
@@ -25,5 +30,6 @@ def family(op_type: str) -> Family:
     Raises:
         KeyError: there are none for it yet.
     """
-    found: Family = importlib.import_module(f"traceproof.calibrate.{MODULES[op_type]}").FAMILY
+    module, _, name = MODULES[op_type].partition(":")
+    found: Family = getattr(importlib.import_module(f"traceproof.calibrate.{module}"), name)
     return found

@@ -36,7 +36,7 @@ def _weight(subject: Subject) -> torch.Tensor:
 
 def _chunked(subject: Subject) -> Tensors:
     x = _x(subject)
-    parts = [(part * part).sum(-1, keepdim=True) for part in x.flip(-1).split(48, -1)]
+    parts = [(part * part).sum(-1, keepdim=True) for part in torch.split(x.flip(-1), 48, dim=-1)]
     total = parts[0]
     for part in parts[1:]:
         total = total + part
