@@ -134,7 +134,7 @@ def _dense(draw: Draw, rows: int, vocabulary: int) -> tuple[torch.Tensor, list[t
     slot = vocabulary // heavy
     places = draw.integers("heavy", (rows, heavy), torch.int64, low=0, high=slot)
     places += torch.arange(heavy, device=draw.device) * slot  # distinct: a scatter to equal places is a race
-    sizes = (torch.arange(heavy, device=draw.device) + 4) * (vocabulary // 4)
+    sizes = (torch.arange(heavy, device=draw.device) + 4) * max(1, vocabulary // 4)
     weights.scatter_(1, places, sizes.expand(rows, heavy))
     probs = weights.to(torch.float64) / weights.sum(-1, keepdim=True).to(torch.float64)
     filters = [(max(1, vocabulary // 4), 0.5), (20, 0.15), (WHOLE_VOCABULARY, 1.0)]

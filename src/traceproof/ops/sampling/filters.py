@@ -42,7 +42,7 @@ def support(row: torch.Tensor, k: int | None, p: float | None) -> Support:
         if ties == k:
             certain = k
     fewest, most = certain, ties
-    if p is not None:
+    if p is not None and len(values):
         fewest, _ = _top_p(values[:exact], p, cautious=True)
         _, most = _top_p(values[:ties], p, cautious=False)
         fewest = min(fewest, certain)

@@ -1,0 +1,146 @@
+"""What the tests of ops share: our small definitions, their cases, and the judge's word on any outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from traceproof.dataset.definition import Definition
+from traceproof.draw import Draw, fingerprint
+from traceproof.judge.output import Expected, Ruling, judge_output
+from traceproof.ops import registry
+from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
+from traceproof.ops.cases import Case
+from traceproof.reasons import Verdict
+
+torch.set_num_threads(1)  # the tensors are small and the machine is shared
+ROOT = Path(__file__).parent / "dataset" / "definitions"
+CPU = torch.device("cpu")
+
+Outputs = Sequence[torch.Tensor] | torch.Tensor
+Kernel = Callable[[Definition, Values], Outputs]
+
+
+def load(op_type: str, name: str) -> Definition:
+    """One of our own definitions."""
+    return Definition.model_validate_json((ROOT / op_type / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def definitions(op_type: str) -> list[Definition]:
+    """All of our own definitions of an op_type, by name."""
+    return [load(op_type, path.stem) for path in sorted((ROOT / op_type).glob("*.json"))]
+
+
+def variant(definition: Definition, **const: int) -> Definition:
+    """The definition with other sizes of const axes."""
+    changed = definition.as_json()
+    for name, value in const.items():
+        changed["axes"][name]["value"] = value
+    return Definition.model_validate(changed)
+
+
+def cases(definition: Definition, *sizes: str, seed: int = 0) -> list[Case]:
+    """The cases of the sizes (small and medium unless named), the edge and the adversarial ones."""
+    op = registry.get(definition.op_type)
+    return list(op.cases(definition, sizes=sizes or ("small", "medium"), seed=seed))
+
+
+def case_named(definition: Definition, name: str) -> Case:
+    """One case by its id."""
+    return next(case for case in cases(definition, "small", "medium", "large") if case.id == name)
+
+
+def inputs_of(definition: Definition, case: Case) -> Values:
+    """The case's inputs on the CPU, drawn anew."""
+    draw = Draw(definition=definition.name, case=case.id, seed=case.seed, device=CPU)
+    return registry.get(definition.op_type).inputs(definition, case, draw)
+
+
+def tensor(values: Values, name: str) -> torch.Tensor:
+    """One input that must be a tensor."""
+    value = values[name]
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def reference(definition: Definition, values: Values) -> Outputs:
+    """What the definition's own code gives."""
+    module = ModuleType(definition.name)
+    exec(compile(definition.reference, definition.name, "exec"), module.__dict__)  # noqa: S102 - our own code
+    outputs: Outputs = module.run(*values.values())
+    return outputs
+
+
+def truth(definition: Definition, values: Values) -> Tensors:
+    """Oracle and floors as the judge wants them: by output, then by what they are."""
+    op = registry.get(definition.op_type)
+    return {
+        **op.oracle(definition, values),
+        **{f"{name}@floor": value for name, value in op.floor(definition, values).items()},
+    }
+
+
+def judged(definition: Definition, case: Case, outputs: Outputs, known: Tensors) -> dict[str, Ruling]:
+    """The judge's ruling on each output."""
+    op = registry.get(definition.op_type)
+    given = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+    assert len(given) == len(definition.outputs)
+    trials = op.trials(definition, case)
+    comparisons = op.comparisons(definition)
+    rulings = {}
+    for actual, (name, spec) in zip(given, definition.outputs.items(), strict=True):
+        shape = definition.shape_of(spec, case.axes)
+        assert shape is not None
+        expected = Expected(
+            shape=(trials, *shape) if trials else shape,
+            dtype=TORCH_DTYPES[spec.dtype],
+            oracle={key.partition("@")[2]: value for key, value in known.items() if key.partition("@")[0] == name},
+            comparison=comparisons[name],
+        )
+        rulings[name] = judge_output(actual, expected, tolerance=None)
+    return rulings
+
+
+def failures(definition: Definition, kernel: Kernel, *sizes: str) -> dict[str, str]:
+    """`case output` -> message, for every output of every case that the judge does not pass."""
+    found = {}
+    for case in cases(definition, *sizes):
+        known = truth(definition, inputs_of(definition, case))
+        outputs = kernel(definition, inputs_of(definition, case))
+        for name, ruling in judged(definition, case, outputs, known).items():
+            if ruling.verdict != Verdict.PASS:
+                found[f"{case.id} {name}"] = ruling.message
+    return found
+
+
+def assert_inputs_fit(definition: Definition, case: Case) -> None:
+    """Inputs have the schema's order, shapes and dtypes, come out the same twice, and depend on the seed."""
+    values = inputs_of(definition, case)
+    assert list(values) == list(definition.inputs)
+    for name, spec in definition.inputs.items():
+        value = values[name]
+        shape = definition.shape_of(spec, case.axes)
+        if shape is None:
+            assert isinstance(value, float | int), name
+        elif value is None:
+            assert spec.optional, name
+        else:
+            assert isinstance(value, torch.Tensor)
+            assert tuple(value.shape) == shape, name
+            assert value.dtype == TORCH_DTYPES[spec.dtype], name
+            assert value.is_contiguous(), name
+            assert not value.dtype.is_floating_point or bool(torch.isfinite(value.float()).all()), name
+    assert _prints(values) == _prints(inputs_of(definition, case))
+    other = Case(case.id, case.size, case.axes, case.seed + 1, case.params)
+    if case.id != "edge-empty":  # where nothing is computed, nothing need be drawn
+        assert _prints(values) != _prints(inputs_of(definition, other))
+
+
+def _prints(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: fingerprint(value) if isinstance(value, torch.Tensor) else value for name, value in values.items()
+    }

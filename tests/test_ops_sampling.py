@@ -1,0 +1,277 @@
+"""The sampling op: the exact support under ties, and cases that show each wrong filter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+import op_support as ops
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from traceproof.dataset.definition import Definition
+from traceproof.judge.sampling import judge_samples
+from traceproof.ops.base import Unsupported, Values
+from traceproof.ops.cases import Case
+from traceproof.ops.sampling import OP
+from traceproof.ops.sampling.filters import support
+from traceproof.ops.sampling.patterns import PACKS, PLAIN, TRICKY
+
+BY_FILTER = {
+    "k": ops.load("sampling", "top_k_sampling_from_probs_v1000"),
+    "p": ops.load("sampling", "top_p_sampling_from_probs_v1000"),
+    "kp": ops.load("sampling", "top_k_top_p_sampling_from_probs_v1000"),
+}
+EVERY = pytest.mark.parametrize("definition", BY_FILTER.values(), ids=BY_FILTER.keys())
+PUBLISHED_VOCABULARY = 128_256  # where a CPU reference affords the fewest draws
+
+
+def right_samplers(weights: list[int], k: int | None, p: Fraction | None) -> Iterator[set[int]]:
+    """Supports of all right samplers: exactly k tokens whichever ties they take, or all ties, then top-p."""
+    tokens = sorted((token for token, weight in enumerate(weights) if weight), key=lambda token: -weights[token])
+    after_k = []
+    if k is None or not 0 < k < len(tokens):
+        after_k.append(tokens)
+    else:
+        boundary = weights[tokens[k - 1]]
+        above = [token for token in tokens if weights[token] > boundary]
+        ties = [token for token in tokens if weights[token] == boundary]
+        need = k - len(above)
+        after_k += [above + ties[start:] + ties[:start] for start in range(len(ties))]
+        after_k = [kept[:k] for kept in after_k if need] + [above + ties]
+    for kept in after_k:
+        if p is None:
+            yield set(kept)
+            continue
+        mass = sum(weights[token] for token in kept)
+        for turn in range(len(kept)):  # every tie comes first once
+            order = sorted(kept[turn:] + kept[:turn], key=lambda token: -weights[token])
+            before = Fraction(0)
+            chosen: set[int] = set()
+            for token in order:
+                if chosen and before > p:
+                    break
+                chosen.add(token)
+                before += Fraction(weights[token], mass)
+            yield chosen
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    weights=st.lists(st.integers(0, 6), min_size=1, max_size=7).filter(any),
+    k=st.none() | st.integers(-1, 9),
+    p=st.none() | st.sampled_from([0.013, 0.21, 0.37, 0.451, 0.59, 0.683, 0.77, 0.861, 0.97]),
+)
+def test_the_support_is_what_right_samplers_agree_on(weights: list[int], k: int | None, p: float | None) -> None:
+    row = torch.tensor(weights, dtype=torch.float32) / sum(weights)
+    found = support(row, k, p)
+    supports = list(right_samplers(weights, k, None if p is None else Fraction(p)))
+    tokens = found.tokens.tolist()
+    certain = {token for token, may in zip(tokens, found.optional.tolist(), strict=True) if not may}
+    assert certain == set.intersection(*supports)
+    assert set.union(*supports) <= set(tokens)
+    kept = [weights[token] for token in tokens]
+    assert found.probs.tolist() == pytest.approx([weight / sum(kept) for weight in kept], rel=1e-6)
+    assert kept == sorted(kept, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("k", "p", "certain", "optional"),
+    [
+        (1, None, [0], []),
+        (2, None, [0], [1, 2]),
+        (3, None, [0, 1, 2], []),
+        (0, None, [0, 1, 2, 3], []),
+        (4, 0.5, [0], [1, 2]),  # half the mass is exactly the first token's: the next may stay
+        (None, 0.0, [0], []),
+        (None, 1.0, [0, 1, 2, 3], []),
+        (None, 0.9, [0, 1, 2], [3]),  # .5 + .2 + .2 is p
+    ],
+)
+def test_boundaries(k: int | None, p: float | None, certain: list[int], optional: list[int]) -> None:
+    found = support(torch.tensor([0.5, 0.2, 0.2, 0.1]), k, p)
+    tokens = found.tokens.tolist()
+    assert [token for token, may in zip(tokens, found.optional.tolist(), strict=True) if not may] == certain
+    assert sorted(token for token, may in zip(tokens, found.optional.tolist(), strict=True) if may) == optional
+
+
+def filtered(row: torch.Tensor, k: int | None, p: float | None, bug: str) -> torch.Tensor:
+    """Weights that a sampler draws by, in float64, with a place for a mistake."""
+    row = row.double()
+    if k is not None:
+        k = max(1, k + {"one more": 1, "one less": -1}.get(bug, 0))
+    if bug == "argmax":
+        return torch.where(torch.arange(len(row)) == row.argmax(), 1.0, 0.0).double()
+    if bug == "no filter":
+        return row
+    if bug == "top-p first" and p is not None:
+        row, p = top_p(row, p, bug), None
+    if k is not None and bug != "no top-k":
+        row = top_k(row, k, bug)
+    if p is not None and bug != "no top-p":
+        row = top_p(row, p, bug)
+    if bug == "flat":
+        row = (row > 0).double()
+    if bug == "not renormalised":  # what is left of the unit interval falls to the last token
+        row = row.clone()
+        row[row.nonzero()[-1]] += 1 - row.sum()
+    return row
+
+
+def top_k(row: torch.Tensor, k: int, bug: str) -> torch.Tensor:
+    values, order = row.sort(descending=True, stable=bug != "other ties")
+    keep = torch.zeros_like(row)
+    keep[order[:k]] = 1.0
+    if bug == "all ties":
+        keep = (row >= values[min(k, len(row)) - 1]).double()
+    return row * keep
+
+
+def top_p(row: torch.Tensor, p: float, bug: str) -> torch.Tensor:
+    shares = row if bug == "mass not renormalised" else row / row.sum()
+    values, order = shares.sort(descending=True, stable=True)
+    keep = values.cumsum(0) - values <= p
+    if bug == "crossing token dropped":
+        keep = values.cumsum(0) <= p
+    if bug == "one token too many":
+        keep = torch.cat([torch.ones(1, dtype=torch.bool), keep[:-1]])
+    keep[0] = True
+    chosen = torch.zeros_like(row)
+    chosen[order[keep]] = 1.0
+    return row * chosen
+
+
+def sample(values: Values, trials: int, bug: str = "", seed: int = 0) -> torch.Tensor:
+    """int64 [trials, rows]."""
+    generator = torch.Generator().manual_seed(seed)
+    columns = []
+    for index, row in enumerate(ops.tensor(values, "probs")):
+        k = int(ops.tensor(values, "top_k")[index]) if "top_k" in values else None
+        p = float(ops.tensor(values, "top_p")[index]) if "top_p" in values else None
+        weights = filtered(row, k, p, bug)
+        columns.append(torch.multinomial(weights, trials, replacement=True, generator=generator))
+    return torch.stack(columns, 1) if columns else torch.empty(trials, 0, dtype=torch.int64)
+
+
+def rejected(definition: Definition, bug: str, seed: int = 0) -> set[str]:
+    """Cases whose judgement fails, with as many draws as a large vocabulary affords."""
+    published = ops.variant(definition, vocab_size=PUBLISHED_VOCABULARY)
+    found = set()
+    for case in ops.cases(definition):
+        values = ops.inputs_of(definition, case)
+        known = OP.oracle(definition, values)
+        samples = sample(values, OP.trials(published, case), bug, seed)
+        extras = (known["samples@tokens"], known["samples@probs"], known["samples@optional"])
+        if not judge_samples(samples, *extras, 1e-6)[0]:
+            found.add(case.id)
+    return found
+
+
+def test_a_row_without_mass_has_no_support() -> None:
+    assert len(support(torch.zeros(4), 2, 0.5).tokens) == 0
+
+
+@EVERY
+@pytest.mark.parametrize("bug", ["", "other ties", "all ties"])
+@pytest.mark.parametrize("seed", range(3))
+def test_right_samplers_pass(definition: Definition, bug: str, seed: int) -> None:
+    assert not rejected(definition, bug, seed)
+
+
+@pytest.mark.parametrize(
+    ("filters", "bug"),
+    [
+        *[("k", bug) for bug in ("one more", "one less", "not renormalised", "no filter", "flat", "argmax")],
+        *[("p", bug) for bug in ("crossing token dropped", "one token too many", "not renormalised")],
+        *[("p", bug) for bug in ("no filter", "flat", "argmax")],
+        *[("kp", bug) for bug in ("one more", "one less", "crossing token dropped", "one token too many")],
+        *[("kp", bug) for bug in ("top-p first", "mass not renormalised", "not renormalised", "no top-k")],
+        *[("kp", bug) for bug in ("no top-p", "no filter", "flat", "argmax")],
+    ],
+)
+def test_a_mistake_is_seen_with_few_draws(filters: str, bug: str) -> None:
+    assert all(rejected(BY_FILTER[filters], bug, seed) for seed in range(3))
+
+
+@EVERY
+def test_the_reference_passes_every_case(definition: Definition) -> None:
+    for case in ops.cases(definition):
+        values = ops.inputs_of(definition, case)
+        torch.manual_seed(3)
+        trials = min(OP.trials(definition, case), 40)
+        outputs = [ops.reference(definition, values) for _ in range(trials)]
+        samples = torch.stack([output for output in outputs if isinstance(output, torch.Tensor)])
+        known = OP.oracle(definition, values)
+        extras = (known["samples@tokens"], known["samples@probs"], known["samples@optional"])
+        ok, fields = judge_samples(samples, *extras, 1e-6)
+        assert ok, (case.id, fields["detail"])
+
+
+@EVERY
+def test_inputs_fit_the_schema(definition: Definition) -> None:
+    for case in ops.cases(definition, "small", "medium", "large"):
+        ops.assert_inputs_fit(definition, case)
+
+
+@EVERY
+def test_rows_are_distributions(definition: Definition) -> None:
+    for case in ops.cases(definition, "small", "medium", "large"):
+        probs = ops.tensor(ops.inputs_of(definition, case), "probs").double()
+        assert bool((probs >= 0).all())
+        torch.testing.assert_close(probs.sum(-1), torch.ones(len(probs)).double(), rtol=0, atol=1e-6)
+
+
+def test_a_row_lies_in_the_whole_vocabulary() -> None:
+    definition = BY_FILTER["k"]
+    probs = ops.tensor(ops.inputs_of(definition, ops.case_named(definition, "medium-1")), "probs")
+    places = [row.nonzero().flatten().tolist() for row in probs]
+    assert all(row[0] == 0 for row in places)
+    assert all(row[-1] == 999 for row in places)
+    assert len({tuple(row) for row in places}) == len(places)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 3, 17])
+@pytest.mark.parametrize("filters", BY_FILTER)
+def test_a_tiny_vocabulary_works(filters: str, vocabulary: int) -> None:
+    definition = ops.variant(BY_FILTER[filters], vocab_size=vocabulary)
+    assert not rejected(definition, "")
+
+
+@EVERY
+def test_a_large_vocabulary_has_few_draws(definition: Definition) -> None:
+    published = ops.variant(definition, vocab_size=PUBLISHED_VOCABULARY)
+    draws = {case.id: OP.trials(published, case) * case.axes["batch_size"] for case in ops.cases(published)}
+    assert sum(draws.values()) <= 640  # of 4 to 8 ms each
+    assert draws["adversarial-dense"] <= 18
+    assert OP.trials(published, Case("workload-1", "workloads", {"batch_size": 3}, 0, {"inputs": {}})) >= 1
+
+
+def test_the_patterns_are_what_their_names_say() -> None:
+    assert all(list(one.weights) == sorted(one.weights, reverse=True) for pack in PACKS.values() for one in pack)
+    names = [pattern.name for pattern in (*PLAIN, *TRICKY)]
+    assert len(set(names)) == len(names)
+    by_name = {pattern.name: pattern for pattern in TRICKY}
+    tied = by_name["tie-at-k"]
+    assert tied.weights[tied.k - 1] == tied.weights[tied.k]
+    exact = by_name["p-on-a-sum"]
+    assert sum(exact.weights[:2]) / sum(exact.weights) == exact.p
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entry: entry["inputs"].pop("top_k"),
+        lambda entry: entry["inputs"].update(temperature={"shape": ["batch_size"], "dtype": "float32"}),
+        lambda entry: entry["inputs"]["top_k"].update(shape=None),
+        lambda entry: entry["axes"].update(vocab_size={"type": "var"}),
+    ],
+    ids=["no filter", "an unknown input", "one k for all rows", "vocabulary is var"],
+)
+def test_an_unknown_form_has_no_oracle(change: Callable[[dict[str, Any]], None]) -> None:
+    entry = BY_FILTER["k"].as_json()
+    change(entry)
+    with pytest.raises(Unsupported):
+        OP.check(Definition.model_validate(entry))
