@@ -54,10 +54,14 @@ def resolve(config: Config, name: str) -> Stack:
     if settings.python is not None:
         return Stack(name, None, os.path.expanduser(settings.python))
     environment = name
+    driver = any(path.exists() for path in CUDA_DRIVER)
     if name == "torch":
         wanted = config.stacks.torch.env
-        cuda = wanted == "cuda" or (wanted == "auto" and any(path.exists() for path in CUDA_DRIVER))
-        environment = "torch" if cuda else "cpu"
+        environment = "torch" if wanted == "cuda" or (wanted == "auto" and driver) else "cpu"
+    elif not driver:
+        # Nothing to run there: its actors say so from wherever torch is, and nothing is downloaded for it.
+        torch = resolve(config, "torch")
+        return Stack(name, torch.environment, torch.python)
     return Stack(name, environment, str(FOLDER / environment / "bin" / "python"))
 
 

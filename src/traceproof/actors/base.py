@@ -25,9 +25,11 @@ class Actor(ABC):
 
     Attributes:
         draws: whether sampling ops run it several times; the oracle gives distributions instead.
+        device: where its inputs will lie, as torch names it; set before anything is called.
     """
 
     draws: ClassVar[bool] = True
+    device: str = "cpu"
 
     def unavailable(self, definition: Definition, op: Op) -> Unavailable | None:
         """Why this actor can not run the definition on this machine; None if it can."""
@@ -40,6 +42,13 @@ class Actor(ABC):
     @abstractmethod
     def run(self, definition: Definition, op: Op, inputs: Values) -> Any:  # noqa: ANN401 - what strangers return
         """One call. A mapping by output name, a sequence in the definition's order, or a single value."""
+
+    def run_trials(
+        self, definition: Definition, op: Op, inputs: Values, *, trials: int, seed: int
+    ) -> Mapping[str, Any] | None:
+        """All trials of a sampling case at once, stacked along a new first axis; None: draw them one by one."""
+        del definition, op, inputs, trials, seed
+        return None
 
 
 def named_outputs(definition: Definition, returned: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as `run`

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +24,7 @@ from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import Case
 
 GOLDEN = 0x9E3779B97F4A7C15
+CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
 OTHER_SEED = 1_000_003  # added to a case's seed to get the second, different inputs of the same shapes
 
 
@@ -34,6 +38,7 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
     torch.set_num_threads(payload["threads"])
     definition = Definition.model_validate(payload["definition"])
     actor = actors.get(payload["actor"])
+    actor.device = payload["device"]
     op, _ = ops.for_definition(definition)
     unavailable = actor.unavailable(definition, op)
     if unavailable is not None:
@@ -61,7 +66,22 @@ class _Runner:
     scratch: Path
 
     def run(self, item: dict[str, Any]) -> dict[str, Any]:
-        """Run one case: `{"case": ..., "key": ..., "repeat": bool}`; gives what the manifest says of it."""
+        """Run one case: `{"case": ..., "key": ..., "repeat": bool}`; gives what the manifest says of it.
+
+        An exception that leaves the GPU context unusable (an illegal address, say) ends the process, so that the
+        pool starts another and the next case is not blamed for this one.
+        """
+        try:
+            return self._run(item)
+        except Exception:
+            if self.device.type == "cuda" and cuda_is_lost():
+                traceback.print_exc()
+                sys.stderr.write("the CUDA context is lost: this worker ends\n")
+                sys.stderr.flush()
+                os._exit(CUDA_LOST)
+            raise
+
+    def _run(self, item: dict[str, Any]) -> dict[str, Any]:
         case = Case(**item["case"])
         inputs = make_inputs(self.op, self.definition, case, device=self.device, dataset=self.dataset)
         before = fingerprints(inputs)
@@ -81,6 +101,10 @@ class _Runner:
         trials = self.op.trials(self.definition, case) if self.actor.draws else 0
         if not trials:
             return self.actor.run(self.definition, self.op, inputs)
+        seed = case.seed * GOLDEN % (1 << 63)
+        together = self.actor.run_trials(self.definition, self.op, inputs, trials=trials, seed=seed)
+        if together is not None:
+            return together
         draws = []
         for trial in range(trials):
             torch.manual_seed((case.seed * GOLDEN + trial * OTHER_SEED) % (1 << 63))
@@ -123,6 +147,15 @@ class _Runner:
     def _synchronise(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def cuda_is_lost() -> bool:
+    """Whether the GPU context of this process can not be used any more."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _address(value: object) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,8 @@ class ActorInfo:
         path: `module:Class`.
         stack: the environment it runs in.
         trusted: whether its code is ours or a pinned package's, not a definition's.
-        modules: further modules its outputs depend on, `{op_type}` standing for the op_type.
+        modules: further modules its outputs depend on, `{op_type}` standing for the op_type; one that does not
+            exist is left out.
     """
 
     path: str
@@ -31,14 +33,26 @@ class ActorInfo:
     def code(self, op_type: str) -> tuple[str, ...]:
         """Modules whose import closure is this actor's code, for one op_type."""
         own = self.path.partition(":")[0]
-        patterns = (own, "traceproof.actors.execute", *self.modules)
-        return tuple(pattern.format(op_type=op_type) for pattern in patterns)
+        more = [pattern.format(op_type=op_type) for pattern in self.modules]
+        return (own, "traceproof.actors.execute", *(name for name in more if find_spec(name) is not None))
+
+
+# Ground truths in the specified order of priority: each is an actor and the stack it runs in.
+TRUTHS: Mapping[str, str] = MappingProxyType(
+    {"flashinfer": "FlashInfer", "sglang": "Sglang", "fla": "Fla", "torch": "Torch"}
+)
+
+
+def _truth(stack: str, kind: str) -> ActorInfo:
+    modules = (f"traceproof.adapters.{stack}", f"traceproof.adapters.{stack}.{{op_type}}")
+    return ActorInfo(f"traceproof.actors.truth:{kind}", stack, trusted=True, modules=modules)
 
 
 ACTORS: Mapping[str, ActorInfo] = MappingProxyType(
     {
         "reference": ActorInfo("traceproof.actors.reference:Reference", "torch", trusted=False),
         "oracle": ActorInfo("traceproof.actors.oracle:Oracle", "torch", trusted=True),
+        **{stack: _truth(stack, kind) for stack, kind in TRUTHS.items()},
     }
 )
 

@@ -1,0 +1,82 @@
+"""The ground truths: one actor a stack, each picking the adapter that has a definition's form."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from traceproof.actors.base import Actor, Unavailable
+from traceproof.adapters import lookup
+from traceproof.adapters.base import Adapter, Api, Outputs
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import Op, Values
+from traceproof.reasons import Skip
+
+
+class Truth(Actor):
+    """A ground truth; `unavailable` decides everything that can be decided without data, and resolves the calls."""
+
+    stack: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._adapter: Adapter | None = None
+        self._api: Api = {}
+
+    def unavailable(self, definition: Definition, op: Op) -> Unavailable | None:
+        """No adapter for this form, a machine that can not run it, an absent package, a vanished API."""
+        del op
+        adapter = lookup.adapter(self.stack, definition)
+        if adapter is None:
+            return Unavailable(
+                Skip.NO_ADAPTER, f"{self.stack} has no adapter for this form of {definition.op_type}"
+            )
+        blocked = adapter.machine(torch.device(self.device)) or adapter.lacking()
+        if blocked is not None:
+            return blocked
+        api = lookup.stack(self.stack).resolve(adapter.apis)
+        if isinstance(api, Unavailable):
+            return api
+        self._adapter, self._api = adapter, api
+        return None
+
+    def run(self, definition: Definition, op: Op, inputs: Values) -> Outputs:
+        """One call."""
+        del op
+        assert self._adapter is not None
+        empty = self._adapter.empty(definition, inputs)
+        return self._adapter.call(self._api, definition, inputs) if empty is None else empty
+
+    def run_trials(
+        self, definition: Definition, op: Op, inputs: Values, *, trials: int, seed: int
+    ) -> Outputs | None:
+        """All trials in a few launches, stacked along a new first axis; None if the adapter draws one at a time."""
+        del op
+        assert self._adapter is not None
+        if self._adapter.trials is None:
+            return None
+        return self._adapter.trials(self._api, definition, inputs, trials, seed)
+
+
+class FlashInfer(Truth):
+    """FlashInfer's kernels."""
+
+    stack = "flashinfer"
+
+
+class Sglang(Truth):
+    """SGLang's Triton kernels and native functions."""
+
+    stack = "sglang"
+
+
+class Fla(Truth):
+    """Flash Linear Attention's Triton kernels."""
+
+    stack = "fla"
+
+
+class Torch(Truth):
+    """PyTorch's own operators."""
+
+    stack = "torch"

@@ -1,0 +1,228 @@
+"""What an adapter is: a call of a pinned package, told by a definition's form, never by its name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from traceproof.actors.base import Unavailable
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.reasons import Skip
+
+Api = Mapping[str, Any]  # what an adapter's API keys stand for at the installed version
+Outputs = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A kernel module that a stack compiles before its first use.
+
+    Attributes:
+        generator: API key of the function that describes it.
+        args: its arguments, JSON values; a dtype is written as `torch.bfloat16`.
+    """
+
+    generator: str
+    args: tuple[Any, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Short text that is unique among modules."""
+        parts = [str(arg).removeprefix("torch.") for arg in self.args]
+        return "-".join([self.generator.removeprefix("gen_"), *parts])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A package that ground truths come from.
+
+    Attributes:
+        name: of the stack.
+        package: what is imported; `distribution` is what is installed.
+        apis: API key -> where it may be found (`module:attribute`), the newest name first. The one place that
+            knows what an API is called at which version.
+        prepare: called once before anything of the package is imported.
+    """
+
+    name: str
+    package: str
+    distribution: str
+    apis: Mapping[str, tuple[str, ...]]
+    prepare: Callable[[], None] = field(default=lambda: None)
+
+    def version(self) -> str | None:
+        """The installed version; None: not installed."""
+        try:
+            return metadata.version(self.distribution)
+        except metadata.PackageNotFoundError:
+            return None
+
+    def resolve(self, keys: Sequence[str]) -> Api | Unavailable:
+        """The objects behind API keys, or why there are none."""
+        version = self.version()
+        if version is None:
+            return Unavailable(Skip.PACKAGE_ABSENT, f"{self.distribution} is not installed")
+        self.prepare()
+        found: dict[str, Any] = {}
+        for key in keys:
+            value = self._find(key)
+            if isinstance(value, Unavailable):
+                return value
+            found[key] = value
+        return MappingProxyType(found)
+
+    def _find(self, key: str) -> Any:  # noqa: ANN401 - whatever the package holds
+        reasons = []
+        for place in self.apis[key]:
+            module, _, attribute = place.partition(":")
+            try:
+                return getattr(importlib.import_module(module), attribute)
+            except AttributeError:
+                reasons.append(f"{module} has no {attribute}")
+            except ImportError as error:
+                lacking = _missing(error, self.package)
+                if lacking is not None:
+                    return Unavailable(Skip.PACKAGE_ABSENT, f"{module} needs the package {lacking}")
+                reasons.append(str(error))
+        return Unavailable(Skip.API_ABSENT, f"{self.distribution} {self.version()}: {'; '.join(reasons)}")
+
+
+def _missing(error: ImportError, package: str) -> str | None:
+    """The foreign package whose absence made an import fail; None if the package's own name is at fault."""
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        top = error.name.partition(".")[0]
+        return None if top == package else top
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """One way to compute what a definition specifies.
+
+    Attributes:
+        name: shown in messages.
+        inputs: names that the definition must have; `optional` ones may be there too, others must not.
+        outputs: names that it can give; the definition must not ask for others.
+        accepts: further conditions on the form.
+        apis: API keys that `call` uses.
+        packages: further packages that the call needs and whose absence the stack would hide.
+        call: (api, definition, inputs) -> outputs by name, fresh tensors.
+        trials: (api, definition, inputs, trials, seed) -> outputs with a leading axis of trials.
+        modules: what the stack compiles for this definition on a GPU of the given compute capability.
+        sm: compute capabilities it runs on, first and last; None: no GPU needed (it runs on either).
+        rows: inputs whose first axis, if empty, leaves nothing to compute.
+    """
+
+    name: str
+    inputs: frozenset[str]
+    outputs: frozenset[str]
+    call: Callable[[Api, Definition, Values], Outputs]
+    apis: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+    optional: frozenset[str] = frozenset()
+    accepts: Callable[[Definition], bool] = field(default=lambda _: True)
+    trials: Callable[[Api, Definition, Values, int, int], Outputs] | None = None
+    modules: Callable[[Definition, tuple[int, int]], tuple[Module, ...]] = field(default=lambda _, __: ())
+    sm: tuple[tuple[int, int], tuple[int, int]] | None = None
+    rows: str | None = None
+
+    def matches(self, definition: Definition) -> bool:
+        """Whether the definition has this adapter's form."""
+        names = definition.inputs.keys()
+        return (
+            self.inputs <= names <= self.inputs | self.optional
+            and definition.outputs.keys() <= self.outputs
+            and self.accepts(definition)
+        )
+
+    def lacking(self) -> Unavailable | None:
+        """Which of `packages` is absent; None if all are there."""
+        for package in self.packages:
+            if importlib.util.find_spec(package) is None:
+                return Unavailable(Skip.PACKAGE_ABSENT, f"{self.name} needs the package {package}")
+        return None
+
+    def machine(self, device: torch.device) -> Unavailable | None:
+        """Why it can not run on this device; None if it can."""
+        if self.sm is None:
+            return None
+        if device.type != "cuda" or not torch.cuda.is_available():
+            return Unavailable(Skip.NO_CUDA, f"{self.name} needs a CUDA device")
+        first, last = self.sm
+        here = torch.cuda.get_device_capability(device)
+        if not first <= here <= last:
+            wanted = f"SM {first[0]}.{first[1]}" + ("" if first == last else f" to {last[0]}.{last[1]}")
+            return Unavailable(Skip.NEEDS_SM, f"{self.name} needs {wanted}, this GPU is SM {here[0]}.{here[1]}")
+        return None
+
+    def empty(self, definition: Definition, inputs: Values) -> Outputs | None:
+        """Outputs of a case without rows, where they have no elements at all; None if there is work."""
+        if self.rows is None or tensor(inputs, self.rows).shape[0]:
+            return None
+        axes = sizes(definition, inputs)
+        device = tensor(inputs, self.rows).device
+        outputs = {}
+        for name, spec in definition.outputs.items():
+            shape = definition.shape_of(spec, axes) or ()
+            if 0 not in shape:
+                return None
+            outputs[name] = torch.empty(shape, dtype=TORCH_DTYPES[spec.dtype], device=device)
+        return outputs
+
+
+def sizes(definition: Definition, inputs: Values) -> dict[str, int]:
+    """Every axis of the definition that an input's shape tells."""
+    found = dict(definition.const_axes)
+    for name, spec in definition.inputs.items():
+        value = inputs.get(name)
+        if isinstance(value, torch.Tensor) and spec.shape is not None:
+            found.update(zip(spec.shape, value.shape, strict=True))
+    return found
+
+
+def tensor(inputs: Values, name: str) -> torch.Tensor:
+    """An input that must be a tensor.
+
+    Raises:
+        TypeError: it is none.
+    """
+    value = inputs[name]
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} is a {type(value).__name__}, not a tensor")
+    return value
+
+
+def scalar(inputs: Values, name: str) -> float:
+    """An input that must be a Python number, or a tensor of one element.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    value = inputs[name]
+    if isinstance(value, torch.Tensor):
+        return float(value.item())
+    if value is None:
+        raise TypeError(f"{name} is None, not a number")
+    return float(value)
+
+
+def dim(definition: Definition, name: str, axis: int) -> int | None:
+    """Size of an input's axis if the definition fixes it.
+
+    A negative `axis` counts from the last.
+    """
+    shape = definition.inputs[name].shape or ()
+    return definition.const_axes.get(shape[axis])
+
+
+def names(text: str) -> frozenset[str]:
+    """`"q k v"` as a set of names."""
+    return frozenset(text.split())

@@ -1,0 +1,1 @@
+"""Adapters to Flash Linear Attention; api.py holds its API table."""

@@ -1,0 +1,1 @@
+"""Adapters to FlashInfer; api.py holds its API table."""

@@ -1,0 +1,60 @@
+"""What FlashInfer's APIs are called. Read off 0.6.13 and 0.7.2.post1; a newer name goes in front of an older one."""
+
+from __future__ import annotations
+
+import os
+from types import MappingProxyType
+
+from traceproof.adapters.base import Stack
+
+APIS = MappingProxyType(
+    {
+        "rmsnorm": ("flashinfer.norm:rmsnorm",),
+        "fused_add_rmsnorm": ("flashinfer.norm:fused_add_rmsnorm",),
+        "decode": ("flashinfer.decode:BatchDecodeWithPagedKVCacheWrapper",),
+        "prefill_paged": ("flashinfer.prefill:BatchPrefillWithPagedKVCacheWrapper",),
+        "prefill_ragged": ("flashinfer.prefill:BatchPrefillWithRaggedKVCacheWrapper",),
+        "mla": ("flashinfer.mla:BatchMLAPagedAttentionWrapper",),
+        "sparse_mla": (
+            "flashinfer.mla:trtllm_batch_decode_with_kv_cache_mla",
+            "flashinfer.decode:trtllm_batch_decode_with_kv_cache_mla",
+        ),
+        "top_k": ("flashinfer.sampling:top_k_sampling_from_probs",),
+        "top_p": ("flashinfer.sampling:top_p_sampling_from_probs",),
+        "top_k_top_p": ("flashinfer.sampling:top_k_top_p_sampling_from_probs",),
+        "rope": ("flashinfer.rope:apply_rope_with_cos_sin_cache_inplace",),
+        "gdn_decode": ("flashinfer.gdn_decode:gated_delta_rule_decode_pretranspose",),
+        "gdn_mtp": ("flashinfer.gdn_decode:gated_delta_rule_mtp",),
+        "gdn_prefill": ("flashinfer.gdn_prefill:chunk_gated_delta_rule",),
+        "mamba": (
+            "flashinfer.mamba:selective_state_update",
+            "flashinfer.mamba.selective_state_update:selective_state_update",
+        ),
+        "moe_fp8_block": ("flashinfer.fused_moe:trtllm_fp8_block_scale_moe",),
+        "moe_fp8_tensor": ("flashinfer.fused_moe:trtllm_fp8_per_tensor_scale_moe",),
+        # Generators of kernel modules: what the build stage compiles.
+        "gen_norm": ("flashinfer.jit.norm:gen_norm_module",),
+        "gen_decode": ("flashinfer.jit:gen_batch_decode_module",),
+        "gen_prefill": ("flashinfer.jit:gen_batch_prefill_module",),
+        "gen_mla": ("flashinfer.jit:gen_batch_mla_module",),
+        "gen_sampling": ("flashinfer.jit.sampling:gen_sampling_module",),
+        "gen_topk": ("flashinfer.jit.topk:gen_topk_module",),
+        "gen_rope": ("flashinfer.jit.rope:gen_rope_module",),
+        "gen_gdn_prefill": ("flashinfer.jit.gdn:gen_gdn_prefill_sm90_module",),
+        "gen_mamba_sm90": ("flashinfer.jit.mamba.selective_state_update:gen_selective_state_update_sm90_module",),
+        "gen_mamba_sm100": (
+            "flashinfer.jit.mamba.selective_state_update:gen_selective_state_update_sm100_module",
+        ),
+        "gen_mamba": ("flashinfer.jit.mamba.selective_state_update:gen_selective_state_update_module",),
+    }
+)
+
+
+def _prepare() -> None:
+    """Take the CUDA norm kernels: the CuTe ones need a compiler package that not every machine has."""
+    os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
+
+
+STACK = Stack(
+    name="flashinfer", package="flashinfer", distribution="flashinfer-python", apis=APIS, prepare=_prepare
+)

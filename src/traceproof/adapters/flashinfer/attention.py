@@ -1,0 +1,53 @@
+"""What FlashInfer's attention wrappers share: workspace, backend, page lengths, modules."""
+
+from __future__ import annotations
+
+import torch
+
+from traceproof.adapters.base import Module, tensor
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import TORCH_DTYPES, Values
+
+WORKSPACE = 128 << 20  # bytes, FlashInfer's recommended size; zeros, as its documentation asks for
+HOPPER = (9, 0)  # the only capability with FA3 kernels
+SM = ((8, 0), (12, 9))
+
+
+def workspace(device: torch.device) -> torch.Tensor:
+    """A float workspace."""
+    return torch.zeros(WORKSPACE, dtype=torch.uint8, device=device)
+
+
+def backend(capability: tuple[int, int]) -> str:
+    """The kernels that `auto` would pick; named, so that what is built is what is called."""
+    return "fa3" if capability == HOPPER else "fa2"
+
+
+def backend_of(device: torch.device) -> str:
+    """The same for a device."""
+    return backend(torch.cuda.get_device_capability(device))
+
+
+def dtype_name(definition: Definition, name: str) -> str:
+    """An input's dtype as a module's argument."""
+    return str(TORCH_DTYPES[definition.inputs[name].dtype])
+
+
+def prefill_module(which: str, q: str, kv: str, index: str, head_dims: tuple[int, int]) -> Module:
+    """No position encoding, no window, no cap, no fp16 reduction: what every definition here means."""
+    return Module("gen_prefill", (which, q, kv, q, index, *head_dims, 0, False, False, False))
+
+
+def last_page_lengths(inputs: Values, page_size: int) -> torch.Tensor:
+    """Tokens in each row's last page, 0 for a row without pages.
+
+    A definition with one token a page has no such input, and FlashInfer counts a row without pages as holding
+    what its last page is said to hold.
+    """
+    indptr = tensor(inputs, "kv_indptr")
+    pages = indptr[1:] - indptr[:-1]
+    given = inputs.get("kv_last_page_len")
+    full = (
+        torch.full_like(pages, page_size) if given is None else tensor(inputs, "kv_last_page_len").to(pages.dtype)
+    )
+    return torch.where(pages > 0, full[: len(pages)], torch.zeros_like(pages))

@@ -1,0 +1,47 @@
+"""FlashInfer's norms."""
+
+from __future__ import annotations
+
+from traceproof.adapters.base import Adapter, Api, Module, Outputs, names, tensor
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import Values
+from traceproof.ops.rmsnorm import OP
+
+MODULES = (Module("gen_norm"),)
+
+
+def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    hidden, weight = tensor(inputs, "hidden_states"), tensor(inputs, "weight")
+    return {"output": api["rmsnorm"](hidden, weight, eps=OP.eps(definition))}
+
+
+def _fused_add(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    """In place: the first argument becomes the output, the second the sum."""
+    output, total = tensor(inputs, "hidden_states").clone(), tensor(inputs, "residual").clone()
+    api["fused_add_rmsnorm"](output, total, tensor(inputs, "weight"), eps=OP.eps(definition))
+    outputs = {"output": output, "residual_out": total}
+    return {name: outputs[name] for name in definition.outputs}
+
+
+ADAPTERS = (
+    Adapter(
+        name="norm.rmsnorm",
+        inputs=names("hidden_states weight"),
+        outputs=names("output"),
+        apis=("rmsnorm",),
+        call=_norm,
+        modules=lambda _, __: MODULES,
+        sm=((7, 5), (12, 9)),
+        rows="hidden_states",
+    ),
+    Adapter(
+        name="norm.fused_add_rmsnorm",
+        inputs=names("hidden_states residual weight"),
+        outputs=names("output residual_out"),
+        apis=("fused_add_rmsnorm",),
+        call=_fused_add,
+        modules=lambda _, __: MODULES,
+        sm=((7, 5), (12, 9)),
+        rows="hidden_states",
+    ),
+)

@@ -1,0 +1,36 @@
+"""FlashInfer's rotary embedding with a cosine and sine cache, in place on copies."""
+
+from __future__ import annotations
+
+from traceproof.adapters.base import Adapter, Api, Module, Outputs, names, tensor
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import Values
+from traceproof.ops.common.rotary import Pairing, pairing
+
+
+def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    """The kernel wants tokens by heads times channels; which channels pair stands only in the reference."""
+    q, k = tensor(inputs, "q").clone(), tensor(inputs, "k").clone()
+    api["rope"](
+        tensor(inputs, "positions"),
+        q.view(q.shape[0], -1),
+        k.view(k.shape[0], -1),
+        q.shape[-1],
+        tensor(inputs, "cos_sin_cache"),
+        is_neox=pairing(definition, "cos_sin_cache") is Pairing.HALVES,
+    )
+    return {"q_out": q, "k_out": k}
+
+
+ADAPTERS = (
+    Adapter(
+        name="apply_rope_with_cos_sin_cache_inplace",
+        inputs=names("q k cos_sin_cache positions"),
+        outputs=names("q_out k_out"),
+        apis=("rope",),
+        call=_call,
+        modules=lambda _, __: (Module("gen_rope"),),
+        sm=((7, 5), (12, 9)),
+        rows="q",
+    ),
+)

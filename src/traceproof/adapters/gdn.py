@@ -1,0 +1,49 @@
+"""What adapters of the gated delta rule share: the gates, the states, and which form a definition has."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from traceproof.adapters.base import names, tensor
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import Values
+from traceproof.ops.gdn.forms import Form, layout
+
+GATES = names("q k v A_log a dt_bias b scale")
+DECODE = GATES | names("state")
+MTP = GATES | names("initial_state initial_state_indices")
+PREFILL = GATES | names("state cu_seqlens")
+
+
+def is_form(definition: Definition, form: Form) -> bool:
+    """Whether a definition is of a form."""
+    return layout(definition).form is form
+
+
+def log_decay(inputs: Values) -> torch.Tensor:
+    """Natural logarithm of the decay, float32, shaped like `a`."""
+    a, bias = tensor(inputs, "a").float(), tensor(inputs, "dt_bias").float()
+    return -torch.exp(tensor(inputs, "A_log").float()) * functional.softplus(a + bias)
+
+
+def beta(inputs: Values) -> torch.Tensor:
+    """The update's rate, float32, shaped like `b`."""
+    return torch.sigmoid(tensor(inputs, "b").float())
+
+
+def scale(inputs: Values) -> float:
+    """The scale; None and 0 stand for 1 / sqrt(K)."""
+    given = inputs["scale"]
+    value = float(given) if given is not None else 0.0
+    return value or tensor(inputs, "q").shape[-1] ** -0.5
+
+
+def state(inputs: Values, rows: int) -> torch.Tensor:
+    """A fresh copy of the state [rows, value heads, V, K], zeros where there is none."""
+    given = inputs.get("state")
+    if isinstance(given, torch.Tensor):
+        return given.clone()
+    v, k = tensor(inputs, "v"), tensor(inputs, "k")
+    shape = (rows, v.shape[-2], v.shape[-1], k.shape[-1])
+    return torch.zeros(shape, dtype=torch.float32, device=v.device)

@@ -1,0 +1,1 @@
+"""Adapters to SGLang; api.py holds its API table."""

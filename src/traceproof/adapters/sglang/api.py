@@ -1,0 +1,39 @@
+"""What SGLang's functions are called. Read off 0.5.22 and 0.5.23; a newer name goes in front of an older one."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from traceproof.adapters.base import Stack
+from traceproof.adapters.sglang.boot import stand_in_for_kernels
+
+STACK = Stack(
+    name="sglang",
+    package="sglang",
+    distribution="sglang",
+    apis=MappingProxyType(
+        {
+            "RMSNorm": ("sglang.srt.layers.layernorm:RMSNorm",),
+            "apply_rotary_emb": (
+                "sglang.srt.layers.rotary_embedding.utils:apply_rotary_emb",
+                "sglang.srt.layers.rotary_embedding:_apply_rotary_emb",
+            ),
+            "chunk": (
+                "sglang.kernels.ops.attention.fla.chunk:chunk_gated_delta_rule",
+                "sglang.srt.layers.attention.fla.chunk:chunk_gated_delta_rule",
+            ),
+            "recurrent": (
+                "sglang.kernels.ops.attention.fla.fused_recurrent:fused_recurrent_gated_delta_rule",
+                "sglang.srt.layers.attention.fla.fused_recurrent:fused_recurrent_gated_delta_rule",
+            ),
+            "mamba": (
+                "sglang.kernels.ops.mamba.triton_ops.mamba_ssm:selective_state_update",
+                "sglang.srt.layers.attention.mamba.ops.mamba_ssm:selective_state_update",
+            ),
+            "experts": ("sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe:fused_experts_impl",),
+            "topk": ("sglang.srt.layers.moe.topk:fused_topk_torch_native",),
+            "grouped_topk": ("sglang.srt.layers.moe.topk:biased_grouped_topk_impl",),
+        }
+    ),
+    prepare=stand_in_for_kernels,
+)

@@ -1,0 +1,36 @@
+"""SGLang's norm, its native form: runs on a CPU too."""
+
+from __future__ import annotations
+
+import torch
+
+from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
+from traceproof.adapters.sglang.boot import publish
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import Values
+from traceproof.ops.rmsnorm import OP
+
+
+def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    publish()
+    hidden, weight = tensor(inputs, "hidden_states"), tensor(inputs, "weight")
+    norm = api["RMSNorm"](weight.shape[0], eps=OP.eps(definition))
+    norm.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
+    if "residual" not in inputs:
+        return {"output": norm.forward_native(hidden.clone())}
+    output, total = norm.forward_native(hidden.clone(), tensor(inputs, "residual").clone())
+    outputs = {"output": output, "residual_out": total}
+    return {name: outputs[name] for name in definition.outputs}
+
+
+ADAPTERS = (
+    Adapter(
+        name="RMSNorm.forward_native",
+        inputs=names("hidden_states weight"),
+        optional=names("residual"),
+        outputs=names("output residual_out"),
+        apis=("RMSNorm",),
+        call=_norm,
+        rows="hidden_states",
+    ),
+)

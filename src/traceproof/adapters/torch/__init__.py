@@ -1,0 +1,1 @@
+"""Adapters to PyTorch; api.py holds its API table."""

@@ -1,0 +1,31 @@
+"""PyTorch's root mean square norm."""
+
+from __future__ import annotations
+
+from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import Values
+from traceproof.ops.rmsnorm import OP
+
+
+def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    """In float32, as kernels do: PyTorch's own rounds between the steps."""
+    hidden, weight = tensor(inputs, "hidden_states"), tensor(inputs, "weight")
+    total = hidden.float()
+    if "residual" in inputs:
+        total = total + tensor(inputs, "residual").float()
+    y = api["rms_norm"](total, weight.shape, weight.float(), eps=OP.eps(definition))
+    outputs = {"output": y.to(hidden.dtype), "residual_out": total.to(hidden.dtype)}
+    return {name: outputs[name] for name in definition.outputs}
+
+
+ADAPTERS = (
+    Adapter(
+        name="functional.rms_norm",
+        inputs=names("hidden_states weight"),
+        optional=names("residual"),
+        outputs=names("output residual_out"),
+        apis=("rms_norm",),
+        call=_norm,
+    ),
+)
