@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from lint_planted import planted, replace
-from lint_samples import MOE, Sample, axis, tensor
+from lint_samples import MOE, Sample, axis
 
 
 @planted("TP101", "not JSON")

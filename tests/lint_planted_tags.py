@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lint_planted import planted
-from lint_samples import Sample, tensor
+from lint_samples import Sample
 
 
 @planted("TP401", "'layout:nhd': no namespace 'layout'")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lint_planted import planted
-from lint_samples import ATTENTION, Sample, attention_line, axis, moe_line, tensor
+from lint_samples import ATTENTION, Sample, attention_line, moe_line
 
 
 @planted("TP501", "not JSON")

@@ -33,14 +33,21 @@ def read_baseline(path: Path) -> Counter[str]:
 
 
 def write_baseline(path: Path, findings: Iterable[Finding]) -> None:
-    """Write all findings as known; sorted, so that a change shows as few lines of a diff."""
+    """Write all findings as known; sorted, so that a change shows as few lines of a diff.
+
+    Raises:
+        TraceproofError: the file can not be written.
+    """
     entries = [
         {key: finding.as_json()[key] for key in ("code", "path", "field", "evidence", "fingerprint")}
         for finding in findings
     ]
     entries.sort(key=lambda entry: (entry["path"], entry["code"], entry["field"], entry["evidence"]))
     text = json.dumps({"version": VERSION, "findings": entries}, indent=1, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise TraceproofError(f"The baseline {path} can not be written: {error.strerror}") from error
 
 
 def split(findings: Iterable[Finding], known: Counter[str]) -> tuple[list[Finding], list[Finding], int]:

@@ -61,10 +61,10 @@ class Package:
     ) -> ast.AST | tuple[tuple[str, ...], tuple[str, ...]] | None:
         """What binds `name` in a module: a statement, or (module, rest) of a re-export; None if nothing does."""
         for statement in _statements(self._tree(module).body):
-            if isinstance(statement, ast.ImportFrom):
-                source = self._source(module, statement)
-                if source is None or source == module:  # another package, or a module of this folder
-                    continue
+            source = self._source(module, statement) if isinstance(statement, ast.ImportFrom) else None
+            if source == module:  # `from . import x`: the module x of this folder
+                continue
+            if isinstance(statement, ast.ImportFrom) and source is not None:
                 for alias in statement.names:
                     if alias.name == "*" and not self._problem(source, (name,), depth - 1):
                         return source, (name,)
@@ -107,7 +107,11 @@ def _member_problem(statement: ast.AST, rest: tuple[str, ...]) -> str:
 
 @cache
 def _parse(file: Path) -> ast.Module:
-    return parse_quietly(file.read_text(encoding="utf-8"))
+    try:
+        return parse_quietly(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError) as error:
+        todo = "Give a FlashInfer that this Python can read."
+        raise TraceproofError(f"{file} can not be read as Python: {error}", todo=todo) from error
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -41,8 +41,8 @@ def print_report(report: Report, console: Console) -> None:
         console.print()
         console.print(_table(report))
     for reason in report.not_run:
-        console.print(Text(reason, style="dim"))
-    console.print(closing_line(report))
+        console.print(Text(reason, style="dim"), soft_wrap=True)
+    console.print(Text(closing_line(report)), soft_wrap=True)
 
 
 def closing_line(report: Report) -> str:

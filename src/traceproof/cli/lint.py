@@ -1,0 +1,91 @@
+"""`traceproof lint`: what is wrong with a dataset's files, said without running anything."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from traceproof.cli import run
+from traceproof.dataset.fetch import fetch
+from traceproof.errors import TraceproofError
+from traceproof.lint import lint
+from traceproof.lint.baseline import write_baseline
+from traceproof.lint.render import as_json, print_report
+from traceproof.lint.sarif import as_sarif
+
+
+def lint_command(  # noqa: PLR0913 - one parameter an option
+    *,
+    dataset: Annotated[Path | None, typer.Option(help="A dataset's folder instead of the configured one.")] = None,
+    select: Annotated[
+        list[str] | None, typer.Option(help="Run only codes that start so, e.g. TP3 or TP301,TP5.")
+    ] = None,
+    ignore: Annotated[list[str] | None, typer.Option(help="Do not run codes that start so.")] = None,
+    baseline: Annotated[Path | None, typer.Option(help="A file of known findings: only others fail.")] = None,
+    update_baseline: Annotated[
+        bool, typer.Option("--update-baseline", help="Write all findings to the baseline and succeed.")
+    ] = False,
+    flashinfer_path: Annotated[
+        Path | None,
+        typer.Option(help="An unpacked FlashInfer, or a site-packages that has it; checks fi_api tags."),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the findings as JSON; - is stdout.")
+    ] = None,
+    sarif_file: Annotated[
+        Path | None,
+        typer.Option("--sarif", metavar="FILE", help="Write the findings as SARIF 2.1.0; - is stdout."),
+    ] = None,
+) -> None:
+    """Find mistakes in a dataset's definitions and workload lines.
+
+    Exit codes: 0 nothing beyond notes and the baseline, 1 findings, 2 bad use or input.
+    """
+    if update_baseline and baseline is None:
+        raise TraceproofError("--update-baseline needs to know the file", todo="Give --baseline FILE as well.")
+    root = dataset.expanduser() if dataset is not None else _configured()
+    report = lint(
+        root,
+        select=_codes(select),
+        ignore=_codes(ignore),
+        baseline=None if update_baseline else baseline,
+        flashinfer=flashinfer_path,
+    )
+    _write("--json", json_file, as_json(report))
+    _write("--sarif", sarif_file, as_sarif(report))
+    piped = "-" in {str(json_file), str(sarif_file)}
+    print_report(report, Console(stderr=piped, highlight=False))
+    if update_baseline and baseline is not None:
+        write_baseline(baseline, report.findings)
+        raise typer.Exit(run.FINE)
+    raise typer.Exit(run.FINDINGS if report.failed else run.FINE)
+
+
+def _configured() -> Path:
+    """The folder of the dataset that config.yaml names, fetched where it is not there yet."""
+    root = run.repository()
+    config = run.config_of(root, {})
+    return fetch(config.dataset, root=root / config.results / "dataset")
+
+
+def _codes(given: list[str] | None) -> list[str]:
+    return [code.strip() for codes in given or [] for code in codes.split(",")]
+
+
+def _write(option: str, target: Path | None, value: Mapping[str, Any]) -> None:
+    if target is None:
+        return
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    if str(target) == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TraceproofError(f"{option} {target} cannot be written: {error.strerror}") from error
