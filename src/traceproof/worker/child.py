@@ -87,7 +87,9 @@ def describe(error: BaseException) -> str:
     """The exception and where it came from, without the frames of this package's worker."""
     own = str(Path(__file__).parent)
     with contextlib.suppress(BaseException):
-        frames_of = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+        frames_of = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)
+        ]
         where = "".join(traceback.format_list(frames_of[-TRACEBACK_FRAMES:]))
         what = "".join(traceback.format_exception_only(error)).strip()
         return f"{where}{what}"[-MESSAGE_CHARACTERS:]

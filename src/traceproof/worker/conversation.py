@@ -151,13 +151,14 @@ class Conversation:
     def _checked(self, answer: Any, identity: str, started: float) -> Answer:  # noqa: ANN401 - any JSON value
         """The answer as this package's child gives it; anything else did not come from there."""
         try:
-            if answer["id"] != identity:
-                raise ValueError("it answers another question")
+            in_turn = answer["id"] == identity
             status = Status(answer["status"])
             message, peak = str(answer.get("message", "")), int(answer.get("peak", 0))
             seconds = float(answer.get("seconds", time.monotonic() - started))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             return self._end(Status.CRASH, f"the worker's answer can not be read: {error}", started)
+        if not in_turn:
+            return self._end(Status.CRASH, "the worker answered another question", started)
         value = answer.get("value") if status is Status.OK else None
         return Answer(status, value, message, seconds, peak, self._text())
 
@@ -195,7 +196,6 @@ class Conversation:
         self._life.close()
         self._data.close()
         os.close(self._output)
-
 
     def _last_word(self) -> bytes:
         try:

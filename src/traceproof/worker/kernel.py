@@ -74,8 +74,10 @@ def setns(fd: int, kind: int) -> None:
     checked(LIBC.setns(ctypes.c_int(fd), ctypes.c_int(kind)), "setns")
 
 
-def mount(source: str | None, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
-    """mount(2)."""
+def mount(
+    source: str | None, target: str, kind: str | None = None, flags: int = 0, data: str | None = None
+) -> None:
+    """Mount, as mount of section 2 of the manual describes."""
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind, data)]
     checked(LIBC.mount(*words[:3], ctypes.c_ulong(flags), words[3]), f"mount {target}")
 
@@ -93,7 +95,7 @@ def pivot_root_here() -> None:
 
 
 def prctl(option: int, first: int = 0) -> None:
-    """prctl(2) with one argument."""
+    """Change one property of this process."""
     zero = ctypes.c_ulong(0)
     checked(LIBC.prctl(ctypes.c_int(option), ctypes.c_ulong(first), zero, zero, zero), f"prctl {option}")
 

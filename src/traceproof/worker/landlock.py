@@ -16,7 +16,9 @@ EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 MAKE_CHAR, MAKE_BLOCK, TRUNCATE, IOCTL_DEV = 1 << 6, 1 << 11, 1 << 14, 1 << 15
 READ = EXECUTE | READ_FILE | READ_DIR
 DEVICE = READ_FILE | WRITE_FILE | IOCTL_DEV
-ON_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV  # the rights that a file, not a folder, can have
+ON_FILES = (
+    EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+)  # the rights that a file, not a folder, can have
 RIGHTS_BY_VERSION = ((1, 13), (2, 14), (3, 15), (5, 16))  # from this version on so many rights
 NET_BY_VERSION = (4, 0b11)  # bind and connect of TCP
 SCOPE_BY_VERSION = (6, 0b11)  # abstract Unix sockets and signals only among the restricted

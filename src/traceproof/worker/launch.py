@@ -1,7 +1,7 @@
-"""Starts one worker: from this very process, or, behind the walls, from the heavy one into namespaces made here.
+r"""Starts one worker: from this very process, or, behind the walls, from the heavy one into namespaces made here.
 
     supervisor --- keeper (light) --- warden --- first process of the namespaces (light)
-                     \\--- heavy zygote --- worker, placed into those namespaces
+                     \--- heavy zygote --- worker, placed into those namespaces
 
 A process with PyTorch imported costs some 10 ms to fork and to end, a bare one 1 ms; so only the worker is forked
 from the heavy one. Without a process namespace the warden must be the worker's parent, and there is no keeper.

@@ -40,7 +40,7 @@ class Order:
         return Path(self.seen.scratch)
 
     @classmethod
-    def of_request(
+    def of_request(  # noqa: PLR0913 - the fields' own sources
         cls, request: bytes, *, isolation: Isolation, plan: Plan, seen: View, stage: str, gpu: bool
     ) -> Self:
         """The order that a request's JSON is."""

@@ -77,7 +77,7 @@ class Pool:
         """The layers in one line for people; raises as `layers` does."""
         return line_of(self.layers())
 
-    def run_items(
+    def run_items(  # noqa: PLR0913 - one request, spelled out
         self,
         *,
         setup: str,
@@ -143,7 +143,7 @@ class Pool:
                 running.stop()
 
 
-def run_items(
+def run_items(  # noqa: PLR0913 - the pool's and the request's
     *,
     setup: str,
     payload: Any,  # noqa: ANN401 - any JSON value

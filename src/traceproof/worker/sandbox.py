@@ -98,13 +98,13 @@ def leave(plan: Plan, seen: view.View, stage: str) -> None:
 
 
 def give_up(plan: Plan, seen: view.View, *, processes: bool) -> None:
-    """Give up privileges, then files and system calls. Nothing undoes it; the very last step before foreign code."""
+    """Give up privileges, then files and system calls: the last step before foreign code, which nothing undoes."""
     if plan.privileges:
         kernel.drop_capabilities()
     if plan.privileges or plan.landlock or plan.system_calls:
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     if plan.landlock:
-        own = [seen.scratch, "/dev/shm"] if plan.files else [seen.scratch]  # noqa: S108 - private if files holds
+        own = [seen.scratch, view.SHARED] if plan.files else [seen.scratch]  # private only then
         landlock.restrict([*seen.readable, "/proc"], own, seen.devices)
     if plan.system_calls:
         # Without a process namespace it could signal every process of this user, its own warden first.
@@ -119,7 +119,7 @@ def probe(stage: str) -> tuple[Plan, dict[str, str]]:
     user = states["user"] == HOLDS
 
     def inside(call: Callable[[], object]) -> Callable[[], object]:
-        return lambda: (new_user() if user else None, call())
+        return lambda: _in_sequence(*([new_user] if user else []), call)
 
     states["network"] = attempt(inside(lambda: kernel.unshare(kernel.CLONE_NEWNET)))
     states["ipc"] = attempt(inside(lambda: kernel.unshare(kernel.CLONE_NEWIPC)))
@@ -131,6 +131,11 @@ def probe(stage: str) -> tuple[Plan, dict[str, str]]:
         states["system_calls"] = attempt(lambda: _try_filter(seen))
         states["landlock"] = attempt(lambda: give_up(Plan(landlock=True), seen, processes=True))
     return Plan(**{name: state == HOLDS for name, state in states.items()}), states
+
+
+def _in_sequence(*calls: Callable[[], object]) -> None:
+    for call in calls:
+        call()
 
 
 def _try_processes(seen: view.View, stage: str) -> None:

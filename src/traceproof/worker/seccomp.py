@@ -171,5 +171,7 @@ def install(code: bytes) -> None:
         kernel.syscall("seccomp", SET_MODE_FILTER, FILTER_FLAG_SPEC_ALLOW, described)
     except OSError:  # kernels before 4.17 do not know the flag
         zero = ctypes.c_ulong(0)
-        result = kernel.LIBC.prctl(ctypes.c_int(PR_SET_SECCOMP), ctypes.c_ulong(MODE_FILTER), described, zero, zero)
+        result = kernel.LIBC.prctl(
+            ctypes.c_int(PR_SET_SECCOMP), ctypes.c_ulong(MODE_FILTER), described, zero, zero
+        )
         kernel.checked(result, "seccomp")

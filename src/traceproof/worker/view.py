@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,13 +12,35 @@ from pathlib import Path
 from traceproof.worker import kernel
 
 # Installed software; libraries and programs, nobody's data.
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix/store", "/gnu/store", "/sys")
+SYSTEM = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/opt",
+    "/nix/store",
+    "/gnu/store",
+    "/sys",
+)
 # Of /etc, only what loading a library or naming a time zone or a user needs: the rest may hold keys.
-ETC = ("alternatives", "group", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "nsswitch.conf", "passwd")
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-GPU_DEVICES = ("/dev/nvidia*", "/dev/dxg")
+ETC = (
+    "alternatives",
+    "group",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "nsswitch.conf",
+    "passwd",
+)
+DEVICES = ("null", "zero", "full", "random", "urandom")  # below /dev
+GPU_DEVICES = ("nvidia*", "dxg")
 # Of /proc, what changes the machine: the owner of these files, root, needs no capability to write to them.
 MACHINE_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
+SHARED = "/dev/shm"  # noqa: S108 - a small one of the worker's own
 SHARED_MEMORY = "size=64m,mode=1777"  # what CUDA and semaphores put into /dev/shm is small
 
 
@@ -40,7 +61,8 @@ def view_of_this_process(scratch: str, *, gpu: bool, more: Sequence[str] = ()) -
     for name in ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH"):
         wanted += [path for path in os.environ.get(name, "").split(os.pathsep) if path]
     wanted += _folders_of_loaded_libraries()
-    devices = [path for pattern in (*DEVICES, *(GPU_DEVICES if gpu else ())) for path in sorted(glob.glob(pattern))]  # noqa: PTH207
+    patterns = (*DEVICES, *(GPU_DEVICES if gpu else ()))
+    devices = [str(path) for pattern in patterns for path in sorted(Path("/dev").glob(pattern))]
     return View(_without_nested(wanted), scratch, tuple(devices))
 
 
@@ -100,10 +122,10 @@ def enter(view: View, stage: str, *, fresh_proc: bool) -> None:
     kernel.mount("tmpfs", stage, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     for path in view.readable:
         _show(path, stage)
-    for path in ("/dev", "/dev/shm", "/proc", "/tmp", view.scratch):  # noqa: S108 - an empty /tmp of its own
+    for path in ("/dev", SHARED, "/proc", "/tmp", view.scratch):  # noqa: S108 - an empty /tmp of its own
         Path(stage + path).mkdir(parents=True, exist_ok=True)
     for path in view.devices:
-        _touch(stage + path)
+        _make_point(path, stage)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         Path(f"{stage}/dev/{name}").symlink_to(f"/proc/self/fd/{number}")
     Path(f"{stage}/dev/fd").symlink_to("/proc/self/fd")
@@ -111,7 +133,7 @@ def enter(view: View, stage: str, *, fresh_proc: bool) -> None:
     for path in view.devices:
         kernel.mount(path, stage + path, None, kernel.MS_BIND)
     own = kernel.MS_NOSUID | kernel.MS_NODEV
-    kernel.mount("tmpfs", f"{stage}/dev/shm", "tmpfs", own | kernel.MS_NOEXEC, SHARED_MEMORY)
+    kernel.mount("tmpfs", stage + SHARED, "tmpfs", own | kernel.MS_NOEXEC, SHARED_MEMORY)
     kernel.mount(view.scratch, stage + view.scratch, None, kernel.MS_BIND)
     kernel.restrict_mounts(stage + view.scratch, own)
     _show_proc(f"{stage}/proc", fresh=fresh_proc)
@@ -135,18 +157,20 @@ def _show_proc(target: str, *, fresh: bool) -> None:
 def _show(path: str, stage: str) -> None:
     """Bind a path at the same place below the stage; a link is made again instead."""
     target = Path(stage + path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     if _is_link(path):
+        target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(Path(path).readlink())
         return
-    if Path(path).is_dir():
-        target.mkdir(exist_ok=True)
-    else:
-        _touch(str(target))
+    _make_point(path, stage)
     with contextlib.suppress(FileNotFoundError):  # gone since the view was made
         kernel.mount(path, str(target), None, kernel.MS_BIND | kernel.MS_REC)
 
 
-def _touch(path: str) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).touch()
+def _make_point(path: str, stage: str) -> None:
+    """An empty folder or file below the stage for what lies at `path` to be bound to."""
+    target = Path(stage + path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if Path(path).is_dir():
+        target.mkdir(exist_ok=True)
+    else:
+        target.touch()

@@ -60,10 +60,11 @@ def main(arguments: Sequence[str]) -> int:
     """Find the walls, import the modules, say so, then serve until the supervisor hangs up."""
     fd, isolation, gpu, readable, *modules = arguments
     control = socket.socket(fileno=int(fd))
-    control.set_inheritable(False)  # noqa: FBT003 - positional in the standard library
+    control.set_inheritable(False)
     stage = Path.cwd() / "root"
     stage.mkdir()
-    plan, layers = sandbox.NO_WALLS, {}
+    plan = sandbox.NO_WALLS
+    layers: dict[str, str] = {}
     if isolation == Isolation.UNTRUSTED:
         plan, layers = sandbox.probe(str(stage))
     readables = [path for path in readable.split(":") if path]

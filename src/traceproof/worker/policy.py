@@ -1,0 +1,286 @@
+"""What a reference may say, read off its syntax tree before it runs; names what it refuses.
+
+This is not the wall: a determined stranger gets around any reading of Python, and the sandbox is there for that.
+It finds out, with a line number, what no reference has a reason to do, on machines without a sandbox too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+ALLOWED_IMPORTS: Mapping[str, str] = {
+    "__future__": "annotations",
+    "abc": "class declarations",
+    "cmath": "mathematics",
+    "collections": "containers",
+    "dataclasses": "class declarations",
+    "einops": "rearranging tensors",
+    "enum": "class declarations",
+    "functools": "higher-order functions",
+    "itertools": "iteration",
+    "math": "mathematics",
+    "numbers": "mathematics",
+    "numpy": "arrays; its readers and writers of files are refused below",
+    "torch": "tensors; its readers, writers, loaders and switches are refused below",
+    "typing": "annotations",
+    "typing_extensions": "annotations",
+}
+
+FILES = "reads or writes files"
+LOADS = "loads or compiles code"
+PROCESSES = "starts or talks to other processes"
+SWITCHES = "changes PyTorch for all code of the process, the measuring code too"
+EVALUATES = "evaluates strings as code"
+# Refused with everything below them.
+REFUSED_PATHS: Mapping[str, str] = {
+    "torch.load": FILES,
+    "torch.save": FILES,
+    "torch.from_file": FILES,
+    "torch.serialization": FILES,
+    "torch.package": FILES,
+    "torch.profiler": FILES,
+    "torch.autograd.profiler": FILES,
+    "torch.UntypedStorage": FILES,
+    "torch.TypedStorage": FILES,
+    "torch.hub": LOADS,
+    "torch.jit": LOADS,
+    "torch.compile": LOADS,
+    "torch.export": LOADS,
+    "torch.onnx": LOADS,
+    "torch.classes": LOADS,
+    "torch.library": LOADS,
+    "torch.ops.load_library": LOADS,
+    "torch.ops.import_module": LOADS,
+    "torch.utils": LOADS,
+    "torch.multiprocessing": PROCESSES,
+    "torch.distributed": PROCESSES,
+    "torch.overrides": SWITCHES,
+    "torch.backends": SWITCHES,
+    "torch.testing": SWITCHES,
+    "torch.set_default_dtype": SWITCHES,
+    "torch.set_default_device": SWITCHES,
+    "torch.set_default_tensor_type": SWITCHES,
+    "torch.set_num_threads": SWITCHES,
+    "torch.set_num_interop_threads": SWITCHES,
+    "torch.set_flush_denormal": SWITCHES,
+    "torch.set_float32_matmul_precision": SWITCHES,
+    "torch.use_deterministic_algorithms": SWITCHES,
+    "numpy.load": FILES,
+    "numpy.save": FILES,
+    "numpy.savez": FILES,
+    "numpy.savez_compressed": FILES,
+    "numpy.loadtxt": FILES,
+    "numpy.savetxt": FILES,
+    "numpy.genfromtxt": FILES,
+    "numpy.fromfile": FILES,
+    "numpy.fromregex": FILES,
+    "numpy.memmap": FILES,
+    "numpy.DataSource": FILES,
+    "numpy.lib": FILES,
+    "numpy.ctypeslib": LOADS,
+    "numpy.f2py": LOADS,
+    "numpy.testing": LOADS,
+    "typing.get_type_hints": EVALUATES,
+    "typing.ForwardRef": EVALUATES,
+    "typing_extensions.get_type_hints": EVALUATES,
+    "typing_extensions.evaluate_forward_ref": EVALUATES,
+}
+# Modules that allowed modules import for themselves, and so carry as attributes: torch.os, dataclasses.sys, ...
+WITHIN = (
+    "builtins ctypes gc glob importlib inspect io keyword multiprocessing os pathlib pickle platform posix shutil "
+    "signal socket subprocess sys tempfile textwrap threading tokenize types warnings weakref"
+)
+MODULES_WITHIN = frozenset(WITHIN.split())
+REFUSED_NAMES: Mapping[str, str] = {
+    "__builtins__": "reaches every builtin",
+    "__import__": LOADS,
+    "__loader__": LOADS,
+    "__spec__": LOADS,
+    "breakpoint": "starts a debugger",
+    "compile": EVALUATES,
+    "delattr": "changes objects by name",
+    "eval": EVALUATES,
+    "exec": EVALUATES,
+    "exit": "ends the process",
+    "globals": "reaches every name of the module",
+    "help": "starts a pager",
+    "input": "reads the terminal",
+    "locals": "reaches every name of the frame",
+    "open": FILES,
+    "quit": "ends the process",
+    "setattr": "changes objects by name",
+    "vars": "reaches every attribute of an object",
+}
+# Attributes of any object: frames lead to every variable of every caller; the rest writes files or shares memory.
+REFUSED_ATTRIBUTES: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("ag_frame", "cr_frame", "f_back", "f_builtins", "f_globals", "f_locals", "gi_frame", "tb_frame"),
+        "reaches the frames of the callers",
+    ),
+    **dict.fromkeys(("dump", "tofile", "from_file"), FILES),
+    **dict.fromkeys(("share_memory_", "share_memory"), PROCESSES),
+}
+OPERATORS = (
+    "abs add and bool call contains divmod enter eq exit float floordiv ge getitem gt index int invert iter le len "
+    "lt matmul mod mul ne neg next or pos pow radd repr rmatmul rmul round rsub rtruediv setitem str sub truediv xor"
+)
+# What an operator or a statement does anyway, and plain facts.
+ALLOWED_DUNDERS = frozenset(f"__{name}__" for name in [*OPERATORS.split(), "doc", "init", "name", "version"])
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Refusal:
+    """One place that the policy refuses; lines and columns count from 1, rules are stable names."""
+
+    line: int
+    column: int
+    rule: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}, column {self.column}: {self.rule}: {self.what}"
+
+
+def check(source: str) -> list[Refusal]:
+    """Everything that the policy refuses in a module's source, in the order of the source; empty: it may run."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        return [Refusal(error.lineno or 1, error.offset or 1, "syntax", f"not Python: {error.msg}")]
+    except (ValueError, RecursionError, MemoryError) as error:
+        return [Refusal(1, 1, "syntax", f"can not be parsed: {error or type(error).__name__}")]
+    return sorted(set(_Reading(tree).refusals()))
+
+
+class _Reading:
+    """One walk over a module, with the names that stand for modules and their parts."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._tree = tree
+        self._paths: dict[str, str] = {}  # local name: dotted path it stands for
+        self._bases: set[int] = set()  # nodes that are looked into by an attribute access, or bound to a name
+        for node in ast.walk(tree):
+            self._learn(node)
+
+    def _learn(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                self._paths[alias.asname or alias.name.partition(".")[0]] = (
+                    alias.name if alias.asname else alias.name.partition(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                self._paths[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Attribute):
+            self._bases.add(id(node.value))
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            path = self._path(node.value)
+            if path is not None:
+                self._paths[node.targets[0].id] = path
+                self._bases.add(id(node.value))
+
+    def _path(self, node: ast.expr) -> str | None:
+        """The dotted path that an expression stands for, if it starts at an imported name."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        start = self._paths.get(node.id) if isinstance(node, ast.Name) else None
+        return None if start is None else ".".join([start, *reversed(parts)])
+
+    def refusals(self) -> Iterator[Refusal]:
+        """All of them, in no order, some twice."""
+        for node in ast.walk(self._tree):
+            for rule, what in self._of(node):
+                line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
+                yield Refusal(line, column, rule, what)
+
+    def _of(self, node: ast.AST) -> Iterator[tuple[str, str]]:
+        match node:
+            case ast.Import():
+                for alias in node.names:
+                    yield from self._import(alias.name)
+            case ast.ImportFrom():
+                yield from self._import_from(node)
+            case ast.Attribute():
+                yield from self._attribute(node)
+            case ast.Name():
+                yield from self._name(node)
+            case ast.Call(func=ast.Name(id="getattr")):
+                yield from self._getattr(node)
+            case ast.MatchClass():
+                for name in node.kwd_attrs:
+                    yield from self._attribute_name(name)
+
+    @staticmethod
+    def _import(module: str) -> Iterator[tuple[str, str]]:
+        if module.partition(".")[0] not in ALLOWED_IMPORTS:
+            yield "import", f"{module} is not among the allowed modules ({', '.join(ALLOWED_IMPORTS)})"
+        else:
+            yield from _refused_path(module)
+
+    def _import_from(self, node: ast.ImportFrom) -> Iterator[tuple[str, str]]:
+        if node.level or node.module is None:
+            yield "import", "a relative import: a reference is one file"
+            return
+        yield from self._import(node.module)
+        for alias in node.names:
+            if alias.name == "*":
+                yield "import", f"everything out of {node.module}: name what is needed"
+            elif node.module.partition(".")[0] in ALLOWED_IMPORTS:
+                yield from _refused_path(f"{node.module}.{alias.name}")
+
+    def _attribute(self, node: ast.Attribute) -> Iterator[tuple[str, str]]:
+        yield from self._attribute_name(node.attr)
+        path = self._path(node)
+        if path is not None and not any(_refused_path(path.rpartition(".")[0])):  # the first refused part says it
+            yield from _refused_path(path)
+        if isinstance(node.ctx, ast.Store | ast.Del):
+            match node.value:
+                case ast.Call(func=ast.Name(id="type")):
+                    path = f"type(...).{node.attr}"
+            if path is not None:
+                yield "patch", f"{path} is changed, and with it code that is not the reference's"
+
+    @staticmethod
+    def _attribute_name(name: str) -> Iterator[tuple[str, str]]:
+        if name in REFUSED_ATTRIBUTES:
+            yield "attribute", f".{name} {REFUSED_ATTRIBUTES[name]}"
+        elif name.startswith("__") and name.endswith("__") and name not in ALLOWED_DUNDERS:
+            yield (
+                "dunder",
+                f".{name} reaches behind the object; only operators, __init__, __name__, __doc__ may be named",
+            )
+
+    def _name(self, node: ast.Name) -> Iterator[tuple[str, str]]:
+        if node.id in REFUSED_NAMES:
+            yield "name", f"{node.id} {REFUSED_NAMES[node.id]}"
+        path = self._paths.get(node.id)
+        if path in ALLOWED_IMPORTS and isinstance(node.ctx, ast.Load) and id(node) not in self._bases:
+            yield "module", f"the module {path} is passed around as a value; only its attributes may be used"
+
+    def _getattr(self, node: ast.Call) -> Iterator[tuple[str, str]]:
+        if len(node.args) < 2 or not isinstance(node.args[1], ast.Constant):  # getattr(object, name)
+            yield "attribute", "getattr with a computed name can reach anything"
+        elif isinstance(name := node.args[1].value, str):
+            yield from self._attribute_name(name)
+            path = self._path(node.args[0])
+            if path is not None:
+                yield from _refused_path(f"{path}.{name}")
+
+
+def _refused_path(path: str) -> Iterator[tuple[str, str]]:
+    parts = path.split(".")
+    if parts[0] not in ALLOWED_IMPORTS:
+        return
+    for end in range(2, len(parts) + 1):
+        prefix = ".".join(parts[:end])
+        if prefix in REFUSED_PATHS:
+            yield "call", f"{prefix} {REFUSED_PATHS[prefix]}"
+            return
+    for part in parts[1:]:
+        if part in MODULES_WITHIN or (part.startswith("_") and not part.endswith("__")):
+            yield "attribute", f"{path} reaches inside the module {parts[0]}"
+            return
