@@ -1,0 +1,246 @@
+"""One small change a mutant, over the syntax tree of a reference.
+
+Assertions and docstrings are taken out first: a mutant that an assertion stops says nothing about the judge.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+BINARY: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
+    ast.Add: (ast.Sub,),
+    ast.Sub: (ast.Add,),
+    ast.Mult: (ast.Div,),
+    ast.Div: (ast.Mult,),
+    ast.FloorDiv: (ast.Mod,),
+    ast.Mod: (ast.FloorDiv,),
+}
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+}
+LOWER_DTYPE = {"float32": "bfloat16", "float64": "float16", "bfloat16": "float16"}
+SWAPPED_NAMES = {
+    "max": "min",
+    "min": "max",
+    "amax": "amin",
+    "softmax": "log_softmax",
+    "logsumexp": "amax",
+    "sum": "mean",
+    "mean": "sum",
+    "sigmoid": "tanh",
+    "softplus": "relu",
+    "relu": "abs",
+    "exp": "expm1",
+    "rsqrt": "sqrt",
+    "log": "log1p",
+    "argmax": "argmin",
+    "zeros": "ones",
+    "repeat_interleave": "repeat",
+    "cumsum": "cumprod",
+}
+Edit = Callable[[ast.AST], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A changed reference.
+
+    Attributes:
+        operator: the kind of change.
+        line: of the reference as `ast.unparse` writes it, assertions left out.
+        what: the change in words.
+        source: the whole code.
+    """
+
+    operator: str
+    line: int
+    what: str
+    source: str
+
+
+def plain(source: str) -> ast.Module:
+    """The syntax tree without assertions and docstrings, with line numbers of its own text."""
+    tree = _Strip().visit(ast.parse(source))
+    return ast.parse(ast.unparse(ast.fix_missing_locations(tree)))
+
+
+class _Strip(ast.NodeTransformer):
+    def visit_Assert(self, node: ast.Assert) -> ast.AST | None:
+        """An assertion becomes `pass`: a block may hold nothing else."""
+        return ast.copy_location(ast.Pass(), node)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        """A string that stands alone says nothing to the machine."""
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return ast.copy_location(ast.Pass(), node) if is_text else node
+
+
+def mutants(source: str) -> Iterator[Mutant]:
+    """All mutants, in the order of the code."""
+    tree = plain(source)
+    nodes = list(ast.walk(tree))
+    seen = {ast.unparse(tree)}
+    for index, node in enumerate(nodes):
+        for operator, what, edit in _edits(node):
+            changed = copy.deepcopy(tree)
+            edit(list(ast.walk(changed))[index])
+            text = ast.unparse(ast.fix_missing_locations(changed))
+            if text not in seen:
+                seen.add(text)
+                yield Mutant(operator, getattr(node, "lineno", 0), what, text)
+
+
+def _edits(node: ast.AST) -> Iterator[tuple[str, str, Edit]]:
+    for kinds, edits in EDITS:
+        if isinstance(node, kinds):
+            yield from edits(node)
+
+
+def _constant(node: Any) -> Iterator[tuple[str, str, Edit]]:  # noqa: ANN401 - the node type that EDITS says
+    value = node.value
+    if isinstance(value, bool):
+        yield "constant", f"{value} -> {not value}", _set("value", not value)
+    elif isinstance(value, int | float):
+        for other in _near(value):
+            yield "constant", f"{value} -> {other}", _set("value", other)
+
+
+def _operator(node: Any) -> Iterator[tuple[str, str, Edit]]:  # noqa: ANN401
+    name = type(node.op).__name__
+    for kind in BINARY.get(type(node.op), ()):
+        yield "operator", f"{name} -> {kind.__name__}", _set("op", kind())
+    if isinstance(node.op, ast.Sub | ast.Div | ast.MatMult):
+        yield "operands", f"operands of {name} swapped", _swap_operands
+    if isinstance(node.op, ast.USub | ast.Invert | ast.Not):
+        yield "operator", f"{name} dropped", _drop_unary
+
+
+def _comparison(node: Any) -> Iterator[tuple[str, str, Edit]]:  # noqa: ANN401
+    if len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
+        kind = COMPARISONS[type(node.ops[0])]
+        yield "comparison", f"{type(node.ops[0]).__name__} -> {kind.__name__}", _set("ops", [kind()])
+
+
+def _attribute(node: Any) -> Iterator[tuple[str, str, Edit]]:  # noqa: ANN401
+    for operator, table in (("dtype", LOWER_DTYPE), ("function", SWAPPED_NAMES)):
+        if node.attr in table:
+            yield operator, f"{node.attr} -> {table[node.attr]}", _set("attr", table[node.attr])
+    if node.attr == "T":
+        yield "axes", ".T dropped", _set("attr", "mT.mT")
+
+
+def _near(number: float) -> tuple[float, ...]:
+    if isinstance(number, int):
+        return (number + 1, number - 1) if number else (1,)
+    return (number * 2, number * 1.1) if number else (1.0,)
+
+
+def _set(field: str, value: object) -> Edit:
+    def edit(node: ast.AST) -> None:
+        setattr(node, field, value)
+
+    return edit
+
+
+def _swap_operands(node: ast.AST) -> None:
+    assert isinstance(node, ast.BinOp)
+    node.left, node.right = node.right, node.left
+
+
+def _drop_unary(node: ast.AST) -> None:
+    assert isinstance(node, ast.UnaryOp)
+    node.op = ast.UAdd() if isinstance(node.op, ast.USub) else node.op
+    if isinstance(node.op, ast.Not | ast.Invert):
+        inner = copy.deepcopy(node)
+        node.operand = inner  # applied twice is not applied
+
+
+def _slice_edits(node: Any) -> Iterator[tuple[str, str, Edit]]:  # noqa: ANN401
+    for end in ("lower", "upper"):
+        bound = getattr(node, end)
+        if bound is not None:
+            text = ast.unparse(bound)
+            shifted = ast.BinOp(copy.deepcopy(bound), ast.Add(), ast.Constant(1))
+            yield "slice", f"{end} {text} -> {text} + 1", _set(end, shifted)
+            yield "slice", f"{end} {text} dropped", _set(end, None)
+
+
+def _call_edits(node: Any) -> Iterator[tuple[str, str, Edit]]:  # noqa: ANN401
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name == "range":
+        yield "loop", "one turn less", _fewer_turns
+    if len(node.args) == 2 and name not in {"range", "getattr", "isinstance"}:
+        yield "operands", f"arguments of {name} swapped", _swap_arguments
+    if isinstance(node.func, ast.Attribute) and name in {
+        "transpose",
+        "permute",
+        "flip",
+        "squeeze",
+        "masked_fill_",
+    }:
+        yield "call", f".{name}() dropped", _drop_method
+
+
+def _fewer_turns(node: ast.AST) -> None:
+    assert isinstance(node, ast.Call)
+    node.args[-1 if len(node.args) < 3 else 1] = ast.BinOp(
+        node.args[-1 if len(node.args) < 3 else 1], ast.Sub(), ast.Constant(1)
+    )
+
+
+def _swap_arguments(node: ast.AST) -> None:
+    assert isinstance(node, ast.Call)
+    node.args.reverse()
+
+
+def _drop_method(node: ast.AST) -> None:
+    """`x.name(...)` becomes `x.view_as(x)`, which is x."""
+    assert isinstance(node, ast.Call)
+    assert isinstance(node.func, ast.Attribute)
+    node.func.attr = "view_as"
+    node.args, node.keywords = [copy.deepcopy(node.func.value)], []
+
+
+def _block_edits(node: Any) -> Iterator[tuple[str, str, Edit]]:  # noqa: ANN401
+    body: list[ast.stmt] = node.body
+    for place, statement in enumerate(body):
+        droppable = isinstance(statement, ast.Expr | ast.AugAssign | ast.Continue | ast.For | ast.If)
+        stores = isinstance(statement, ast.Assign) and not isinstance(statement.targets[0], ast.Name | ast.Tuple)
+        if droppable or stores or _reassigns(statement):
+            yield "statement", f"line {statement.lineno} dropped: {ast.unparse(statement)[:60]!r}", _drop(place)
+
+
+def _reassigns(statement: ast.stmt) -> bool:
+    """`x = f(x)`: without it x still has a value."""
+    if not (isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)):
+        return False
+    name = statement.targets[0].id
+    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(statement.value))
+
+
+def _drop(place: int) -> Edit:
+    def edit(node: ast.AST) -> None:
+        body: list[ast.stmt] = getattr(node, "body")  # noqa: B009
+        body[place] = ast.copy_location(ast.Pass(), body[place])
+
+    return edit
+
+
+EDITS: tuple[tuple[tuple[type[ast.AST], ...], Callable[[Any], Iterator[tuple[str, str, Edit]]]], ...] = (
+    ((ast.Constant,), _constant),
+    ((ast.BinOp, ast.UnaryOp), _operator),
+    ((ast.Compare,), _comparison),
+    ((ast.Slice,), _slice_edits),
+    ((ast.Attribute,), _attribute),
+    ((ast.Call,), _call_edits),
+    ((ast.FunctionDef, ast.For, ast.If, ast.While, ast.With), _block_edits),
+)

@@ -1,0 +1,139 @@
+"""Inside the worker: one mutant after the other against the cases of its definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from traceproof.actors.base import named_outputs
+from traceproof.actors.inputs import make_inputs
+from traceproof.actors.reference import Reference
+from traceproof.calibrate.model import Subject
+from traceproof.dataset.definition import Definition
+from traceproof.judge.output import Expected, judge_output
+from traceproof.ops import registry
+from traceproof.ops.base import TORCH_DTYPES, Tensors
+from traceproof.reasons import Verdict
+
+OTHER_SEEDS = (1, 2)  # an equivalent mutant has to be so on more inputs than the ones that judge it
+COSTLY = 1 << 30  # bytes: cases above it are not drawn again for that
+
+
+def setup(payload: dict[str, Any], scratch: Path) -> Callable[[str], dict[str, str]]:
+    """Draw and solve the cases once; the handler takes a mutant's source."""
+    del scratch
+    torch.set_num_threads(1)
+    definition = Definition.model_validate(payload["definition"])
+    trial = Trial(definition, tuple(payload["sizes"]), payload["seed"])
+    return trial.run
+
+
+class Trial:
+    """The cases of a definition, with what the right reference gives."""
+
+    def __init__(self, definition: Definition, sizes: tuple[str, ...], seed: int) -> None:
+        self.definition = definition
+        self.op = registry.get(definition.op_type)
+        self.judged = list(self._subjects(sizes, seed))
+        self.original = [call(definition, subject) for subject in self.judged]
+        self.sizes = sizes
+        self.others: list[tuple[Subject, Tensors]] | None = None
+
+    def _subjects(self, sizes: tuple[str, ...], seed: int) -> Iterator[Subject]:
+        for case in self.op.cases(self.definition, sizes=sizes, seed=seed):
+            inputs = make_inputs(self.op, self.definition, case, device=torch.device("cpu"))
+            oracle = self.op.oracle(self.definition, inputs)
+            oracle |= {f"{name}@floor": value for name, value in self.op.floor(self.definition, inputs).items()}
+            yield Subject(
+                definition=self.definition, op=self.op, case=case, inputs=inputs, oracle=oracle, seed=seed
+            )
+
+    def run(self, source: str) -> dict[str, str]:
+        """Fate of a mutant. An exception is the caller's to count: it kills."""
+        mutant = self.definition.model_copy(update={"reference": source})
+        differs = ""
+        for subject, original in zip(self.judged, self.original, strict=True):
+            outputs = call(mutant, subject)
+            if not same(outputs, original):
+                refused = refusal(subject, outputs, original)
+                if refused:
+                    return {"fate": "killed", "by": f"{subject.case.id}: {refused}"}
+                differs = differs or subject.case.id
+        if differs:
+            return {"fate": "survived", "by": differs}
+        for subject, original in self._other():
+            if not same(call(mutant, subject), original):
+                return {
+                    "fate": "survived",
+                    "by": f"not reached: differs on {subject.case.id}, seed {subject.seed}",
+                }
+        return {"fate": "equivalent", "by": ""}
+
+    def _other(self) -> list[tuple[Subject, Tensors]]:
+        if self.others is None:
+            sizes = (*self.sizes, "large") if self._cheap() else self.sizes
+            found = [subject for seed in OTHER_SEEDS for subject in self._subjects(sizes, seed)]
+            self.others = [(subject, call(self.definition, subject)) for subject in found]
+        return self.others
+
+    def _cheap(self) -> bool:
+        cases = self.op.cases(self.definition, sizes=("large",), seed=0)
+        return all(self.op.memory(self.definition, case) < COSTLY for case in cases)
+
+
+def call(definition: Definition, subject: Subject) -> Tensors:
+    """Outputs of a reference, trials stacked; on copies of the inputs, since a mutant may change them."""
+    runner = Reference()
+    runner.prepare(definition)
+    inputs = {
+        name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in subject.inputs.items()
+    }
+    trials = subject.op.trials(definition, subject.case)
+    torch.manual_seed(subject.seed)
+    if not trials:
+        return dict(named_outputs(definition, runner.run(definition, subject.op, inputs)))
+    draws = [named_outputs(definition, runner.run(definition, subject.op, inputs)) for _ in range(trials)]
+    return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
+
+
+def same(outputs: Tensors, original: Tensors) -> bool:
+    """Equal in every bit but the sign of a NaN."""
+    return outputs.keys() == original.keys() and all(
+        isinstance(value, torch.Tensor)
+        and value.dtype == original[name].dtype
+        and value.shape == original[name].shape
+        and bool(((value == original[name]) | ((value != value) & (original[name] != original[name]))).all())  # noqa: PLR0124
+        for name, value in outputs.items()
+    )
+
+
+def refusal(subject: Subject, outputs: Tensors, original: Tensors) -> str:
+    """Why the judge refuses the outputs though it does not refuse the original's; empty if it lets them pass."""
+    for name, value in outputs.items():
+        if name not in subject.definition.outputs:
+            return "an output too many"
+        if rule(subject, name, value) and not rule(subject, name, original[name]):
+            return rule(subject, name, value)
+    missing = subject.definition.outputs.keys() - outputs.keys()
+    return f"no {sorted(missing)}" if missing else ""
+
+
+def rule(subject: Subject, name: str, value: torch.Tensor) -> str:
+    """The judge's objection to one output; empty if there is none."""
+    entries = {
+        key.partition("@")[2]: entry for key, entry in subject.oracle.items() if key.partition("@")[0] == name
+    }
+    spec = subject.definition.outputs[name]
+    shape = subject.definition.shape_of(spec, subject.case.axes)
+    trials = subject.op.trials(subject.definition, subject.case)
+    expected = Expected(
+        shape=(trials, *shape) if trials and shape is not None else shape,
+        dtype=TORCH_DTYPES[spec.dtype],
+        oracle=entries,
+        comparison=subject.op.comparisons(subject.definition)[name],
+    )
+    ruling = judge_output(value, expected, tolerance=None)
+    return "" if ruling.verdict == Verdict.PASS else f"{name} {ruling.reason}: {ruling.message}"
