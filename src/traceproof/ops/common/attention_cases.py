@@ -112,6 +112,7 @@ class Planner:
         lengths = [0, 1, *self._boundaries(64), 256]
         yield self._plan("medium-0", "medium", self._draw("medium-0").shuffled("kv_lens", lengths))
         lengths = self._draw("medium-1").integers("kv_lens", 12, low=64, high=257)
+        lengths[:2] = [max(length, self.page_size + 1) for length in lengths[:2]]  # a full page to share
         yield self._plan("medium-1", "medium", lengths, shared=True)
         lengths = self._draw("medium-2").integers("kv_lens", 4, low=64, high=257)
         yield self._plan("medium-2", "medium", lengths, "plain")
@@ -132,7 +133,9 @@ class Planner:
 
     def _adversarial(self) -> Iterator[Plan]:
         short = [self.page_size + 2, 17]
-        yield self._fixed("adversarial-long", "adversarial", [LONG, LONG - 1, 65], [3, 2, 1], amplitude=3.0)
+        yield self._fixed(
+            "adversarial-long", "adversarial", [LONG, LONG - 1, LONG // 2, 65], [8, 4, 1, 1], amplitude=3.0
+        )
         yield self._fixed("adversarial-negative", "adversarial", short, [3, 17], "negative")
         yield self._fixed("adversarial-outlier", "adversarial", short, [3, 17], "outlier")
         yield self._fixed("adversarial-tiny", "adversarial", short, [3, 17], "tiny", 1e-3)

@@ -2,8 +2,9 @@
 
 Normal data alone hide much: over 2,048 keys the softmax is flat, the output near 0, and one token more or less is
 lost in the rounding. So in the pattern `lean` each query head leans to one key that a bug is likely to get wrong:
-the last visible one, the first, both sides of the last page boundary, or any. The lean is chosen so that this key
-takes about half the weight, whatever the length; the other half stays spread over all other tokens.
+the last visible one, the one after it that the mask hides, the first, both sides of the last page boundary, or
+any. The lean is chosen so that this key takes about half the weight, whatever the length; the other half stays
+spread over all other tokens.
 
 Patterns: `lean`; `plain` (normal data, as kernels are usually tested); `negative` (all logits near -120, so that a
 softmax that does not subtract the row's maximum divides 0 by 0); `outlier` (one key channel 32 times the others);
@@ -29,13 +30,10 @@ from traceproof.ops.cases import Case
 
 POISON = 50.0
 LEAN = 0.75  # logit of the leaned-to key per doubling of the length: exp(0.75 n) slightly beats 2**n other keys
-FLAT = (
-    3.0  # standard deviation of logits up to which all keys share the weight; above, the largest few take it all
-)
+FLAT = 2.0  # deviation of logits up to which all keys share the weight; above, the largest few have it all
 NEGATIVE = 120.0  # beyond 104, where exp(-x) is 0 in float32 even as a subnormal number
 OUTLIER = 32.0  # a power of two, so that scaling is exact in every dtype
 MEAN_ABS = math.sqrt(2 / math.pi)  # mean of |x|, x standard normal
-KINDS = 6  # ways to choose the key that a head leans to
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +119,14 @@ class Sequences:
         rows: int64 [sum of lengths], rows of the flattened keys, sequence after sequence.
         first: for every query, where its sequence starts in `rows`.
         visible: for every query, how many tokens it sees.
+        lengths: for every query, the length of its sequence.
         page_size: tokens a page.
     """
 
     rows: torch.Tensor
     first: list[int]
     visible: list[int]
+    lengths: list[int]
     page_size: int
 
 
@@ -135,13 +135,17 @@ def lean(draw: Draw, style: Style, sequences: Sequences, *, heads: int) -> Lean 
     if style.pattern != "lean" or len(sequences.rows) == 0 or not sequences.visible:
         return None
     count, page, device = len(sequences.visible), sequences.page_size, draw.device
-    visible = torch.tensor(sequences.visible, dtype=torch.int64, device=device)[:, None]
+    visible, lengths = (
+        torch.tensor(part, dtype=torch.int64, device=device)[:, None]
+        for part in (sequences.visible, sequences.lengths)
+    )
     last = (visible - 1).clamp(min=0)
     boundary = last // page * page
     random = draw.integers("lean", (count, heads), torch.int64, low=0, high=1 << 31) % visible.clamp(min=1)
-    choices = (last, torch.zeros_like(last), boundary, (boundary - 1).clamp(min=0), random, random)
+    after = torch.minimum(visible, lengths - 1).clamp(min=0)
+    choices = (last, torch.zeros_like(last), after, boundary, (boundary - 1).clamp(min=0), random)
     query = torch.arange(count, device=device)[:, None]
-    kind = (query + torch.arange(heads, device=device)[None, :]) % KINDS
+    kind = (query + torch.arange(heads, device=device)[None, :]) % len(choices)
     target = torch.zeros((count, heads), dtype=torch.int64, device=device)
     for index, choice in enumerate(choices):
         target = torch.where(kind == index, choice, target)

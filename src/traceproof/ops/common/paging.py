@@ -112,12 +112,13 @@ class Layout:
 
     def sequences(self, device: torch.device, *, causal: bool) -> Sequences:
         """What each query sees."""
-        first, visible = [], []
+        first, visible, lengths = [], [], []
         for start, kv_len, q_len in zip(starts(self.kv_lens), self.kv_lens, self.q_lens, strict=False):
             for index in range(q_len):
                 first.append(start)
+                lengths.append(kv_len)
                 visible.append(max(0, kv_len - q_len + index + 1) if causal else kv_len)
-        return Sequences(self.rows(device), first, visible, self.page_size)
+        return Sequences(self.rows(device), first, visible, lengths, self.page_size)
 
     def structure(self, definition: Definition, case: Case, device: torch.device) -> Values:
         """Those of qo_indptr, kv_indptr, kv_indices and kv_last_page_len that the definition has, int32."""

@@ -106,13 +106,15 @@ class SparseAttention(Op):
         indices = _indices(draw, valid, topk, len(ckv), holes=bool(case.params["holes"]))
         rows = indices[indices >= 0].to(torch.int64)
         mla.poison_(ckv, unread(rows, data["ckv_cache"]))
-        sequences = Sequences(rows, starts(valid)[:-1], valid, 1)
+        sequences = Sequences(rows, starts(valid)[:-1], valid, valid, 1)
         data["q_nope"], data["q_pe"] = mla.queries(
             draw, style, nope=data["q_nope"], pe=data["q_pe"], ckv=ckv, kpe=kpe, sequences=sequences
         )
         return ordered(definition, {**data, "sparse_indices": indices, "sm_scale": mla.sm_scale(kpe_width)})
 
-    def _operands(self, inputs: Values) -> Operands:
+    def operands(self, definition: Definition, inputs: Values) -> Operands:
+        """The inputs as queries, flattened keys and values, and one span a token."""
+        del definition
         ckv, kpe = tensor_of(inputs, "ckv_cache"), tensor_of(inputs, "kpe_cache")
         q = torch.cat([tensor_of(inputs, "q_nope"), tensor_of(inputs, "q_pe")], -1)
         k, v = mla.keys(ckv.flatten(0, 1), kpe.flatten(0, 1))
@@ -122,11 +124,11 @@ class SparseAttention(Op):
 
     def oracle(self, definition: Definition, inputs: Values) -> Tensors:
         """The formula in float64, token by token."""
-        return oracle(definition, self._operands(inputs))
+        return oracle(definition, self.operands(definition, inputs))
 
     def floor(self, definition: Definition, inputs: Values) -> Tensors:
         """The formula with float32 sums and softmax weights in the inputs' dtype."""
-        return floor(definition, self._operands(inputs))
+        return floor(definition, self.operands(definition, inputs))
 
     def memory(self, definition: Definition, case: Case) -> int:
         """Caches and queries as stored and in float32, and one token's gathered keys, in float64 four times."""
