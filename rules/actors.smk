@@ -36,7 +36,7 @@ rule actor:
         store=f"{FLOW.results}/store",
     threads: 1
     resources:
-        mem_mb=FLOW.job_mb,
+        mem_mb=job_memory,
     shell:
         "PYTHONPATH=src {params.python:q} scripts/actor.py --actor {wildcards.actor} --cases {input.cases}"
         " --stack {input.stack} --manifest {output} --store {params.store} --code {params.outputs_code}"

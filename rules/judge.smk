@@ -19,7 +19,7 @@ rule judge:
         store=f"{FLOW.results}/store",
     threads: 1
     resources:
-        mem_mb=FLOW.job_mb,
+        mem_mb=job_memory,
     shell:
         "PYTHONPATH=src {params.python:q} scripts/judge.py --cases {input.cases} --manifests {input.manifests}"
         " --verdicts {output} --store {params.store} --code {params.code} --tolerance {params.tolerance}"

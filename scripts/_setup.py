@@ -58,7 +58,7 @@ def run(command: list[str]) -> int:
 
 
 def _pip(*arguments: str) -> None:
-    command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *arguments]
+    command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "-qq", *arguments]
     subprocess.run(command, cwd=ROOT, check=True)
 
 

@@ -118,7 +118,7 @@ class Limits(BaseModel):
 
     model_config = CLOSED
     wall_s: Positive = 120.0
-    memory_gb: Positive = 6.0
+    memory_gb: Positive = 10.0
     output_mb: Positive = 1.0
 
 
