@@ -48,15 +48,16 @@ class Rates:
     """Tallies of one op_type by answer."""
 
     op_type: str
+    definitions: list[str] = field(default_factory=list)
     wrong: dict[str, Tally] = field(default_factory=dict)
     right: dict[str, Tally] = field(default_factory=dict)
 
 
-def measure(definitions: Sequence[Definition], *, seeds: int, sizes: Sequence[str]) -> Rates:
-    """Rates over definitions of one op_type and seeds 0 .. seeds - 1."""
+def measure(definitions: Sequence[Definition], *, seeds: int, wrong_seeds: int, sizes: Sequence[str]) -> Rates:
+    """Rates over definitions of one op_type: right answers on `seeds` seeds, wrong ones on `wrong_seeds`."""
     op_type = definitions[0].op_type
     found = family(op_type)
-    rates = Rates(op_type)
+    rates = Rates(op_type, [definition.name for definition in definitions])
     wrongs = (*wrong_answers(found.right[0]), *found.wrong)
     for definition in definitions:
         for seed in range(seeds):
@@ -64,7 +65,7 @@ def measure(definitions: Sequence[Definition], *, seeds: int, sizes: Sequence[st
             baseline = [found.right[0].make(subject) for subject in subjects]
             label = f"{definition.name} seed {seed}"
             for answers, tallies in ((found.right, rates.right), (wrongs, rates.wrong)):
-                for answer in answers:
+                for answer in answers if answers is found.right or seed < wrong_seeds else ():
                     tally = tallies.setdefault(answer.name, Tally())
                     _count(answer, subjects, baseline if answers is wrongs else None, tally, label)
     return rates

@@ -1,0 +1,106 @@
+"""The measured part of docs/judging.md, out of the JSON that the measurements leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from traceproof.calibrate.measure import OURS
+from traceproof.calibrate.rivals import RIVALS
+from traceproof.errors import TraceproofError
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+GATES = (OURS, *RIVALS)
+Rates = Mapping[str, Any]
+
+
+def insert(page: str, measured: str) -> str:
+    """The page with what stands between its markers replaced.
+
+    Raises:
+        TraceproofError: a marker is missing.
+    """
+    head, begin, rest = page.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise TraceproofError(
+            f"the page lacks the markers {BEGIN} and {END}", todo="Put them where figures belong."
+        )
+    return f"{head}{BEGIN}\n\n{measured}\n{END}{tail}"
+
+
+def rates_tables(rates: Sequence[Rates]) -> str:
+    """A summary by op_type, then each answer that some gate got wrong."""
+    lines = [
+        *_summary(rates, "wrong", "Wrong answers refused"),
+        "",
+        *_summary(rates, "right", "Right answers accepted"),
+    ]
+    lines += ["", "### Answer by answer", "", *_answers(rates)]
+    return "\n".join(lines) + "\n"
+
+
+def _summary(rates: Sequence[Rates], kind: str, title: str) -> Iterator[str]:
+    yield f"### {title}"
+    yield ""
+    yield "| op_type | answers | runs | " + " | ".join(GATES) + " |"
+    yield "|---|---:|---:|" + "---:|" * len(GATES)
+    for entry in rates:
+        tallies = [tally for tally in entry[kind].values() if tally["runs"]]
+        runs = sum(tally["runs"] for tally in tallies)
+        cells = []
+        for gate in GATES:
+            refused = sum(tally["refused"].get(gate, 0) for tally in tallies)
+            cells.append(_percent(refused if kind == "wrong" else runs - refused, runs))
+        yield f"| {entry['op_type']} | {len(tallies)} | {runs} | " + " | ".join(cells) + " |"
+
+
+def _percent(part: int, whole: int) -> str:
+    if not whole:
+        return "-"
+    return "100 %" if part == whole else f"{min(99.9, 100 * part / whole):.1f} %"
+
+
+def _answers(rates: Sequence[Rates]) -> Iterator[str]:
+    yield "Refusals, of the runs in which the answer differed from a right one. Where all gates are right, no row."
+    yield ""
+    yield "| op_type | answer | is | runs | " + " | ".join(GATES) + " |"
+    yield "|---|---|---|---:|" + "---:|" * len(GATES)
+    for entry in rates:
+        for kind in ("wrong", "right"):
+            for name, tally in entry[kind].items():
+                runs = tally["runs"]
+                wanted = runs if kind == "wrong" else 0
+                counts = [tally["refused"].get(gate, 0) for gate in GATES]
+                if runs and any(count != wanted for count in counts):
+                    cells = " | ".join(map(str, counts))
+                    yield f"| {entry['op_type']} | {name} | {kind} | {runs} | {cells} |"
+
+
+def mutation_tables(scores: Sequence[Mapping[str, Any]]) -> str:
+    """Kill rate by op_type, and the survivors."""
+    lines = ["### Mutants of references", "", "| op_type | references | mutants | equivalent | killed | rate |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
+    for op_type in sorted({score["op_type"] for score in scores}):
+        group = [score["counts"] for score in scores if score["op_type"] == op_type]
+        killed, survived, equivalent = (
+            sum(counts.get(fate, 0) for counts in group) for fate in ("killed", "survived", "equivalent")
+        )
+        total = killed + survived + equivalent
+        rate = _percent(killed, killed + survived)
+        lines.append(f"| {op_type} | {len(group)} | {total} | {equivalent} | {killed} | {rate} |")
+    lines += [
+        "",
+        "Survivors, by what was changed:",
+        "",
+        "| op_type | change | definitions | first differs on |",
+        "|---|---|---|---|",
+    ]
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for score in scores:
+        for row in score["kept"]:
+            if row["fate"] == "survived":
+                key = (score["op_type"], f"{row['operator']}: {row['what']}", row["by"])
+                found.setdefault(key, []).append(score["definition"])
+    lines += [f"| {op} | {what} | {len(names)} | {by} |" for (op, what, by), names in sorted(found.items())]
+    return "\n".join(lines) + "\n"
