@@ -1,0 +1,97 @@
+"""Putting a definition together: axes, tensors, tags, in the dataset's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from traceproof.dataset.definition import Definition
+
+Axes = dict[str, dict[str, Any]]
+Tensors = dict[str, dict[str, Any]]
+
+
+def const(value: int, description: str) -> dict[str, Any]:
+    """An axis of a fixed size."""
+    return {"type": "const", "value": value, "description": description}
+
+
+def var(description: str) -> dict[str, Any]:
+    """An axis that the inputs decide."""
+    return {"type": "var", "description": description}
+
+
+def tensor(shape: str, dtype: str, description: str, *, optional: bool = False) -> dict[str, Any]:
+    """A tensor whose axes are the words of `shape`."""
+    spec: dict[str, Any] = {"shape": shape.split(), "dtype": dtype, "description": description}
+    return spec | {"optional": True} if optional else spec
+
+
+def scalar(dtype: str, description: str) -> dict[str, Any]:
+    """A Python number."""
+    return {"shape": None, "dtype": dtype, "description": description}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A definition before it knows its models.
+
+    Attributes:
+        twin: a definition of the same form with small const axes, to check the reference by where the real sizes
+            would not fit a few seconds or a gigabyte; None: check the definition itself.
+        tp, ep: whether the parallelism is part of what it describes.
+    """
+
+    name: str
+    op_type: str
+    description: str
+    axes: Axes
+    inputs: Tensors
+    outputs: Tensors
+    reference: str
+    constraints: Sequence[str] = ()
+    stage: str | None = None
+    fi_api: str | None = None
+    quantisation: str | None = None
+    extra_tags: Sequence[str] = ()
+    tp: bool = False
+    ep: bool = False
+    twin: Draft | None = field(default=None, repr=False)
+
+    def definition(self, tags: Sequence[str]) -> Definition:
+        """The definition with `tags`, checked by the strict model of the schema."""
+        content: dict[str, Any] = {
+            "name": self.name,
+            "description": self.description,
+            "op_type": self.op_type,
+            "tags": list(tags),
+            "axes": self.axes,
+            "constraints": list(self.constraints),
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "reference": self.reference,
+        }
+        if not self.constraints:
+            del content["constraints"]
+        return Definition.model_validate(content)
+
+    def tags(self, models: Sequence[str], *, tp: int, ep: int) -> list[str]:
+        """Tags in the dataset's order: stage, status, models, and what else applies."""
+        found = [f"stage:{self.stage}"] if self.stage else []
+        found += ["status:draft", *(f"model:{model}" for model in models)]
+        found += [f"quantization:{self.quantisation}"] if self.quantisation else []
+        found += [f"fi_api:{self.fi_api}"] if self.fi_api else []
+        found += [f"tp:{tp}"] if self.tp else []
+        found += [f"ep:{ep}"] if self.ep else []
+        return [*found, *self.extra_tags]
+
+
+def page_constants(page_size: int) -> Mapping[str, str]:
+    """What a paged skeleton wants: how many tokens a row has, and whether the last page's length is an input."""
+    if page_size == 1:
+        return {"last_page_argument": "", "num_tokens": "len(pages)"}
+    return {
+        "last_page_argument": "kv_last_page_len, ",
+        "num_tokens": "(len(pages) - 1) * PAGE_SIZE + int(kv_last_page_len[row])",
+    }
