@@ -17,6 +17,10 @@ from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.gdn.forms import BUFFER, Form, Layout, axes, layout, plans
 from traceproof.ops.gdn.recurrence import Rounding, Tokens, decay, exact, rate, recur, through_bfloat16
 
+# A chunk of 64 tokens passes through five products, the floor's token through two; measured with a chunked
+# computation of our own (tests/test_ops_gdn.py): up to 1.8 times the floor for the output, 5.4 for the state.
+CHUNKED = "chunked kernels round the operands of five products in bfloat16, the floor those of two"
+
 
 class GatedDeltaRule(Op):
     """States are [.., V, K] ("k last"), value heads share query and key heads in consecutive groups.
@@ -89,9 +93,11 @@ class GatedDeltaRule(Op):
         return {name: low[name].to(TORCH_DTYPES[spec.dtype]) for name, spec in definition.outputs.items()}
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """Close; a float32 state that was computed in float32 feels hardware exponentials."""
+        """Close: chunks in bfloat16 round more often than the floor; float32 states feel hardware exponentials."""
         found = layout(definition)
-        fast = found.form is not Form.PREFILL and definition.outputs[found.final].dtype == "float32"
+        if found.form is Form.PREFILL:
+            return {"output": Close(4.0, reason=CHUNKED), found.final: Close(8.0, reason=CHUNKED)}
+        fast = definition.outputs[found.final].dtype == "float32"
         state = Close(factor=FAST_EXP_FACTOR, reason=FAST_EXP) if fast else Close()
         return {"output": Close(), found.final: state}
 

@@ -1,0 +1,200 @@
+"""The rope op: pairing read from the reference, and cases that show wrong rotations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import op_support as ops
+import pytest
+import torch
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import Unsupported, Values
+from traceproof.ops.common.rotary import Pairing, pairing
+from traceproof.ops.rope import OP
+
+NEOX = ops.load("rope", "rope_with_cos_sin_cache_neox_style_d64_rd32")
+GPTJ = ops.load("rope", "rope_with_cos_sin_cache_gptj_style_d32_rd32")
+EVERY = pytest.mark.parametrize("definition", [NEOX, GPTJ], ids=["neox", "gptj"])
+
+
+def rotated(definition: Definition, values: Values, bug: str = "") -> list[torch.Tensor]:
+    """A kernel of its own kind: complex numbers, with a place for a mistake."""
+    cache = ops.tensor(values, "cos_sin_cache")
+    positions = ops.tensor(values, "positions")
+    if bug == "next position":
+        positions = (positions + 1).clamp_max(len(cache) - 1)
+    if bug == "row number as position":
+        positions = torch.arange(len(positions)).clamp_max(len(cache) - 1)
+    cos, sin = cache[positions].chunk(2, -1)
+    if bug == "sine's sign":
+        sin = -sin
+    if bug == "sine and cosine swapped":
+        cos, sin = sin, cos
+    turn = torch.complex(cos, sin)[:, None]
+    outputs = []
+    for name in ("q", "k"):
+        x = ops.tensor(values, name)
+        width = cache.shape[1] if bug != "whole head" else x.shape[-1]
+        angle = turn if turn.shape[-1] == width // 2 else turn.repeat(1, 1, width // 2 // turn.shape[-1])
+        head, rest = x[..., :width].float(), x[..., width:]
+        neighbours = (definition is GPTJ) != (bug == "other pairing")
+        shape = (*head.shape[:-1], width // 2, 2) if neighbours else (*head.shape[:-1], 2, width // 2)
+        pairs = head.reshape(shape) if neighbours else head.reshape(shape).transpose(-1, -2)
+        product = torch.view_as_real(torch.complex(pairs[..., 0], pairs[..., 1]) * angle)
+        product = product if neighbours else product.transpose(-1, -2)
+        if bug == "only q" and name == "k":
+            product = head
+        outputs.append(torch.cat([product.flatten(-2).reshape(head.shape).to(x.dtype), rest], -1))
+    return outputs
+
+
+@EVERY
+def test_the_reference_passes_every_case(definition: Definition) -> None:
+    assert not ops.failures(definition, ops.reference, "small", "medium", "large")
+
+
+@EVERY
+def test_a_kernel_in_float32_passes_every_case(definition: Definition) -> None:
+    assert not ops.failures(definition, rotated, "small", "medium", "large")
+
+
+@EVERY
+@pytest.mark.parametrize(
+    "bug",
+    [
+        "next position",
+        "row number as position",
+        "sine's sign",
+        "sine and cosine swapped",
+        "other pairing",
+        "only q",
+    ],
+)
+def test_a_mistake_is_seen(definition: Definition, bug: str) -> None:
+    assert ops.failures(definition, lambda of, values: rotated(of, values, bug))
+
+
+def test_rotating_channels_that_should_pass_is_seen() -> None:
+    assert ops.failures(NEOX, lambda of, values: rotated(of, values, "whole head"))
+
+
+@EVERY
+def test_channels_beyond_the_cache_pass_through_unchanged(definition: Definition) -> None:
+    values = ops.inputs_of(definition, ops.case_named(definition, "small-1"))
+    width = definition.const_axes["rotary_dim"]
+    for name, out in OP.oracle(definition, values).items():
+        given = ops.tensor(values, name[0]).double()
+        assert torch.equal(out[..., width:], given[..., width:])
+        assert not torch.equal(out[..., :width], given[..., :width])
+
+
+@EVERY
+def test_a_rotation_keeps_lengths(definition: Definition) -> None:
+    values = ops.inputs_of(definition, ops.case_named(definition, "medium-0"))
+    norms = OP.oracle(definition, values)["q_out"].norm(dim=-1)
+    torch.testing.assert_close(norms, ops.tensor(values, "q").double().norm(dim=-1), rtol=1e-6, atol=0)
+
+
+@EVERY
+def test_the_cache_holds_points_of_the_circle_in_every_quarter(definition: Definition) -> None:
+    values = ops.inputs_of(definition, ops.case_named(definition, "medium-0"))
+    cos, sin = ops.tensor(values, "cos_sin_cache").double().chunk(2, -1)
+    torch.testing.assert_close(cos**2 + sin**2, torch.ones_like(cos), rtol=0, atol=2e-7)
+    assert bool((cos[0] == 1).all())
+    assert bool((sin[0] == 0).all())
+    quarters = (cos > 0).int() * 2 + (sin > 0).int()
+    assert all(int((quarters == quarter).sum()) > quarters.numel() / 8 for quarter in range(4))
+
+
+@EVERY
+def test_positions_hold_the_first_the_last_and_a_repeat(definition: Definition) -> None:
+    for case in ops.cases(definition, "medium", "large"):
+        if case.size in {"medium", "large"}:
+            values = ops.inputs_of(definition, case)
+            positions = ops.tensor(values, "positions").tolist()
+            assert {0, len(ops.tensor(values, "cos_sin_cache")) - 1} <= set(positions)
+            assert len(set(positions)) < len(positions)
+
+
+@EVERY
+def test_inputs_fit_the_schema(definition: Definition) -> None:
+    for case in ops.cases(definition, "small", "medium", "large"):
+        ops.assert_inputs_fit(definition, case)
+
+
+def with_reference(lines: str) -> Definition:
+    body = "".join(f"    {line}\n" for line in lines.strip().splitlines())
+    reference = f"import torch\n\ndef run(q, k, cos_sin_cache, positions):\n{body}    return q, k\n"
+    return NEOX.model_copy(update={"reference": reference})
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "x1 = q[..., : q.shape[-1] // 2]\nx2 = q[..., q.shape[-1] // 2 :]",
+        "x1, x2 = q.chunk(2, dim=-1)",
+        "x1, x2 = torch.chunk(q, 2, dim=-1)",
+        "half = 32 // 2\nx1 = q[..., :half]",
+        "turned = torch.cat((-b, a), dim=-1)",
+        "cos, sin = cos_sin_cache[positions].chunk(2, -1)\nout = torch.cat([a * cos, b * sin], -1)",
+    ],
+)
+def test_halves_are_recognised(lines: str) -> None:
+    assert pairing(with_reference(lines), "cos_sin_cache") is Pairing.HALVES
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "x1 = q[..., ::2]\nx2 = q[..., 1::2]",
+        "x1 = q[:, :, 0:32:2]",
+        "pairs = q.reshape(*q.shape[:-1], -1, 2)",
+        "pairs = q.view((4, 16, 2))",
+        "pairs = q.unflatten(-1, (-1, 2))",
+        "out = torch.stack([a, b], dim=-1).flatten(-2)",
+        "out = torch.stack((a, b), -1)",
+        "z = torch.view_as_complex(pairs)",
+        "cos = cos.repeat_interleave(2, dim=-1)",
+        "half = 32 // 2\ncos = cos_sin_cache[positions][:, :half]\nx1 = q[..., ::2]",
+        "rows = torch.index_select(cos_sin_cache, 0, positions)\ncos, sin = rows.chunk(2, -1)\nx1 = q[..., ::2]",
+        "x1 = q[..., ::2]\nout = torch.cat([turned, rest], dim=-1)",
+    ],
+)
+def test_neighbours_are_recognised(lines: str) -> None:
+    assert pairing(with_reference(lines), "cos_sin_cache") is Pairing.INTERLEAVED
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "out = q * 2",
+        "x1 = q[..., ::2]\ny1, y2 = q.chunk(2, dim=-1)",
+        "if neox:\n    x1 = q[..., :16]\nelse:\n    x1 = q[..., ::2]",
+        "x1 = q[..., ::2] if interleaved else q[..., : 32 // 2]",
+        "cos, sin = cos_sin_cache[positions].chunk(2, -1)",
+    ],
+    ids=["neither", "both", "a branch", "an expression", "only the cache is cut"],
+)
+def test_an_unclear_pairing_has_no_oracle(lines: str) -> None:
+    with pytest.raises(Unsupported):
+        OP.check(with_reference(lines))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entry: entry["inputs"].update(offset={"shape": None, "dtype": "int32"}),
+        lambda entry: entry["inputs"]["cos_sin_cache"].update(shape=["max_seq_len", "head_size", "rotary_dim"]),
+        lambda entry: entry["axes"]["rotary_dim"].update(value=33),
+        lambda entry: entry["axes"]["rotary_dim"].update(value=128),
+        lambda entry: entry["axes"].update(head_size={"type": "var"}),
+    ],
+    ids=["an unknown input", "another cache", "odd", "too wide", "head_size is var"],
+)
+def test_an_unknown_form_has_no_oracle(change: Callable[[dict[str, Any]], None]) -> None:
+    entry = NEOX.as_json()
+    change(entry)
+    with pytest.raises(Unsupported):
+        OP.check(Definition.model_validate(entry))
