@@ -137,10 +137,10 @@ def comparisons(definition: Definition) -> Mapping[str, Comparison]:
     """Close for both outputs."""
     kinds: dict[str, Comparison] = {
         "output": Close(),
-        "lse": Close(
-            factor=4.0,
-            reason="one value a row and head, so few roundings to measure; tensor cores truncate sums",
-        ),
+        # Over a single key the LSE is one dot product: few values a case, some exact by luck, and tensor cores
+        # truncate where a CPU rounds. The worst of 192 right answers (3 to 6 heads, one key) came to 1.07 of the
+        # limit at factor 4 and to 0.72 at 8.
+        "lse": Close(factor=8.0, reason="few roundings to measure by, and tensor cores truncate their sums"),
     }
     return {name: kinds[name] for name in definition.outputs}
 

@@ -27,9 +27,10 @@ SCALE_BYTES = 4  # one float32 a token
 DATA_SCALE = 16.0  # normal data times 16 stay below 70: fp8 reaches 448 and keeps 3 bits of mantissa down to 2**-6
 POISON_SCALE = 64.0  # scale of tokens that no sequence may read; others stay below 4, so these win when read
 PLANTED_SCALE = 4.0  # scale of tokens at boundaries, whose key is a copy of the query: they belong to the best
-# How far a kernel's scores may be off, in units of sqrt(sum_h (w_h |q_h| |k_t|)^2). Hopper's fp8 tensor core keeps
-# 14 bits of a running sum (DeepSeek-V3 report, section 3.3.2), which is 2**-13.5 of that unit for sums of 128
-# products of normal data; 2**-12 is almost three such deviations. About 1 % of the scores' own spread.
+# How far a kernel's scores may be off, in units of sqrt(sum_h (w_h |q_h| |k_t|)^2), t the longest key. Hopper's
+# fp8 tensor core keeps 14 bits of a running sum (DeepSeek-V3 report, section 3.3.2). Truncating to 13 fractional
+# bits in groups of 32 errs by up to 0.12 of this bound on normal data. For planted keys it errs by 1.6 of it, but
+# these lie far above all others. The bound is about 1 % of the scores' own spread.
 SCORE_ERROR = 2.0**-12
 
 
