@@ -87,6 +87,11 @@ def too_many_queries(sample: Sample) -> None:
     sample.attention_lines.append(attention_line("a-3", total_q=17))
 
 
+@planted("TP511", "a-3: num_kv_indices = 4, but num_pages = 0")
+def no_pages(sample: Sample) -> None:
+    sample.attention_lines.append(attention_line("a-3", num_pages=0))
+
+
 @planted("TP509", "1 of 2 lines, for example ./blob/none.safetensors")
 def blob_missing(sample: Sample) -> None:
     source = sample.attention_lines[0]["workload"]["inputs"]["kv_indices"]

@@ -61,3 +61,27 @@ def test_a_planted_defect_is_found_and_nothing_else(
     findings = lint(sample.write(tmp_path), flashinfer=flashinfer).findings
     assert [finding for finding in findings if evidence in finding.evidence], findings
     assert {finding.code for finding in findings} == {code}
+
+
+@pytest.mark.parametrize("terms", [900, 2500])
+def test_a_deep_expression_does_not_end_the_run(tmp_path: Path, flashinfer: Path, terms: int) -> None:
+    sample = Sample()
+    deep = "1" + "+1" * terms
+    sample.attention["constraints"].append(f"{deep} < 5")
+    sample.moe["reference"] = sample.moe["reference"].replace(
+        "    TOP_K = 2", f"    TOP_K = 2\n    depth = {deep}"
+    )
+    findings = lint(sample.write(tmp_path), flashinfer=flashinfer).findings
+    assert [finding.code for finding in findings] == ["TP203"]
+
+
+@pytest.mark.parametrize(
+    "constraint", ["1 // 0 > 2", "1e308 * 10 > total_q / 0", "10.0 * huge > 1", "q.shape[9] > 1"]
+)
+def test_an_expression_without_a_value_is_no_finding(tmp_path: Path, flashinfer: Path, constraint: str) -> None:
+    sample = Sample()
+    sample.attention["axes"]["huge"] = {"type": "const", "value": 10**4000}
+    sample.attention["constraints"] += [constraint, "huge * total_q > 1"]
+    sample.attention["name"] += "_v" + "9" * 5000 + "_h\u00b2"
+    findings = lint(sample.write(tmp_path), flashinfer=flashinfer).findings
+    assert {finding.code for finding in findings} == {"TP103", "TP501"}, "only the file's name is wrong"

@@ -75,10 +75,10 @@ def says_the_same_twice(node: ast.expr) -> bool:
 
 
 def evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value | None:
-    """Value of an expression over axes; None where it needs something else, or divides by zero."""
+    """Value of an expression over axes; None where it needs something else, or has no value."""
     try:
         return _evaluate(node, axes)
-    except (KeyError, ZeroDivisionError):
+    except (KeyError, ArithmeticError):
         return None
 
 
@@ -87,7 +87,7 @@ def _evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value:  # noqa: PLR091
 
     Raises:
         KeyError: the expression needs something that `axes` does not hold.
-        ZeroDivisionError: it divides by zero.
+        ArithmeticError: it divides by zero or overflows a float.
     """
     match node:
         case ast.Constant(value=bool() | int() | float() as value):

@@ -33,16 +33,23 @@ def print_report(report: Report, console: Console) -> None:
     for finding in report.findings:
         if finding.path != path:
             path = finding.path
-            console.print(Text(f"\n{path}", style="bold"))
+            console.print(Text(f"\n{printable(str(path))}", style="bold"))
         line = f":{finding.line}" if finding.line else ""
         head = Text(f"  {finding.code} ", style=STYLES[finding.severity])
-        console.print(head + Text(f"{line}{finding.field}  {finding.title}: {finding.evidence}"), soft_wrap=True)
+        console.print(
+            head + Text(printable(f"{line}{finding.field}  {finding.title}: {finding.evidence}")), soft_wrap=True
+        )
     if report.findings:
         console.print()
         console.print(_table(report))
     for reason in report.not_run:
         console.print(Text(reason, style="dim"), soft_wrap=True)
     console.print(Text(closing_line(report)), soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """`text` with control characters escaped: what a stranger's file says must not steer the terminal."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def closing_line(report: Report) -> str:

@@ -99,7 +99,7 @@ def number_in_name(subject: Subject) -> Iterator[Hit]:
     constants = (node.value for node in subject.reference.nodes if isinstance(node, ast.Constant))
     held = {value for value in constants if isinstance(value, int)} | set(subject.definition.const_axes.values())
     for word in subject.words:
-        match = re.fullmatch(r"([a-z]+)(\d+)", word)
+        match = re.fullmatch(r"([a-z]+)([0-9]{1,18})", word)
         if match is None or match[1] in {"fp", "int", "bf", "mxfp", "nvfp"}:  # fp8 names a format, not a size
             continue
         if int(match[2]) not in held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -38,8 +39,7 @@ def hidden_constants(subject: Subject) -> dict[str, float]:
 
 
 def _numbers(subject: Subject) -> set[int]:
-    digits = ("".join(filter(str.isdigit, word)) for word in subject.words)
-    return {int(number) for number in digits if number}
+    return {int(digits) for word in subject.words for digits in re.findall(r"[0-9]{1,18}", word)}
 
 
 @rule(

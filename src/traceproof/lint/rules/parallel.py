@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from traceproof.lint.model import Hit, Severity, definition_rule, pointer, rule
@@ -12,7 +13,7 @@ DIVIDED = ("num_qo_heads", "num_q_heads", "num_v_heads", "nheads")
 
 
 def _sizes(subject: Subject, namespace: str) -> frozenset[int]:
-    return frozenset(int(value) for value in subject.tags(namespace) if value.isdecimal() and int(value) > 0)
+    return frozenset(int(value) for value in subject.tags(namespace) if re.fullmatch(r"[1-9][0-9]{0,8}", value))
 
 
 @definition_rule(

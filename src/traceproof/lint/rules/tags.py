@@ -63,7 +63,7 @@ def malformed_tag(subject: Subject) -> Iterator[Hit]:
         namespace, colon, value = (part.strip() for part in tag.partition(":"))
         if colon and not (namespace and value):
             yield Hit(pointer("tags", index), f"{tag!r}: empty namespace or value")
-        elif namespace in {"tp", "ep"} and not re.fullmatch(r"[1-9]\d*", value):
+        elif namespace in {"tp", "ep"} and not re.fullmatch(r"[1-9][0-9]{0,8}", value):
             yield Hit(pointer("tags", index), f"{tag!r}: {namespace} must be a positive whole number")
         elif tag in tags[:index]:
             yield Hit(pointer("tags", index), f"{tag!r} is there twice")

@@ -195,7 +195,7 @@ def _keys_and_values(definition: Definition) -> tuple[str, int] | None:
     "TP508",
     "more queries than keys in a causal operation",
     severity=Severity.WARNING,
-    todo="Drop the line: some rows have nothing to attend to, so it measures nothing that happens in a model.",
+    todo="Capture it again with all keys (a call over a cached prefix alone is not causal), or drop the line.",
 )
 def causality(dataset: Dataset) -> Iterator[Hit]:
     """A causal prefill whose queries outnumber all keys, so that some sequence has q_len > kv_len."""
@@ -207,6 +207,28 @@ def causality(dataset: Dataset) -> Iterator[Hit]:
         if queries in sizes and keys[0] in sizes and sizes[queries] > sizes[keys[0]] * keys[1]:
             most = f"{keys[0]} = {sizes[keys[0]]}" + (f" pages of {keys[1]}" if keys[1] > 1 else "")
             yield _hit(line, AXES, f"{queries} = {sizes[queries]}, {most}")
+
+
+@rule(
+    "TP511",
+    "indices into an empty cache",
+    severity=Severity.ERROR,
+    todo="Give the cache as many pages as the indices need, or drop the line.",
+)
+def empty_cache(dataset: Dataset) -> Iterator[Hit]:
+    """A line with page indices whose cache has no page."""
+    for definition, line in _lines(dataset):
+        indices = definition.inputs.get("kv_indices")
+        caches = [
+            spec.shape[0] for name, spec in definition.inputs.items() if name.endswith("_cache") and spec.shape
+        ]
+        sizes = {**line.trace.workload.axes, **definition.const_axes}
+        if indices is None or not indices.shape or not sizes.get(indices.shape[0]):
+            continue
+        for axis in dict.fromkeys(caches):
+            if sizes.get(axis) == 0:
+                evidence = f"{indices.shape[0]} = {sizes[indices.shape[0]]}, but {axis} = 0"
+                yield _hit(line, (*AXES, axis), evidence)
 
 
 @rule(
