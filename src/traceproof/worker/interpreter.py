@@ -46,6 +46,12 @@ class Recipe:
     gpu: bool
     readable: Sequence[str]
     isolation: Isolation
+    without: Sequence[str] = ()
+
+    def arguments(self) -> list[str]:
+        """What the zygote's command line says after its socket's number."""
+        gpu = "1" if self.gpu else "0"
+        return [self.isolation, gpu, os.pathsep.join(self.readable), ",".join(self.without), *self.preload]
 
     def environment(self, folder: Path) -> dict[str, str]:
         """The interpreter's whole environment; `folder` is its own."""
@@ -88,8 +94,14 @@ class Interpreter:
         """
         folder = Path(tempfile.mkdtemp(prefix="traceproof-zygote-"))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        options = [recipe.isolation, "1" if recipe.gpu else "0", os.pathsep.join(recipe.readable), *recipe.preload]
-        command = [recipe.python, "-P", "-m", "traceproof.worker.zygote", str(theirs.fileno()), *options]
+        command = [
+            recipe.python,
+            "-P",
+            "-m",
+            "traceproof.worker.zygote",
+            str(theirs.fileno()),
+            *recipe.arguments(),
+        ]
         try:
             with (folder / "log").open("wb") as log:
                 process = subprocess.Popen(

@@ -24,7 +24,7 @@ from traceproof.worker.sandbox import leave
 from traceproof.worker.work import run_and_exit, work
 
 PACKET_BYTES = 1 << 16
-NAMESPACES = ("pid", "mnt", "net", "ipc")
+MOST_NAMESPACES = 4
 END_SECONDS = 10.0  # ending takes milliseconds, but for a process that hangs in a driver
 
 
@@ -67,7 +67,7 @@ class Walled:
             ours.close()
             run_and_exit(lambda: _first_process(order, theirs, [data, heavy]))
         theirs.close()
-        said, namespaces, _, _ = socket.recv_fds(ours, PACKET_BYTES, len(NAMESPACES))
+        said, namespaces, _, _ = socket.recv_fds(ours, PACKET_BYTES, MOST_NAMESPACES)
         if not namespaces:
             raise OSError(said.decode(errors="replace") or "the namespace's first process ended")
         self._reply, their_reply = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -121,7 +121,10 @@ def _first_process(order: Order, warden: socket.socket, others: list[socket.sock
     except OSError as error:
         warden.send(str(error).encode())
         return
-    fds = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in NAMESPACES]
+    walls = order.walls
+    made = {"mnt": walls.files, "net": walls.network, "ipc": walls.ipc}
+    names = ["pid", *(name for name, own in made.items() if own)]
+    fds = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names]
     socket.send_fds(warden, [b"+"], fds)
     warden.close()
     for fd in fds:
@@ -156,7 +159,7 @@ class Heavy:
                     self._wake.recv(PACKET_BYTES)
                 self._tell_ends()
             if self._requests in ready:
-                request, fds, _, _ = socket.recv_fds(self._requests, PACKET_BYTES, 3 + len(NAMESPACES))
+                request, fds, _, _ = socket.recv_fds(self._requests, PACKET_BYTES, 3 + MOST_NAMESPACES)
                 if not request:
                     return
                 self._fork(request, fds)

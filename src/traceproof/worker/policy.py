@@ -123,8 +123,9 @@ REFUSED_ATTRIBUTES: Mapping[str, str] = {
     **dict.fromkeys(("share_memory_", "share_memory"), PROCESSES),
 }
 OPERATORS = (
-    "abs add and bool call contains divmod enter eq exit float floordiv ge getitem gt index int invert iter le len "
-    "lt matmul mod mul ne neg next or pos pow radd repr rmatmul rmul round rsub rtruediv setitem str sub truediv xor"
+    "abs add and bool call contains divmod enter eq exit float floordiv ge getitem gt index int invert iter le "
+    "len lt matmul mod mul ne neg next or pos pow radd repr rmatmul rmul round rsub rtruediv setitem str sub "
+    "truediv xor"
 )
 # What an operator or a statement does anyway, and plain facts.
 ALLOWED_DUNDERS = frozenset(f"__{name}__" for name in [*OPERATORS.split(), "doc", "init", "name", "version"])

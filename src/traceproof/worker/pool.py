@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,9 +31,10 @@ class Pool:
         env: environment variables for the worker beside the few that are passed on. Foreign code sees them.
         gpu: whether workers may use CUDA devices; if not, they see none, and memory limits hold more exactly.
         readable: files and folders that shut-in workers may read beside the interpreter and installed software.
+        without: walls (keys of `layers`) to leave out: where one stands in the way, and to see what is left.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all have defaults
         self,
         *,
         preload: Sequence[str] = ("torch",),
@@ -41,6 +42,7 @@ class Pool:
         env: Mapping[str, str] | None = None,
         gpu: bool = False,
         readable: Sequence[Path] = (),
+        without: Collection[str] = (),
     ) -> None:
         self._recipes = {
             isolation: Recipe(
@@ -50,6 +52,7 @@ class Pool:
                 gpu=gpu,
                 readable=[os.path.abspath(path) for path in readable],  # noqa: PTH100 - links stay links
                 isolation=isolation,
+                without=sorted(without),
             )
             for isolation in Isolation
         }

@@ -7,13 +7,15 @@ import os
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from traceproof.worker import kernel, landlock, seccomp, view
 
 HOLDS = "holds"
+ABSENT = "absent: "
+LEFT_OUT = ABSENT + "left out on request"
 REASON_BYTES = 4096  # a pipe takes that much at once
 
 
@@ -47,12 +49,15 @@ WALLS = {
 def line_of(layers: Mapping[str, str]) -> str:
     """The layers in one line for people."""
     holds = [WALLS[name] for name, state in layers.items() if state == HOLDS]
-    absent = [f"{WALLS[name]} ({state})" for name, state in layers.items() if state != HOLDS]
+    absent: dict[str, list[str]] = {}  # by reason: one refusal of the machine often takes several walls
+    for name, state in layers.items():
+        if state != HOLDS:
+            absent.setdefault(state.removeprefix(ABSENT), []).append(WALLS[name])
     text = "isolation: limits on time, memory, processes and output hold"
     if holds:
         text += "; so do " + ", ".join(holds)
     if absent:
-        text += "; absent: " + ", ".join(absent)
+        text += "; absent: " + "; ".join(f"{', '.join(names)} ({why})" for why, names in absent.items())
     if layers.get("network") != HOLDS and layers.get("system_calls") != HOLDS:
         text += "; foreign code CAN reach the network"
     if layers.get("files") != HOLDS and layers.get("landlock") != HOLDS:
@@ -112,24 +117,33 @@ def give_up(plan: Plan, seen: view.View, *, processes: bool) -> None:
         seccomp.install(seccomp.program(kernel.MACHINE, processes=processes, only_signal=only))
 
 
-def probe(stage: str) -> tuple[Plan, dict[str, str]]:
-    """Try each wall in a process of its own. Must run in a single thread, before anything heavy is imported."""
+def probe(stage: str, without: Collection[str] = ()) -> tuple[Plan, dict[str, str]]:
+    """Try each wall in a process of its own. Must run in a single thread, before anything heavy is imported.
+
+    Args:
+        stage: an empty folder; its parent is one to make others in.
+        without: walls to leave out.
+    """
     states: dict[str, str] = {}
-    states["user"] = attempt(new_user)
+
+    def attempt(wall: str, call: Callable[[], object]) -> None:
+        states[wall] = LEFT_OUT if wall in without else outcome_of(call)
+
+    attempt("user", new_user)
     user = states["user"] == HOLDS
 
     def inside(call: Callable[[], object]) -> Callable[[], object]:
         return lambda: _in_sequence(*([new_user] if user else []), call)
 
-    states["network"] = attempt(inside(lambda: kernel.unshare(kernel.CLONE_NEWNET)))
-    states["ipc"] = attempt(inside(lambda: kernel.unshare(kernel.CLONE_NEWIPC)))
+    attempt("network", inside(lambda: kernel.unshare(kernel.CLONE_NEWNET)))
+    attempt("ipc", inside(lambda: kernel.unshare(kernel.CLONE_NEWIPC)))
     with tempfile.TemporaryDirectory(dir=Path(stage).parent) as scratch:
         seen = view.view_of_this_process(scratch, gpu=False)
-        states["files"] = attempt(inside(lambda: leave(Plan(files=True), seen, stage)))
-        states["process"] = attempt(inside(lambda: _try_processes(seen, stage)))
-        states["privileges"] = attempt(inside(lambda: give_up(Plan(privileges=True), seen, processes=True)))
-        states["system_calls"] = attempt(lambda: _try_filter(seen))
-        states["landlock"] = attempt(lambda: give_up(Plan(landlock=True), seen, processes=True))
+        attempt("files", inside(lambda: leave(Plan(files=True), seen, stage)))
+        attempt("process", inside(lambda: _try_processes(seen, stage)))
+        attempt("privileges", inside(lambda: give_up(Plan(privileges=True), seen, processes=True)))
+        attempt("system_calls", lambda: _try_filter(seen))
+        attempt("landlock", lambda: give_up(Plan(landlock=True), seen, processes=True))
     return Plan(**{name: state == HOLDS for name, state in states.items()}), states
 
 
@@ -142,9 +156,9 @@ def _try_processes(seen: view.View, stage: str) -> None:
     """Twice, one inside the other, as it will be used: all workers in one, each worker in another."""
     new_processes()
     kernel.unshare(kernel.CLONE_NEWPID)
-    problem = attempt(lambda: leave(Plan(files=True, process=True), seen, stage))
+    problem = outcome_of(lambda: leave(Plan(files=True, process=True), seen, stage))
     if problem != HOLDS:
-        raise OSError(problem.removeprefix("absent: "))
+        raise OSError(problem.removeprefix(ABSENT))
 
 
 def _try_filter(seen: view.View) -> None:
@@ -156,17 +170,17 @@ def _try_filter(seen: view.View) -> None:
     raise OSError("the filter was taken but does not act")
 
 
-def attempt(call: Callable[[], object]) -> str:
-    """Make the call in a forked process: `HOLDS`, or "absent: " and the reason."""
+def outcome_of(call: Callable[[], object]) -> str:
+    """Make the call in a forked process: `HOLDS`, or `ABSENT` and the reason."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        word = b"it raised something unexpected"
+        word = f"{ABSENT}trying it raised something unexpected".encode()
         try:
             call()
             word = HOLDS.encode()
         except (OSError, KeyError, ValueError) as error:
-            word = f"absent: {error}".encode()
+            word = f"{ABSENT}{error}".encode()
         finally:
             os.write(write, word[:REASON_BYTES])
             os._exit(0)
@@ -174,4 +188,4 @@ def attempt(call: Callable[[], object]) -> str:
     with os.fdopen(read, "rb") as stream:
         said = stream.read().decode(errors="replace")
     _, status = os.waitpid(pid, 0)
-    return said or f"absent: trying it ended with status {status}"
+    return said or f"{ABSENT}trying it ended with status {status}"

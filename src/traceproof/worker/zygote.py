@@ -1,9 +1,9 @@
 """The started interpreter: imports the heavy modules once and starts one warden and one worker a request.
 
-Started as `python -m traceproof.worker.zygote FD ISOLATION GPU READABLE MODULE...`: a sequenced-packet socket to
-the supervisor, trusted or untrusted, 0 or 1, a colon-separated list of folders to show to workers, and what to
-import. Its working folder is its own. What it imports must not start threads, run a tensor operation or touch
-CUDA: no fork would survive that.
+Started as `python -m traceproof.worker.zygote FD ISOLATION GPU READABLE WITHOUT MODULE...`: a sequenced-packet
+socket to the supervisor, trusted or untrusted, 0 or 1, folders to show to workers (colons between), walls to leave
+out (commas between), and what to import. Its working folder is its own. What it imports must not start threads,
+run a tensor operation or touch CUDA: no fork would survive that.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class CanNotServeError(Exception):
 
 def main(arguments: Sequence[str]) -> int:
     """Find the walls, import the modules, say so, then serve until the supervisor hangs up."""
-    fd, isolation, gpu, readable, *modules = arguments
+    fd, isolation, gpu, readable, without, *modules = arguments
     control = socket.socket(fileno=int(fd))
     control.set_inheritable(False)
     stage = Path.cwd() / "root"
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     plan = sandbox.NO_WALLS
     layers: dict[str, str] = {}
     if isolation == Isolation.UNTRUSTED:
-        plan, layers = sandbox.probe(str(stage))
+        plan, layers = sandbox.probe(str(stage), frozenset(without.split(",")))
     readables = [path for path in readable.split(":") if path]
     settings = Settings(Isolation(isolation), gpu == "1", readables, modules, str(stage), plan)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the supervisor decides

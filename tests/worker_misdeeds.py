@@ -1,0 +1,210 @@
+"""Setup functions for workers of the tests: each handler does what its item names."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from traceproof.worker import Refused
+
+Handler = Callable[[dict[str, Any]], Any]
+MIB = 1 << 20
+
+
+def refuse(payload: str, scratch: Path) -> Handler:
+    del scratch
+    raise Refused(payload)
+
+
+def fail(payload: str, scratch: Path) -> Handler:
+    del scratch
+    raise ValueError(payload)
+
+
+def hang(payload: str, scratch: Path) -> Handler:
+    del payload, scratch
+    while True:
+        time.sleep(1)
+
+
+def setup(payload: Any, scratch: Path) -> Handler:  # noqa: ANN401 - any JSON value
+    deeds = Deeds(payload, scratch)
+
+    def handler(item: dict[str, Any]) -> Any:  # noqa: ANN401 - any JSON value
+        arguments = dict(item)
+        return getattr(deeds, arguments.pop("do"))(**arguments)
+
+    return handler
+
+
+class Deeds:
+    """What an item can ask for; `payload` is what the setup got."""
+
+    def __init__(self, payload: Any, scratch: Path) -> None:  # noqa: ANN401 - any JSON value
+        self.payload = payload
+        self.scratch = scratch
+
+    def echo(self, value: Any) -> Any:  # noqa: ANN401 - any JSON value
+        return value
+
+    def given(self) -> Any:  # noqa: ANN401 - any JSON value
+        return self.payload
+
+    def fill(self, count: int) -> str:
+        return "x" * count
+
+    def no_json(self) -> Any:  # noqa: ANN401 - on purpose not JSON
+        return object()
+
+    def raise_error(self, text: str) -> None:
+        raise ValueError(text)
+
+    def refuse(self, text: str) -> None:
+        raise Refused(text)
+
+    def recurse(self) -> None:
+        self.recurse()
+
+    def unreadable_error(self) -> None:
+        class OddError(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError("no text")
+
+        raise OddError
+
+    def loop(self) -> None:
+        while True:
+            pass
+
+    def say(self, text: str) -> None:
+        print(text)  # noqa: T201 - what is tested
+
+    def flood(self) -> None:
+        while True:
+            print("x" * 1000)  # noqa: T201 - what is tested
+
+    def leave(self, code: int) -> None:
+        os._exit(code)
+
+    def exit_politely(self) -> None:
+        raise SystemExit(3)
+
+    def read_null(self) -> None:
+        ctypes.string_at(0)
+
+    def signal_self(self, number: int) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+
+    def allocate(self, count: int) -> int:
+        return len(bytearray(count))
+
+    def allocate_slowly(self) -> int:
+        held = []
+        while True:
+            held.append(b"\1" * (8 * MIB))
+
+    def fork(self, limit: int) -> int:
+        """Start processes that stay, up to the test's own bound."""
+        for count in range(limit):
+            if os.fork() == 0:
+                time.sleep(60)
+                os._exit(0)
+            time.sleep(0.002 if count else 0)
+        time.sleep(5)  # long enough for a slow machine's warden to look
+        return limit
+
+    def fork_quietly(self) -> int:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        return os.waitpid(pid, 0)[1]
+
+    def leave_behind(self, marker: str) -> None:
+        """Start a process in a session of its own, with no parent and a name that can be found."""
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            os.execv("/bin/sleep", ["sleep", marker])  # noqa: S606 - what is tested
+        os.wait()
+
+    def kill_parent(self) -> str:
+        parent = os.getppid()
+        os.kill(parent or 1, signal.SIGKILL)
+        return "the signal was sent"
+
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    def look_for(self, text: str) -> list[str]:
+        """Where the text stands in any process's environment or command line."""
+        found = []
+        for name in os.listdir("/proc"):
+            for file in ("environ", "cmdline"):
+                path = Path("/proc", name, file)
+                try:
+                    if name.isdigit() and int(name) != os.getpid() and text.encode() in path.read_bytes():
+                        found.append(str(path))
+                except OSError:
+                    continue
+        return found
+
+    def read(self, path: str) -> str:
+        return Path(path).read_text(encoding="utf-8")
+
+    def entries(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def write(self, path: str, text: str = "was here") -> None:
+        Path(path).write_text(text, encoding="utf-8")
+
+    def write_here(self, name: str, count: int) -> None:
+        with (self.scratch / name).open("wb") as file:
+            for _ in range(count // MIB):
+                file.write(bytes(MIB))
+            file.flush()
+            time.sleep(2)
+
+    def connect(self, host: str, port: int) -> str:
+        with socket.create_connection((host, port), timeout=2):
+            return "connected"
+
+    def run_program(self) -> str:
+        return subprocess.run(["/bin/echo", "out"], check=True, capture_output=True, text=True).stdout
+
+    def mount(self) -> int:
+        libc = ctypes.CDLL(None, use_errno=True)
+        return 0 if libc.mount(b"tmpfs", os.fsencode(self.scratch), b"tmpfs", 0, None) == 0 else ctypes.get_errno()
+
+    def new_user_namespace(self) -> int:
+        libc = ctypes.CDLL(None, use_errno=True)
+        return 0 if libc.unshare(0x10000000) == 0 else ctypes.get_errno()
+
+    def forge(self) -> None:
+        """Write nonsense into every socket at hand, in place of the answer."""
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                if stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                    os.write(int(name), b"\0\0\0\0\0\0\0\5hello")
+            except OSError:
+                continue
+        time.sleep(10)
+
+    def ask_torch(self, count: int) -> int:
+        import torch
+
+        return int(torch.ones(count, dtype=torch.uint8).sum(dtype=torch.int64))
+
+    def torch_allocates(self, count: int) -> int:
+        import torch
+
+        return int(torch.empty(count, dtype=torch.uint8).fill_(1)[-1])

@@ -1,0 +1,60 @@
+"""Pools for the tests of the worker: every kind of isolation, as strong as this machine has it, and weaker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import traceproof
+from traceproof.worker import Isolation, ItemOutcome, Limits, Pool
+
+TESTS = Path(__file__).parent
+SOURCES = Path(traceproof.__file__).parent.parent
+NAMESPACES = ("user", "process", "network", "ipc", "files")
+NOTHING = (*NAMESPACES, "privileges", "system_calls", "landlock")
+# name: isolation, walls left out
+KINDS: dict[str, tuple[Isolation, Sequence[str]]] = {
+    "trusted": (Isolation.TRUSTED, ()),
+    "untrusted": (Isolation.UNTRUSTED, ()),
+    "container": (Isolation.UNTRUSTED, NAMESPACES),  # what many containers leave: seccomp and Landlock
+    "limits_only": (Isolation.UNTRUSTED, NOTHING),
+}
+
+
+def pool(*, without: Collection[str] = (), preload: Sequence[str] = ()) -> Pool:
+    path = os.pathsep.join([str(SOURCES), str(TESTS)])
+    return Pool(preload=preload, env={"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, without=without)
+
+
+class Bench:
+    """A pool with its kind of isolation, and short words to run items with."""
+
+    def __init__(self, kind: str, *, preload: Sequence[str] = ()) -> None:
+        self.isolation, without = KINDS[kind]
+        self.pool = pool(without=without, preload=preload)
+
+    def run(
+        self,
+        *items: dict[str, Any],
+        setup: str = "setup",
+        payload: Any = None,  # noqa: ANN401 - any JSON value
+        limits: Limits | None = None,
+        scratch: Path | None = None,
+    ) -> list[ItemOutcome]:
+        return list(
+            self.pool.run_items(
+                setup=f"worker_misdeeds:{setup}",
+                payload=payload,
+                items=items,
+                limits=limits or Limits(seconds=20),
+                isolation=self.isolation,
+                scratch=scratch,
+            )
+        )
+
+    def has(self, *walls: str) -> bool:
+        """Whether any of these walls stands around this bench's workers."""
+        layers = self.pool.layers() if self.isolation is Isolation.UNTRUSTED else {}
+        return any(layers.get(wall) == "holds" for wall in walls)
