@@ -103,7 +103,7 @@ def test_every_planted_bug_shows_and_a_right_kernel_passes(name: str) -> None:
     assert not hidden
 
 
-# At amplitude 3 few tokens hold all the weight, so one that no head leans to may be lost or gained without a trace;
+# At amplitude 3 few tokens hold all the weight, so one that no head leans to may come or go without a trace;
 # and float32 holds the exponentials of logits up to 88.
 FAINT_WHEN_LONG = {
     "a token dropped",
