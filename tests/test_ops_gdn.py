@@ -49,6 +49,9 @@ def log_decay(values: Values, bug: str) -> torch.Tensor:
     a, bias, A = flat(values, "a"), ops.tensor(values, "dt_bias"), ops.tensor(values, "A_log")
     step = a + (0 if bug == "no dt_bias" else bias)
     step = step.clamp_min(0) if bug == "no softplus" else F.softplus(step)
+    if bug == "hardware functions":  # lg2.approx errs by 2**-22, ex2.approx by as much of its result
+        step = step + 2.0**-22
+        return -A.exp() * step + 2.0**-21
     return -(A.abs() if bug == "A not exponentiated" else A.exp()) * step
 
 
@@ -78,7 +81,8 @@ def recurrent(_: Definition, values: Values, bug: str = "") -> list[torch.Tensor
     if bug == "q and k swapped":
         q, k = k, q
     decay = log_decay(values, bug).exp()
-    decay = decay * {"a fast exponential": 1 + 5e-7, "a poor exponential": 1 + 2e-5}.get(bug, 1.0)
+    if bug == "poor gates":
+        decay = decay * (1 + 1e-4)
     rate = torch.ones_like(decay) if bug == "no rate" else torch.sigmoid(flat(values, "b"))
     scale = float(values["scale"] or 0) if bug != "default scale" else k.shape[-1] ** -0.5
     states = start(values)
@@ -183,8 +187,8 @@ def test_a_state_kept_in_bfloat16_is_seen(definition: Definition) -> None:
 
 @pytest.mark.parametrize("definition", [DECODE, MTP], ids=["decode", "mtp"])
 def test_a_gate_may_lose_a_few_roundings_and_not_more(definition: Definition) -> None:
-    assert not ops.failures(definition, lambda of, values: recurrent(of, values, "a fast exponential"))
-    assert ops.failures(definition, lambda of, values: recurrent(of, values, "a poor exponential"))
+    assert not ops.failures(definition, lambda of, values: recurrent(of, values, "hardware functions"))
+    assert ops.failures(definition, lambda of, values: recurrent(of, values, "poor gates"))
 
 
 @pytest.mark.parametrize("definition", [MTP, PREFILL], ids=["mtp", "prefill"])

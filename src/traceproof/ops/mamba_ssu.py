@@ -10,7 +10,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, HostDraw
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Value, Values, ordered
 from traceproof.ops.cases import Case
-from traceproof.ops.common.gates import FAST_EXP, FAST_EXP_FACTOR, softplus
+from traceproof.ops.common.gates import FAST_EXP, FAST_EXP_FACTOR, plain_softplus, softplus
 from traceproof.ops.compare import Close, Comparison
 
 BATCHES = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
@@ -154,7 +154,7 @@ def _step(inputs: Values, dtype: torch.dtype) -> Tensors:
     named = index != PAD
     state = torch.zeros((len(x), *cache.shape[1:]), dtype=dtype, device=x.device)
     state[named] = cache[index[named]]
-    step = softplus(dt + bias)
+    step = (softplus if dtype == torch.float64 else plain_softplus)(dt + bias)
     state = state * torch.exp(step[..., None] * a) + (step * x)[..., None] * b[:, :, None, :]
     output = (state * c[:, :, None, :]).sum(-1) + d * x
     new_cache = cache.clone()

@@ -12,10 +12,10 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, HostDraw
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Value, Values, ordered
 from traceproof.ops.cases import Case
-from traceproof.ops.common.gates import FAST_EXP, FAST_EXP_FACTOR
+from traceproof.ops.common.gates import FAST_EXP, FAST_EXP_FACTOR, plain_softplus, sigmoid, softplus
 from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.gdn.forms import BUFFER, Form, Layout, axes, layout, plans
-from traceproof.ops.gdn.recurrence import Rounding, Tokens, decay, exact, rate, recur, through_bfloat16
+from traceproof.ops.gdn.recurrence import Rounding, Tokens, exact, recur, through_bfloat16
 
 # A chunk of 64 tokens passes through five products, the floor's token through two; measured with a chunked
 # computation of our own (tests/test_ops_gdn.py): up to 1.8 times the floor for the output, 5.4 for the state.
@@ -81,7 +81,7 @@ class GatedDeltaRule(Op):
         return _run(layout(definition), inputs, torch.float64, exact)
 
     def floor(self, definition: Definition, inputs: Values) -> Tensors:
-        """The recurrence in float32 from the stored inputs, outputs rounded once.
+        """The recurrence in float32 from the stored inputs, softplus as kernels write it, outputs rounded once.
 
         Decode and mtp kernels multiply in float32. Prefill kernels put a chunk's products on tensor cores: state
         and correction are rounded to bfloat16 as they enter a product, while the state that is carried on stays
@@ -144,6 +144,7 @@ def _run(found: Layout, inputs: Values, dtype: torch.dtype, rounding: Rounding) 
     q, k, v, a, b, dt_bias, A_log = (
         _tensor(inputs[name]).to(dtype) for name in ("q", "k", "v", "a", "b", "dt_bias", "A_log")
     )
+    step = (softplus if dtype == torch.float64 else plain_softplus)(a + dt_bias)
     scale = inputs["scale"]
     if scale is not None and not isinstance(scale, int | float):
         raise Unsupported(f"scale is a {type(scale).__name__}, not a number")
@@ -151,8 +152,8 @@ def _run(found: Layout, inputs: Values, dtype: torch.dtype, rounding: Rounding) 
         q=q.reshape(-1, *q.shape[-2:]),
         k=k.reshape(-1, *k.shape[-2:]),
         v=v.reshape(-1, *v.shape[-2:]),
-        decay=decay(a, dt_bias, A_log).reshape(-1, found.value_heads),
-        rate=rate(b).reshape(-1, found.value_heads),
+        decay=torch.exp(-torch.exp(A_log) * step).reshape(-1, found.value_heads),
+        rate=sigmoid(b).reshape(-1, found.value_heads),
         scale=float(scale or found.key_size**-0.5),
     )
     if found.form is Form.PREFILL:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from traceproof.ops.common.gates import sigmoid, softplus
-
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -41,16 +39,6 @@ class Tokens:
     decay: torch.Tensor
     rate: torch.Tensor
     scale: float
-
-
-def decay(a: torch.Tensor, dt_bias: torch.Tensor, A_log: torch.Tensor) -> torch.Tensor:
-    """exp(-exp(A_log) * softplus(a + dt_bias))."""
-    return torch.exp(-torch.exp(A_log) * softplus(a + dt_bias))
-
-
-def rate(b: torch.Tensor) -> torch.Tensor:
-    """sigmoid(b)."""
-    return sigmoid(b)
 
 
 def recur(
