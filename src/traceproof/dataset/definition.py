@@ -7,6 +7,7 @@ an error, so that nothing is lost silently on a round trip.
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cached_property
@@ -131,7 +132,9 @@ class Definition(BaseModel):
     def _bad_code(self) -> list[str]:
         found = []
         try:
-            module = ast.parse(self.reference)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SyntaxWarning)  # an odd escape in a docstring is no problem here
+                module = ast.parse(self.reference)
         except (SyntaxError, ValueError) as error:
             found.append(f"reference is not Python: {error}")
         else:
@@ -181,5 +184,11 @@ class Definition(BaseModel):
         return digest_json(meaning)
 
     def as_json(self) -> dict[str, Any]:
-        """The JSON object that the file held: only keys that were given, in the schema's order."""
-        return self.model_dump(mode="json", exclude_unset=True)
+        """The JSON object that the file held: only keys that were given, in the schema's order.
+
+        `constraints: null` says what leaving the key out says, and only that form is read everywhere.
+        """
+        value = self.model_dump(mode="json", exclude_unset=True)
+        if self.constraints is None:
+            value.pop("constraints", None)
+        return value
