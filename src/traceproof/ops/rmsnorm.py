@@ -89,7 +89,9 @@ class RmsNorm(Op):
         if isinstance(residual, torch.Tensor):
             x = x + residual.to(dtype)
         mean_square = (x * x).sum(-1, keepdim=True) / x.shape[-1]
-        y = x / torch.sqrt(mean_square + self.eps(definition)) * weight.to(dtype)
+        # Gemma's checkpoints store the weight minus one; its references say so as WEIGHT_OFFSET = 1.0
+        offset = named_constants(definition).get("weight_offset", 0)
+        y = x / torch.sqrt(mean_square + self.eps(definition)) * (weight.to(dtype) + offset)
         outputs = {"output": y, "residual_out": x}
         return {name: outputs[name] for name in definition.outputs}
 
