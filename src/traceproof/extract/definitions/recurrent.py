@@ -158,6 +158,15 @@ def _prefill(name: str, constants: dict[str, int]) -> Draft:
 def mamba(kernel: Kernel) -> Draft:
     """One token a sequence, states in the slots of a cache."""
     heads, dim, state, groups = (kernel[name] for name in ("heads", "head_dim", "state", "groups"))
+    # The twin keeps how many heads share a group; a real slot is a million cells, in float64 seconds a case.
+    twin = _mamba(2 * heads // groups, 8, 16, 2) if heads * dim * state > TWIN_CELLS else None
+    return _mamba(heads, dim, state, groups, twin=twin)
+
+
+TWIN_CELLS = 1 << 16
+
+
+def _mamba(heads: int, dim: int, state: int, groups: int, *, twin: Draft | None = None) -> Draft:
     per_head = "batch_size nheads head_dim"
     return Draft(
         name=f"mamba_ssu_decode_h{heads}_d{dim}_s{state}_ng{groups}",
@@ -191,4 +200,5 @@ def mamba(kernel: Kernel) -> Draft:
         stage="decode",
         fi_api="flashinfer.mamba.selective_state_update",
         tp=True,
+        twin=twin,
     )
