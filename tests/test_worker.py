@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from worker_pools import KINDS, Bench, pool
+from worker_pools import Bench, pool
 
 from traceproof.errors import TraceproofError
 from traceproof.worker import MIB, ItemOutcome, Limits, Pool, Status
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=["trusted", "untrusted", "limits_only"])
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     made = Bench(request.param)
     with made.pool:
@@ -148,7 +148,9 @@ def test_a_failing_setup_costs_all_items(bench: Bench, setup: str, status: Statu
 
 def test_files_in_a_given_scratch_folder_stay(bench: Bench, tmp_path: Path) -> None:
     outcome, _ = bench.run(
-        {"do": "write", "path": str(tmp_path / "kept")}, {"do": "read", "path": str(tmp_path / "kept")}, scratch=tmp_path
+        {"do": "write", "path": str(tmp_path / "kept")},
+        {"do": "read", "path": str(tmp_path / "kept")},
+        scratch=tmp_path,
     )
     assert outcome.status is Status.OK, outcome
     assert (tmp_path / "kept").read_text(encoding="utf-8") == "was here"

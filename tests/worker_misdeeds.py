@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import socket
-import stat
 import subprocess
 import time
 from collections.abc import Callable
@@ -140,6 +139,7 @@ class Deeds:
     def kill_parent(self) -> str:
         parent = os.getppid()
         os.kill(parent or 1, signal.SIGKILL)
+        time.sleep(0.5)  # a worker dies with its warden, but not in the same instant
         return "the signal was sent"
 
     def environment(self) -> dict[str, str]:
@@ -148,12 +148,11 @@ class Deeds:
     def look_for(self, text: str) -> list[str]:
         """Where the text stands in any process's environment or command line."""
         found = []
-        for name in os.listdir("/proc"):
+        for entry in Path("/proc").iterdir():
             for file in ("environ", "cmdline"):
-                path = Path("/proc", name, file)
                 try:
-                    if name.isdigit() and int(name) != os.getpid() and text.encode() in path.read_bytes():
-                        found.append(str(path))
+                    if entry.name.isdigit() and text.encode() in (entry / file).read_bytes():
+                        found.append(str(entry / file))
                 except OSError:
                     continue
         return found
@@ -162,7 +161,7 @@ class Deeds:
         return Path(path).read_text(encoding="utf-8")
 
     def entries(self, path: str) -> list[str]:
-        return sorted(os.listdir(path))
+        return sorted(entry.name for entry in Path(path).iterdir())
 
     def write(self, path: str, text: str = "was here") -> None:
         Path(path).write_text(text, encoding="utf-8")
@@ -191,10 +190,10 @@ class Deeds:
 
     def forge(self) -> None:
         """Write nonsense into every socket at hand, in place of the answer."""
-        for name in os.listdir("/proc/self/fd"):
+        for entry in Path("/proc/self/fd").iterdir():
             try:
-                if stat.S_ISSOCK(os.stat(int(name)).st_mode):
-                    os.write(int(name), b"\0\0\0\0\0\0\0\5hello")
+                if entry.is_socket():
+                    os.write(int(entry.name), b"\0\0\0\0\0\0\0\5hello")
             except OSError:
                 continue
         time.sleep(10)

@@ -37,7 +37,7 @@ class Answer:
 
 
 class Conversation:
-    """One worker process, from its start to its end. `ended` says that it takes no more messages."""
+    """One worker process, from its start to its end. `over` says that it takes no more messages."""
 
     def __init__(self, data: socket.socket, output: int, life: socket.socket, limits: Limits) -> None:
         self._data, self._output, self._life = data, output, life
@@ -99,7 +99,7 @@ class Conversation:
                 self._drain()
                 if body is not None:
                     return frames.decode(body)
-                if self._count > self._limits.output_bytes or self._over():
+                if self._count > self._limits.output_bytes or self.over():
                     return self._last_words(reader)
 
     def _push(self, pending: memoryview) -> memoryview:
@@ -130,8 +130,10 @@ class Conversation:
                 if self._count > self._limits.output_bytes:
                     return
 
-    def _over(self) -> bool:
-        """Whether the warden has something to say: the worker is gone."""
+    def over(self) -> bool:
+        """Whether the worker is gone: ended here, or its warden has something to say."""
+        if self.ended:
+            return True
         with selectors.DefaultSelector() as selector:
             selector.register(self._life, selectors.EVENT_READ)
             return bool(selector.select(0))

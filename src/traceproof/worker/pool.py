@@ -114,7 +114,7 @@ class Pool:
                 if start.status is not Status.OK:
                     yield from (_outcome(index, start, "setup: ") for index in range(done, len(items)))
                     return
-                while done < len(items) and not worker.ended:
+                while done < len(items) and not worker.over():
                     yield _outcome(done, worker.ask({"item": items[done]}, limits.seconds))
                     done += 1
 
@@ -123,11 +123,16 @@ class Pool:
         with contextlib.ExitStack() as stack:
             folder = scratch
             if folder is None:
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="traceproof-")))
+                folder = Path(stack.enter_context(self._temporary()))
             with self._lock:
                 worker = self._interpreter(isolation).worker(limits, folder.resolve())
             stack.callback(worker.close)
             yield worker
+
+    @staticmethod
+    def _temporary() -> tempfile.TemporaryDirectory[str]:
+        # What foreign code leaves in its folder may be made to resist removal; that must not end the run.
+        return tempfile.TemporaryDirectory(prefix="traceproof-", ignore_cleanup_errors=True)
 
     def _interpreter(self, isolation: Isolation) -> Interpreter:
         """The interpreter for such code; started if it is not there. The lock is held."""

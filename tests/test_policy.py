@@ -1,0 +1,116 @@
+"""The static policy: what it refuses, by rule and place, and what it must let through."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from traceproof.worker.policy import Refusal, check
+
+OWN = sorted((Path(__file__).parent / "dataset" / "definitions").glob("*/*.json"))
+
+REFUSED = [
+    ("import os", "import"),
+    ("import os.path as p", "import"),
+    ("from subprocess import run", "import"),
+    ("from . import neighbour", "import"),
+    ("from math import *", "import"),
+    ("import operator", "import"),
+    ("import torch.multiprocessing", "call"),
+    ("import torch.utils.cpp_extension", "call"),
+    ("from torch import hub", "call"),
+    ("from torch.hub import load", "call"),
+    ("import torch\ntorch.load('x')", "call"),
+    ("import torch as t\nt.save(1, 'x')", "call"),
+    ("import torch\ntorch.ops.load_library('x')", "call"),
+    ("import torch\ntorch.compile(run)", "call"),
+    ("import torch\ntorch.backends.cuda.matmul.allow_tf32", "call"),
+    ("import torch\ntorch.set_default_dtype(torch.float64)", "call"),
+    ("import torch\nkeep = torch\nkeep.load('x')", "call"),
+    ("import torch\nserial = torch.serialization\nserial.load('x')", "call"),
+    ("import torch\ngetattr(torch, 'load')('x')", "call"),
+    ("import numpy as np\nnp.fromfile('x')", "call"),
+    ("import typing\ntyping.get_type_hints(f)", "call"),
+    ("import torch\ntorch.os.system('true')", "attribute"),
+    ("import dataclasses\ndataclasses.sys.exit()", "attribute"),
+    ("import torch\ntorch._C", "attribute"),
+    ("from torch import _C", "attribute"),
+    ("x.tofile('y')", "attribute"),
+    ("g.gi_frame.f_back", "attribute"),
+    ("getattr(x, name)", "attribute"),
+    ("getattr(x, '__cl' + 'ass__')", "attribute"),
+    ("getattr(*x)", "attribute"),
+    ("().__class__", "dunder"),
+    ("getattr(x, '__subclasses__')", "dunder"),
+    ("match x:\n    case object(__class__=c):\n        pass", "dunder"),
+    ("f.__globals__['x']", "dunder"),
+    ("__builtins__['open']", "name"),
+    ("open('x')", "name"),
+    ("read = open", "name"),
+    ("eval('1')", "name"),
+    ("exec('1')", "name"),
+    ("compile('1', '', 'eval')", "name"),
+    ("__import__('os')", "name"),
+    ("globals()", "name"),
+    ("vars(x)", "name"),
+    ("breakpoint()", "name"),
+    ("input()", "name"),
+    ("setattr(x, 'y', 1)", "name"),
+    ("delattr(x, 'y')", "name"),
+    ("import torch\n[torch][0].load", "module"),
+    ("import torch\nf(torch)", "module"),
+    ("import torch\ntorch.rsqrt = torch.sqrt", "patch"),
+    ("import torch\ntorch.Tensor.add += 1", "patch"),
+    ("import torch\ndel torch.nn.functional.softmax", "patch"),
+    ("import torch\nfor torch.pi in (1, 2):\n    pass", "patch"),
+    ("import torch\nwith f() as torch.pi:\n    pass", "patch"),
+    ("import torch.nn.functional as F\nF.softmax = None", "patch"),
+    ("from torch import nn\nnn.Linear = None", "patch"),
+    ("type(x).add = None", "patch"),
+    ("def run(:", "syntax"),
+    ("x = '\0'", "syntax"),
+    ("(" * 500 + ")" * 500, "syntax"),
+]
+
+ALLOWED = [
+    "import torch\nimport math\n\n@torch.no_grad()\ndef run(x, eps=1e-6):\n    return torch.rsqrt(x + eps)",
+    "import torch\nimport torch.nn.functional as F\n\ndef run(x):\n    return F.softmax(x, dim=-1)",
+    "import torch\n\ndef run(x):\n    F = torch.nn.functional\n    return F.silu(x) * getattr(x, 'shape')[0]",
+    "from __future__ import annotations\nfrom dataclasses import dataclass\n\n@dataclass\nclass A:\n    x: int",
+    "class A:\n    def __init__(self, x):\n        self.x = x\n\n    def __len__(self):\n        return 2",
+    "table = [0.0, 0.5]\nbest = max(range(2), key=table.__getitem__)",
+    "import numpy as np\nx = np.arange(3).tolist()",
+    "x = {}\nx['os'] = 'open'\ny = type(x).__name__",
+]
+
+
+@pytest.mark.parametrize(("source", "rule"), REFUSED)
+def test_the_policy_refuses(source: str, rule: str) -> None:
+    assert rule in {refusal.rule for refusal in check(source)}
+
+
+@pytest.mark.parametrize("source", ALLOWED)
+def test_the_policy_lets_through(source: str) -> None:
+    assert check(source) == []
+
+
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
+def test_the_policy_lets_our_own_references_through(path: Path) -> None:
+    assert check(json.loads(path.read_text(encoding="utf-8"))["reference"]) == []
+
+
+def test_a_refusal_names_its_place() -> None:
+    (refusal,) = check("import math\n\nx = open('y')\n")
+    assert refusal == Refusal(3, 5, "name", "open reads or writes files")
+    assert str(refusal) == "line 3, column 5: name: open reads or writes files"
+
+
+def test_refusals_come_in_the_order_of_the_source() -> None:
+    lines = [refusal.line for refusal in check("eval('1')\nimport os\nopen('x')\n")]
+    assert lines == [1, 2, 3]
+
+
+def test_a_refused_path_is_said_once() -> None:
+    assert len(check("import torch\ntorch.os.path.join.a.b('x')")) == 1
