@@ -187,6 +187,11 @@ def test_a_preload_that_does_not_import_is_named() -> None:
         broken.layers()
 
 
+def test_a_preload_that_starts_threads_is_refused() -> None:
+    with pool(preload=("worker_threads",)) as broken, pytest.raises(TraceproofError, match="2 threads"):
+        broken.layers()
+
+
 def test_a_pool_outlives_its_interpreter() -> None:
     with pool() as lasting:
         run = {"setup": "worker_misdeeds:setup", "payload": None, "items": [{"do": "given"}]}

@@ -18,6 +18,7 @@ from traceproof.worker import frames
 from traceproof.worker.model import MIB, Limits, Status
 
 ANSWER_SPACE = 4096  # beside the value: status, a message, the time
+MESSAGE_CHARACTERS = 8000
 OUTPUT_TAIL = 2000  # bytes of printed text kept for people
 REPORT_BYTES = 4096
 # Killing takes milliseconds; a process that hangs in a driver takes until the driver lets go.
@@ -155,7 +156,7 @@ class Conversation:
         try:
             in_turn = answer["id"] == identity
             status = Status(answer["status"])
-            message, peak = str(answer.get("message", "")), int(answer.get("peak", 0))
+            message, peak = str(answer.get("message", ""))[:MESSAGE_CHARACTERS], int(answer.get("peak", 0))
             seconds = float(answer.get("seconds", time.monotonic() - started))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             return self._end(Status.CRASH, f"the worker's answer can not be read: {error}", started)

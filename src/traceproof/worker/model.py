@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
 
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
+UNTRUSTED_PROCESSES = 32  # enough for a compiler driver and its passes
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not an error
@@ -44,7 +45,8 @@ class Limits:
         setup_seconds: wall clock of the setup function, imports included.
         memory_bytes: host memory beyond what the preloaded modules take, over all processes of the worker;
             None: not limited. GPU memory is not counted.
-        processes: processes that the worker may start; 0: none at all. Threads are not counted.
+        processes: processes that the worker may have at once beside itself; 0: none at all; None: 32 for untrusted
+            code, no limit for trusted code, which compiles with all cores. Threads are not counted.
         output_bytes: what may be printed on stdout and stderr together.
         file_bytes: largest single file, and what the scratch folder may hold in all.
         message_bytes: largest answer.
@@ -53,7 +55,7 @@ class Limits:
     seconds: float = 60.0
     setup_seconds: float = 60.0
     memory_bytes: int | None = 8 * GIB
-    processes: int = 32
+    processes: int | None = None
     output_bytes: int = MIB
     file_bytes: int = 4 * GIB
     message_bytes: int = 64 * MIB
@@ -67,6 +69,12 @@ class Limits:
     def as_json(self) -> dict[str, Any]:
         """The limits as a JSON object."""
         return asdict(self)
+
+    def settled(self, isolation: Isolation) -> Self:
+        """The limits with the default of `processes` filled in."""
+        if self.processes is None and isolation is Isolation.UNTRUSTED:
+            return replace(self, processes=UNTRUSTED_PROCESSES)
+        return self
 
     @classmethod
     def of_json(cls, value: dict[str, Any]) -> Self:

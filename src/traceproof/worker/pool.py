@@ -106,10 +106,11 @@ class Pool:
                 can be forked.
             TypeError, ValueError: payload or an item is not JSON.
         """
-        limits = limits or Limits()
+        isolation = Isolation(isolation)
+        limits = (limits or Limits()).settled(isolation)
         done = 0
         while done < len(items):
-            with self._worker(limits, Isolation(isolation), scratch) as worker:
+            with self._worker(limits, isolation, scratch) as worker:
                 start = worker.ask({"setup": setup, "payload": payload}, limits.setup_seconds)
                 if start.status is not Status.OK:
                     yield from (_outcome(index, start, "setup: ") for index in range(done, len(items)))

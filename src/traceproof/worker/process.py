@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -70,6 +71,7 @@ def kill_all(pid: int) -> None:
                 with contextlib.suppress(OSError):
                     os.kill(one, number)
         reap()
+        time.sleep(0.001)  # the dying need the processor too
 
 
 def reap() -> dict[int, int]:

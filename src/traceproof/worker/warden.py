@@ -16,7 +16,7 @@ from pathlib import Path
 
 from traceproof.worker import process
 from traceproof.worker.launch import Launched
-from traceproof.worker.model import Limits
+from traceproof.worker.order import Order
 
 # At about 2 GB/s of touching fresh pages, 20 ms overshoot a memory limit by some 40 MB; looking costs 0.2 ms.
 LOOK_SECONDS = 0.02
@@ -33,12 +33,12 @@ class Warden:
         launched: the worker.
         life: socket to the supervisor: a word there means that a new item begins, its end means "end the worker";
             the report goes back over it.
+        order: what the worker may use.
     """
 
     launched: Launched
     life: socket.socket
-    limits: Limits
-    scratch: Path
+    order: Order
     _peak: int = field(default=0, init=False)
     _next_scratch: float = field(default=0.0, init=False)
 
@@ -67,9 +67,11 @@ class Warden:
         below = self.launched.processes()
         used = sum(max(0, process.private_bytes(pid) - self.launched.baseline) for pid in below)
         self._peak = max(self._peak, used)
-        if self.limits.memory_bytes is not None and used > self.limits.memory_bytes:
+        most = self.order.limits.memory_bytes
+        if most is not None and used > most:
             return "memory"
-        if len(below) - 1 > self.limits.processes:
+        most = self.order.limits.processes
+        if most is not None and len(below) - 1 > most:
             return "processes"
         return "scratch" if self._scratch_is_full() else None
 
@@ -77,7 +79,7 @@ class Warden:
         started = time.monotonic()
         if started < self._next_scratch:
             return False
-        full = folder_bytes(self.scratch) > self.limits.file_bytes
+        full = folder_bytes(self.order.scratch) > self.order.limits.file_bytes
         ended = time.monotonic()
         # A large folder is walked less often: a tenth of the time at most.
         self._next_scratch = ended + max(SCRATCH_SECONDS, 10 * (ended - started))

@@ -53,7 +53,7 @@ def work(order: Order, data: socket.socket, baseline: int, namespaces: Sequence[
     meter = child.Meter(baseline)
     set_limits(order)
     if order.isolation is Isolation.UNTRUSTED:
-        give_up(walls, order.seen, processes=order.limits.processes > 0)
+        give_up(walls, order.seen, processes=order.limits.processes != 0)
     child.serve(data, order.scratch, order.limits, meter)
 
 
@@ -74,7 +74,8 @@ def set_limits(order: Order) -> None:
     lower(resource.RLIMIT_FSIZE, limits.file_bytes)
     lower(resource.RLIMIT_NOFILE, OPEN_FILES)
     cores = os.cpu_count() or 1
-    if order.walls.user and linux_version() >= (5, 14):  # before that it counts all of the user's, everywhere
+    if order.walls.user and limits.processes is not None and linux_version() >= (5, 14):
+        # Before 5.14 it counts all processes of the user, everywhere.
         lower(resource.RLIMIT_NPROC, limits.processes + THREADS_BESIDE + THREADS_PER_CORE * cores)
     if limits.memory_bytes is not None and not order.gpu:
         # A CUDA context reserves address space by the hundred GB; without one, an allocation that can not fit

@@ -96,6 +96,12 @@ def _preloaded(settings: Settings) -> View:
     if torch is not None and torch.cuda.is_initialized():
         names = ", ".join(settings.modules)
         raise CanNotServeError(f"importing {names} started CUDA, which no forked process can use; preload less")
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:
+        names = ", ".join(settings.modules)
+        raise CanNotServeError(
+            f"importing {names} left {threads} threads, over which a fork can hang; preload less"
+        )
     gc.collect()
     gc.freeze()  # a collection in a child would write to, and so copy, every page of objects
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no process of the same user may look into it or its wardens
@@ -168,7 +174,7 @@ def _guard(order: Order, request: bytes, fds: Sequence[int], heavy: socket.socke
         _say(supervisor, {"reason": "failed", "message": str(error)})
         return
     data.close()
-    Warden(launched=launched, life=supervisor, limits=order.limits, scratch=order.scratch).watch()
+    Warden(launched=launched, life=supervisor, order=order).watch()
 
 
 if __name__ == "__main__":
