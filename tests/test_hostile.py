@@ -46,7 +46,7 @@ HOSTILE: dict[str, tuple[str, tuple[str, str]]] = {
     "zeros": ("return torch.zeros_like(hidden_states)", ("fail", "numerics")),
     "reads_environment": ("import os\nos.environ['HOME']\n" + RIGHT, ("error", "refused")),
     "reads_home": ("open('/root/.profile').read()\n" + RIGHT, ("error", "refused")),
-    "writes_outside": ("open('/tmp/traceproof-was-here', 'w')\n" + RIGHT, ("error", "refused")),
+    "writes_outside": ("open('OUTSIDE/was-here', 'w')\n" + RIGHT, ("error", "refused")),
     "opens_a_socket": (
         "import socket\nsocket.create_connection(('127.0.0.1', 9))\n" + RIGHT,
         ("error", "refused"),
@@ -74,10 +74,15 @@ SUBCLASS = reference(
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("outside")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory, outside: Path) -> dict[str, Rows]:
     root = tmp_path_factory.mktemp("dataset")
     for name, (body, _) in HOSTILE.items():
-        write(root, rmsnorm(name, reference(body)))
+        write(root, rmsnorm(name, reference(body.replace("OUTSIDE", str(outside)))))
     write(root, rmsnorm("cached_answer", CACHE))
     write(root, rmsnorm("tensor_subclass", SUBCLASS))
     write(root, rmsnorm("good"))
@@ -114,6 +119,6 @@ def test_the_good_one_beside_them_passes(rows: dict[str, Rows]) -> None:
     assert verdicts(rows["good"]) == {("pass", None)}
 
 
-def test_nothing_is_left_behind(rows: dict[str, Rows]) -> None:
+def test_nothing_is_written_outside(rows: dict[str, Rows], outside: Path) -> None:
     assert rows
-    assert not Path("/tmp/traceproof-was-here").exists()  # noqa: S108 - what a hostile reference tried to write
+    assert not list(outside.iterdir())
