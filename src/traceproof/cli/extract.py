@@ -1,0 +1,128 @@
+"""`traceproof extract-kernel-definitions`: the definitions that a model needs, read off SGLang."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from traceproof.errors import TraceproofError
+from traceproof.extract import catalogue
+from traceproof.extract.pipeline import (
+    PAGE_SIZES,
+    Extraction,
+    Model,
+    Settings,
+    as_json,
+    extract,
+    model_of,
+    publish,
+    worlds,
+)
+from traceproof.extract.reading import Environment
+
+EXTRACT_PYTHON = Path(".venvs/extract/bin/python")
+TORCH_PYTHON = Path(".venvs/torch/bin/python")
+
+
+def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
+    *,
+    model_name: Annotated[list[str] | None, typer.Option(help="Bundled models, or a name for --config.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A model's config.json.")] = None,
+    hf_repo_id: Annotated[str | None, typer.Option(help="Fetch config.json from this HuggingFace repository.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Of --hf-repo-id.")] = None,
+    tp: Annotated[list[int] | None, typer.Option(help="Tensor parallel ranks; the model's usual ones if left out.")] = None,
+    ep: Annotated[list[int] | None, typer.Option(help="Expert parallel ranks; must divide tp.")] = None,
+    page_size: Annotated[list[int] | None, typer.Option(help="Of paged attention; 1 and 64 if left out.")] = None,
+    gemm_shapes: Annotated[
+        Literal["full", "rank"], typer.Option(help="The model's whole projections, or one rank's share.")
+    ] = "full",
+    sglang_path: Annotated[Path | None, typer.Option(help="An SGLang checkout to read instead.")] = None,
+    dataset: Annotated[Path | None, typer.Option(help="Compare with this dataset; the output folder if left out.")] = None,
+    output_dir: Annotated[Path, typer.Option(help="Root of the dataset folder to write to.")] = Path("results/extract/dataset"),
+    report_dir: Annotated[Path, typer.Option(help="Where sharing.md and report.json go.")] = Path("results/extract"),
+    extract_python: Annotated[Path, typer.Option(help="Interpreter with SGLang.")] = EXTRACT_PYTHON,
+    torch_python: Annotated[Path, typer.Option(help="Interpreter of the torch stack.")] = TORCH_PYTHON,
+    single_reading: Annotated[
+        bool, typer.Option("--single-reading", help="Do not hold SGLang's reading against config.json's formulas.")
+    ] = False,
+    list_models: Annotated[
+        bool, typer.Option("--list", help="Name the bundled models and the architectures that SGLang can read.")
+    ] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; - is stdout.")
+    ] = None,
+) -> None:
+    """Write the kernel definitions that models need, right by construction.
+
+    Exit codes: 0 written or nothing new, 1 a conflict with the dataset is to be reviewed, 2 bad use or input.
+    """
+    environment = Environment(extract_python.absolute(), sglang_path)
+    if list_models:
+        _list(environment)
+        return
+    models = _models(model_name or [], config, hf_repo_id, revision, tp or [], ep or [])
+    settings = Settings(
+        environment=environment,
+        torch_python=torch_python.absolute(),
+        page_sizes=_page_sizes(page_size or []),
+        rank_gemms=gemm_shapes == "rank",
+        second_reading=not single_reading,
+    )
+    extraction = extract(models, settings, say=_say)
+    publish(extraction, settings, dataset=dataset or output_dir, out=output_dir, report=report_dir)
+    _summary(extraction, output_dir)
+    if json_file is not None:
+        text = json.dumps(as_json(extraction), indent=1) + "\n"
+        sys.stdout.write(text) if str(json_file) == "-" else json_file.write_text(text, encoding="utf-8")
+    conflicts = any(outcome.status == "conflict" for outcome in extraction.outcomes)
+    if conflicts or extraction.clashes:
+        raise typer.Exit(1)
+
+
+def _models(  # noqa: PLR0913, PLR0917 - the options that name models
+    names: list[str], config: Path | None, repository: str | None, revision: str | None, tp: list[int], ep: list[int]
+) -> list[Model]:
+    if len(names) > 1 and (config is not None or repository is not None):
+        raise TraceproofError("several models but one config.json", todo="Give one --model-name with it.")
+    models = []
+    for name in names or [None]:
+        slug, tags, given, usual = model_of(name, config=config, repository=repository, revision=revision)
+        models.append(Model(slug, tags, given, worlds(tp, ep, usual)))
+    return models
+
+
+def _page_sizes(given: list[int]) -> tuple[int, ...]:
+    wrong = [f"page size {size}; allowed: 1 and up" for size in given if size < 1]
+    if wrong:
+        raise TraceproofError("the page sizes cannot be used", problems=wrong)
+    return tuple(dict.fromkeys(given)) or PAGE_SIZES
+
+
+def _list(environment: Environment) -> None:
+    for entry in catalogue.entries().values():
+        usual = ", ".join(f"tp {item.tp} ep {item.ep}" for item in entry.parallel)
+        sys.stdout.write(f"{entry.slug:22} {entry.title:22} {usual:22} {entry.repository}\n")
+    known = environment.architectures()
+    sys.stdout.write(f"\n{len(known)} architectures can be read from a config.json:\n{', '.join(known)}\n")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def _summary(extraction: Extraction, root: Path) -> None:
+    counted: dict[str, int] = {}
+    for outcome in extraction.outcomes:
+        counted[outcome.status] = counted.get(outcome.status, 0) + 1
+        if outcome.status == "conflict":
+            _say(f"conflict: {outcome.name}: {'; '.join(outcome.differences)}")
+    for clash in extraction.clashes:
+        _say(f"conflict between models: {clash.renamed}: {'; '.join(clash.differences)}")
+    for item, finding in extraction.refused:
+        _say(f"not written: {item.name}: no oracle: {finding.no_oracle}")
+    said = ", ".join(f"{count} {status}" for status, count in sorted(counted.items()))
+    sys.stdout.write(f"{len(extraction.outcomes)} definitions in {root}: {said}\n")

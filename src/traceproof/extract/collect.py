@@ -1,0 +1,105 @@
+"""What several models need, each kernel once, and what each of them asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from traceproof.dataset.definition import Definition
+from traceproof.extract.catalogue import Parallel
+from traceproof.extract.definitions.form import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Who makes a kernel call: the model, its `model:` tags, at which parallelism, where and how often."""
+
+    model: str
+    tags: tuple[str, ...]
+    parallel: Parallel
+    paths: tuple[str, ...]
+    count: int
+
+
+@dataclass(slots=True)
+class Wanted:
+    """A definition that models want.
+
+    Attributes:
+        name: the draft's, with a version suffix where another kernel has that name.
+        draft: what it says.
+        uses: all calls of it.
+    """
+
+    name: str
+    draft: Draft
+    uses: list[Use] = field(default_factory=list)
+
+    def definition(self) -> Definition:
+        """The definition with the tags of all its uses."""
+        models = tuple(dict.fromkeys(tag for use in self.uses for tag in use.tags))
+        worlds = sorted({(use.parallel.tp, use.parallel.ep) for use in self.uses})
+        tags: dict[str, None] = {}
+        for tp, ep in worlds:
+            tags |= dict.fromkeys(self.draft.tags(models, tp=tp, ep=ep))
+        made = self.draft.definition(list(tags))
+        return made.model_copy(update={"name": self.name}) if self.name != made.name else made
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """Two kernels of one name that mean different things; the second was renamed."""
+
+    name: str
+    renamed: str
+    models: tuple[str, ...]
+    differences: tuple[str, ...]
+
+
+def collect(asked: Iterable[tuple[Draft, Use]]) -> tuple[list[Wanted], list[Clash]]:
+    """Each kernel once, in order of first use; one name with two meanings becomes two, the second `_v2`."""
+    from traceproof.extract.compare import meaning_differences
+
+    found: dict[str, Wanted] = {}
+    clashes: dict[str, Clash] = {}
+    for draft, use in asked:
+        base = draft.definition([])
+        version = 1
+        while True:
+            name = draft.name if version == 1 else f"{draft.name}_v{version}"
+            held = found.get(name)
+            if held is None:
+                found[name] = Wanted(name, draft, [use])
+                break
+            differences = meaning_differences(held.draft.definition([]), base)
+            if not differences:
+                held.uses.append(use)
+                break
+            version += 1
+            renamed = f"{draft.name}_v{version}"
+            models = tuple(dict.fromkeys([*(used.model for used in held.uses), use.model]))
+            clashes.setdefault(renamed, Clash(draft.name, renamed, models, tuple(differences)))
+    return list(found.values()), list(clashes.values())
+
+
+def sharing_table(wanted: Sequence[Wanted], clashes: Sequence[Clash]) -> str:
+    """Which models use which kernel, as Markdown."""
+    lines = [
+        "# Kernels and the models that use them",
+        "",
+        "One line a definition; a number in brackets is how many modules of the model make the call on one rank.",
+        "",
+        "| definition | op_type | models |",
+        "|---|---|---|",
+    ]
+    for item in sorted(wanted, key=lambda item: (item.draft.op_type, item.name)):
+        uses = ", ".join(
+            dict.fromkeys(f"{use.model} tp{use.parallel.tp} ep{use.parallel.ep} ({use.count})" for use in item.uses)
+        )
+        lines.append(f"| {item.name} | {item.draft.op_type} | {uses} |")
+    shared = sum(len({use.model for use in item.uses}) > 1 for item in wanted)
+    lines += ["", f"{len(wanted)} definitions, {shared} of them shared by more than one model."]
+    if clashes:
+        lines += ["", "## One name, two meanings", ""]
+        lines += [f"- {clash.name}: {'; '.join(clash.differences)}; saved as {clash.renamed}" for clash in clashes]
+    return "\n".join(lines) + "\n"

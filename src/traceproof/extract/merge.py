@@ -1,0 +1,175 @@
+"""Extracted definitions into a dataset folder: nothing is overwritten, nothing is half-written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from traceproof.dataset.definition import Definition
+from traceproof.errors import TraceproofError
+from traceproof.extract.check import Finding
+from traceproof.extract.compare import meaning_differences, notes
+
+Behaviour = Callable[[Sequence[tuple[Definition, str]]], list[Finding]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one extracted definition.
+
+    Attributes:
+        name: as the dataset has it or will have it, with a version suffix after a conflict.
+        op_type: its folder.
+        status: new, same (left alone), tags (models added), or conflict (saved beside the old one).
+        differences: for a conflict, what the two do not agree on, the dataset's side second.
+        notes: what differs without making another kernel, and what could not be compared.
+        text: the file to write; None: nothing to write.
+    """
+
+    name: str
+    op_type: str
+    status: str
+    differences: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    text: str | None = field(default=None, repr=False)
+
+    @property
+    def path(self) -> Path:
+        """Below the dataset's root."""
+        return Path("definitions", self.op_type, f"{self.name}.json")
+
+
+def merge(extracted: Sequence[Definition], dataset: Path, behaviour: Behaviour) -> list[Outcome]:
+    """Decide about each definition against the dataset; nothing is written yet.
+
+    Args:
+        extracted: checked definitions.
+        dataset: root of a dataset, which may be empty or not there.
+        behaviour: judges strangers' references against the oracles of our definitions.
+
+    Raises:
+        TraceproofError: a file of the same name can not be read as a definition.
+    """
+    held = {definition.name: _held(definition, dataset) for definition in extracted}
+    pairs = [
+        (definition, other)
+        for definition in extracted
+        if (other := held[definition.name]) is not None
+        and other.reference != definition.reference
+        and not meaning_differences(definition, other)
+    ]
+    findings = behaviour([(definition, other.reference) for definition, other in pairs])
+    behaves = {definition.name: finding for (definition, _), finding in zip(pairs, findings, strict=True)}
+    return [
+        _decide(definition, held[definition.name], behaves.get(definition.name), dataset) for definition in extracted
+    ]
+
+
+def _held(definition: Definition, dataset: Path) -> Definition | None:
+    path = dataset / "definitions" / definition.op_type / f"{definition.name}.json"
+    if not path.exists():
+        return None
+    try:
+        return Definition.model_validate_json(path.read_text(encoding="utf-8"))
+    except (ValidationError, OSError, UnicodeDecodeError) as error:
+        first = str(error).splitlines()[-1]
+        raise TraceproofError(
+            f"{path} has the name of an extracted definition but cannot be read: {first}",
+            todo="Correct or remove that file (`traceproof lint` names what is wrong).",
+        ) from error
+
+
+def _decide(definition: Definition, other: Definition | None, finding: Finding | None, dataset: Path) -> Outcome:
+    if other is None:
+        return Outcome(definition.name, definition.op_type, "new", text=render(definition.as_json()))
+    differences = meaning_differences(definition, other)
+    said = notes(definition, other)
+    if finding is not None:
+        wrong = [problem for problem in finding.problems if not problem.startswith("edge-")]
+        edges = [problem for problem in finding.problems if problem.startswith("edge-")]
+        differences += [f"reference behaves differently: {problem}" for problem in wrong]
+        said += [f"the dataset's reference differs on an edge case: {problem}" for problem in edges]
+        if finding.too_large:
+            said.append(f"references were not compared on {finding.too_large} cases: too large")
+    if differences:
+        return _conflict(definition, differences, said, dataset)
+    missing = [tag for tag in definition.tags if tag.startswith("model:") and tag not in other.tags]
+    if not missing:
+        return Outcome(definition.name, definition.op_type, "same", notes=tuple(said))
+    raw = dataset / "definitions" / definition.op_type / f"{definition.name}.json"
+    text = with_tags(raw.read_text(encoding="utf-8"), missing)
+    said.append(f"models added: {', '.join(missing)}")
+    return Outcome(definition.name, definition.op_type, "tags", notes=tuple(said), text=text)
+
+
+def _conflict(definition: Definition, differences: list[str], said: list[str], dataset: Path) -> Outcome:
+    """Save under the first version suffix that is free or already holds this very kernel."""
+    version = 2
+    while True:
+        renamed = definition.model_copy(update={"name": f"{definition.name}_v{version}"})
+        other = _held(renamed, dataset)
+        if other is None:
+            text: str | None = render(renamed.as_json() | {"name": renamed.name})
+            break
+        if not meaning_differences(renamed, other) and other.reference == renamed.reference:
+            text = None
+            break
+        version += 1
+    return Outcome(renamed.name, definition.op_type, "conflict", tuple(differences), tuple(said), text)
+
+
+def render(content: dict[str, Any]) -> str:
+    """A definition as the dataset writes it: two spaces, a line break at the end."""
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def with_tags(text: str, tags: Sequence[str]) -> str:
+    """A definition's file with tags added after its last `model:` tag; all else as it was.
+
+    The file's own JSON layout is kept where it is the dataset's usual one, indented by two or four.
+    """
+    content = json.loads(text)
+    present = list(content.get("tags") or [])
+    models = [index for index, tag in enumerate(present) if tag.startswith("model:")]
+    place = models[-1] + 1 if models else len(present)
+    content["tags"] = [*present[:place], *tags, *present[place:]]
+    indent = 4 if "\n    \"name\"" in text else 2
+    return json.dumps(content, indent=indent, ensure_ascii=False) + ("\n" if text.endswith("\n") else "")
+
+
+def write(outcomes: Sequence[Outcome], root: Path) -> list[Path]:
+    """Write what is to be written below `root`: all files in a temporary folder first, then each in its place.
+
+    Raises:
+        TraceproofError: it can not be written.
+    """
+    files = {outcome.path: outcome.text for outcome in outcomes if outcome.text is not None}
+    files = {path: text for path, text in files.items() if _differs(root / path, text)}
+    if not files:
+        return []
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".extract-", dir=root))
+        try:
+            for path, text in files.items():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_text(text, encoding="utf-8")
+            for path in files:
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).replace(root / path)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        raise TraceproofError(f"{root} cannot be written: {error}", todo="Check its rights and the space.") from error
+    return [root / path for path in files]
+
+
+def _differs(path: Path, text: str) -> bool:
+    return not path.exists() or path.read_text(encoding="utf-8") != text

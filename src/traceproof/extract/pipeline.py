@@ -1,0 +1,256 @@
+"""Models in, definitions out: reading, second reading, drafts, checks, merge."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from traceproof.dataset.definition import Definition
+from traceproof.errors import TraceproofError
+from traceproof.extract import catalogue, config_json, formulas, kernels
+from traceproof.extract.catalogue import Parallel
+from traceproof.extract.check import Finding, check
+from traceproof.extract.collect import Clash, Use, Wanted, collect, sharing_table
+from traceproof.extract.definitions import drafts
+from traceproof.extract.definitions.form import Draft
+from traceproof.extract.kernels import Unmapped
+from traceproof.extract.merge import Outcome, merge, write
+from traceproof.extract.reading import Environment, Reading
+
+PAGE_SIZES = (1, 64)  # what the dataset has
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model to extract: its name, its `model:` tags, its config.json, and the parallelism asked for."""
+
+    name: str
+    tags: tuple[str, ...]
+    config: Mapping[str, Any]
+    parallel: tuple[Parallel, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How to extract.
+
+    Attributes:
+        environment: the interpreter with SGLang.
+        torch_python: the torch stack's interpreter, for the check.
+        page_sizes: of paged attention.
+        rank_gemms: projections as one rank launches them.
+        second_reading: whether config.json's formulas must agree.
+    """
+
+    environment: Environment
+    torch_python: Path
+    page_sizes: tuple[int, ...] = PAGE_SIZES
+    rank_gemms: bool = False
+    second_reading: bool = True
+
+
+@dataclass(slots=True)
+class Extraction:
+    """What was found, before anything is written.
+
+    Attributes:
+        wanted: definitions whose references hold against their oracles.
+        refused: definitions that are not written, each with its finding.
+        unmapped: by model, the modules that become no definition.
+        costs: by model and parallelism: seconds and peak megabytes of the reading.
+    """
+
+    wanted: list[Wanted]
+    clashes: list[Clash]
+    refused: list[tuple[Wanted, Finding]]
+    unmapped: dict[str, list[Unmapped]]
+    readings: dict[str, Reading]
+    check_seconds: float = 0.0
+    peak_mb: int = 0
+    outcomes: list[Outcome] = field(default_factory=list)
+
+
+def model_of(
+    name: str | None, *, config: Path | None, repository: str | None, revision: str | None = None
+) -> tuple[str, tuple[str, ...], Mapping[str, Any], tuple[Parallel, ...]]:
+    """Name, tags, config.json and usual parallelism of what was asked for.
+
+    A config.json given by path or repository goes before the bundled one of the same name.
+
+    Raises:
+        TraceproofError: nothing names a config.json, or it can not be read.
+    """
+    bundled = catalogue.entries().get(catalogue.slug_of(name)) if name else None
+    if config is not None:
+        given: Mapping[str, Any] = config_json.load(config)
+    elif repository is not None:
+        given = config_json.fetch(repository, revision)
+    elif bundled is not None:
+        given = bundled.config
+    elif name is None:
+        raise TraceproofError("no model was named", todo="Give --model-name, --config or --hf-repo-id.")
+    else:
+        known = ", ".join(catalogue.entries())
+        raise TraceproofError(
+            f"{name!r} is not in the catalogue; bundled: {known}", todo="Give its config.json by --config PATH."
+        )
+    if bundled is not None:
+        return bundled.slug, bundled.tags, given, bundled.parallel
+    label = name or (repository or str(config)).rstrip("/").rpartition("/")[2].removesuffix(".json")
+    slug = label.lower()
+    return slug.replace("-", "_"), (slug.replace("_", "-"),), given, (Parallel(1, 1),)
+
+
+def worlds(tp: Sequence[int], ep: Sequence[int], usual: Sequence[Parallel]) -> tuple[Parallel, ...]:
+    """The parallelisms asked for: every pair of the lists where ep divides tp; the usual ones for none.
+
+    Raises:
+        TraceproofError: a number is below 1, or no pair fits.
+    """
+    if not tp and not ep:
+        return tuple(usual)
+    ranks, spread = list(tp) or [max(ep)], list(ep) or [1]
+    bad = [f"tp: {value}; allowed: 1 and up" for value in ranks if value < 1]
+    bad += [f"ep: {value}; allowed: 1 and up" for value in spread if value < 1]
+    if bad:
+        raise TraceproofError("the parallelism cannot be used", problems=bad)
+    pairs = tuple(Parallel(one, other) for one in ranks for other in spread if one % other == 0)
+    unused = [other for other in spread if all(pair.ep != other for pair in pairs)]
+    if unused or not pairs:
+        raise TraceproofError(
+            f"ep {unused or spread} divides no tp of {ranks}",
+            todo="SGLang spreads the experts over the tensor parallel ranks, so ep must divide tp.",
+        )
+    return pairs
+
+
+def extract(models: Sequence[Model], settings: Settings, *, say: Callable[[str], None]) -> Extraction:
+    """Read the models and check every definition; nothing is written.
+
+    Raises:
+        TraceproofError: a config is wrong, SGLang does not read it, or the two readings disagree.
+    """
+    second = {
+        (model.name, parallel): formulas.expected(model.config, parallel, where=f"config.json of {model.name}")
+        for model in models
+        for parallel in model.parallel
+        if settings.second_reading
+    }
+    asked: list[tuple[Draft, Use]] = []
+    unmapped: dict[str, list[Unmapped]] = {}
+    readings: dict[str, Reading] = {}
+    for model in models:
+        for parallel in model.parallel:
+            label = f"{model.name} tp{parallel.tp} ep{parallel.ep}"
+            reading = settings.environment.read(model.config, parallel)
+            say(f"{label}: {len(reading.modules)} modules, {reading.seconds:.0f} s, {reading.peak_mb} MB")
+            calls, left = kernels.from_reading(reading)
+            if settings.second_reading:
+                _agree(label, calls, second[model.name, parallel])
+            made, formless = drafts(calls, page_sizes=settings.page_sizes, rank_gemms=settings.rank_gemms)
+            asked += [(d, Use(model.name, model.tags, parallel, call.paths, call.count)) for call, d in made]
+            unmapped[label] = [*left, *formless]
+            readings[label] = reading
+    wanted, clashes = collect(asked)
+    started = time.monotonic()
+    kept, refused = _checked(wanted, settings.torch_python)
+    extraction = Extraction(kept, clashes, refused, unmapped, readings)
+    extraction.check_seconds = round(time.monotonic() - started, 1)
+    extraction.peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
+    say(f"{len(kept)} references hold against their oracles, {extraction.check_seconds:.0f} s")
+    return extraction
+
+
+def _agree(label: str, sglang: Sequence[kernels.Kernel], config: Sequence[kernels.Kernel]) -> None:
+    differences = kernels.differences(sglang, config)
+    if differences:
+        raise TraceproofError(
+            f"{label}: SGLang and config.json's formulas disagree",
+            problems=differences,
+            todo="One of them is wrong, or the model is of a build the formulas do not know: "
+            "--single-reading takes SGLang's word alone.",
+        )
+
+
+def _checked(wanted: Sequence[Wanted], python: Path) -> tuple[list[Wanted], list[tuple[Wanted, Finding]]]:
+    stand_ins = [(item.draft.twin or item.draft).definition([]) for item in wanted]
+    unique = {definition.digest: definition for definition in stand_ins}
+    findings = dict(zip(unique, check(list(unique.values()), python=python), strict=True))
+    kept, refused = [], []
+    for item, stand_in in zip(wanted, stand_ins, strict=True):
+        finding = findings[stand_in.digest]
+        if finding.right:
+            kept.append(item)
+        else:
+            refused.append((item, finding))
+    return kept, refused
+
+
+def publish(extraction: Extraction, settings: Settings, *, dataset: Path, out: Path, report: Path) -> list[Path]:
+    """Merge into `out` what `dataset` does not have, and write the reports; the paths written.
+
+    Raises:
+        TraceproofError: some reference does not hold (nothing is written), or a folder can not be written.
+    """
+    wrong = [(item, finding) for item, finding in extraction.refused if finding.no_oracle is None]
+    if wrong:
+        problems = [f"{item.name}: {problem}" for item, finding in wrong for problem in finding.problems[:3]]
+        raise TraceproofError(
+            "references do not hold against their oracles; nothing was written",
+            problems=problems,
+            todo="This is a fault of a skeleton or of an oracle, not of the model: please report it.",
+        )
+
+    def behaviour(pairs: Sequence[tuple[Definition, str]]) -> list[Finding]:
+        if not pairs:
+            return []
+        ours = [definition for definition, _ in pairs]
+        return check(ours, python=settings.torch_python, references=[text for _, text in pairs])
+
+    extraction.outcomes = merge([item.definition() for item in extraction.wanted], dataset, behaviour)
+    written = write(extraction.outcomes, out)
+    report.mkdir(parents=True, exist_ok=True)
+    (report / "sharing.md").write_text(sharing_table(extraction.wanted, extraction.clashes), encoding="utf-8")
+    (report / "report.json").write_text(json.dumps(as_json(extraction), indent=1) + "\n", encoding="utf-8")
+    return written
+
+
+def as_json(extraction: Extraction) -> dict[str, Any]:
+    """The extraction for machines."""
+    return {
+        "definitions": [
+            {
+                "name": outcome.name,
+                "op_type": outcome.op_type,
+                "status": outcome.status,
+                "differences": list(outcome.differences),
+                "notes": list(outcome.notes),
+            }
+            for outcome in extraction.outcomes
+        ],
+        "uses": {
+            item.name: [
+                {"model": use.model, "tp": use.parallel.tp, "ep": use.parallel.ep, "count": use.count}
+                for use in item.uses
+            ]
+            for item in extraction.wanted
+        },
+        "clashes": [
+            {"name": clash.name, "renamed": clash.renamed, "differences": list(clash.differences)}
+            for clash in extraction.clashes
+        ],
+        "no_oracle": {item.name: finding.no_oracle for item, finding in extraction.refused},
+        "not_described": {
+            label: [{"path": left.path, "class": left.class_name, "count": left.count, "why": left.why} for left in items]
+            for label, items in extraction.unmapped.items()
+        },
+        "readings": {
+            label: {"versions": dict(reading.versions), "experts": reading.experts, "architecture": reading.architecture}
+            for label, reading in extraction.readings.items()
+        },
+    }
