@@ -28,15 +28,15 @@ rule actor:
         f"{FLOW.run}/actors/{{op_type}}/{{actor}}.json",
     log:
         f"{FLOW.run}/logs/actors/{{op_type}}-{{actor}}.log",
+    threads: 1
+    resources:
+        mem_mb=job_memory,
     params:
         python=actor_python,
         code=actor_code,
         outputs_code=outputs_code,
         limits=FLOW.limits,
         store=f"{FLOW.results}/store",
-    threads: 1
-    resources:
-        mem_mb=job_memory,
     shell:
         "PYTHONPATH=src {params.python:q} scripts/actor.py --actor {wildcards.actor} --cases {input.cases}"
         " --stack {input.stack} --manifest {output} --store {params.store} --code {params.outputs_code}"

@@ -6,5 +6,7 @@ rule dataset:
         f"{FLOW.results}/logs/dataset-{{slug}}.log",
     params:
         source=FLOW.dataset_source,
+    message:
+        "fetching the dataset"
     shell:
         "{DRIVER} scripts/dataset.py --source {params.source:q} --stamp {output} --log {log}"

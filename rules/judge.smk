@@ -7,19 +7,21 @@ rule judge:
     """Judge every actor's outputs of one op_type by the oracle's."""
     input:
         cases=f"{FLOW.run}/cases/{{op_type}}.json",
-        manifests=expand(f"{FLOW.run}/actors/{{{{op_type}}}}/{{actor}}.json", actor=FLOW.actors),
+        manifests=expand(
+            f"{FLOW.run}/actors/{{{{op_type}}}}/{{actor}}.json", actor=FLOW.actors
+        ),
     output:
         f"{FLOW.run}/verdicts/{{op_type}}.jsonl",
     log:
         f"{FLOW.run}/logs/judge/{{op_type}}.log",
+    threads: 1
+    resources:
+        mem_mb=job_memory,
     params:
         python=FLOW.python("torch"),
         code=judge_code,
         tolerance=FLOW.tolerance,
         store=f"{FLOW.results}/store",
-    threads: 1
-    resources:
-        mem_mb=job_memory,
     shell:
         "PYTHONPATH=src {params.python:q} scripts/judge.py --cases {input.cases} --manifests {input.manifests}"
         " --verdicts {output} --store {params.store} --code {params.code} --tolerance {params.tolerance}"

@@ -6,6 +6,8 @@ rule environment:
         ".venvs/{environment}/installed.json",
     log:
         f"{FLOW.results}/logs/environment-{{environment}}.log",
+    message:
+        "building .venvs/{wildcards.environment}, which may take minutes"
     shell:
         "{DRIVER} scripts/environment.py --environment {wildcards.environment} --stamp {output} --log {log}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from traceproof import entry
 from traceproof.stages.plan import Selection, plan
@@ -19,7 +20,9 @@ PARSER.add_argument("--log", type=Path, required=True)
 
 def main() -> None:
     """Plan."""
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in options.selection.items()}
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in options.selection.items()
+    }
     if fields["workloads"] == "auto":
         fields["workloads"] = json.loads(options.stack.read_text(encoding="utf-8"))["device_type"] == "cuda"
     plan(options.dataset, options.out, Selection(**fields))

@@ -52,7 +52,7 @@ def main() -> int:
     """Exit code 1: `--check` found a file that differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
-    parser.add_argument("--upgrade", action="store_true", help="take the newest versions that pyproject.toml allows")
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions allowed")
     options = parser.parse_args()
     if not options.check:
         uv("lock", "--default-index", INDEX, *(["--upgrade"] if options.upgrade else []))

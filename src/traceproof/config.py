@@ -7,14 +7,23 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
 from traceproof.ops.cases import SIZES
 
+Model = TypeVar("Model", bound=BaseModel)
 CLOSED = ConfigDict(extra="forbid", frozen=True, strict=True)
 Text = Annotated[str, StringConstraints(min_length=1)]
 Names = Annotated[tuple[Text, ...], Field(strict=False)]
@@ -166,53 +175,63 @@ def read_config(raw: Mapping[str, Any], *, root: Path, source: str = "config.yam
     Raises:
         TraceproofError: every problem at once.
     """
+    problems: list[str] = []
+    config: Config | None = None
     try:
         config = Config.model_validate(dict(raw))
     except ValidationError as error:
-        details = error.errors(include_url=False)
-        # A list of one wrong name counts as empty too: the name is what to report.
-        inner = {detail["loc"][:-1] for detail in details}
-        found = [detail for detail in details if detail["type"] != "too_short" or detail["loc"] not in inner]
-        raise _unusable(source, [_explain(dict(detail)) for detail in found]) from error
-    problems = [*_missing_files(config, root), *_unknown_op_types(config, root)]
-    if problems:
-        raise _unusable(source, problems)
+        problems += _schema_problems(error)
+    problems += _problems_on_disk(raw, root)
+    if config is None or problems:
+        raise TraceproofError(f"{source} cannot be used", problems=problems)
     return config
 
 
-def _unusable(source: str, problems: list[str]) -> TraceproofError:
-    return TraceproofError(f"{source} cannot be used", problems=problems)
+def _schema_problems(error: ValidationError) -> list[str]:
+    details = error.errors(include_url=False)
+    # A list of one wrong name counts as empty too: the name is what to report.
+    inner = {detail["loc"][:-1] for detail in details}
+    return [_explain(dict(one)) for one in details if one["type"] != "too_short" or one["loc"] not in inner]
 
 
-def _missing_files(config: Config, root: Path) -> list[str]:
+def _problems_on_disk(raw: Mapping[str, Any], root: Path) -> list[str]:
+    """What the schema can not know, of those parts that fit it, whatever is wrong with the others."""
+    dataset = _valid(Dataset, raw.get("dataset"))
+    selection = _valid(Selection, raw.get("selection", {}))
+    known = raw.get("known")
     problems = []
-    path = config.dataset.path
-    if path is not None and not (root / path).is_dir():
-        problems.append(f"dataset.path: {root / path} is not a folder")
-    elif path is not None and next((root / path / "definitions").rglob("*.json"), None) is None:
-        problems.append(
-            f"dataset.path: {root / path} holds no definitions; expected definitions/<op_type>/<name>.json below it"
-        )
-    if config.known is not None and not (root / config.known).is_file():
-        problems.append(f"known: {root / config.known} does not exist; null means that nothing is known")
-    if config.results.is_absolute() and not config.results.parent.is_dir():
-        problems.append(f"results: {config.results.parent} is not a folder")
+    if isinstance(known, str) and not (root / known).is_file():
+        problems.append(f"known: {root / known} does not exist; null means that nothing is known")
+    path = None if dataset is None or dataset.path is None else root / dataset.path
+    if path is not None and not path.is_dir():
+        problems.append(f"dataset.path: {path} is not a folder")
+    elif path is not None and next((path / "definitions").rglob("*.json"), None) is None:
+        problems.append(f"dataset.path: {path} holds no definitions; expected definitions/<op_type>/<name>.json")
+    elif selection is not None:
+        problems += _unknown_op_types(selection, path)
     return problems
 
 
-def _unknown_op_types(config: Config, root: Path) -> list[str]:
-    """An op_type of one's own is fine where a dataset on disk has it; elsewhere planning will tell."""
-    if config.dataset.path is None:
-        folders: set[str] = set()
-        malformed = [name for name in config.selection.op_types if not re.fullmatch(r"\w+", name)]
-        return [_not_an_op_type(name, folders) for name in malformed]
-    folders = {folder.name for folder in (root / config.dataset.path / "definitions").glob("*") if folder.is_dir()}
+def _valid(model: type[Model], value: object) -> Model | None:
+    try:
+        return model.model_validate(value)
+    except ValidationError:
+        return None
+
+
+def _unknown_op_types(selection: Selection, path: Path | None) -> list[str]:
+    """An op_type of one's own is fine where a dataset on disk has it; of one not here yet, planning will tell."""
+    if path is None:
+        return [_not_an_op_type(name, set()) for name in selection.op_types if not re.fullmatch(r"\w+", name)]
+    folders = {folder.name for folder in (path / "definitions").iterdir() if folder.is_dir()}
     accepted = folders | set(registry.known())
-    return [_not_an_op_type(name, folders) for name in config.selection.op_types if name not in accepted]
+    return [_not_an_op_type(name, folders) for name in selection.op_types if name not in accepted]
 
 
 def _not_an_op_type(name: str, folders: set[str]) -> str:
-    return f"selection.op_type: {name!r} is not an op_type; known: {', '.join(sorted({*registry.known(), *folders}))}"
+    return (
+        f"selection.op_type: {name!r} is not an op_type; known: {', '.join(sorted({*registry.known(), *folders}))}"
+    )
 
 
 def _explain(found: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
@@ -48,16 +49,14 @@ def run(main: Callable[[], None], *, log: Path) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     terminal = sys.stderr
     with log.open("w", encoding="utf-8", buffering=1) as file:
-        sys.stderr = Tee(terminal, file)  # type: ignore[assignment] # all that is used of a text stream
+        sys.stderr = Tee(terminal, file)
         try:
             main()
         except TraceproofError as error:
             sys.stderr.write(f"{error}\n")
             raise SystemExit(BAD_INPUT) from None
         except Exception:
-            import traceback
-
-            traceback.print_exc()
-            raise SystemExit(70) from None  # EX_SOFTWARE: the traceback is shown once, not again by Python
+            traceback.print_exc(file=file)
+            raise  # Python shows it on the terminal
         finally:
             sys.stderr = terminal

@@ -143,12 +143,14 @@ class Pipeline:
         return [] if self.config.known is None else [str(self.config.known)]
 
     def job_mb(self, op_type: str) -> int:
-        """Memory of a job over one op_type's cases, in MiB: its largest case by estimate, and what is there anyway."""
+        """Memory of a job over one op_type's cases, in MiB: its largest case, and what is there anyway."""
         try:
             planned = json.loads((self.root / self.run / "cases" / f"{op_type}.json").read_text(encoding="utf-8"))
         except FileNotFoundError:  # a dry run before anything is planned
             return BASE_MB
-        cases = [case for entry in planned["definitions"].values() for case in entry["cases"] if case["skip"] is None]
+        cases = [
+            case for entry in planned["definitions"].values() for case in entry["cases"] if case["skip"] is None
+        ]
         return BASE_MB + int(SLACK * max((case["memory"] for case in cases), default=0) / MIB)
 
     @cached_property

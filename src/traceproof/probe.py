@@ -30,7 +30,7 @@ PACKAGES = (
 
 
 def probe() -> dict[str, Any]:
-    """Versions and the device; nothing that names the machine itself, so that equal machines give equal digests."""
+    """Versions and the device; nothing that names the machine, so that equal machines give equal digests."""
     import torch
 
     versions = {}

@@ -52,7 +52,7 @@ def resolve(config: Config, name: str) -> Stack:
     """Where a stack runs by the configuration and, for `env: auto`, by this machine."""
     settings = getattr(config.stacks, name)
     if settings.python is not None:
-        return Stack(name, None, os.path.expanduser(settings.python))
+        return Stack(name, None, str(Path(settings.python).expanduser()))
     environment = name
     driver = any(path.exists() for path in CUDA_DRIVER)
     if name == "torch":
@@ -129,7 +129,9 @@ def probe(stack: Stack, *, root: Path) -> dict[str, Any]:
 
 
 def _unusable(stack: Stack, problems: list[str]) -> TraceproofError:
-    todo = "stacks.<name>.python in config.yaml has to name a Python >= 3.11 with torch, numpy, safetensors, pydantic."
+    todo = "config.yaml's stacks.<name>.python has to name a Python with torch, numpy, safetensors and pydantic."
     if stack.environment is not None:
         todo = f"Remove {FOLDER / stack.environment} and run again: it is built anew."
-    return TraceproofError(f"the stack {stack.name!r} can not be used ({stack.python})", problems=problems, todo=todo)
+    return TraceproofError(
+        f"the stack {stack.name!r} can not be used ({stack.python})", problems=problems, todo=todo
+    )

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import typer
 
-from traceproof.cli import show, verify
+from traceproof.cli import lint, show, verify
 from traceproof.errors import TraceproofError
 
 BAD_USE = 2
-MANY = frozenset({"--test-sizes", "--op-type", "--definition-name", "--case"})  # take several values after one flag
+# Options that take several values after one flag.
+MANY = frozenset({"--test-sizes", "--op-type", "--definition-name", "--case", "--select", "--ignore"})
 
 app = typer.Typer(
     name="traceproof",
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command("verify")(verify.verify)
 app.command("show")(show.show)
+app.command("lint")(lint.lint_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -31,7 +31,8 @@ def repository() -> Path:
         if (folder / "Snakefile").is_file() and (folder / "src" / "traceproof").is_dir():
             return folder
     raise TraceproofError(
-        "there is no traceproof repository here", todo="Run the command inside a clone, installed with `pip install -e`."
+        "there is no traceproof repository here",
+        todo="Run the command inside a clone, installed with `pip install -e`.",
     )
 
 

@@ -2,11 +2,122 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from traceproof.cli import run
+from traceproof.errors import TraceproofError
 
-def show(name: Annotated[str, typer.Argument(help="A definition's name.")]) -> None:
-    """Show a definition's verdicts."""
-    raise NotImplementedError(name)
+NUMBERS = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "hit_ratio")
+
+
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A definition's name.")],
+    *,
+    case: Annotated[list[str] | None, typer.Option(help="Only these cases, with every metric.")] = None,
+    selection: Annotated[
+        str, typer.Option(help="Folder below results of a narrower run, e.g. selections/rmsnorm-1a2b3c4d.")
+    ] = "",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the rows as JSON; - is stdout.")
+    ] = None,
+) -> None:
+    """Show the verdicts of a definition: where a run left them last, or in the folder given.
+
+    Exit codes: 0 nothing failed, 1 findings, 2 there are no such verdicts.
+    """
+    root = run.repository()
+    results = root / run.config_of(root, {}).results
+    rows = [row for row in _rows(results, name, selection) if not case or row["case"] in case]
+    if not rows:
+        cases = sorted({str(row["case"]) for row in _rows(results, name, selection)})
+        raise TraceproofError(
+            f"{name} has no verdicts for case {', '.join(case or [])}; it has: {', '.join(cases)}"
+        )
+    bad = any(row["verdict"] in {"fail", "error"} for row in rows)
+    code = run.FINDINGS if bad else run.FINE
+    if str(json_file) != "-":
+        for line in describe(rows, full=bool(case)):
+            typer.echo(line)
+    run.write_result(json_file, {"exit_code": code, "rows": rows})
+    raise typer.Exit(code)
+
+
+def _rows(results: Path, name: str, selection: str) -> list[dict[str, Any]]:
+    """Rows of a definition from the run that judged it last.
+
+    Raises:
+        TraceproofError: no run has it.
+    """
+    where = results / selection if selection else results
+    files = list(where.glob("verdicts/*.jsonl"))
+    files += [] if selection else list(results.glob("selections/*/verdicts/*.jsonl"))
+    seen: set[str] = set()
+    for file in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        found = [row for row in rows if row["definition"] == name]
+        if found:
+            return found
+        seen.update(row["definition"] for row in rows)
+    close = get_close_matches(name, seen, n=3, cutoff=0.4)
+    hint = (
+        f"Close to it: {', '.join(close)}." if close else "Run `traceproof verify --definition-name NAME` first."
+    )
+    raise TraceproofError(f"no verdicts of {name!r} below {where}", todo=hint)
+
+
+def describe(rows: Sequence[Mapping[str, Any]], *, full: bool) -> Iterator[str]:
+    """Lines for people: a heading a case, a line an output; with `full`, its metrics and worst places too."""
+    for case, group in groupby(rows, key=lambda row: (row["case"], row["actor"])):
+        members = list(group)
+        yield _heading(members[0], *case)
+        width = max(len(row["output"]) for row in members)
+        for row in members:
+            yield f"  {row['output']:{width}}  {row['verdict'].upper():5}  {row['message']}{_places(row)}"
+            if full:
+                yield from _details(row)
+        if any(row["verdict"] in {"fail", "error"} for row in members) and members[0].get("repeat"):
+            yield f"  repeat  {members[0]['repeat']}"
+
+
+def _heading(row: Mapping[str, Any], case: str | None, actor: str) -> str:
+    if case is None:
+        return f"{row['definition']}, {row.get('path', '')}"
+    axes = ", ".join(f"{name} {size}" for name, size in row["axes"].items())
+    return f"{row['definition']}, case {case} ({axes}, seed {row['seed']}), {actor}"
+
+
+def _places(row: Mapping[str, Any]) -> str:
+    worst = row.get("worst") or []
+    if row["verdict"] != "fail" or not worst:
+        return ""
+    place = worst[0]
+    return f"; worst at {place['index']}: {row['against']} {place['expected']}, {row['actor']} {place['actual']}"
+
+
+def _details(row: Mapping[str, Any]) -> Iterator[str]:
+    metrics: Mapping[str, Any] = row.get("metrics") or {}
+    numbers = [f"{name} {_short(metrics[name])}" for name in NUMBERS if metrics.get(name) is not None]
+    if numbers:
+        yield f"    {', '.join(numbers)}"
+    limits: Mapping[str, Any] = row.get("specification") or {}
+    if limits:
+        told = "within" if metrics.get("within_specification") else "outside"
+        bounds = ", ".join(f"{name} {_short(value)}" for name, value in limits.items())
+        yield f"    {told} the specification's row ({bounds})"
+    yield from _worst(row.get("worst") or [], row)
+
+
+def _worst(places: Iterable[Mapping[str, Any]], row: Mapping[str, Any]) -> Iterator[str]:
+    for place in places:
+        yield f"    at {place['index']}: {row['against']} {place['expected']}, {row['actor']} {place['actual']}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"

@@ -44,7 +44,12 @@ def verify(  # noqa: PLR0913 - the specification's options
     if everything and (op_type or definition_name):
         raise TraceproofError("--all selects everything: give it, or --op-type and --definition-name, not both")
     changes: dict[str, Any] = {}
-    selection = {"op_type": op_type, "definition_name": definition_name, "case": case, "all": everything or None}
+    selection: dict[str, Any] = {
+        "op_type": op_type,
+        "definition_name": definition_name,
+        "case": case,
+        "all": everything or None,
+    }
     given = {key: value for key, value in selection.items() if value}
     if op_type or definition_name:
         given = {"op_type": [], "definition_name": [], "all": False, **given}

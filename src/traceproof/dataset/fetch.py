@@ -46,7 +46,9 @@ def slug_of(dataset: Dataset) -> str:
         return f"{text}-{digest_json(source.model_dump())[:8]}"
     if dataset.git is not None:
         name = re.sub(r"[^A-Za-z0-9._-]", "", dataset.git.url.rstrip("/").rpartition("/")[2]).removesuffix(".git")
-        return f"{name.lstrip('.-') or 'git'}-{dataset.git.commit[:12]}-{digest_json(dataset.git.model_dump())[:8]}"
+        return (
+            f"{name.lstrip('.-') or 'git'}-{dataset.git.commit[:12]}-{digest_json(dataset.git.model_dump())[:8]}"
+        )
     raise ValueError("a path is used in place")
 
 

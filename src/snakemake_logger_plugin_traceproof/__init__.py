@@ -1,0 +1,112 @@
+"""Snakemake's output for people: one line a finished job, failures with their log, nothing else.
+
+Snakemake finds a logger plugin by the name of its package, so this one stands beside `traceproof`;
+profiles/default selects it. `--workflow-profile none` gives Snakemake's own output back.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from logging import WARNING, LogRecord
+from typing import Any
+
+from snakemake_interface_logger_plugins.base import LogHandlerBase
+from snakemake_interface_logger_plugins.common import LogEvent
+
+CLEAR = "\r\x1b[K"  # a job may have left a live line on the terminal
+TABLES = "verify_"  # rules of this prefix end with a table of their own
+# What Snakemake says beside JOB_ERROR when a job failed.
+ECHOES = (
+    "RuleException",
+    "CalledProcessError",
+    "WorkflowError:\nAt least one job did not complete",
+    "Exiting because",
+)
+
+
+class LogHandler(LogHandlerBase):
+    """Writes to stderr."""
+
+    def __post_init__(self) -> None:
+        self._started = time.monotonic()
+        self._names: dict[int, str] = {}
+        self._finished = ""
+
+    @property
+    def writes_to_stream(self) -> bool:
+        """Yes: it replaces Snakemake's own output."""
+        return True
+
+    @property
+    def writes_to_file(self) -> bool:
+        """No: Snakemake keeps its full log below .snakemake/log."""
+        return False
+
+    @property
+    def has_filter(self) -> bool:
+        """Yes: it chooses for itself."""
+        return True
+
+    @property
+    def has_formatter(self) -> bool:
+        """Yes: its own."""
+        return True
+
+    @property
+    def needs_rulegraph(self) -> bool:
+        """No."""
+        return False
+
+    def emit(self, record: LogRecord) -> None:
+        """Write what a record has to say, if anything."""
+        text = self._text(record)
+        if text:
+            sys.stderr.write((CLEAR if sys.stderr.isatty() else "") + text + "\n")
+            sys.stderr.flush()
+
+    def _text(self, record: LogRecord) -> str:  # noqa: PLR0911 - one answer a kind of event
+        values: Mapping[str, Any] = vars(record)
+        match getattr(record, "event", None):
+            case LogEvent.JOB_INFO:
+                return self._announced(values)
+            case LogEvent.JOB_FINISHED:
+                self._finished = self._names.get(values["job_id"], "")
+            case LogEvent.PROGRESS:
+                return self._progress(values["done"], values["total"])
+            case LogEvent.JOB_ERROR:
+                return self._failure(values)
+            case LogEvent.SHELLCMD if self.common_settings.printshellcmds:
+                return str(values.get("shellcmd") or values.get("cmd") or "")
+            case LogEvent.RUN_INFO if self.common_settings.dryrun:
+                return record.getMessage()
+            case LogEvent.ERROR | None if record.levelno >= WARNING:
+                return self._complaint(record.getMessage())
+        return ""
+
+    def _announced(self, values: Mapping[str, Any]) -> str:
+        name = " ".join([values["rule_name"], *map(str, values["wildcards"].values())])
+        self._names[values["jobid"]] = name
+        if self.common_settings.dryrun:
+            return f"would run {name}: {' '.join(str(values['reason']).split())}"
+        return str(values["rule_msg"] or "")
+
+    def _progress(self, done: int, total: int) -> str:
+        if self._finished.startswith(TABLES):
+            return ""
+        seconds = time.monotonic() - self._started
+        return f"[{done:{len(str(total))}}/{total}] {seconds:5.0f} s  {self._finished}"
+
+    def _failure(self, values: Mapping[str, Any]) -> str:
+        name = self._names.get(values["jobid"], values["rule_name"])
+        if name.startswith(TABLES):
+            return ""
+        return f"FAILED {name}; what it said: {', '.join(values['log'])}"
+
+    def _complaint(self, message: str) -> str:
+        if message.startswith(ECHOES):
+            return ""
+        if message.startswith("TraceproofError"):  # for people: the lines of the Snakefile help nobody
+            return "\n".join(line for line in message.splitlines()[1:] if not line.startswith("  File "))
+        return message
