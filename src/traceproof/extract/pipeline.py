@@ -21,6 +21,7 @@ from traceproof.extract.definitions.form import Draft
 from traceproof.extract.kernels import Unmapped
 from traceproof.extract.merge import Outcome, merge, write
 from traceproof.extract.reading import Environment, Reading
+from traceproof.extract.recall import recall_table
 
 PAGE_SIZES = (1, 64)  # what the dataset has
 
@@ -212,9 +213,13 @@ def publish(extraction: Extraction, settings: Settings, *, dataset: Path, out: P
         ours = [definition for definition, _ in pairs]
         return check(ours, python=settings.torch_python, references=[text for _, text in pairs])
 
-    extraction.outcomes = merge([item.definition() for item in extraction.wanted], dataset, behaviour)
+    definitions = [item.definition() for item in extraction.wanted]
+    extraction.outcomes = merge(definitions, dataset, behaviour)
+    tags = {tag for item in extraction.wanted for use in item.uses for tag in use.tags}
+    recall = recall_table(definitions, dataset, tags)
     written = write(extraction.outcomes, out)
     report.mkdir(parents=True, exist_ok=True)
+    (report / "recall.md").write_text(recall, encoding="utf-8")
     (report / "sharing.md").write_text(sharing_table(extraction.wanted, extraction.clashes), encoding="utf-8")
     (report / "report.json").write_text(json.dumps(as_json(extraction), indent=1) + "\n", encoding="utf-8")
     return written
