@@ -217,13 +217,19 @@ def test_negative_and_equal_logits_are_among_the_rows() -> None:
         assert bool((logits[1, rest] < 0).all())
 
 
-def test_the_bias_changes_the_choice() -> None:
+def test_the_bias_changes_experts_and_groups() -> None:
     values = ops.inputs_of(DEEPSEEK, ops.case_named(DEEPSEEK, "medium-1"))
     bias, logits = tensor(values, "routing_bias"), tensor(values, "routing_logits")
     assert bool((bias > 0).any() & (bias < 0).any())
-    routing = form_of(DEEPSEEK).routing
-    with_bias, without_bias = (choose(routing, logits, it).experts.sort().values for it in (bias, None))
-    assert bool((with_bias != without_bias).any(-1).all())
+    form = form_of(DEEPSEEK)
+    with_bias, without_bias = (choose(form.routing, logits, it).experts.sort().values for it in (bias, None))
+    assert int((with_bias != without_bias).any(-1).sum()) > len(logits) / 2
+    size = form.experts // form.routing.groups
+    new_groups = [
+        not set(row) <= set(old)
+        for row, old in zip((with_bias // size).tolist(), (without_bias // size).tolist(), strict=True)
+    ]
+    assert any(new_groups)
 
 
 def test_deepseek_routing_by_hand() -> None:

@@ -29,7 +29,7 @@ def cases_of(form: Form, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
     lengths = HEAVY_SIZES if heavy else SIZES
     for size in sizes:
         for index, tokens in enumerate(lengths[size]):
-            params = _drawing(form, position=index)
+            params = _drawing(form, position=list(SIZES).index(size) + index)
             yield Case(f"{size}-{index}", size, {form.tokens: tokens}, seed, params)
     if not form.routing.given:
         yield _adversarial(form, "rows", len(MIXED_ROWS), seed, {"rows": list(MIXED_ROWS)})
