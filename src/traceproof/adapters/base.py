@@ -14,30 +14,12 @@ import torch
 
 from traceproof.actors.base import Unavailable
 from traceproof.dataset.definition import Definition
+from traceproof.jit import Module
 from traceproof.ops.base import TORCH_DTYPES, Values
 from traceproof.reasons import Skip
 
 Api = Mapping[str, Any]  # what an adapter's API keys stand for at the installed version
 Outputs = Mapping[str, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Module:
-    """A kernel module that a stack compiles before its first use.
-
-    Attributes:
-        generator: API key of the function that describes it.
-        args: its arguments, JSON values; a dtype is written as `torch.bfloat16`.
-    """
-
-    generator: str
-    args: tuple[Any, ...] = ()
-
-    @property
-    def label(self) -> str:
-        """Short text that is unique among modules."""
-        parts = [str(arg).removeprefix("torch.") for arg in self.args]
-        return "-".join([self.generator.removeprefix("gen_"), *parts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +125,10 @@ class Adapter:
             and self.accepts(definition)
         )
 
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Whether it uses a GPU, and this one will do."""
+        return self.sm is not None and self.sm[0] <= capability <= self.sm[1]
+
     def lacking(self) -> Unavailable | None:
         """Which of `packages` is absent; None if all are there."""
         for package in self.packages:
@@ -158,7 +144,7 @@ class Adapter:
             return Unavailable(Skip.NO_CUDA, f"{self.name} needs a CUDA device")
         first, last = self.sm
         here = torch.cuda.get_device_capability(device)
-        if not first <= here <= last:
+        if not self.runs_on(here):
             wanted = f"SM {first[0]}.{first[1]}" + ("" if first == last else f" to {last[0]}.{last[1]}")
             return Unavailable(Skip.NEEDS_SM, f"{self.name} needs {wanted}, this GPU is SM {here[0]}.{here[1]}")
         return None

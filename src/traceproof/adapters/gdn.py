@@ -39,6 +39,16 @@ def scale(inputs: Values) -> float:
     return value or tensor(inputs, "q").shape[-1] ** -0.5
 
 
+def with_tokens(inputs: Values) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers of the sequences that have tokens, and their bounds.
+
+    The Triton kernels number chunks by the sequences that have one, so an empty sequence would shift all after it.
+    """
+    bounds = tensor(inputs, "cu_seqlens")
+    rows = torch.nonzero(bounds[1:] > bounds[:-1]).flatten()
+    return rows, torch.cat([bounds[:1], bounds[1:][rows]])
+
+
 def state(inputs: Values, rows: int) -> torch.Tensor:
     """A fresh copy of the state [rows, value heads, V, K], zeros where there is none."""
     given = inputs.get("state")

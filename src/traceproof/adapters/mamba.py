@@ -15,9 +15,9 @@ PAD = -1
 
 
 def spread(x: torch.Tensor, keep: int) -> torch.Tensor:
-    """The first `keep` axes, the others with stride 0: kernels tell by it that a value is one per head."""
-    first = x[(slice(None),) * keep + (slice(0, 1),) * (x.dim() - keep)]
-    return first.expand(x.shape)
+    """The first `keep` axes packed, the others with stride 0: kernels tell by it that a value is one per head."""
+    first = x[(slice(None),) * keep + (0,) * (x.dim() - keep)].contiguous()
+    return first.view(first.shape + (1,) * (x.dim() - keep)).expand(x.shape)
 
 
 def update(api: Api, definition: Definition, inputs: Values, **options: Any) -> Outputs:  # noqa: ANN401 - keywords

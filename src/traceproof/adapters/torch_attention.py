@@ -1,11 +1,16 @@
-"""Attention through PyTorch's scaled_dot_product_attention, one sequence at a time."""
+"""Attention through PyTorch's scaled_dot_product_attention, one sequence at a time.
+
+cuDNN's kernels are left out: they compile a plan a shape, seconds each.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
+from torch.nn.attention import SDPBackend
 
 from traceproof.adapters.base import Api, Outputs, scalar, tensor
 from traceproof.dataset.definition import Definition
@@ -13,12 +18,13 @@ from traceproof.ops.base import Values
 
 
 def attend(
-    api: Api, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool
+    api: Api, q: torch.Tensor, keys: tuple[torch.Tensor, torch.Tensor], *, scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One sequence: q [n, heads, d], k [m, kv heads, d], v [m, kv heads, dv] to output and base-2 log-sum-exp.
+    """One sequence: q [n, heads, d], k [m, kv heads, d] and v [m, kv heads, dv] to output and base-2 log-sum-exp.
 
     The last query sees all keys. A query that sees none gets zeros and -inf.
     """
+    k, v = keys
     n, m = q.shape[0], k.shape[0]
     heads = q.shape[1]
     output = q.new_zeros((n, heads, v.shape[-1]))
@@ -34,7 +40,9 @@ def attend(
     if causal:
         rows = torch.arange(first, n, device=q.device)[:, None] + (m - n)
         mask = torch.arange(m, device=q.device)[None, :] <= rows
-    output[first:] = api["attention"](wide_q, wide_k, wide_v, attn_mask=mask, scale=scale)[0].transpose(0, 1)
+    with api["attention_kernels"]([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        attended = api["attention"](wide_q, wide_k, wide_v, attn_mask=mask, scale=scale)
+    output[first:] = attended[0].transpose(0, 1)
     logits = (wide_q.float() @ wide_k.float().transpose(-1, -2))[0] * scale
     if mask is not None:
         logits = logits.masked_fill(~mask, -math.inf)
@@ -49,7 +57,7 @@ def paged_tokens(inputs: Values, page: int) -> Iterator[torch.Tensor]:
     last = inputs.get("kv_last_page_len")
     lengths = last.tolist() if isinstance(last, torch.Tensor) else [page] * (len(indptr) - 1)
     within = torch.arange(page, device=indices.device)
-    for row, (start, end) in enumerate(zip(indptr, indptr[1:], strict=False)):
+    for row, (start, end) in enumerate(pairwise(indptr)):
         tokens = (indices[start:end, None] * page + within).reshape(-1)
         yield tokens[: max(0, end - start - 1) * page + lengths[row]] if end > start else tokens
 
@@ -64,11 +72,9 @@ def by_row(
     """Attend row by row: queries by `qo_indptr`, or one a row without it (decode, not causal)."""
     causal = "qo_indptr" in inputs
     bounds = tensor(inputs, "qo_indptr").tolist() if causal else list(range(q.shape[0] + 1))
-    pairs = [
-        attend(api, q[start:end], k, v, scale=scalar(inputs, "sm_scale"), causal=causal)
-        for start, end, (k, v) in zip(bounds, bounds[1:], keys, strict=False)
+    parts = [
+        attend(api, q[start:end], row, scale=scalar(inputs, "sm_scale"), causal=causal)
+        for (start, end), row in zip(pairwise(bounds), keys, strict=True)
     ]
-    if not pairs:
-        raise ValueError("no rows")
-    outputs = {"output": torch.cat([pair[0] for pair in pairs]), "lse": torch.cat([pair[1] for pair in pairs])}
+    outputs = dict(zip(("output", "lse"), map(torch.cat, zip(*parts, strict=True)), strict=True))
     return {name: outputs[name] for name in definition.outputs}

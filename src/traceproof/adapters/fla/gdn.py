@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
-from traceproof.adapters.gdn import DECODE, MTP, PREFILL, beta, is_form, log_decay, scale, state
+from traceproof.adapters.gdn import DECODE, MTP, PREFILL, beta, is_form, log_decay, scale, state, with_tokens
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Values
 from traceproof.ops.gdn.forms import Form
@@ -52,10 +52,10 @@ def _mtp(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 
 def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    """All sequences in one row of tokens."""
+    """All sequences in one row of tokens. One without tokens keeps its state."""
     del definition
-    bounds = tensor(inputs, "cu_seqlens")
-    states = state(inputs, len(bounds) - 1)
+    states = state(inputs, len(tensor(inputs, "cu_seqlens")) - 1)
+    rows, bounds = with_tokens(inputs)
     if not tensor(inputs, "q").shape[0]:
         return {"output": torch.empty_like(tensor(inputs, "v")), "new_state": states}
     output, after = api["chunk"](
@@ -65,14 +65,13 @@ def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
         g=log_decay(inputs)[None],
         beta=beta(inputs)[None],
         scale=scale(inputs),
-        initial_state=_flip(states),
+        initial_state=_flip(states[rows]),
         output_final_state=True,
         use_qk_l2norm_in_kernel=False,
         cu_seqlens=bounds,
     )
-    # A sequence without tokens is not visited by the kernel, so its state would be stray memory.
-    untouched = (bounds[1:] == bounds[:-1]).view(-1, 1, 1, 1)
-    return {"output": output[0], "new_state": torch.where(untouched, states, _flip(after))}
+    states[rows] = _flip(after)
+    return {"output": output[0], "new_state": states}
 
 
 ADAPTERS = (

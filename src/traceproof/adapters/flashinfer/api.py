@@ -1,4 +1,4 @@
-"""What FlashInfer's APIs are called. Read off 0.6.13 and 0.7.2.post1; a newer name goes in front of an older one."""
+"""What FlashInfer's APIs are called: read off 0.6.13 and 0.7.2.post1, a newer name in front of an older one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from types import MappingProxyType
 
 from traceproof.adapters.base import Stack
+
+SSU = "flashinfer.jit.mamba.selective_state_update"
 
 APIS = MappingProxyType(
     {
@@ -41,11 +43,9 @@ APIS = MappingProxyType(
         "gen_topk": ("flashinfer.jit.topk:gen_topk_module",),
         "gen_rope": ("flashinfer.jit.rope:gen_rope_module",),
         "gen_gdn_prefill": ("flashinfer.jit.gdn:gen_gdn_prefill_sm90_module",),
-        "gen_mamba_sm90": ("flashinfer.jit.mamba.selective_state_update:gen_selective_state_update_sm90_module",),
-        "gen_mamba_sm100": (
-            "flashinfer.jit.mamba.selective_state_update:gen_selective_state_update_sm100_module",
-        ),
-        "gen_mamba": ("flashinfer.jit.mamba.selective_state_update:gen_selective_state_update_module",),
+        "gen_mamba_sm90": (f"{SSU}:gen_selective_state_update_sm90_module",),
+        "gen_mamba_sm100": (f"{SSU}:gen_selective_state_update_sm100_module",),
+        "gen_mamba": (f"{SSU}:gen_selective_state_update_module",),
     }
 )
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from traceproof.adapters.base import Module, tensor
+from traceproof.adapters.base import tensor
 from traceproof.dataset.definition import Definition
+from traceproof.jit import Module
 from traceproof.ops.base import TORCH_DTYPES, Values
 
 WORKSPACE = 128 << 20  # bytes, FlashInfer's recommended size; zeros, as its documentation asks for
+NO_KEYS = -5e4  # FlashInfer's stand-in for minus infinity
 HOPPER = (9, 0)  # the only capability with FA3 kernels
 SM = ((8, 0), (12, 9))
 
@@ -36,6 +40,17 @@ def dtype_name(definition: Definition, name: str) -> str:
 def prefill_module(which: str, q: str, kv: str, index: str, head_dims: tuple[int, int]) -> Module:
     """No position encoding, no window, no cap, no fp16 reduction: what every definition here means."""
     return Module("gen_prefill", (which, q, kv, q, index, *head_dims, 0, False, False, False))
+
+
+def outputs_of(definition: Definition, returned: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The outputs that the definition asks for. The log-sum-exp is base 2, as definitions have it.
+
+    A row without keys comes with NO_KEYS for minus infinity. A row whose keys are all masked does not, and what
+    FlashInfer gives for it (the mean of the masked values) is left as it is.
+    """
+    output, lse = returned
+    outputs = {"output": output, "lse": lse.masked_fill(lse == NO_KEYS, -math.inf)}
+    return {name: outputs[name] for name in definition.outputs}
 
 
 def last_page_lengths(inputs: Values, page_size: int) -> torch.Tensor:

@@ -1,12 +1,13 @@
-"""FlashInfer's gated delta rule: decode, verification of draft tokens, prefill. States are [.., V, K] there too."""
+"""FlashInfer's gated delta rule: decode, verification of draft tokens, prefill. States are [.., V, K] too."""
 
 from __future__ import annotations
 
 import torch
 
-from traceproof.adapters.base import Adapter, Api, Module, Outputs, names, tensor
+from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
 from traceproof.adapters.gdn import DECODE, MTP, PREFILL, beta, is_form, log_decay, scale, state
 from traceproof.dataset.definition import Definition
+from traceproof.jit import Module
 from traceproof.ops.base import Values
 from traceproof.ops.gdn.forms import Form
 

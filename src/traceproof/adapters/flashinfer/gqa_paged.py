@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import torch
-
-from traceproof.adapters.base import Adapter, Api, Module, Outputs, names, scalar, tensor
+from traceproof.adapters.base import Adapter, Api, Outputs, names, scalar, tensor
 from traceproof.adapters.flashinfer.attention import (
     SM,
     backend,
     backend_of,
     dtype_name,
     last_page_lengths,
+    outputs_of,
     prefill_module,
     workspace,
 )
 from traceproof.dataset.definition import Definition
+from traceproof.jit import Module
 from traceproof.ops.base import Values
 
 # Queries a key head that the CUDA-core decode kernel has in every version; others go through tensor cores.
@@ -59,7 +59,7 @@ def _decode(api: Api, definition: Definition, inputs: Values) -> Outputs:
         kv_data_type=k.dtype,
         sm_scale=scalar(inputs, "sm_scale"),
     )
-    return _outputs(definition, wrapper.run(q, (k, v), return_lse=True))
+    return outputs_of(definition, wrapper.run(q, (k, v), return_lse=True))
 
 
 def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
@@ -80,13 +80,7 @@ def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
         q_data_type=q.dtype,
         kv_data_type=k.dtype,
     )
-    return _outputs(definition, wrapper.run(q, (k, v), return_lse=True))
-
-
-def _outputs(definition: Definition, returned: tuple[torch.Tensor, torch.Tensor]) -> Outputs:
-    """FlashInfer's log-sum-exp is base 2, as definitions have it."""
-    outputs = dict(zip(("output", "lse"), returned, strict=True))
-    return {name: outputs[name] for name in definition.outputs}
+    return outputs_of(definition, wrapper.run(q, (k, v), return_lse=True))
 
 
 def _dtypes(definition: Definition) -> tuple[str, str, str]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from traceproof.adapters.base import Adapter, Api, Module, Outputs, dim, names, scalar, tensor
+from traceproof.adapters.base import Adapter, Api, Outputs, dim, names, scalar, tensor
 from traceproof.adapters.flashinfer.attention import (
     SM,
     backend,
     backend_of,
     dtype_name,
+    outputs_of,
     prefill_module,
     workspace,
 )
 from traceproof.dataset.definition import Definition
+from traceproof.jit import Module
 from traceproof.ops.base import Values
 
 
@@ -34,8 +36,7 @@ def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
         q_data_type=q.dtype,
         kv_data_type=k.dtype,
     )
-    outputs = dict(zip(("output", "lse"), wrapper.run(q, k, v, return_lse=True), strict=True))
-    return {name: outputs[name] for name in definition.outputs}
+    return outputs_of(definition, wrapper.run(q, k, v, return_lse=True))
 
 
 def _modules(definition: Definition, capability: tuple[int, int]) -> tuple[Module, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from traceproof.adapters.base import Adapter, Module, dim, names
+from traceproof.adapters.base import Adapter, dim, names
 from traceproof.adapters.flashinfer.attention import dtype_name
 from traceproof.adapters.mamba import INPUTS, update
 from traceproof.dataset.definition import Definition
+from traceproof.jit import Module
 
 
 def _modules(definition: Definition, capability: tuple[int, int]) -> tuple[Module, ...]:
@@ -16,11 +17,17 @@ def _modules(definition: Definition, capability: tuple[int, int]) -> tuple[Modul
     return (Module(generator, (*kinds, None, *sizes, 1, "torch.int32", "torch.int64", 0)),)
 
 
+def _accepts(definition: Definition) -> bool:
+    """The kernels are written for these widths only."""
+    return dim(definition, "state", 2) in {64, 128} and dim(definition, "state", 3) in {64, 128, 256}
+
+
 ADAPTERS = (
     Adapter(
         name="mamba.selective_state_update",
         inputs=INPUTS,
         outputs=names("output new_state"),
+        accepts=_accepts,
         apis=("mamba",),
         call=update,
         modules=_modules,

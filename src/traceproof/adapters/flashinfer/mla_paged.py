@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from traceproof.adapters.base import Adapter, Api, Module, Outputs, dim, names, scalar, tensor
+from traceproof.adapters.base import Adapter, Api, Outputs, dim, names, scalar, tensor
 from traceproof.adapters.flashinfer.attention import (
     SM,
     backend,
     backend_of,
     dtype_name,
     last_page_lengths,
+    outputs_of,
     workspace,
 )
 from traceproof.dataset.definition import Definition
+from traceproof.jit import Module
 from traceproof.ops.base import Values
 
 
@@ -44,9 +46,7 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
         q_nope.dtype,
         ckv.dtype,
     )
-    returned = wrapper.run(q_nope, q_pe, ckv, kpe, return_lse=True)
-    outputs = dict(zip(("output", "lse"), returned, strict=True))
-    return {name: outputs[name] for name in definition.outputs}
+    return outputs_of(definition, wrapper.run(q_nope, q_pe, ckv, kpe, return_lse=True))
 
 
 def _modules(definition: Definition, capability: tuple[int, int]) -> tuple[Module, ...]:

@@ -4,35 +4,40 @@ from __future__ import annotations
 
 import torch
 
-from traceproof.adapters.base import Adapter, Api, Module, Outputs, names, tensor
+from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
 from traceproof.dataset.definition import Definition
+from traceproof.jit import Module
 from traceproof.ops.base import Values
 
 FILTERS = ("top_k", "top_p")
+PROBABILITIES = 1 << 28  # of one launch, 1 GiB
 
 
 def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    seed = int(torch.initial_seed())
+    seed = torch.initial_seed() % (1 << 63)
     return {"samples": _trials(api, definition, inputs, 1, seed)["samples"][0]}
 
 
 def _trials(api: Api, definition: Definition, inputs: Values, trials: int, seed: int) -> Outputs:
-    """Every trial is a row of one launch that points at its row of `probs`.
+    """Rows repeated once a trial, as many trials a launch as fit into PROBABILITIES.
 
-    The per-row filters are repeated too: one sampler reads them by launch row, the others by row of `probs`, and
-    repeated they are right for both.
+    FlashInfer can let many launch rows point at one row of `probs` (`indices`), but its top-k sampler then reads
+    the per-row k past the end: it takes it by launch row and checks that there is one a row of `probs` (0.6.13).
     """
     probs = tensor(inputs, "probs")
-    rows = probs.shape[0]
-    if rows == 0:
-        return {"samples": torch.empty((trials, 0), dtype=torch.int64, device=probs.device)}
-    indices = torch.arange(rows, dtype=torch.int32, device=probs.device).repeat(trials)
+    rows, vocabulary = probs.shape
     present = [name for name in FILTERS if name in definition.inputs]
-    filters = [tensor(inputs, name).repeat(trials) for name in present]
     options = {"filter_apply_order": "top_k_first"} if len(present) == 2 else {}
-    generator = torch.Generator(device=probs.device).manual_seed(seed % (1 << 63))
-    drawn = api["_".join(present)](probs, *filters, indices=indices, generator=generator, **options)
-    return {"samples": drawn.view(trials, rows).to(torch.int64)}
+    generator = torch.Generator(device=probs.device).manual_seed(seed)
+    at_once = max(1, PROBABILITIES // max(1, rows * vocabulary))
+    drawn = [torch.empty((0, rows), dtype=torch.int64, device=probs.device)]
+    for start in range(0, trials if rows else 0, at_once):
+        count = min(at_once, trials - start)
+        filters = [tensor(inputs, name).repeat(count) for name in present]
+        samples = api["_".join(present)](probs.repeat(count, 1), *filters, generator=generator, **options)
+        drawn.append(samples.view(count, rows).to(torch.int64))
+    samples = torch.cat(drawn) if rows else drawn[0].new_empty((trials, 0))
+    return {"samples": samples}
 
 
 def _adapter(*filters: str) -> Adapter:

@@ -10,9 +10,12 @@ import importlib.util
 import json
 import sys
 import tempfile
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+KERNELS = "sgl_kernel"
 # The smallest model description that SGLang's argument check accepts; nothing of it is used.
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -30,20 +33,42 @@ MODEL = {
 
 
 def stand_in_for_kernels() -> None:
-    """Let the Triton kernels import where SGLang's compiled kernel package is absent.
+    """Let the Triton kernels and native forms import where SGLang's compiled kernel package is absent.
 
-    They need one symbol of it at import, and SGLang has a Triton version of that one.
+    Their modules import names of it that they do not call here, but for one, of which SGLang has a Triton version.
     """
-    if "sgl_kernel" in sys.modules or importlib.util.find_spec("sgl_kernel") is not None:
-        return
-    module = ModuleType("sgl_kernel")
+    if importlib.util.find_spec(KERNELS) is None:
+        sys.meta_path.append(_Finder())
 
-    def moe_sum_reduce(*arguments: object) -> None:
-        triton = importlib.import_module("sglang.kernels.ops.moe.fused_moe_triton_kernels")
-        triton.moe_sum_reduce_triton(*arguments)
 
-    module.moe_sum_reduce = moe_sum_reduce  # type: ignore[attr-defined]
-    sys.modules["sgl_kernel"] = module
+class _Finder(MetaPathFinder, Loader):
+    """Finds the kernel package and any module in it."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        del path, target
+        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] == KERNELS else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        del module
+
+
+class _StandIn(ModuleType):
+    """Has every name; what is called raises, but for the one with a Triton version."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*arguments: object) -> None:
+            if name != "moe_sum_reduce":
+                raise RuntimeError(f"sgl_kernel.{name} was called, and the package sgl_kernel is not installed")
+            triton = importlib.import_module("sglang.kernels.ops.moe.fused_moe_triton_kernels")
+            triton.moe_sum_reduce_triton(*arguments)
+
+        return call
 
 
 def publish() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
-from traceproof.adapters.gdn import DECODE, MTP, PREFILL, beta, is_form, log_decay, scale, state
+from traceproof.adapters.gdn import DECODE, MTP, PREFILL, beta, is_form, log_decay, scale, state, with_tokens
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Values
 from traceproof.ops.gdn.forms import Form
@@ -43,15 +43,13 @@ def _mtp(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 
 def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    """Updates the states in place, each where its index points."""
+    """Updates the states in place, each where its index points. A sequence without tokens keeps its own."""
     del definition
-    bounds = tensor(inputs, "cu_seqlens")
-    rows = len(bounds) - 1
-    states = state(inputs, rows)
+    states = state(inputs, len(tensor(inputs, "cu_seqlens")) - 1)
+    rows, bounds = with_tokens(inputs)
     q = tensor(inputs, "q")
     if not q.shape[0]:
         return {"output": torch.empty_like(tensor(inputs, "v")), "new_state": states}
-    before = states.clone()
     returned = api["chunk"](
         q=q[None],
         k=tensor(inputs, "k")[None],
@@ -60,12 +58,11 @@ def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
         beta=beta(inputs)[None],
         scale=scale(inputs),
         initial_state=states,
-        initial_state_indices=torch.arange(rows, dtype=torch.int32, device=q.device),
+        initial_state_indices=rows.to(torch.int32),
         cu_seqlens=bounds,
         use_qk_l2norm_in_kernel=False,
     )
-    untouched = (bounds[1:] == bounds[:-1]).view(-1, 1, 1, 1)
-    return {"output": returned[0][0], "new_state": torch.where(untouched, before, states)}
+    return {"output": returned[0][0], "new_state": states}
 
 
 ADAPTERS = (

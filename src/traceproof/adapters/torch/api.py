@@ -15,6 +15,7 @@ STACK = Stack(
             "linear": ("torch.nn.functional:linear",),
             "rms_norm": ("torch.nn.functional:rms_norm",),
             "attention": ("torch.nn.functional:scaled_dot_product_attention",),
+            "attention_kernels": ("torch.nn.attention:sdpa_kernel",),
         }
     ),
 )

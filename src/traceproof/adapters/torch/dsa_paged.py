@@ -29,7 +29,7 @@ ADAPTERS = (
         name="scaled_dot_product_attention",
         inputs=names("q_nope q_pe ckv_cache kpe_cache sparse_indices sm_scale"),
         outputs=names("output lse"),
-        apis=("attention",),
+        apis=("attention", "attention_kernels"),
         call=_call,
         rows="q_nope",
     ),

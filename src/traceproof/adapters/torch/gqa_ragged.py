@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
 from traceproof.adapters.torch_attention import by_row
 from traceproof.dataset.definition import Definition
@@ -11,7 +13,7 @@ from traceproof.ops.base import Values
 def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
     q, k, v = (tensor(inputs, name) for name in ("q", "k", "v"))
     bounds = tensor(inputs, "kv_indptr").tolist()
-    keys = ((k[start:end], v[start:end]) for start, end in zip(bounds, bounds[1:], strict=False))
+    keys = ((k[start:end], v[start:end]) for start, end in pairwise(bounds))
     return by_row(api, definition, inputs, q, keys)
 
 
@@ -20,7 +22,7 @@ ADAPTERS = (
         name="scaled_dot_product_attention",
         inputs=names("q k v qo_indptr kv_indptr sm_scale"),
         outputs=names("output lse"),
-        apis=("attention",),
+        apis=("attention", "attention_kernels"),
         call=_call,
         rows="q",
     ),

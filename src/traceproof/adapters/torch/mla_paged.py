@@ -25,7 +25,7 @@ ADAPTERS = (
         inputs=names("q_nope q_pe ckv_cache kpe_cache kv_indptr kv_indices sm_scale"),
         optional=names("qo_indptr kv_last_page_len"),
         outputs=names("output lse"),
-        apis=("attention",),
+        apis=("attention", "attention_kernels"),
         call=_call,
         rows="q_nope",
     ),

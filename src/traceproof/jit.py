@@ -1,0 +1,213 @@
+"""Build the kernel modules that the selected definitions need: side by side, into a cache of this stack and GPU.
+
+A module is built by a process of its own, `python -m traceproof.jit MODULE`, so that one that fails or takes too
+long costs its definitions only. The longest builds start first: they decide when the last is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+GIB = 1 << 30
+BUILD_SECONDS = 900.0  # three times the slowest build seen
+BUILD_BYTES = 6 * GIB  # of one module: a few compilers at once, 1 to 3 GiB each
+POLL_SECONDS = 0.1
+MESSAGE_CHARACTERS = 3000
+# Seconds alone on 16 cores, FlashInfer 0.6.13 on an H200: only the order matters. Unknown ones go in the middle.
+SECONDS: Mapping[str, float] = {
+    "gen_prefill": 68,
+    "gen_sampling": 50,
+    "gen_rope": 31,
+    "gen_norm": 26,
+    "gen_mamba_sm90": 19,
+    "gen_mla": 15,
+    "gen_decode": 9,
+}
+# Modules of so many files that they fill all cores by themselves: they start last and give way to the others. It
+# costs them little and brings most definitions to the GPU early.
+WIDE = frozenset({"gen_gdn_prefill"})
+WIDE_NICE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A kernel module that a stack compiles before its first use.
+
+    Attributes:
+        generator: API key of the function that describes it.
+        args: its arguments, JSON values; a dtype is written as `torch.bfloat16`.
+    """
+
+    generator: str
+    args: tuple[Any, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Short text that is unique among modules."""
+        parts = [str(arg).removeprefix("torch.") for arg in self.args]
+        return "-".join([self.generator.removeprefix("gen_"), *parts])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """What came of a module: `status` is ok, failed or timeout."""
+
+    status: str
+    seconds: float
+    message: str = ""
+
+
+@dataclass(slots=True)
+class _Running:
+    module: Module
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+    started: float = field(default_factory=time.monotonic)
+
+
+def needed(cases: Path, stack: str, capability: tuple[int, int]) -> dict[str, Module]:
+    """The modules that a stack needs for the definitions in a cases file, by label."""
+    from traceproof.adapters import lookup
+    from traceproof.dataset.definition import Definition
+
+    found = {}
+    for entry in json.loads(cases.read_text(encoding="utf-8"))["definitions"].values():
+        definition = Definition.model_validate(entry["definition"])
+        adapter = lookup.adapter(stack, definition)
+        if adapter is not None and adapter.runs_on(capability):
+            found.update({module.label: module for module in adapter.modules(definition, capability)})
+    return found
+
+
+def side_by_side(memory: int, cores: int) -> int:
+    """How many modules are built at once: as the memory allows, at most one a core."""
+    return max(1, min(cores, memory // BUILD_BYTES))
+
+
+def available_memory() -> int:
+    """Bytes that programs can still have on this machine."""
+    with Path("/proc/meminfo").open(encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return BUILD_BYTES
+
+
+def build(
+    stack: str, modules: Iterable[Module], *, at_once: int, seconds: float = BUILD_SECONDS
+) -> Iterator[tuple[Module, Built]]:
+    """Build modules, the longest first and wide ones last, and give each as it is done.
+
+    Builders inherit the environment, which says where the cache is.
+    """
+    waiting = sorted(modules, key=_urgency)
+    running: list[_Running] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                running.append(_start(stack, waiting.pop()))
+            for item in list(running):
+                built = _outcome(item, seconds)
+                if built is not None:
+                    running.remove(item)
+                    yield item.module, built
+            time.sleep(POLL_SECONDS)
+    finally:
+        for item in running:
+            _kill(item.process)
+
+
+def _urgency(module: Module) -> tuple[bool, float]:
+    middle = sorted(SECONDS.values())[len(SECONDS) // 2]
+    return module.generator not in WIDE, SECONDS.get(module.generator, middle)
+
+
+def _start(stack: str, module: Module) -> _Running:
+    log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with its outcome
+    nice = WIDE_NICE if module.generator in WIDE else 0
+    order = json.dumps({"stack": stack, "generator": module.generator, "args": module.args, "nice": nice})
+    command = [sys.executable, "-m", "traceproof.jit", order]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    return _Running(module, process, log)
+
+
+def _outcome(item: _Running, seconds: float) -> Built | None:
+    """How a build ended, None while it runs. One past its time is ended with all its compilers."""
+    status = item.process.poll()
+    took = time.monotonic() - item.started
+    late = status is None and took > seconds
+    if status is None and not late:
+        return None
+    if late:
+        _kill(item.process)
+    item.log.seek(0)
+    said = item.log.read().decode(errors="replace").strip()[-MESSAGE_CHARACTERS:]
+    item.log.close()
+    if late:
+        return Built(status="timeout", seconds=took, message=f"not done after {seconds:g} s\n{said}")
+    return Built(status="failed" if status else "ok", seconds=took, message=said if status else "")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def caches(folder: Path) -> dict[str, str]:
+    """Environment variables that put all that is compiled on the way below `folder`, to be found next time."""
+    return {
+        "FLASHINFER_WORKSPACE_BASE": str(folder),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "TRITON_CACHE_AUTOTUNING": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TVM_FFI_CACHE_DIR": str(folder / "tvm-ffi"),
+        "CUTE_DSL_CACHE_DIR": str(folder / "cute"),
+        "SGLANG_CACHE_DIR": str(folder / "sglang"),
+    }
+
+
+def failure(record: Mapping[str, Any], modules: Sequence[Module]) -> str | None:
+    """Why a definition that needs `modules` can not be run, by the record that the build left; None: it can."""
+    for module in modules:
+        built = record.get(module.label)
+        if built is not None and built["status"] != "ok":
+            how = f"{built['status']} after {built['seconds']:.0f} s"
+            return f"kernel module {module.label}: {how}\n{built['message']}"
+    return None
+
+
+def _main(order: Mapping[str, Any]) -> None:
+    """The builder: what one module's process does."""
+    os.nice(order["nice"])
+    import torch
+
+    from traceproof.actors.base import Unavailable
+    from traceproof.adapters import lookup
+
+    api = lookup.stack(order["stack"]).resolve((order["generator"],))
+    if isinstance(api, Unavailable):
+        # Nothing to build ahead: this version has another way, and the call itself will say if it lacks anything.
+        return
+    args = [
+        getattr(torch, arg[6:]) if isinstance(arg, str) and arg.startswith("torch.") else arg
+        for arg in order["args"]
+    ]
+    api[order["generator"]](*args).build_and_load()
+
+
+if __name__ == "__main__":
+    _main(json.loads(sys.argv[1]))
