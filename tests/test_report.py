@@ -99,6 +99,17 @@ def test_skips_are_counted_by_reason() -> None:
     assert "blob_missing 1, no_cuda 1" in table(summarise(rows, Known()))
 
 
+def test_an_actor_without_an_adapter_gets_no_line() -> None:
+    rows = [
+        row(),
+        row(actor="fla", verdict="skip", reason="no_adapter"),
+        row(actor="sglang", verdict="skip", reason="no_cuda"),
+    ]
+    text = table(summarise(rows, Known()))
+    assert "fla" not in text
+    assert "sglang" in text
+
+
 def test_known_yaml_reports_all_problems_at_once(tmp_path: Path) -> None:
     path = tmp_path / "known.yaml"
     path.write_text("findings:\n- {definitions: [a], colour: red, verdict: pass}\n", encoding="utf-8")

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from traceproof.known import Known, read_known
-from traceproof.reasons import Verdict
+from traceproof.reasons import Skip, Verdict
 from traceproof.store import write_json
 
 WIDTH = 118
@@ -109,6 +109,8 @@ def table(summary: Mapping[str, Any]) -> str:
         grid.add_column(heading, justify="right")
     grid.add_column("skipped because")
     for group in summary["groups"]:
+        if _idle(group):
+            continue
         numbers = [str(group[key]) for key in ("definitions", "cases", *Verdict)]
         passed, fail, error, skip = numbers[2:]
         why = ", ".join(f"{reason} {count}" for reason, count in group["skips"].items())
@@ -128,6 +130,11 @@ def table(summary: Mapping[str, Any]) -> str:
     for text in _closing(summary):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     return out.getvalue()
+
+
+def _idle(group: Mapping[str, Any]) -> bool:
+    """Whether an actor has nothing to do with an op_type: it says nothing that a reader needs a line for."""
+    return set(group["skips"]) == {str(Skip.NO_ADAPTER)} and group[Verdict.SKIP] == sum(group[v] for v in Verdict)
 
 
 def _closing(summary: Mapping[str, Any]) -> Iterator[str]:
