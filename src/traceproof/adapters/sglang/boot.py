@@ -56,19 +56,30 @@ class _Finder(MetaPathFinder, Loader):
 
 
 class _StandIn(ModuleType):
-    """Has every name; what is called raises, but for the one with a Triton version."""
+    """A module that has every name."""
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
+        return _Name(f"{self.__name__}.{name}")
 
-        def call(*arguments: object) -> None:
-            if name != "moe_sum_reduce":
-                raise RuntimeError(f"sgl_kernel.{name} was called, and the package sgl_kernel is not installed")
-            triton = importlib.import_module("sglang.kernels.ops.moe.fused_moe_triton_kernels")
-            triton.moe_sum_reduce_triton(*arguments)
 
-        return call
+class _Name:
+    """Has every attribute; what is called raises, but for the one with a Triton version."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Name(f"{self._name}.{name}")
+
+    def __call__(self, *arguments: object) -> None:
+        if self._name != f"{KERNELS}.moe_sum_reduce":
+            raise RuntimeError(f"{self._name} was called, and the package {KERNELS} is not installed")
+        triton = importlib.import_module("sglang.kernels.ops.moe.fused_moe_triton_kernels")
+        triton.moe_sum_reduce_triton(*arguments)
 
 
 def publish() -> None:
