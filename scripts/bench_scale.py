@@ -43,7 +43,7 @@ def run(target: str, dataset: Path, results: Path, cores: int) -> float:
         SystemExit: it failed.
     """
     config = [f"dataset={dataset}", f"results={results}", "test_sizes=[small]", "known=null"]
-    command = ["snakemake", "--cores", str(cores), "--config", *config, "--", target]
+    command = [sys.executable, "-m", "snakemake", "--cores", str(cores), "--config", *config, "--", target]
     started = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     if done.returncode:
