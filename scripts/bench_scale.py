@@ -42,8 +42,10 @@ def run(target: str, dataset: Path, results: Path, cores: int) -> float:
     Raises:
         SystemExit: it failed.
     """
-    config = [f"dataset={dataset}", f"results={results}", "test_sizes=[small]", "known=null"]
-    command = [sys.executable, "-m", "snakemake", "--cores", str(cores), "--config", *config, "--", target]
+    config = results.with_suffix(".json")
+    settings = {"dataset": {"pypi": None, "path": str(dataset)}, "results": str(results)}
+    config.write_text(json.dumps(settings | {"test_sizes": ["small"], "known": None}))
+    command = [sys.executable, "-m", "snakemake", "--cores", str(cores), "--configfile", str(config), "--", target]
     started = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     if done.returncode:

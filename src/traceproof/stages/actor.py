@@ -198,7 +198,8 @@ class _Runner:
                 return
 
     def _given_up(self, name: str, items: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-        message = f"not run: {PATIENCE} cases of this definition ran into the limit of {self.job.limits.seconds:g} s"
+        limit = f"{self.job.limits.seconds:g} s"
+        message = f"not run: {PATIENCE} cases of this definition ran into the limit of {limit}"
         for item in items:
             record = {"key": item["key"], "status": "error", "reason": Error.TIMEOUT, "message": message}
             yield item["case"]["id"], record
