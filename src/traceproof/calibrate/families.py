@@ -17,6 +17,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "mamba_ssu": "recurrent:MAMBA",
         "mla_paged": "attention:FAMILY",
         "mla_ragged": "attention:FAMILY",
+        "moe": "moe:FAMILY",
         "rmsnorm": "norm:FAMILY",
         "rope": "rope:FAMILY",
         "sampling": "sampling:FAMILY",
