@@ -36,7 +36,31 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
         scratch: the only folder that may be written; outputs go there as `<key>.safetensors`.
     """
     torch.set_num_threads(payload["threads"])
-    definition = Definition.model_validate(payload["definition"])
+    return _load(payload, payload["definition"], scratch)
+
+
+def setup_many(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The same for several definitions: `definitions` (JSON by name) in the payload, `definition` in each item.
+
+    A definition is loaded at its first case, so that one that can not be loaded costs its own cases only.
+    """
+    torch.set_num_threads(payload["threads"])
+    loaded: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+    def run(item: dict[str, Any]) -> dict[str, Any]:
+        name = item["definition"]
+        if name not in loaded:
+            loaded.clear()  # cases come definition by definition
+            loaded[name] = _load(payload, payload["definitions"][name], scratch)
+        return loaded[name](item)
+
+    return run
+
+
+def _load(
+    payload: dict[str, Any], described: dict[str, Any], scratch: Path
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    definition = Definition.model_validate(described)
     actor = actors.get(payload["actor"])
     actor.device = payload["device"]
     op, _ = ops.for_definition(definition)

@@ -16,7 +16,6 @@ from traceproof.ops.base import Op, Values
 class Reference(Actor):
     """Runs `definition.reference`, which is a stranger's code: only ever inside an isolated worker."""
 
-
     def __init__(self) -> None:
         self._run: Callable[..., Any] | None = None
 

@@ -15,7 +15,7 @@ from traceproof.reasons import Skip
 
 
 class Truth(Actor):
-    """A ground truth; `unavailable` decides everything that can be decided without data, and resolves the calls."""
+    """A ground truth; `unavailable` decides all that can be decided without data, and resolves the calls."""
 
     stack: ClassVar[str]
 
@@ -50,7 +50,7 @@ class Truth(Actor):
     def run_trials(
         self, definition: Definition, op: Op, inputs: Values, *, trials: int, seed: int
     ) -> Outputs | None:
-        """All trials in a few launches, stacked along a new first axis; None if the adapter draws one at a time."""
+        """All trials in a few launches, stacked along a new first axis; None: the adapter draws one at a time."""
         del op
         assert self._adapter is not None
         if self._adapter.trials is None:

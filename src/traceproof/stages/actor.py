@@ -21,6 +21,7 @@ from traceproof.store import Store
 from traceproof.worker import Isolation, ItemOutcome, Limits, Pool, Status, policy
 
 SETUP = "traceproof.actors.execute:setup"
+SETUP_MANY = "traceproof.actors.execute:setup_many"
 PRELOAD = ("torch", "traceproof.actors.preload")
 REASONS: Mapping[Status, Error] = {
     Status.ERROR: Error.EXCEPTION,
@@ -48,6 +49,7 @@ class Job:
         threads: torch threads of a worker.
         limits: of one case.
         force: run what the store already holds.
+        environment: variables for the workers, beside the few that are always passed on.
     """
 
     actor: str
@@ -57,6 +59,17 @@ class Job:
     threads: int
     limits: Limits
     force: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the code is ours or a pinned package's."""
+        return ACTORS[self.actor].trusted
+
+    @property
+    def isolation(self) -> Isolation:
+        """How far workers are shut in."""
+        return Isolation.TRUSTED if self.trusted else Isolation.UNTRUSTED
 
 
 @dataclass(slots=True)
@@ -99,11 +112,16 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
     records: dict[str, dict[str, Any]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="scratch-", dir=store) as scratch,
-        Pool(preload=(*PRELOAD, *_op_modules(planned["op_type"]))) as pool,
+        Pool(
+            preload=(*PRELOAD, *_op_modules(planned["op_type"])), gpu=job.device == "cuda", env=job.environment
+        ) as pool,
     ):
         runner = _Runner(job, outputs, pool, Path(scratch), planned["dataset"], progress)
-        for name, entry in planned["definitions"].items():
-            records[name] = dict(runner.definition(name, entry))
+        if job.trusted and job.device == "cuda":
+            records = runner.together(planned["definitions"])
+        else:
+            for name, entry in planned["definitions"].items():
+                records[name] = dict(runner.definition(name, entry))
     Manifest(
         actor=job.actor,
         op_type=planned["op_type"],
@@ -128,22 +146,80 @@ class _Runner:
 
     def definition(self, name: str, entry: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Records of one definition by case id: from the store, else by running."""
+        records, items = self._known(name, entry)
+        yield from records.items()
+        if items:
+            yield from self._run(name, entry, items)
+
+    def together(self, entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Records of all definitions, run in one worker: on a GPU most of a worker's time is starting up."""
+        records: dict[str, dict[str, Any]] = {}
+        waiting: list[dict[str, Any]] = []
+        for name, entry in entries.items():
+            records[name], items = self._known(name, entry)
+            waiting += [item | {"definition": name} for item in items]
+        timeouts: Counter[str] = Counter()
+        while waiting:
+            names = {item["definition"] for item in waiting}
+            payload = self._payload() | {"definitions": {name: entries[name]["definition"] for name in names}}
+            items, waiting = waiting, []
+            for outcome in self._outcomes(SETUP_MANY, payload, items):
+                item = items[outcome.index]
+                name = item["definition"]
+                records[name][item["case"]["id"]] = self._finished(name, item, outcome)
+                timeouts[name] += outcome.status == Status.TIMEOUT
+                if outcome.status == Status.TIMEOUT and timeouts[name] == PATIENCE:
+                    rest = items[outcome.index + 1 :]
+                    records[name] |= self._given_up(name, [left for left in rest if left["definition"] == name])
+                    waiting = [left for left in rest if left["definition"] != name]
+                    break
+        return records
+
+    def _known(
+        self, name: str, entry: Mapping[str, Any]
+    ) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
+        """Records that need no run, by case id, and the items that do."""
+        records: dict[str, dict[str, Any]] = {}
         items: list[dict[str, Any]] = []
         for planned in entry["cases"]:
             case_id = planned["case"]["id"]
             if planned["skip"] is not None:
-                yield case_id, {"status": "skip", **planned["skip"], "key": None}
+                records[case_id] = {"status": "skip", **planned["skip"], "key": None}
                 self.progress.show(f"{name} {case_id}", "skip")
                 continue
             key = self._key(entry, planned)
             kept = None if self.job.force else self.outputs.record(key)
             if kept is not None:
-                yield case_id, kept
+                records[case_id] = kept
                 self.progress.show(f"{name} {case_id}", "kept")
                 continue
             items.append({"case": planned["case"], "key": key, "repeat": planned["repeat"] and self._repeats()})
-        if items:
-            yield from self._run(name, entry, items)
+        return records, items
+
+    def _payload(self) -> dict[str, Any]:
+        return {
+            "actor": self.job.actor,
+            "device": self.job.device,
+            "threads": self.job.threads,
+            "dataset": self.dataset,
+        }
+
+    def _outcomes(
+        self, setup: str, payload: Mapping[str, Any], items: list[dict[str, Any]]
+    ) -> Iterator[ItemOutcome]:
+        return self.pool.run_items(
+            setup=setup,
+            payload=payload,
+            items=items,
+            limits=self.job.limits,
+            isolation=self.job.isolation,
+            scratch=self.scratch,
+        )
+
+    def _finished(self, name: str, item: Mapping[str, Any], outcome: ItemOutcome) -> dict[str, Any]:
+        record = self._record(item["key"], outcome)
+        self.progress.show(f"{name} {item['case']['id']}", record["status"])
+        return record
 
     def _repeats(self) -> bool:
         return self.job.actor != "oracle"
@@ -164,46 +240,30 @@ class _Runner:
     def _run(
         self, name: str, entry: Mapping[str, Any], items: list[dict[str, Any]]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        refusals = [] if ACTORS[self.job.actor].trusted else policy.check(entry["definition"]["reference"])
+        refusals = [] if self.job.trusted else policy.check(entry["definition"]["reference"])
         if refusals:
             message = "; ".join(str(refusal) for refusal in refusals)
             outcomes: Iterator[ItemOutcome] = (
                 ItemOutcome(index=index, status=Status.REFUSED, message=message) for index in range(len(items))
             )
         else:
-            payload = {
-                "definition": entry["definition"],
-                "actor": self.job.actor,
-                "device": self.job.device,
-                "threads": self.job.threads,
-                "dataset": self.dataset,
-            }
-            outcomes = self.pool.run_items(
-                setup=SETUP,
-                payload=payload,
-                items=items,
-                limits=self.job.limits,
-                isolation=Isolation.TRUSTED if ACTORS[self.job.actor].trusted else Isolation.UNTRUSTED,
-                scratch=self.scratch,
-            )
+            outcomes = self._outcomes(SETUP, self._payload() | {"definition": entry["definition"]}, items)
         timeouts = 0
         for outcome in outcomes:
             item = items[outcome.index]
-            record = self._record(item["key"], outcome)
-            yield item["case"]["id"], record
-            self.progress.show(f"{name} {item['case']['id']}", record["status"])
+            yield item["case"]["id"], self._finished(name, item, outcome)
             timeouts += outcome.status == Status.TIMEOUT
             if timeouts == PATIENCE:
-                yield from self._given_up(name, items[outcome.index + 1 :])
+                yield from self._given_up(name, items[outcome.index + 1 :]).items()
                 return
 
-    def _given_up(self, name: str, items: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _given_up(self, name: str, items: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         limit = f"{self.job.limits.seconds:g} s"
         message = f"not run: {PATIENCE} cases of this definition ran into the limit of {limit}"
         for item in items:
-            record = {"key": item["key"], "status": "error", "reason": Error.TIMEOUT, "message": message}
-            yield item["case"]["id"], record
             self.progress.show(f"{name} {item['case']['id']}", "error")
+        record = {"status": "error", "reason": Error.TIMEOUT, "message": message}
+        return {item["case"]["id"]: record | {"key": item["key"]} for item in items}
 
     def _record(self, key: str, outcome: ItemOutcome) -> dict[str, Any]:
         """What the manifest says of an outcome; a lasting one goes into the store, tensors first."""
