@@ -43,6 +43,7 @@ rule verify_all:
 include: "rules/dataset.smk"
 include: "rules/stacks.smk"
 include: "rules/cases.smk"
+include: "rules/jit.smk"
 include: "rules/actors.smk"
 include: "rules/judge.smk"
 include: "rules/report.smk"

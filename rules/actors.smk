@@ -18,12 +18,18 @@ def outputs_code(wildcards):
     return FLOW.outputs_code(wildcards.op_type, wildcards.actor)
 
 
+def actor_builds(wildcards):
+    """What came of the kernel modules that the actor needs, if its stack builds any."""
+    return FLOW.builds(wildcards.op_type, wildcards.actor)
+
+
 rule actor:
     """Run one actor over one op_type's cases; what the store holds already is not run again."""
     input:
         cases=f"{FLOW.run}/cases/{{op_type}}.json",
         stack=actor_stack,
         forced=FLOW.forced,
+        built=actor_builds,
     output:
         f"{FLOW.run}/actors/{{op_type}}/{{actor}}.json",
     log:
@@ -37,7 +43,9 @@ rule actor:
         outputs_code=outputs_code,
         limits=FLOW.limits,
         store=f"{FLOW.results}/store",
+        caches=FLOW.caches,
     shell:
         "PYTHONPATH=src {params.python:q} scripts/actor.py --actor {wildcards.actor} --cases {input.cases}"
-        " --stack {input.stack} --manifest {output} --store {params.store} --code {params.outputs_code}"
+        " --stack {input.stack} --manifest {output} --built {input.built}"
+        " --caches {params.caches:q} --store {params.store} --code {params.outputs_code}"
         " --limits {params.limits:q} --threads {threads} {FLOW.force_flag} --log {log}"

@@ -3,13 +3,19 @@ def judge_code(wildcards):
     return FLOW.judge_code(wildcards.op_type)
 
 
+def judge_manifests(wildcards):
+    """What every actor of the op_type left."""
+    return expand(
+        f"{FLOW.run}/actors/{wildcards.op_type}/{{actor}}.json",
+        actor=FLOW.actors_of(wildcards.op_type),
+    )
+
+
 rule judge:
     """Judge every actor's outputs of one op_type by the oracle's."""
     input:
         cases=f"{FLOW.run}/cases/{{op_type}}.json",
-        manifests=expand(
-            f"{FLOW.run}/actors/{{{{op_type}}}}/{{actor}}.json", actor=FLOW.actors
-        ),
+        manifests=judge_manifests,
     output:
         f"{FLOW.run}/verdicts/{{op_type}}.jsonl",
     log:

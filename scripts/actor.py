@@ -6,7 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from traceproof import entry
+from traceproof import entry, jit
+from traceproof.gpu_lease import lease
 from traceproof.stages.actor import Job, run
 from traceproof.worker import Limits
 
@@ -16,6 +17,8 @@ PARSER.add_argument("--cases", type=Path, required=True)
 PARSER.add_argument("--stack", type=Path, required=True, help="the record of the stack it runs in")
 PARSER.add_argument("--manifest", type=Path, required=True)
 PARSER.add_argument("--store", type=Path, required=True)
+PARSER.add_argument("--caches", type=Path, required=True, help="folder for what is compiled on the way")
+PARSER.add_argument("--built", type=Path, nargs="*", default=[], help="what came of the kernel modules")
 PARSER.add_argument("--code", required=True, help="digest of the code that outputs depend on")
 PARSER.add_argument("--limits", type=json.loads, required=True, help="JSON, `limits` of config.yaml")
 PARSER.add_argument("--threads", type=int, required=True)
@@ -39,8 +42,12 @@ def main() -> None:
             output_bytes=int(limits["output_mb"] * 2**20),
         ),
         force=options.force,
+        environment=jit.environment(options.caches, stack, options.built)
+        if stack["device_type"] == "cuda"
+        else {},
     )
-    run(options.cases, options.manifest, options.store, job)
+    with lease():
+        run(options.cases, options.manifest, options.store, job)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 GIB = 1 << 30
+RECORDS = "TRACEPROOF_BUILT"  # variable that names the files that say what came of each module
 BUILD_SECONDS = 900.0  # three times the slowest build seen
 BUILD_BYTES = 6 * GIB  # of one module: a few compilers at once, 1 to 3 GiB each
 POLL_SECONDS = 0.1
@@ -167,9 +168,17 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def caches(folder: Path) -> dict[str, str]:
-    """Environment variables that put all that is compiled on the way below `folder`, to be found next time."""
+def environment(caches: Path, stack: Mapping[str, Any], built: Sequence[Path] = ()) -> dict[str, str]:
+    """Environment variables that put all that is compiled on the way where it is found next time.
+
+    Args:
+        caches: folder for all stacks; what this one compiles goes below a name that its versions and GPU decide.
+        stack: its record.
+        built: files that say what came of the modules that were built ahead.
+    """
+    folder = (caches / stack["digest"][:16]).absolute()
     return {
+        RECORDS: os.pathsep.join(str(path.absolute()) for path in built),
         "FLASHINFER_WORKSPACE_BASE": str(folder),
         "TRITON_CACHE_DIR": str(folder / "triton"),
         "TRITON_CACHE_AUTOTUNING": "1",
@@ -180,8 +189,12 @@ def caches(folder: Path) -> dict[str, str]:
     }
 
 
-def failure(record: Mapping[str, Any], modules: Sequence[Module]) -> str | None:
-    """Why a definition that needs `modules` can not be run, by the record that the build left; None: it can."""
+def failure(modules: Sequence[Module]) -> str | None:
+    """Why a definition that needs `modules` can not be run, by the records that builds left; None: it can."""
+    paths = [path for path in os.environ.get(RECORDS, "").split(os.pathsep) if path]
+    record: dict[str, Any] = {}
+    for path in paths:
+        record |= json.loads(Path(path).read_text(encoding="utf-8"))
     for module in modules:
         built = record.get(module.label)
         if built is not None and built["status"] != "ok":

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from traceproof.actors.registry import ACTORS
+from traceproof.actors.registry import ACTORS, for_op_type
 from traceproof.codedigest import code_digest
 from traceproof.config import Config, read_config
 from traceproof.dataset.fetch import FETCHED, folder_of, scan_digest, untouched
 from traceproof.ops import registry
-from traceproof.stacks import FOLDER, INSTALLED, NAMES, Stack, resolve
+from traceproof.stacks import FOLDER, INSTALLED, NAMES, Stack, has_driver, resolve
 from traceproof.store import write_text
 
 # Which op_types `verify_<family>` and `nox -s test_<family>` cover.
@@ -79,6 +79,26 @@ class Pipeline:
     def actors(self) -> tuple[str, ...]:
         """The actors whose outputs are judged, the oracle among them."""
         return tuple(ACTORS)
+
+    def actors_of(self, op_type: str) -> tuple[str, ...]:
+        """The actors that are run for an op_type."""
+        return for_op_type(op_type)
+
+    def builds(self, op_type: str, actor: str) -> list[str]:
+        """What has to be built before an actor runs: one file, or none."""
+        if not ACTORS[actor].builds or not has_driver():
+            return []
+        return [f"{self.run}/jit/{op_type}-{self.actor_stack(actor)}.json"]
+
+    @cached_property
+    def jit_code(self) -> str:
+        """Digest of the code that decides what is built."""
+        return code_digest("traceproof.jit", *(f"traceproof.adapters.{stack}.api" for stack in NAMES))
+
+    @property
+    def caches(self) -> str:
+        """Where what is compiled is kept."""
+        return f"{self.results}/compiled"
 
     def actor_stack(self, actor: str) -> str:
         """The stack that an actor runs in."""

@@ -48,13 +48,18 @@ class Stack:
         return cls(name, path.parts[1] if ours else None, python)
 
 
+def has_driver() -> bool:
+    """Whether this machine has an NVIDIA driver."""
+    return any(path.exists() for path in CUDA_DRIVER)
+
+
 def resolve(config: Config, name: str) -> Stack:
     """Where a stack runs by the configuration and, for `env: auto`, by this machine."""
     settings = getattr(config.stacks, name)
     if settings.python is not None:
         return Stack(name, None, str(Path(settings.python).expanduser()))
     environment = name
-    driver = any(path.exists() for path in CUDA_DRIVER)
+    driver = has_driver()
     if name == "torch":
         wanted = config.stacks.torch.env
         environment = "torch" if wanted == "cuda" or (wanted == "auto" and driver) else "cpu"
@@ -75,14 +80,14 @@ def build(environment: str, stamp: Path, *, root: Path) -> None:
     _run([sys.executable, "-m", "venv", "--clear", str(folder)], environment)
     python = folder / "bin" / "python"
     if environment in UNHASHED:
-        _install_cpu(python, pins, environment)
+        install_cpu(python, pins, environment)
     else:
         uv = [sys.executable, "-m", "uv", "pip", "sync", "--quiet", "--require-hashes"]
         _run([*uv, "--python", str(python), str(pins)], environment)
     write_json(stamp, {"environment": environment, "pins": digest_json(pins.read_text(encoding="utf-8"))})
 
 
-def _install_cpu(python: Path, pins: Path, environment: str) -> None:
+def install_cpu(python: Path, pins: Path, environment: str) -> None:
     """Torch's CPU build: from pip's own configuration, else from PyTorch's index, else the registry's build.
 
     The last one brings CUDA libraries along that a machine without a GPU does not need; it computes the same way.

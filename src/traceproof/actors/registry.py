@@ -21,6 +21,7 @@ class ActorInfo:
         path: `module:Class`.
         stack: the environment it runs in.
         trusted: whether its code is ours or a pinned package's, not a definition's.
+        builds: whether its stack compiles kernel modules ahead.
         modules: further modules its outputs depend on, `{op_type}` standing for the op_type; one that does not
             exist is left out.
     """
@@ -29,6 +30,7 @@ class ActorInfo:
     stack: str
     trusted: bool
     modules: tuple[str, ...] = ()
+    builds: bool = False
 
     def code(self, op_type: str) -> tuple[str, ...]:
         """Modules whose import closure is this actor's code, for one op_type."""
@@ -45,7 +47,17 @@ TRUTHS: Mapping[str, str] = MappingProxyType(
 
 def _truth(stack: str, kind: str) -> ActorInfo:
     modules = (f"traceproof.adapters.{stack}", f"traceproof.adapters.{stack}.{{op_type}}")
-    return ActorInfo(f"traceproof.actors.truth:{kind}", stack, trusted=True, modules=modules)
+    builds = stack == "flashinfer"
+    return ActorInfo(f"traceproof.actors.truth:{kind}", stack, trusted=True, modules=modules, builds=builds)
+
+
+def for_op_type(op_type: str) -> tuple[str, ...]:
+    """The actors that have something to say of an op_type: a ground truth only if it has adapters for it."""
+    return tuple(
+        name
+        for name in ACTORS
+        if name not in TRUTHS or find_spec(f"traceproof.adapters.{name}.{op_type}") is not None
+    )
 
 
 ACTORS: Mapping[str, ActorInfo] = MappingProxyType(

@@ -10,6 +10,7 @@ from traceproof.actors.base import Actor, Unavailable
 from traceproof.adapters import lookup
 from traceproof.adapters.base import Adapter, Api, Outputs
 from traceproof.dataset.definition import Definition
+from traceproof.jit import failure
 from traceproof.ops.base import Op, Values
 from traceproof.reasons import Skip
 
@@ -39,6 +40,18 @@ class Truth(Actor):
             return api
         self._adapter, self._api = adapter, api
         return None
+
+    def prepare(self, definition: Definition) -> None:
+        """Check that what was built ahead was built.
+
+        Raises:
+            RuntimeError: a kernel module that the definition needs could not be built, or took too long.
+        """
+        assert self._adapter is not None
+        if self.device == "cuda":
+            problem = failure(self._adapter.modules(definition, torch.cuda.get_device_capability()))
+            if problem is not None:
+                raise RuntimeError(problem)
 
     def run(self, definition: Definition, op: Op, inputs: Values) -> Outputs:
         """One call."""

@@ -1,0 +1,22 @@
+def jit_python(wildcards):
+    """The interpreter that modules are built with."""
+    return FLOW.python(wildcards.stack)
+
+
+rule jit:
+    """Build the kernel modules that an op_type's definitions need, side by side, while other jobs use the GPU."""
+    input:
+        cases=f"{FLOW.run}/cases/{{op_type}}.json",
+        stack=f"{FLOW.results}/stacks/{{stack}}.json",
+    output:
+        f"{FLOW.run}/jit/{{op_type}}-{{stack}}.json",
+    log:
+        f"{FLOW.run}/logs/jit/{{op_type}}-{{stack}}.log",
+    priority: 10  # the longest build decides when a first run is done
+    params:
+        python=jit_python,
+        code=FLOW.jit_code,
+        caches=FLOW.caches,
+    shell:
+        "PYTHONPATH=src {params.python:q} scripts/jit.py --cases {input.cases} --stack {input.stack}"
+        " --caches {params.caches:q} --out {output} --log {log}"
