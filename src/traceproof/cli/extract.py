@@ -32,18 +32,28 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
     *,
     model_name: Annotated[list[str] | None, typer.Option(help="Bundled models, or a name for --config.")] = None,
     config: Annotated[Path | None, typer.Option(help="A model's config.json.")] = None,
-    hf_repo_id: Annotated[str | None, typer.Option(help="Fetch config.json from this HuggingFace repository.")] = None,
+    hf_repo_id: Annotated[
+        str | None, typer.Option(help="Fetch config.json from this HuggingFace repository.")
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="Of --hf-repo-id.")] = None,
-    tp: Annotated[list[int] | None, typer.Option(help="Tensor parallel ranks; the model's usual ones if left out.")] = None,
+    tp: Annotated[
+        list[int] | None, typer.Option(help="Tensor parallel ranks; the model's usual ones if left out.")
+    ] = None,
     ep: Annotated[list[int] | None, typer.Option(help="Expert parallel ranks; must divide tp.")] = None,
     page_size: Annotated[list[int] | None, typer.Option(help="Of paged attention; 1 and 64 if left out.")] = None,
     gemm_shapes: Annotated[
         Literal["full", "rank"], typer.Option(help="The model's whole projections, or one rank's share.")
     ] = "full",
     sglang_path: Annotated[Path | None, typer.Option(help="An SGLang checkout to read instead.")] = None,
-    dataset: Annotated[Path | None, typer.Option(help="Compare with this dataset; the output folder if left out.")] = None,
-    output_dir: Annotated[Path, typer.Option(help="Root of the dataset folder to write to.")] = Path("results/extract/dataset"),
-    report_dir: Annotated[Path, typer.Option(help="Where sharing.md and report.json go.")] = Path("results/extract"),
+    dataset: Annotated[
+        Path | None, typer.Option(help="Compare with this dataset; the output folder if left out.")
+    ] = None,
+    output_dir: Annotated[Path, typer.Option(help="Root of the dataset folder to write to.")] = Path(
+        "results/extract/dataset"
+    ),
+    report_dir: Annotated[Path, typer.Option(help="Where sharing.md and report.json go.")] = Path(
+        "results/extract"
+    ),
     extract_python: Annotated[Path, typer.Option(help="Interpreter with SGLang.")] = EXTRACT_PYTHON,
     torch_python: Annotated[Path, typer.Option(help="Interpreter of the torch stack.")] = TORCH_PYTHON,
     single_reading: Annotated[
@@ -84,12 +94,18 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
 
 
 def _models(  # noqa: PLR0913, PLR0917 - the options that name models
-    names: list[str], config: Path | None, repository: str | None, revision: str | None, tp: list[int], ep: list[int]
+    names: list[str],
+    config: Path | None,
+    repository: str | None,
+    revision: str | None,
+    tp: list[int],
+    ep: list[int],
 ) -> list[Model]:
     if len(names) > 1 and (config is not None or repository is not None):
         raise TraceproofError("several models but one config.json", todo="Give one --model-name with it.")
     models = []
-    for name in names or [None]:
+    wanted: list[str | None] = [*names] or [None]
+    for name in wanted:
         slug, tags, given, usual = model_of(name, config=config, repository=repository, revision=revision)
         models.append(Model(slug, tags, given, worlds(tp, ep, usual)))
     return models

@@ -94,7 +94,9 @@ def sharing_table(wanted: Sequence[Wanted], clashes: Sequence[Clash]) -> str:
     ]
     for item in sorted(wanted, key=lambda item: (item.draft.op_type, item.name)):
         uses = ", ".join(
-            dict.fromkeys(f"{use.model} tp{use.parallel.tp} ep{use.parallel.ep} ({use.count})" for use in item.uses)
+            dict.fromkeys(
+                f"{use.model} tp{use.parallel.tp} ep{use.parallel.ep} ({use.count})" for use in item.uses
+            )
         )
         lines.append(f"| {item.name} | {item.draft.op_type} | {uses} |")
     shared = sum(len({use.model for use in item.uses}) > 1 for item in wanted)

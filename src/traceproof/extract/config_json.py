@@ -123,18 +123,19 @@ class Fields:
         self,
         names: tuple[str, ...],
         default: float | None,
-        types: tuple[type, ...],
+        types: tuple[type[int], ...] | tuple[type[int], type[float]],
         fits: Callable[[float], bool],
         allowed: str,
-    ) -> float:
+    ) -> int | float:
         for name in names:
-            value = self._config.get(name)
+            value: Any = self._config.get(name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, types) or not fits(value):
+            number: int | float = value if isinstance(value, types) and not isinstance(value, bool) else -1
+            if not fits(number):
                 self.problems.append(f"{name}: {value!r}; allowed: {allowed}")
                 return 1
-            return float(value) if types != (int,) else int(value)
+            return number
         if default is not None:
             return default
         self.problems.append(f"{' or '.join(names)}: missing; allowed: {allowed}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from traceproof.extract.catalogue import Parallel
 from traceproof.extract.config_json import Fields
-from traceproof.extract.kernels import Fact, Kernel, kernel, merged
+from traceproof.extract.kernels import Kernel, kernel, merged
 
 GEMMA_NORMS = frozenset({"qwen3_next", "gemma", "gemma2"})  # these store the norm's weight minus one
 QK_NORMS = frozenset({"qwen3", "qwen3_moe", "qwen3_next"})  # these normalise each query and key head
@@ -43,7 +43,9 @@ class _Formulas:
         self.pattern = fields.text("hybrid_override_pattern", default="")
         self.layers = fields.count("num_hidden_layers")
         if self.tp % self.ep:
-            fields.problems.append(f"ep: {self.ep} does not divide tp = {self.tp}; SGLang spreads experts over tp ranks")
+            fields.problems.append(
+                f"ep: {self.ep} does not divide tp = {self.tp}; SGLang spreads experts over tp ranks"
+            )
         if self.pattern and len(self.pattern) != self.layers:
             fields.problems.append(
                 f"hybrid_override_pattern: {len(self.pattern)} layers; allowed: num_hidden_layers = {self.layers}"
@@ -70,7 +72,7 @@ class _Formulas:
             yield from self._experts(sparse)
 
     def _norm(self, role: str, width: int, count: int, *, stream: bool) -> Kernel:
-        names: dict[str, Fact] = {"variant": self.norm, "hidden": width, "eps": self.eps, "stream": stream}
+        names: dict[str, Any] = {"variant": self.norm, "hidden": width, "eps": self.eps, "stream": stream}
         return kernel("norm", count=count, path=role, **names)
 
     def _columns(self, role: str, n: int, k: int, count: int, *, rank_n: int | None = None) -> Kernel:
@@ -256,4 +258,6 @@ class _Formulas:
         yield self._columns("in_proj", 2 * inner + 2 * groups * state + heads, self.hidden, count)
         yield self._rows("out_proj", self.hidden, inner, count)
         rank_heads, rank_groups = heads // self.tp, groups // self.tp
-        yield kernel("mamba", count=count, path="mixer", heads=rank_heads, head_dim=dim, state=state, groups=rank_groups)
+        yield kernel(
+            "mamba", count=count, path="mixer", heads=rank_heads, head_dim=dim, state=state, groups=rank_groups
+        )

@@ -7,7 +7,7 @@ they can be compared number by number.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,11 +76,11 @@ def from_reading(reading: Reading) -> tuple[list[Kernel], list[Unmapped]]:
     """The kernel calls of SGLang's modules, and the modules that become none."""
     kernels: list[Kernel] = []
     unmapped: list[Unmapped] = []
-    top_k = {module.parent: module for module in reading.modules if module.kind == "top_k"}
+    top_k = {(item.parent, item.parent_class): item for item in reading.modules if item.kind == "top_k"}
     for module in reading.modules:
         if module.kind in ("block", "embedding", "top_k"):
             continue
-        made = _kernel(module, reading, top_k.get(module.parent))
+        made = _kernel(module, reading, top_k.get((module.parent, module.parent_class)))
         if isinstance(made, str):
             unmapped.append(Unmapped(module.path, module.class_name, module.count, made))
         else:
@@ -90,30 +90,35 @@ def from_reading(reading: Reading) -> tuple[list[Kernel], list[Unmapped]]:
 
 
 def _kernel(module: Module, reading: Reading, top_k: Module | None) -> Kernel | str:
-    facts, place = module.facts, {"count": module.count, "path": module.path}
-    match module.kind:
-        case "norm":
-            return _norm(module, reading)
-        case "linear":
-            return _linear(module)
-        case "attention":
-            return _attention(module)
-        case "linear_attention":
-            if facts["form"] != "gated_delta_net" or facts["k_dim"] != facts["v_dim"]:
-                return f"the dataset describes no linear attention of the form {facts['form']}"
-            return kernel("gdn", **place, q_heads=facts["q_heads"], v_heads=facts["v_heads"], dim=facts["k_dim"])
-        case "mamba":
-            names = ("heads", "head_dim", "state", "groups")
-            return kernel("mamba", **place, **{name: facts[name] for name in names})
-        case "experts":
-            return _moe(module, top_k)
-        case "rope":
-            names = ("head_dim", "rotary_dim", "style")
-            return kernel("rope", **place, **{name: facts[name] for name in names})
-        case "lm_head":
-            return "the dataset describes no logits projection"
-        case _:
-            return f"the dataset has no op_type for it ({module.kind})"
+    if module.kind == "norm":
+        return _norm(module, reading)
+    if module.kind == "experts":
+        return _moe(module, top_k)
+    if module.kind == "lm_head":
+        return "the dataset describes no logits projection"
+    reader = READERS.get(module.kind)
+    return reader(module) if reader is not None else f"the dataset has no op_type for it ({module.kind})"
+
+
+def _same_facts(kind: str, module: Module, names: Sequence[str]) -> Kernel:
+    facts: dict[str, Any] = {name: module.facts[name] for name in names}
+    return kernel(kind, count=module.count, path=module.path, **facts)
+
+
+def _delta_net(module: Module) -> Kernel | str:
+    facts = module.facts
+    if facts["form"] != "gated_delta_net" or facts["k_dim"] != facts["v_dim"]:
+        return f"the dataset describes no linear attention of the form {facts['form']}"
+    sizes: dict[str, Any] = {"q_heads": facts["q_heads"], "v_heads": facts["v_heads"], "dim": facts["k_dim"]}
+    return kernel("gdn", count=module.count, path=module.path, **sizes)
+
+
+def _mamba(module: Module) -> Kernel:
+    return _same_facts("mamba", module, ("heads", "head_dim", "state", "groups"))
+
+
+def _rope(module: Module) -> Kernel:
+    return _same_facts("rope", module, ("head_dim", "rotary_dim", "style"))
 
 
 def _norm(module: Module, reading: Reading) -> Kernel | str:
@@ -132,30 +137,48 @@ def _linear(module: Module) -> Kernel | str:
         return "a causal convolution; the dataset has no op_type for it"
     note = ""
     if facts["dtype"].startswith("float8"):
-        note = f"SGLang launches it with {facts['dtype']} weights; the definition keeps the dataset's float16 form."
+        note = (
+            f"SGLang launches it with {facts['dtype']} weights; the definition keeps the dataset's float16 form."
+        )
     names = {name: facts[name] for name in ("full_n", "full_k", "rank_n", "rank_k")}
     return kernel("gemm", count=module.count, path=module.path, note=note, **names)
 
 
 def _attention(module: Module) -> Kernel | str:
-    facts = module.facts
+    refusal = _no_form(module.facts)
+    return refusal if refusal is not None else _attention_kernel(module)
+
+
+def _no_form(facts: Mapping[str, Any]) -> str | None:
     if facts.get("sparse"):
         return "sparse attention by an indexer is not extracted"
     if facts["window"] is not None and facts["window"] > 0:
         return f"a sliding window of {facts['window']} tokens, which the dataset's attention can not say"
     if facts["logit_cap"]:
         return f"logits capped at {facts['logit_cap']}, which the dataset's attention can not say"
+    if "kv_lora_rank" not in facts and facts["qk_dim"] != facts["vo_dim"]:
+        return f"keys of {facts['qk_dim']} and values of {facts['vo_dim']}, which gqa can not say"
+    return None
+
+
+def _attention_kernel(module: Module) -> Kernel:
+    facts = module.facts
     place: dict[str, Any] = {"count": module.count, "path": module.path}
     if facts.get("absorbed"):
         ckv, kpe = facts["kv_lora_rank"], facts["rope_dim"]
         return kernel("mla_absorbed", **place, heads=facts["heads"], ckv=ckv, kpe=kpe)
     if "kv_lora_rank" in facts:
         return kernel("mla_ragged", **place, heads=facts["heads"], qk=facts["qk_dim"], vo=facts["vo_dim"])
-    if facts["qk_dim"] != facts["vo_dim"]:
-        return f"keys of {facts['qk_dim']} and values of {facts['vo_dim']}, which gqa can not say"
     return kernel("gqa", **place, heads=facts["heads"], kv_heads=facts["kv_heads"], dim=facts["qk_dim"])
 
 
+READERS: Mapping[str, Callable[[Module], Kernel | str]] = {
+    "linear": _linear,
+    "attention": _attention,
+    "linear_attention": _delta_net,
+    "mamba": _mamba,
+    "rope": _rope,
+}
 ROUTINGS: Mapping[tuple[str, bool, bool], str] = {
     # (scoring, renormalised, grouped) as SGLang's top-k has them
     ("sigmoid", True, True): "deepseek_v3",

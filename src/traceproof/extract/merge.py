@@ -68,7 +68,8 @@ def merge(extracted: Sequence[Definition], dataset: Path, behaviour: Behaviour) 
     findings = behaviour([(definition, other.reference) for definition, other in pairs])
     behaves = {definition.name: finding for (definition, _), finding in zip(pairs, findings, strict=True)}
     return [
-        _decide(definition, held[definition.name], behaves.get(definition.name), dataset) for definition in extracted
+        _decide(definition, held[definition.name], behaves.get(definition.name), dataset)
+        for definition in extracted
     ]
 
 
@@ -140,7 +141,7 @@ def with_tags(text: str, tags: Sequence[str]) -> str:
     models = [index for index, tag in enumerate(present) if tag.startswith("model:")]
     place = models[-1] + 1 if models else len(present)
     content["tags"] = [*present[:place], *tags, *present[place:]]
-    indent = 4 if "\n    \"name\"" in text else 2
+    indent = 4 if '\n    "name"' in text else 2
     return json.dumps(content, indent=indent, ensure_ascii=False) + ("\n" if text.endswith("\n") else "")
 
 
@@ -167,7 +168,9 @@ def write(outcomes: Sequence[Outcome], root: Path) -> list[Path]:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
-        raise TraceproofError(f"{root} cannot be written: {error}", todo="Check its rights and the space.") from error
+        raise TraceproofError(
+            f"{root} cannot be written: {error}", todo="Check its rights and the space."
+        ) from error
     return [root / path for path in files]
 
 

@@ -152,7 +152,7 @@ def extract(models: Sequence[Model], settings: Settings, *, say: Callable[[str],
             say(f"{label}: {len(reading.modules)} modules, {reading.seconds:.0f} s, {reading.peak_mb} MB")
             calls, left = kernels.from_reading(reading)
             if settings.second_reading:
-                _agree(label, calls, second[model.name, parallel])
+                agree(label, calls, second[model.name, parallel])
             made, formless = drafts(calls, page_sizes=settings.page_sizes, rank_gemms=settings.rank_gemms)
             asked += [(d, Use(model.name, model.tags, parallel, call.paths, call.count)) for call, d in made]
             unmapped[label] = [*left, *formless]
@@ -167,7 +167,12 @@ def extract(models: Sequence[Model], settings: Settings, *, say: Callable[[str],
     return extraction
 
 
-def _agree(label: str, sglang: Sequence[kernels.Kernel], config: Sequence[kernels.Kernel]) -> None:
+def agree(label: str, sglang: Sequence[kernels.Kernel], config: Sequence[kernels.Kernel]) -> None:
+    """Hold the two readings of `label` against each other.
+
+    Raises:
+        TraceproofError: they differ; every difference names both numbers.
+    """
     differences = kernels.differences(sglang, config)
     if differences:
         raise TraceproofError(
@@ -251,11 +256,18 @@ def as_json(extraction: Extraction) -> dict[str, Any]:
         ],
         "no_oracle": {item.name: finding.no_oracle for item, finding in extraction.refused},
         "not_described": {
-            label: [{"path": left.path, "class": left.class_name, "count": left.count, "why": left.why} for left in items]
+            label: [
+                {"path": left.path, "class": left.class_name, "count": left.count, "why": left.why}
+                for left in items
+            ]
             for label, items in extraction.unmapped.items()
         },
         "readings": {
-            label: {"versions": dict(reading.versions), "experts": reading.experts, "architecture": reading.architecture}
+            label: {
+                "versions": dict(reading.versions),
+                "experts": reading.experts,
+                "architecture": reading.architecture,
+            }
             for label, reading in extraction.readings.items()
         },
     }

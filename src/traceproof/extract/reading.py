@@ -25,6 +25,7 @@ class Module:
     Attributes:
         path: with `*` for layer numbers; "" is the model itself.
         parent: the path of the module that holds it.
+        parent_class: that module's class.
         class_name: SGLang's class.
         kind: norm, linear, attention, linear_attention, mamba, experts, top_k, rope, ..., or block.
         facts: per-rank shapes and constants; which ones depends on the kind.
@@ -33,6 +34,7 @@ class Module:
 
     path: str
     parent: str | None
+    parent_class: str | None
     class_name: str
     kind: str
     facts: Mapping[str, Any]
@@ -78,10 +80,8 @@ class Reading:
 
 def parse(answer: Mapping[str, Any]) -> Reading:
     """A reading out of the bootstrap's JSON."""
-    modules = tuple(
-        Module(item["path"], item["parent"], item["class"], item["kind"], item["facts"], item["count"])
-        for item in answer["modules"]
-    )
+    names = ("path", "parent", "parent_class", "class", "kind", "facts", "count")
+    modules = tuple(Module(*(item[name] for name in names)) for item in answer["modules"])
     return Reading(
         versions={name: answer[name] for name in ("sglang", "transformers", "torch")},
         architecture=answer["architecture"],
@@ -121,7 +121,16 @@ class Environment:
             raise TraceproofError(f"there is no interpreter {self.python}", todo=todo)
         with tempfile.TemporaryDirectory(prefix="traceproof-answer-") as folder:
             out = Path(folder, "answer.json")
-            command = [str(self.python), "-W", "ignore", "-m", "traceproof.extract.bootstrap", "--out", str(out), *flags]
+            command = [
+                str(self.python),
+                "-W",
+                "ignore",
+                "-m",
+                "traceproof.extract.bootstrap",
+                "--out",
+                str(out),
+                *flags,
+            ]
             try:
                 done = subprocess.run(
                     command, env=self._environment(), capture_output=True, text=True, timeout=TIMEOUT, check=False
@@ -132,7 +141,9 @@ class Environment:
             if done.returncode not in (0, REFUSED) or not out.exists():
                 tail = done.stderr.strip().splitlines()[-5:]
                 todo = "This is a fault of the bootstrap or of the environment; the lines are its last words."
-                raise TraceproofError(f"the extract interpreter ended with {done.returncode}", problems=tail, todo=todo)
+                raise TraceproofError(
+                    f"the extract interpreter ended with {done.returncode}", problems=tail, todo=todo
+                )
             answer: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         if "error" in answer:
             raise _refusal(answer["error"], self)

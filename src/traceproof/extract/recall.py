@@ -13,7 +13,7 @@ from traceproof.extract.compare import meaning_differences, notes
 
 
 def recall_table(extracted: Sequence[Definition], dataset: Path, models: Iterable[str]) -> str:
-    """For every definition of `dataset` that has a `model:` tag out of `models`: is it extracted alike? Markdown."""
+    """Markdown: is every definition of `dataset` that has a `model:` tag out of `models` extracted alike?"""
     wanted = {f"model:{model}" for model in models}
     ours = {definition.name: definition for definition in extracted}
     counted: Counter[tuple[str, str]] = Counter()
@@ -45,7 +45,9 @@ def _render(counted: Mapping[tuple[str, str], int], lines: Sequence[str]) -> str
     for op_type in op_types:
         row = {status: counted.get((op_type, status), 0) for status in ("same", "different", "missing")}
         totals.update(row)
-        table.append(f"| {op_type} | {sum(row.values())} | {row['same']} | {row['different']} | {row['missing']} |")
+        table.append(
+            f"| {op_type} | {sum(row.values())} | {row['same']} | {row['different']} | {row['missing']} |"
+        )
     whole = sum(totals.values())
     table.append(f"| all | {whole} | {totals['same']} | {totals['different']} | {totals['missing']} |")
     share = f"Recall: {totals['same']} of {whole}." if whole else "The dataset has no definition of these models."

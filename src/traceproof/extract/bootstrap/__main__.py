@@ -34,7 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Read, write the answer, return the exit status."""
     parser = argparse.ArgumentParser(prog="traceproof.extract.bootstrap")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--folder", type=Path, help="holds the model's config.json; without it: list architectures")
+    parser.add_argument(
+        "--folder", type=Path, help="holds the model's config.json; without it: list architectures"
+    )
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--ep", type=int, default=1)
     options = parser.parse_args(arguments)
@@ -71,14 +73,11 @@ def read(folder: Path | None, *, tp: int, ep: int) -> dict[str, Any]:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}:{place.lineno} in {place.name}"
         raise Refused("not accepted", message=f"{type(error).__name__}: {error}", where=where) from error
-    import torch
-    import transformers
-
+    versions = {name: importlib.import_module(name).__version__ for name in ("transformers", "torch")}
     return {
         "format": FORMAT,
         "sglang": version,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
+        **versions,
         "architecture": type(model).__name__,
         "tp": tp,
         "ep": ep,
@@ -91,7 +90,7 @@ def read(folder: Path | None, *, tp: int, ep: int) -> dict[str, Any]:
 
 def _adapter() -> tuple[str, Any]:
     try:
-        from sglang.version import __version__ as version
+        version: str = importlib.import_module("sglang.version").__version__
     except ImportError as error:
         raise Refused("no sglang", message=str(error)) from error
     if base_version(version) not in SUPPORTED:

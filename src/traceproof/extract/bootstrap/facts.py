@@ -18,9 +18,9 @@ LAYER_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def describe(model: nn.Module) -> list[dict[str, Any]]:
-    """Every module once per (path with layer numbers starred, class, facts), with its count, in model order.
+    """Every module once per (path with layer numbers starred, holder's class, class, facts), with its count.
 
-    Shared instances (rotary embeddings) count at each place that holds them.
+    In model order. Shared instances (rotary embeddings) count at each place that holds them.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     found: dict[str, dict[str, Any]] = {}
@@ -28,10 +28,12 @@ def describe(model: nn.Module) -> list[dict[str, Any]]:
         if ".quant_method" in path:
             continue  # how a layer multiplies, not a layer
         parent = path.rpartition(".")[0]
-        kind, facts = classify(module, modules.get(parent))
+        holder = modules[parent] if path else None
+        kind, facts = classify(module, holder)
         entry = {
             "path": LAYER_INDEX.sub("*", path),
             "parent": LAYER_INDEX.sub("*", parent) if path else None,
+            "parent_class": type(holder).__name__ if holder is not None else None,
             "class": type(module).__name__,
             "kind": kind,
             "facts": facts,

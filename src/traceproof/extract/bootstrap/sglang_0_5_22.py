@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,12 @@ def build_model(folder: Path, *, tp: int, ep: int) -> nn.Module:
     Whatever SGLang raises about the config passes through.
     """
     logging.disable(QUIET)
-    from sglang.srt import runtime_context
-    from sglang.srt.configs.load_config import LoadConfig, LoadFormat
-    from sglang.srt.configs.model_config import ModelConfig
-    from sglang.srt.model_loader import loader
-    from sglang.srt.server_args import ServerArgs
+    runtime_context = import_module("sglang.srt.runtime_context")
+    load = import_module("sglang.srt.configs.load_config")
+    loader = import_module("sglang.srt.model_loader.loader")
+    configs = import_module("sglang.srt.configs.model_config")
 
-    arguments = ServerArgs(
+    arguments = import_module("sglang.srt.server_args").ServerArgs(
         model_path=str(folder),
         device="cpu",
         tp_size=tp,
@@ -75,8 +75,8 @@ def build_model(folder: Path, *, tp: int, ep: int) -> nn.Module:
     ranks = runtime_context.SpawnRanks(world_rank=0, gpu_id=0)
     runtime_context.publish(arguments, role="scheduler", ranks=ranks)
     runtime_context.get_parallel().override_permanently(**_groups(tp, ep))
-    model_config = ModelConfig.from_server_args(arguments)
-    load_config = LoadConfig(load_format=LoadFormat.DUMMY)
+    model_config = configs.ModelConfig.from_server_args(arguments)
+    load_config = load.LoadConfig(load_format=load.LoadFormat.DUMMY)
     quantisation = loader._get_quantization_config(model_config, load_config)  # noqa: SLF001 - the loader's own step
     torch.set_default_dtype(model_config.dtype)
     with torch.device("meta"):
@@ -102,6 +102,5 @@ def _groups(tp: int, ep: int) -> dict[str, Any]:
 def architectures() -> list[str]:
     """Names that a config.json's `architectures` may hold, as far as their modules import here."""
     logging.disable(QUIET)
-    from sglang.srt.models.registry import ModelRegistry
-
-    return sorted(ModelRegistry.get_supported_archs())
+    registry = import_module("sglang.srt.models.registry").ModelRegistry
+    return sorted(registry.get_supported_archs())

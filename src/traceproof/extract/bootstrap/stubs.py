@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -63,7 +64,5 @@ def install() -> None:
 
     transformers must have looked for torchvision before, or it would take the stub for the package.
     """
-    from transformers.utils import import_utils
-
-    import_utils.is_torchvision_available()
+    import_module("transformers.utils.import_utils").is_torchvision_available()
     sys.meta_path.append(StubFinder())

@@ -1,7 +1,7 @@
 """Bundled models: the facts of their config.json that decide shapes, and the parallelism they are usually run at.
 
-Each JSON file here is one model. Facts only, no text of the original files; `modules_to_not_convert` is written with
-`*` for the layer number and expanded on reading.
+Each JSON file here is one model. Facts only, no text of the original files; `modules_to_not_convert` is written
+with `*` for the layer number and expanded on reading.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ class Entry:
 def entries() -> Mapping[str, Entry]:
     """All bundled models by slug, sorted."""
     folder = resources.files(__name__)
-    files = sorted((item for item in folder.iterdir() if item.name.endswith(".json")), key=lambda item: item.name)
-    return MappingProxyType({item.name.removesuffix(".json"): _entry(item.name, item.read_text()) for item in files})
+    found = [item for item in folder.iterdir() if item.name.endswith(".json")]
+    files = sorted(found, key=lambda item: item.name)
+    return MappingProxyType(
+        {item.name.removesuffix(".json"): _entry(item.name, item.read_text()) for item in files}
+    )
 
 
 def _entry(file: str, text: str) -> Entry:
@@ -78,7 +81,7 @@ def _expanded(config: dict[str, Any]) -> dict[str, Any]:
 def slug_of(name: str) -> str:
     """`deepseek-v3`, `DeepSeek_V3`, `deepseek-r1` as the slug of the bundled model they name; else the name itself.
 
-    A model's tag counts as its name.
+    A tag of a model counts as its name.
     """
     plain = name.lower().replace("-", "_").replace(".", "_")
     for slug, entry in entries().items():

@@ -6,7 +6,7 @@ which models share it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from traceproof.extract.definitions import attention, dense, recurrent
 from traceproof.extract.definitions.form import Draft
@@ -36,28 +36,34 @@ def drafts(
 
 
 def _drafts(kernel: Kernel, page_sizes: Sequence[int], *, rank_gemms: bool) -> Iterator[Draft | str]:
-    match kernel.kind:
-        case "norm":
-            yield from dense.norms(kernel)
-        case "gemm":
-            n, k = (kernel["rank_n"], kernel["rank_k"]) if rank_gemms else (kernel["full_n"], kernel["full_k"])
-            role = " and ".join(path.removeprefix("model.layers.*.") for path in kernel.paths)
-            yield dense.gemm(n, k, role=role, note=kernel.note, rank=rank_gemms)
-        case "gqa":
-            yield from attention.gqa(kernel, page_sizes)
-        case "mla_absorbed":
-            yield from attention.mla_paged(kernel, page_sizes)
-        case "mla_ragged":
-            yield attention.mla_ragged(kernel)
-        case "gdn":
-            yield from recurrent.gdn(kernel)
-        case "mamba":
-            yield recurrent.mamba(kernel)
-        case "moe":
-            yield moe(kernel)
-        case "rope":
-            yield dense.rope(kernel)
-        case "sampling":
-            yield from dense.samplers(kernel)
-        case _:
-            yield f"no definition is made of a {kernel.kind}"
+    if kernel.kind == "gemm":
+        yield _gemm(kernel, rank=rank_gemms)
+    elif kernel.kind in PAGED:
+        yield from PAGED[kernel.kind](kernel, page_sizes)
+    elif kernel.kind in SEVERAL:
+        yield from SEVERAL[kernel.kind](kernel)
+    else:
+        yield ONE[kernel.kind](kernel)
+
+
+def _gemm(kernel: Kernel, *, rank: bool) -> Draft:
+    n, k = (kernel["rank_n"], kernel["rank_k"]) if rank else (kernel["full_n"], kernel["full_k"])
+    role = " and ".join(path.removeprefix("model.layers.*.") for path in kernel.paths)
+    return dense.gemm(n, k, role=role, note=kernel.note, rank=rank)
+
+
+PAGED: Mapping[str, Callable[[Kernel, Sequence[int]], Iterator[Draft]]] = {
+    "gqa": attention.gqa,
+    "mla_absorbed": attention.mla_paged,
+}
+SEVERAL: Mapping[str, Callable[[Kernel], Iterator[Draft]]] = {
+    "norm": dense.norms,
+    "gdn": recurrent.gdn,
+    "sampling": dense.samplers,
+}
+ONE: Mapping[str, Callable[[Kernel], Draft | str]] = {
+    "mla_ragged": attention.mla_ragged,
+    "mamba": recurrent.mamba,
+    "moe": moe,
+    "rope": dense.rope,
+}

@@ -116,7 +116,7 @@ def gqa_prefill(heads: int, kv_heads: int, dim: int, page_size: int) -> Draft:
     return Draft(
         name=f"gqa_paged_prefill_causal_h{heads}_kv{kv_heads}_d{dim}_ps{page_size}",
         op_type="gqa_paged",
-        description=f"Batched grouped-query attention prefill over a paged KV cache (page_size={page_size}), causal.",
+        description=f"Batched causal grouped-query attention prefill, paged KV cache (page_size={page_size}).",
         axes=axes,
         constraints=[Q_ENDS, *KV_PAGES],
         inputs=_gqa_data("total_q", page_size, prefill=True),

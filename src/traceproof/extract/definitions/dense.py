@@ -123,7 +123,7 @@ def sampler(names: tuple[str, ...], vocab: int) -> Draft:
     return Draft(
         name=f"{kind}_sampling_from_probs_v{vocab}",
         op_type="sampling",
-        description=f"Draws a token from each row after a {' and '.join(names)} filter{order}, vocab_size={vocab}.",
+        description=f"Draws a token a row after a {' and '.join(names)} filter{order}, vocab_size={vocab}.",
         axes={
             "batch_size": var("Number of sequences."),
             "vocab_size": const(vocab, "Number of tokens in the vocabulary."),

@@ -21,7 +21,9 @@ def moe(kernel: Kernel) -> Draft | str:
     hidden, intermediate = kernel["hidden"], kernel["intermediate"]
     match facts["quantisation"], facts["routing"]:
         case _, "softmax":
-            return "softmax weights that are not renormalised over the chosen experts: the dataset has no such form"
+            return (
+                "softmax weights that are not renormalised over the chosen experts: the dataset has no such form"
+            )
         case str(kind), _ if kind == FP8_BLOCK and (hidden % BLOCK or intermediate % BLOCK):
             return f"hidden {hidden} or intermediate {intermediate} per rank is no multiple of the block, {BLOCK}"
         case str(kind), "deepseek_v3" if kind == FP8_BLOCK:
@@ -61,7 +63,9 @@ def _fp8_data() -> Tensors:
         "gemm1_weights_scale": tensor(
             f"{experts} num_gemm1_out_blocks num_hidden_blocks", "float32", "Scale of each 128 x 128 of gemm1."
         ),
-        "gemm2_weights": tensor(f"{experts} hidden_size intermediate_size", "float8_e4m3fn", "Second GEMM (down)."),
+        "gemm2_weights": tensor(
+            f"{experts} hidden_size intermediate_size", "float8_e4m3fn", "Second GEMM (down)."
+        ),
         "gemm2_weights_scale": tensor(
             f"{experts} num_hidden_blocks num_intermediate_blocks", "float32", "Scale of each 128 x 128 of gemm2."
         ),
@@ -154,8 +158,8 @@ def _renormalise(kernel: Kernel, *, fp8: bool, twin: bool = False) -> Draft:
         name=f"moe_{kind}_renorm_topk{top_k}_e{local}_h{hidden}_i{intermediate}",
         op_type="moe",
         description=(
-            f"{'FP8 block scale' if fp8 else 'Bfloat16'} mixture of experts, weights renormalised over the chosen; "
-            f"routed experts only.{note}"
+            f"{'FP8 block scale' if fp8 else 'Bfloat16'} mixture of experts, weights renormalised over the "
+            f"chosen; routed experts only.{note}"
         ),
         axes=axes,
         constraints=CONSTRAINTS,

@@ -35,7 +35,9 @@ def _heads(constants: dict[str, int]) -> Axes:
 
 def _gates(rows: str) -> Tensors:
     return {
-        "A_log": tensor("num_v_heads", "float32", "Logarithm of the decay: exp(-exp(A_log) * softplus(a + dt_bias))."),
+        "A_log": tensor(
+            "num_v_heads", "float32", "Logarithm of the decay: exp(-exp(A_log) * softplus(a + dt_bias))."
+        ),
         "a": tensor(f"{rows} num_v_heads", "bfloat16", "Input-dependent decay."),
         "dt_bias": tensor("num_v_heads", "float32", "Bias of the decay, added to a before softplus."),
         "b": tensor(f"{rows} num_v_heads", "bfloat16", "Update gate: beta = sigmoid(b)."),
@@ -98,7 +100,7 @@ def _mtp(name: str, constants: dict[str, int]) -> Draft:
     return Draft(
         name=f"gdn_mtp_{name}",
         op_type="gdn",
-        description="Gated delta net over a few draft tokens a sequence, states in slots of a pool, k-last layout.",
+        description="Gated delta net over a few draft tokens a sequence, k-last states in slots of a pool.",
         axes=axes,
         constraints=(*GDN_CONSTRAINTS, "seq_len > 1"),
         inputs={

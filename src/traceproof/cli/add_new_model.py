@@ -1,0 +1,93 @@
+"""`traceproof add-new-model`: a model's module hierarchy for the web interface."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from traceproof.cli.extract import EXTRACT_PYTHON
+from traceproof.errors import TraceproofError
+from traceproof.extract import catalogue, formulas, hierarchy, kernels
+from traceproof.extract.definitions import drafts
+from traceproof.extract.pipeline import PAGE_SIZES, agree, model_of, worlds
+from traceproof.extract.reading import Environment, Module, Reading
+
+
+def add_new_model(  # noqa: PLR0913 - one parameter an option
+    *,
+    model_name: Annotated[str, typer.Option(help="The model's name, e.g. deepseek-v3; its id in models.ts.")],
+    hf_repo_id: Annotated[str | None, typer.Option(help="Its HuggingFace repository.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Of --hf-repo-id.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Its config.json, instead of fetching one.")] = None,
+    tp: Annotated[list[int] | None, typer.Option(help="Tensor parallel ranks.")] = None,
+    ep: Annotated[list[int] | None, typer.Option(help="Expert parallel ranks.")] = None,
+    models_ts: Annotated[
+        Path | None, typer.Option(help="Insert into this models.ts; printed if left out.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write it as JSON too.")] = None,
+    sglang_path: Annotated[Path | None, typer.Option(help="An SGLang checkout to read instead.")] = None,
+    extract_python: Annotated[Path, typer.Option(help="Interpreter with SGLang.")] = EXTRACT_PYTHON,
+) -> None:
+    """Write the modules of a model (block or layer, parent, count, definitions) for the web interface.
+
+    A bundled model's facts are used where neither --config nor --revision asks for others, so that no network is
+    needed. Exit codes: 0 written, 2 bad use or input.
+    """
+    bundled = catalogue.entries().get(catalogue.slug_of(model_name))
+    fetched = hf_repo_id if bundled is None or revision is not None else None
+    slug, tags, given, usual = model_of(model_name, config=config, repository=fetched, revision=revision)
+    parallels = worlds(tp or [], ep or [], usual)
+    environment = Environment(extract_python.absolute(), sglang_path)
+    named: dict[str, list[str]] = {}
+    readings: list[Reading] = []
+    for parallel in parallels:
+        expected = formulas.expected(given, parallel, where=f"config.json of {slug}")
+        reading = environment.read(given, parallel)
+        calls, _ = kernels.from_reading(reading)
+        agree(f"{slug} tp{parallel.tp} ep{parallel.ep}", calls, expected)
+        _name_definitions(named, reading, calls)
+        readings.append(reading)
+    model = hierarchy.as_json(
+        hierarchy.nodes(readings[0], named),
+        identity=model_name,
+        name=bundled.title if bundled is not None else model_name,
+        description=f"{bundled.title if bundled is not None else model_name} ({', '.join(tags)}).",
+    )
+    _write(model, models_ts, json_file)
+
+
+def _name_definitions(named: dict[str, list[str]], reading: Reading, calls: list[kernels.Kernel]) -> None:
+    """Add each module's definitions by path; a router's top-k has those of the experts beside it."""
+    made, _ = drafts(calls, page_sizes=PAGE_SIZES, rank_gemms=False)
+    selectors: dict[str | None, list[Module]] = {}
+    for module in reading.modules:
+        if module.kind == "top_k":
+            selectors.setdefault(module.parent, []).append(module)
+    for call, draft in made:
+        places = list(call.paths)
+        if call.kind == "moe":
+            places += [item.path for path in call.paths for item in selectors.get(path.rpartition(".")[0], [])]
+        for path in places:
+            names = named.setdefault(path, [])
+            if draft.name not in names:
+                names.append(draft.name)
+
+
+def _write(model: dict[str, object], models_ts: Path | None, json_file: Path | None) -> None:
+    if models_ts is None and json_file is None:
+        sys.stdout.write(hierarchy.typescript(model))
+        return
+    try:
+        if models_ts is not None:
+            old = models_ts.read_bytes().decode("utf-8")
+            partial = models_ts.with_name(f".{models_ts.name}.partial")
+            partial.write_bytes(hierarchy.inserted(old, model).encode("utf-8"))
+            partial.replace(models_ts)
+        if json_file is not None:
+            json_file.write_text(json.dumps(model, indent=2) + "\n", encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceproofError(f"the model cannot be written: {error}", todo="Check the paths given.") from error

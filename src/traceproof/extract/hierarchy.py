@@ -1,0 +1,137 @@
+"""A model's modules for the web interface: what holds what, how often, and which definitions each one uses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from traceproof.errors import TraceproofError
+from traceproof.extract.reading import Module, Reading
+
+IDENTIFIER = re.compile(r"[A-Za-z_$][\w$]*\Z")
+END_OF_LIST = re.compile(r"^\](?: satisfies Model\[\])?;?[ \t]*\r?$", re.MULTILINE)
+LINE = 100  # characters; the interface's formatter breaks longer lists
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A module: `block` if it holds others, else `layer`."""
+
+    key: str
+    type: str
+    count: int
+    parent: str | None
+    definitions: tuple[str, ...]
+
+
+def nodes(reading: Reading, definitions: Mapping[str, Sequence[str]]) -> list[Node]:
+    """The modules in model order, each (path, class) once.
+
+    A decoder layer is named by its class, any other module by its place; the second of one name gets its holder's
+    name in front. A module that two kinds of layers hold stands under the one that holds more of them.
+
+    Args:
+        reading: the model.
+        definitions: names by module path.
+    """
+    groups: dict[tuple[str, str], list[Module]] = {}
+    for module in reading.modules:
+        groups.setdefault((module.path, module.class_name), []).append(module)
+    holders = {(module.parent, module.parent_class) for module in reading.modules}
+    keys: dict[tuple[str, str], str] = {}
+    found: list[Node] = []
+    for place, members in groups.items():
+        most = max(members, key=lambda module: module.count)
+        holder = keys.get((most.parent or "", most.parent_class or "")) if most.parent is not None else None
+        keys[place] = key = _free(_name(*place), holder, set(keys.values()))
+        found.append(
+            Node(
+                key=key,
+                type="block" if place in holders else "layer",
+                count=sum(module.count for module in members),
+                parent=holder,
+                definitions=tuple(definitions.get(place[0], ())),
+            )
+        )
+    return found
+
+
+def _name(path: str, class_name: str) -> str:
+    last = path.rpartition(".")[2]
+    return class_name if last in ("", "*") else last
+
+
+def _free(name: str, holder: str | None, taken: set[str]) -> str:
+    if name in taken and holder is not None:
+        name = f"{holder}_{name}"
+    number, free = 2, name
+    while free in taken:
+        free, number = f"{name}_{number}", number + 1
+    return free
+
+
+def as_json(found: Iterable[Node], *, identity: str, name: str, description: str) -> dict[str, Any]:
+    """The model as models.ts has it."""
+    modules: dict[str, dict[str, Any]] = {}
+    for node in found:
+        parent = {} if node.parent is None else {"parent": node.parent}
+        modules[node.key] = {
+            "count": node.count,
+            **parent,
+            "type": node.type,
+            "definitions": list(node.definitions),
+        }
+    return {"id": identity, "name": name, "description": description, "modules": modules}
+
+
+def typescript(model: Mapping[str, Any]) -> str:
+    """The model as an element of the list in models.ts, with its line break."""
+    lines = ["  {"]
+    lines += [f"    {key}: {_string(model[key])}," for key in ("id", "name", "description")]
+    lines.append("    modules: {")
+    for key, module in model["modules"].items():
+        lines.append(f"      {key if IDENTIFIER.match(key) else _string(key)}: {{")
+        lines.append(f"        count: {module['count']},")
+        lines += [f"        {part}: {_string(module[part])}," for part in ("parent", "type") if part in module]
+        lines += _list(module["definitions"])
+        lines.append("      },")
+    return "\n".join([*lines, "    },", "  },"]) + "\n"
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _list(names: Sequence[str]) -> list[str]:
+    line = f"        definitions: [{', '.join(map(_string, names))}],"
+    if len(line) <= LINE:
+        return [line]
+    return ["        definitions: [", *(f"          {_string(name)}," for name in names), "        ],"]
+
+
+def inserted(text: str, model: Mapping[str, Any]) -> str:
+    """The content of a models.ts with the model at the end of its list; every other byte as it was.
+
+    Raises:
+        TraceproofError: the list's end is not found, or the model is there already.
+    """
+    if re.search(rf"\bid:\s*[\"']{re.escape(model['id'])}[\"']", text):
+        raise TraceproofError(
+            f"models.ts already has a model {model['id']!r}", todo="Remove that entry first, or use another name."
+        )
+    ends = list(END_OF_LIST.finditer(text))
+    if len(ends) != 1:
+        raise TraceproofError(
+            f"models.ts has {len(ends)} lines that could end its list of models; exactly one is needed",
+            todo="The list must be closed by a line `]` or `] satisfies Model[]`.",
+        )
+    newline = "\r\n" if "\r\n" in text else "\n"
+    place = ends[0].start()
+    head = text[:place]
+    body = head.rstrip()
+    if not body.endswith((",", "[")):
+        head = body + "," + head[len(body) :]  # the element before has no trailing comma
+    return head + typescript(model).replace("\n", newline) + text[place:]
