@@ -1,0 +1,108 @@
+"""Sessions, each with the interpreter it needs; `nox -l` explains them. Snakemake decides what has to run.
+
+The test environment is built like a stack of its own: pins first, then everything from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+sys.path.insert(0, str(ROOT / "src"))  # nox may run from anywhere; the families stand in one place
+
+from traceproof.pipeline import FAMILIES  # noqa: E402 - after the path
+from traceproof.stacks import install_cpu  # noqa: E402
+
+nox.options.sessions = ["tests"]
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_venv = "yes"
+CHECKED = ("src", "tests", "scripts", "noxfile.py")
+WORKERS = "2"  # pytest workers: more would fight over the machine's cores with the pipelines that tests start
+
+
+def prepare(session: nox.Session) -> None:
+    """Install the test environment where its pins changed: torch for the CPU, the driver's packages, the tools."""
+    pins = [ROOT / "envs" / name for name in ("cpu.txt", "tests.txt")]
+    stamp = Path(session.virtualenv.location) / "installed.txt"
+    wanted = hashlib.sha256(b"".join(path.read_bytes() for path in [*pins, ROOT / "pyproject.toml"])).hexdigest()
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    install_cpu(Path(session.virtualenv.location) / "bin" / "python", pins[0], "tests")
+    quiet = ("python", "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-deps")
+    session.run(*quiet, "--require-hashes", "-r", str(pins[1]))
+    session.run(*quiet, "--no-build-isolation", "-e", ".")
+    stamp.write_text(wanted)
+
+
+@nox.session(name="tests")
+def tests(session: nox.Session) -> None:
+    """Everything that a change must pass: format, lints, types, the DAG, and every test that needs no GPU."""
+    prepare(session)
+    session.run("ruff", "check", *CHECKED)
+    session.run("ruff", "format", "--check", *CHECKED)
+    session.run("snakefmt", "--check", "Snakefile", "rules")
+    session.run("mypy")
+    session.run("python", "scripts/lock.py", "--check")
+    # One torch thread a worker: two workers with all cores each take longer together.
+    session.run("pytest", "--numprocesses", WORKERS, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session(name="lint", venv_backend="none")
+def lint(session: nox.Session) -> None:
+    """Format and lints only, with the test environment's tools: run `tests` once before."""
+    tool = tools(session)
+    session.run(f"{tool}/ruff", "check", *CHECKED, external=True)
+    session.run(f"{tool}/ruff", "format", "--check", *CHECKED, external=True)
+    session.run(f"{tool}/snakefmt", "--check", "Snakefile", "rules", external=True)
+
+
+@nox.session(name="typing", venv_backend="none")
+def typing(session: nox.Session) -> None:
+    """Types only, with the test environment's tools: run `tests` once before."""
+    session.run(f"{tools(session)}/mypy", external=True)
+
+
+@nox.session(name="lock", venv_backend="none")
+def lock(session: nox.Session) -> None:
+    """Resolve every stack again into uv.lock and envs/; `nox -s lock -- --upgrade` takes newer versions."""
+    session.run(sys.executable, "scripts/lock.py", *session.posargs, external=True)
+
+
+@nox.session(name="bench", venv_backend="none")
+def bench(session: nox.Session) -> None:
+    """Cost as a dataset grows: planning, a rerun that does nothing, memory; see docs/benchmarks.md."""
+    session.run(sys.executable, "scripts/bench_scale.py", *session.posargs, external=True)
+
+
+def tools(session: nox.Session) -> Path:
+    """Where the test environment's programs are."""
+    folder = ROOT / ".nox" / "tests" / "bin"
+    if not (folder / "ruff").is_file():
+        session.error("run `nox -s tests` once: it builds the environment that has the tools")
+    return folder
+
+
+def verify_family(session: nox.Session, family: str) -> None:
+    """Snakemake's target of a family: the stacks are built once for all of them."""
+    cores = str(len(os.sched_getaffinity(0)))
+    command = [sys.executable, "-m", "snakemake", "--cores", cores, *session.posargs, f"verify_{family}"]
+    session.run(*command, external=True)
+
+
+def add_family(family: str, op_types: tuple[str, ...]) -> None:
+    """Register `test_<family>`."""
+
+    def run(session: nox.Session) -> None:
+        verify_family(session, family)
+
+    run.__doc__ = f"Verify {' and '.join(op_types)} of the configured dataset against every truth there is."
+    nox.session(name=f"test_{family}", venv_backend="none")(run)
+
+
+for name, members in FAMILIES.items():
+    add_family(name, members)

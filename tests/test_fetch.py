@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from traceproof.config import Dataset
+from traceproof.dataset.fetch import _unpack, fetch, mark, scan_digest, slug_of, untouched
+from traceproof.errors import TraceproofError
+
+DEFINITION = json.dumps({"name": "a"})
+PACKAGING = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+"""
+# The least that pip asks of a package whose metadata it wants; it needs nothing from any index.
+BACKEND = '''
+import pathlib
+def prepare_metadata_for_build_wheel(folder, settings=None):
+    info = pathlib.Path(folder) / "tiny_bench-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\\nName: tiny-bench\\nVersion: 1.0\\n")
+    return info.name
+def get_requires_for_build_wheel(settings=None):
+    return []
+def build_wheel(folder, settings=None, metadata=None):
+    raise SystemExit("not needed")
+'''
+METADATA = "Metadata-Version: 2.1\nName: tiny-bench\nVersion: 1.0\n"
+
+
+def sdist(folder: Path, files: dict[str, str]) -> str:
+    """Write tiny_bench-1.0.tar.gz; its sha256."""
+    path = folder / "tiny_bench-1.0.tar.gz"
+    own = {"pyproject.toml": PACKAGING, "backend.py": BACKEND, "PKG-INFO": METADATA}
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in {**own, **files}.items():
+            member = tarfile.TarInfo(f"tiny_bench-1.0/{name}")
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def pypi(sha256: str, **changes: str) -> Dataset:
+    source = {"package": "tiny-bench", "version": "1.0", "sha256": sha256, "folder": "trace", **changes}
+    return Dataset.model_validate({"pypi": source})
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that pip takes packages from, and nowhere else."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A git repository with definitions in a folder, and one commit after them that breaks them."""
+    folder = tmp_path / "upstream"
+    (folder / "data" / "definitions" / "x").mkdir(parents=True)
+    (folder / "data" / "definitions" / "x" / "a.json").write_text(DEFINITION)
+    (folder / "big.txt").write_text("beside the dataset")
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--message", "one")
+    return folder
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
+
+
+def from_git(repository: Path, **changes: str) -> Dataset:
+    source = {"url": repository.as_uri(), "commit": git(repository, "rev-parse", "HEAD"), "folder": "data", **changes}
+    return Dataset.model_validate({"git": source})
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def test_a_package_is_fetched_once_and_then_never_asked_for(index: Path, tmp_path: Path) -> None:
+    dataset = pypi(sdist(index, {"trace/definitions/x/a.json": DEFINITION, "other.txt": "no"}))
+    folder = fetch(dataset, root=tmp_path / "out")
+    assert (folder / "definitions" / "x" / "a.json").read_text() == DEFINITION
+    assert not (folder / "other.txt").exists()
+    (index / "tiny_bench-1.0.tar.gz").unlink()
+    assert fetch(dataset, root=tmp_path / "out") == folder
+    assert left_in(tmp_path / "out") == [slug_of(dataset)]
+
+
+def test_a_corrupt_download_is_refused_before_anything_of_it_runs(index: Path, tmp_path: Path) -> None:
+    sdist(index, {"trace/definitions/x/a.json": DEFINITION, "backend.py": "raise SystemExit('ran')\n"})
+    with pytest.raises(TraceproofError, match="is not the file that config.yaml names") as caught:
+        fetch(pypi("0" * 64), root=tmp_path / "out")
+    assert "Expected sha256 " + "0" * 64 in str(caught.value)
+    assert "ran" not in str(caught.value).split()
+    assert left_in(tmp_path / "out") == []
+
+
+def test_an_unreachable_package_says_what_pip_said(index: Path, tmp_path: Path) -> None:
+    assert index.is_dir()
+    with pytest.raises(TraceproofError, match="pip could not download tiny-bench==1.0") as caught:
+        fetch(pypi("0" * 64), root=tmp_path / "out")
+    assert "No matching distribution" in str(caught.value)
+    assert "pip config list" in caught.value.todo
+    assert left_in(tmp_path / "out") == []
+
+
+def test_a_package_without_definitions_leaves_nothing(index: Path, tmp_path: Path) -> None:
+    with pytest.raises(TraceproofError, match="holds no definitions"):
+        fetch(pypi(sdist(index, {"trace/readme.md": "empty"})), root=tmp_path / "out")
+    assert left_in(tmp_path / "out") == []
+
+
+def test_members_that_lead_elsewhere_are_left_out(tmp_path: Path) -> None:
+    sdist(tmp_path, {"trace/definitions/x/a.json": DEFINITION, "trace/../../escaped.txt": "out"})
+    folder = _unpack(tmp_path / "tiny_bench-1.0.tar.gz", "trace", tmp_path / "out")
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["a.json"]
+    assert not list(tmp_path.rglob("escaped.txt"))
+
+
+def test_an_archive_cut_short_is_said_to_be_so(tmp_path: Path) -> None:
+    sdist(tmp_path, {"trace/definitions/x/a.json": DEFINITION})
+    archive = tmp_path / "tiny_bench-1.0.tar.gz"
+    archive.write_bytes(archive.read_bytes()[:200])
+    with pytest.raises(TraceproofError, match="can not be unpacked"):
+        _unpack(archive, "trace", tmp_path / "out")
+
+
+def test_a_commit_is_fetched_without_the_rest_and_then_never_asked_for(repository: Path, tmp_path: Path) -> None:
+    dataset = from_git(repository)
+    (repository / "data" / "definitions" / "x" / "a.json").write_text("later")
+    git(repository, "commit", "--quiet", "--all", "--message", "two")
+    folder = fetch(dataset, root=tmp_path / "out")
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["a.json"]
+    assert (folder / "definitions" / "x" / "a.json").read_text() == DEFINITION
+    repository.rename(tmp_path / "gone")
+    assert fetch(dataset, root=tmp_path / "out") == folder
+
+
+def test_a_whole_repository_can_be_the_dataset(repository: Path, tmp_path: Path) -> None:
+    git(repository, "mv", "data/definitions", "definitions")
+    git(repository, "commit", "--quiet", "--message", "two")
+    folder = fetch(from_git(repository, folder="."), root=tmp_path / "out")
+    assert sorted(path.name for path in folder.iterdir()) == ["big.txt", "definitions"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"commit": "0" * 40}, "could not be fetched"),
+        ({"url": "file:///nowhere/at/all"}, "could not be fetched"),
+        ({"folder": "elsewhere"}, "holds no definitions"),
+        ({"folder": "../.."}, "outside the repository|could not be fetched"),
+    ],
+)
+def test_a_commit_that_cannot_be_had_leaves_nothing(
+    repository: Path, tmp_path: Path, changes: dict[str, str], said: str
+) -> None:
+    with pytest.raises(TraceproofError, match=said):
+        fetch(from_git(repository, **changes), root=tmp_path / "out")
+    assert left_in(tmp_path / "out") == []
+
+
+def test_a_folder_is_used_in_place(repository: Path, tmp_path: Path) -> None:
+    dataset = Dataset(path=repository / "data")
+    assert fetch(dataset, root=tmp_path / "out") == repository / "data"
+    assert left_in(tmp_path / "out") == []
+
+
+def test_an_edit_of_a_fetched_dataset_is_noticed(repository: Path, tmp_path: Path) -> None:
+    dataset = from_git(repository)
+    folder = fetch(dataset, root=tmp_path / "out")
+    mark(dataset, folder)
+    assert untouched(folder)
+    (folder / "definitions" / "x" / "a.json").write_text("edited")
+    assert not untouched(folder)
+
+
+def test_a_scan_sees_names_and_contents_that_changed(tmp_path: Path) -> None:
+    file = tmp_path / "definitions" / "x" / "a.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("one")
+    before = scan_digest(tmp_path)
+    assert scan_digest(tmp_path) == before
+    file.write_text("three")
+    edited = scan_digest(tmp_path)
+    file.rename(file.with_name("b.json"))
+    assert len({before, edited, scan_digest(tmp_path)}) == 3
