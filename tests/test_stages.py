@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from definitions import GOOD, rmsnorm, write
+import torch
+from definitions import GOOD, HIDDEN, rmsnorm, write
 from pipeline import Run, verdicts
+from safetensors.torch import save_file
 
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
@@ -70,8 +72,12 @@ def test_a_malformed_file_costs_itself_alone(dataset: Path, tmp_path: Path) -> N
 def test_a_workload_line_is_a_case_and_a_missing_blob_is_a_typed_skip(dataset: Path, tmp_path: Path) -> None:
     random = {"type": "random"}
     blob = {"type": "safetensors", "path": "blob/absent.safetensors", "tensor_key": "w"}
+    (dataset / "blob").mkdir()
+    save_file({"weight": torch.ones(HIDDEN, dtype=torch.bfloat16)}, dataset / "blob" / "there.safetensors")
+    there = {"type": "safetensors", "path": "./blob/there.safetensors", "tensor_key": "weight"}
     lines = [
         {"uuid": "one", "axes": {"batch_size": 3}, "inputs": {"hidden_states": random, "weight": random}},
+        {"uuid": "three", "axes": {"batch_size": 3}, "inputs": {"hidden_states": random, "weight": there}},
         {"uuid": "two", "axes": {"batch_size": 3}, "inputs": {"hidden_states": random, "weight": blob}},
     ]
     path = dataset / "workloads" / "rmsnorm" / "alpha.jsonl"
@@ -81,7 +87,7 @@ def test_a_workload_line_is_a_case_and_a_missing_blob_is_a_typed_skip(dataset: P
     selection = Selection(definitions=("alpha",), sizes=("small",), workloads=True)
     rows = Run(dataset, tmp_path / "results", selection=selection, limits=LIMITS).verify()["alpha"]
     by_case = {row["case"]: (row["verdict"], row["reason"]) for row in rows}
-    assert by_case["workload-one"] == ("pass", None)
+    assert by_case["workload-one"] == by_case["workload-three"] == ("pass", None)
     assert by_case["workload-two"] == ("skip", "blob_missing")
 
 

@@ -116,7 +116,7 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
             preload=(*PRELOAD, *_op_modules(planned["op_type"])),
             gpu=job.device == "cuda",
             env=job.environment,
-            readable=[planned["dataset"]],  # a workload line's blobs lie there
+            readable=[Path(planned["dataset"])],  # a workload line's blobs lie there
         ) as pool,
     ):
         runner = _Runner(job, outputs, pool, Path(scratch), planned["dataset"], progress)
