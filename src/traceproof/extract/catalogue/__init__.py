@@ -79,7 +79,7 @@ def _expanded(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def slug_of(name: str) -> str:
-    """`deepseek-v3`, `DeepSeek_V3`, `deepseek-r1` as the slug of the bundled model they name; else the name itself.
+    """The slug of the bundled model that `deepseek-v3`, `DeepSeek_V3` or `deepseek-r1` names; else `name`.
 
     A tag of a model counts as its name.
     """

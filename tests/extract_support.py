@@ -1,0 +1,48 @@
+"""Golden readings for the extraction tests: what SGLang said of a model, stored once a supported version."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from traceproof.extract import kernels
+from traceproof.extract.collect import Use
+from traceproof.extract.definitions import drafts
+from traceproof.extract.definitions.form import Draft
+from traceproof.extract.reading import Reading, parse
+
+GOLDEN = sorted((Path(__file__).parent / "extract_golden").glob("*.json"))
+
+
+def golden(path: Path) -> dict[str, Any]:
+    """The stored file."""
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value
+
+
+def reading_of(path: Path) -> Reading:
+    """The stored reading."""
+    stored = golden(path)
+    costs = {"experts": "routed only", "seconds": 0.0, "peak_mb": 0, "transformers": "", "torch": ""}
+    return parse(stored | costs | {"sglang": stored["sglang"][-1]})
+
+
+def named(name: str) -> Path:
+    """The stored file of a model."""
+    return next(path for path in GOLDEN if path.stem.startswith(name))
+
+
+def drafts_of(path: Path, *, rank_gemms: bool = False) -> dict[str, Draft]:
+    """A stored model's definitions by name."""
+    calls, _ = kernels.from_reading(reading_of(path))
+    made, _ = drafts(calls, page_sizes=(1, 64), rank_gemms=rank_gemms)
+    return {draft.name: draft for _, draft in made}
+
+
+def uses_of(path: Path, model: str) -> list[tuple[Draft, Use]]:
+    """A stored model's definitions with their uses."""
+    reading = reading_of(path)
+    calls, _ = kernels.from_reading(reading)
+    made, _ = drafts(calls, page_sizes=(1, 64), rank_gemms=False)
+    return [(draft, Use(model, (model,), reading.parallel, call.paths, call.count)) for call, draft in made]

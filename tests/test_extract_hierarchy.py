@@ -1,0 +1,96 @@
+"""The web interface's models.ts: modules from the reading, and every other byte as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from extract_support import GOLDEN, named, reading_of
+
+from traceproof.errors import TraceproofError
+from traceproof.extract import hierarchy
+
+FILE = """import type { Model } from "@/lib/schemas"
+
+const models: Model[] = [
+  {
+    id: "old",
+    modules: {
+      a: { definitions: ["x]",
+      ] },
+    },
+  },
+] satisfies Model[]
+
+export default models
+"""
+MODEL = {
+    "id": "new-1",
+    "name": 'New "1"',
+    "description": "d",
+    "modules": {
+        "lm_head": {"count": 1, "parent": "Top", "type": "layer", "definitions": []},
+        "odd name": {"count": 2, "type": "block", "definitions": ["a" * 60, "b" * 60]},
+    },
+}
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_keys_are_unique_and_parents_come_first(path: Path) -> None:
+    seen: set[str] = set()
+    for node in hierarchy.nodes(reading_of(path), {}):
+        assert node.key not in seen
+        assert node.parent is None or node.parent in seen
+        seen.add(node.key)
+    assert len(seen) > 15
+
+
+def test_dense_layers_and_experts_stand_apart_with_their_counts() -> None:
+    nodes = {node.key: node for node in hierarchy.nodes(reading_of(named("deepseek_v3")), {})}
+    assert nodes["DeepseekV2DecoderLayer"].count == 61
+    assert nodes["gate_up_proj"].count == 3
+    assert nodes["experts"].count == 58
+    assert nodes[nodes["experts"].parent or ""].count == 58
+    assert nodes[nodes["gate_up_proj"].parent or ""].count == 3
+    assert nodes["experts"].type == "layer"
+    assert nodes["self_attn"].type == "block"
+
+
+def test_definitions_go_by_path() -> None:
+    nodes = hierarchy.nodes(reading_of(named("llama_3_1_70b")), {"model.norm": ["rmsnorm_h8192"]})
+    assert [node.key for node in nodes if node.definitions] == ["norm"]
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_inserting_keeps_every_other_byte(newline: str) -> None:
+    text = FILE.replace("\n", newline)
+    result = hierarchy.inserted(text, MODEL)
+    added = hierarchy.typescript(MODEL).replace("\n", newline)
+    assert result.replace(added, "") == text
+    assert result.index(added) < result.index("] satisfies")
+
+
+def test_the_text_is_as_the_interface_writes_it() -> None:
+    text = hierarchy.typescript(MODEL)
+    assert '    name: "New \\"1\\"",\n' in text
+    assert '      lm_head: {\n        count: 1,\n        parent: "Top",\n        type: "layer",\n' in text
+    assert '      "odd name": {\n' in text
+    assert "        definitions: [\n          " in text
+
+
+def test_a_missing_comma_is_the_one_thing_added() -> None:
+    text = 'const models = [\n  { id: "old" }\n]\n'
+    assert hierarchy.inserted(text, MODEL).startswith('const models = [\n  { id: "old" },\n  {\n    id: "new-1",')
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (FILE.replace('"old"', '"new-1"'), "already has a model 'new-1'"),
+        ("const models = []\n", "has 0 lines"),
+        ("]\n]\n", "has 2 lines"),
+    ],
+)
+def test_a_file_it_can_not_insert_into_is_left_alone(text: str, message: str) -> None:
+    with pytest.raises(TraceproofError, match=message):
+        hierarchy.inserted(text, MODEL)

@@ -1,0 +1,167 @@
+"""Merging into a dataset: nothing overwritten, nothing half-written, conflicts beside the old file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from extract_support import named, uses_of
+
+from traceproof.dataset.definition import Definition
+from traceproof.errors import TraceproofError
+from traceproof.extract.check import Finding
+from traceproof.extract.collect import collect, sharing_table
+from traceproof.extract.compare import meaning_differences, notes
+from traceproof.extract.definitions.dense import norm
+from traceproof.extract.merge import merge, write
+from traceproof.extract.recall import recall_table
+
+
+def eps_norm(eps: float, *models: str) -> Definition:
+    return norm(64, eps, variant="plain", fused=False).definition([f"model:{model}" for model in models])
+
+
+def alike(pairs: Sequence[tuple[Definition, str]]) -> list[Finding]:
+    return [Finding(3, ()) for _ in pairs]
+
+
+def saved(root: Path) -> dict[str, str]:
+    return {path.name: path.read_text(encoding="utf-8") for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def test_a_new_definition_is_written_and_again_nothing_is(tmp_path: Path) -> None:
+    outcomes = merge([eps_norm(1e-6, "a")], tmp_path, alike)
+    assert [outcome.status for outcome in outcomes] == ["new"]
+    assert write(outcomes, tmp_path) == [tmp_path / "definitions/rmsnorm/rmsnorm_h64.json"]
+    again = merge([eps_norm(1e-6, "a")], tmp_path, alike)
+    assert [outcome.status for outcome in again] == ["same"]
+    assert write(again, tmp_path) == []
+
+
+def test_new_models_are_added_and_nothing_else_changes(tmp_path: Path) -> None:
+    write(merge([eps_norm(1e-6, "a")], tmp_path, alike), tmp_path)
+    file = tmp_path / "definitions/rmsnorm/rmsnorm_h64.json"
+    content = json.loads(file.read_text(encoding="utf-8")) | {"description": "an older text"}
+    file.write_text(json.dumps(content, indent=2), encoding="utf-8")
+    outcomes = merge([eps_norm(1e-6, "a", "b")], tmp_path, alike)
+    write(outcomes, tmp_path)
+    assert [outcome.status for outcome in outcomes] == ["tags"]
+    assert file.read_text(encoding="utf-8") == json.dumps(content | {"tags": ["model:a", "model:b"]}, indent=2)
+
+
+def test_another_eps_under_the_same_name_is_saved_beside_the_old_one(tmp_path: Path) -> None:
+    write(merge([eps_norm(1e-6, "a")], tmp_path, alike), tmp_path)
+    before = saved(tmp_path)["rmsnorm_h64.json"]
+    [outcome] = merge([eps_norm(1e-5, "b")], tmp_path, alike)
+    write([outcome], tmp_path)
+    assert outcome.status == "conflict"
+    assert outcome.differences == ("reference: eps is 1e-05 and 1e-06",)
+    files = saved(tmp_path)
+    assert files["rmsnorm_h64.json"] == before
+    assert json.loads(files["rmsnorm_h64_v2.json"])["name"] == "rmsnorm_h64_v2"
+    [repeated] = merge([eps_norm(1e-5, "b")], tmp_path, alike)
+    assert (repeated.name, repeated.text) == ("rmsnorm_h64_v2", None)
+
+
+def test_a_reference_that_behaves_differently_is_a_conflict_but_not_on_an_edge_case(tmp_path: Path) -> None:
+    write(merge([eps_norm(1e-6, "a")], tmp_path, alike), tmp_path)
+    file = tmp_path / "definitions/rmsnorm/rmsnorm_h64.json"
+    text = file.read_text(encoding="utf-8").replace("(x * x).mean", "x.square().mean")
+    file.write_text(text, encoding="utf-8")
+
+    def judged(problem: str) -> tuple[str, tuple[str, ...]]:
+        [outcome] = merge([eps_norm(1e-6, "a")], tmp_path, lambda pairs: [Finding(3, (problem,)) for _ in pairs])
+        return outcome.status, (*outcome.differences, *outcome.notes)
+
+    status, said = judged("small-0: output: off")
+    assert (status, said) == ("conflict", ("reference behaves differently: small-0: output: off",))
+    status, said = judged("edge-empty: output: NaN")
+    assert status == "same"
+    assert "edge case: edge-empty" in said[0]
+
+
+def test_a_dataset_file_that_can_not_be_read_stops_before_anything_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "definitions/rmsnorm/rmsnorm_h64.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{", encoding="utf-8")
+    with pytest.raises(TraceproofError, match="cannot be read"):
+        merge([eps_norm(1e-6, "a")], tmp_path, alike)
+    assert saved(tmp_path) == {"rmsnorm_h64.json": "{"}
+
+
+def test_a_write_that_fails_leaves_no_file_behind(tmp_path: Path) -> None:
+    outcomes = merge([eps_norm(1e-6, "a")], tmp_path / "none", alike)
+    (tmp_path / "definitions").write_text("in the way", encoding="utf-8")
+    with pytest.raises(TraceproofError, match="cannot be written"):
+        write(outcomes, tmp_path)
+    assert saved(tmp_path) == {"definitions": "in the way"}
+
+
+def test_models_that_share_a_kernel_share_its_definition() -> None:
+    next_, qwen = uses_of(named("qwen3_next"), "qwen3-next"), uses_of(named("qwen3_30b"), "qwen3-30b-a3b")
+    wanted, clashes = collect([*next_, *qwen])
+    by_name = {item.name: item for item in wanted}
+    assert clashes == []
+    tags = by_name["top_k_sampling_from_probs_v151936"].definition().tags
+    assert {"model:qwen3-next", "model:qwen3-30b-a3b"} <= set(tags)
+    table = sharing_table(wanted, clashes)
+    assert "| gemm_n2048_k4096 | gemm | qwen3-next tp4 ep4 (48), qwen3-30b-a3b tp1 ep1 (48) |" in table
+
+
+def test_gemmas_norm_and_the_plain_one_do_not_share_a_name() -> None:
+    wanted, _ = collect([*uses_of(named("qwen3_next"), "n"), *uses_of(named("qwen3_30b"), "q")])
+    names = {item.name for item in wanted}
+    assert {"rmsnorm_h2048", "gemma_rmsnorm_h2048"} < names
+
+
+def test_two_models_with_another_eps_clash_and_the_second_is_renamed() -> None:
+    [(draft, use), *_] = uses_of(named("llama_3_1_70b"), "llama")
+    one, other = norm(64, 1e-6, variant="plain", fused=False), norm(64, 1e-5, variant="plain", fused=False)
+    wanted, [clash] = collect([(one, use), (other, use), (other, use), (one, use)])
+    assert [(item.name, len(item.uses)) for item in wanted] == [("rmsnorm_h64", 2), ("rmsnorm_h64_v2", 2)]
+    assert clash.differences == ("reference: eps is 1e-06 and 1e-05",)
+    assert draft.name not in {item.name for item in wanted}
+
+
+def test_descriptions_tags_and_spare_axes_do_not_make_another_kernel() -> None:
+    one = eps_norm(1e-6, "a")
+    content = one.as_json()
+    content["axes"]["spare"] = {"type": "const", "value": 3}
+    content["description"] = "other"
+    content["constraints"] = ["hidden_size == 64"]
+    other = Definition.model_validate(content)
+    assert meaning_differences(one, other) == []
+    assert notes(one, other) == [
+        "axes that no tensor has, on one side only: spare",
+        "constraints on one side only: hidden_size == 64",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("inputs", "weight", "dtype"), "float32", "inputs.weight.dtype: bfloat16 and float32"),
+        (("inputs", "weight", "optional"), True, "inputs.weight.optional: False and True"),
+        (("axes", "hidden_size", "value"), 65, "axes.hidden_size: 64 and 65"),
+        (("outputs", "output", "shape"), ["batch_size"], "outputs.output.shape"),
+    ],
+)
+def test_a_difference_in_meaning_is_named_by_its_field(
+    place: tuple[str, str, str], value: object, said: str
+) -> None:
+    one = eps_norm(1e-6, "a")
+    content = one.as_json()
+    content[place[0]][place[1]][place[2]] = value
+    [difference] = meaning_differences(one, Definition.model_validate(content))
+    assert said in difference
+
+
+def test_recall_counts_what_is_the_same_different_and_missing(tmp_path: Path) -> None:
+    write(merge([eps_norm(1e-6, "a")], tmp_path, alike), tmp_path)
+    missing = norm(32, 1e-6, variant="plain", fused=True).definition(["model:a"])
+    write(merge([missing], tmp_path, alike), tmp_path)
+    assert "Recall: 1 of 2." in recall_table([eps_norm(1e-6, "a")], tmp_path, ["a"])
+    assert "| rmsnorm | 2 | 0 | 1 | 1 |" in recall_table([eps_norm(1e-5, "a")], tmp_path, ["a"])
+    assert "no definition of these models" in recall_table([], tmp_path, ["z"])
