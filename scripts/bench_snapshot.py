@@ -48,15 +48,10 @@ def main() -> int:
         config.write_text(json.dumps({"results": str(Path(folder) / "results")}))
         command = [sys.executable, "-m", "snakemake", "--cores", str(options.cores), "--configfile", str(config)]
         started = time.monotonic()
-        with subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        ) as run:
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
             peak = 0
-            assert run.stderr is not None
-            os.set_blocking(run.stderr.fileno(), False)
             while run.poll() is None:
                 peak = max(peak, tree_bytes(run.pid))
-                run.stderr.read()
                 time.sleep(INTERVAL)
         seconds = time.monotonic() - started
     sys.stdout.write(
