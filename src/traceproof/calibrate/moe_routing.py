@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -66,9 +67,11 @@ def _reformed(**numbers: Callable[[int], int]) -> Change:
     """Routing with other numbers of groups or of experts; None where these are none."""
 
     def change(form: Form, inputs: Values) -> Choice | None:
-        found = {name: alter(getattr(form.routing, name)) for name, alter in numbers.items()}
-        changed = replace(form.routing, **found)
-        grouped = "groups" in found or "top_groups" in found
+        changed = form.routing
+        for name, alter in numbers.items():
+            value: Any = alter(getattr(form.routing, name))
+            changed = replace(changed, **{name: value})
+        grouped = not numbers.keys().isdisjoint({"groups", "top_groups"})
         room = form.experts // changed.groups * changed.top_groups
         if form.routing.given or (grouped and form.routing.groups == 1):
             return None

@@ -11,6 +11,7 @@ from traceproof.ops.compare import Backward, Close, Exact, Quantised
 
 PEAK = 4.0  # how far the largest of many rounding errors lies above their RMS, for rows too short to show it
 TINY = 1e-30
+SIGMAS = 5.0  # one slope in 1.7 million lies farther off by luck
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,21 @@ def backward(actual: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor, 
     )
 
 
-def quantised(actual: torch.Tensor, expected: torch.Tensor, kind: Quantised) -> Gate:
-    """Relative RMS error of every row, and the slope against the oracle over the whole output."""
+def quantised(
+    actual: torch.Tensor, expected: torch.Tensor, roundings: torch.Tensor | None, kind: Quantised
+) -> Gate:
+    """Relative RMS error of every row, and the slope against the oracle over the whole output.
+
+    Roundings without a bias still tilt the slope, the more the fewer they are: by the size of the error at right
+    angles to the oracle over the root of their number. The slope may be off by SIGMAS times that beyond its limit,
+    so a wrong factor shows in exact answers, and in rounded ones where enough of them are averaged.
+
+    Args:
+        actual: the output.
+        expected: the oracle's.
+        roundings: the oracle's entry `@roundings`, float64 [1]; None: so many that none of it is left to luck.
+        kind: the limits.
+    """
     a, e = _rows(actual.to(torch.float64)), _rows(expected)
     finite = torch.isfinite(a) & torch.isfinite(e)
     zero = torch.zeros((), dtype=torch.float64)
@@ -100,10 +114,14 @@ def quantised(actual: torch.Tensor, expected: torch.Tensor, kind: Quantised) -> 
     rows = float((_rms(a - e) / ((kind.rms + rounding) * _rms(e) + TINY)).max())
     energy = float((e * e).sum())
     slope = float((a * e).sum()) / energy if energy else 1.0
-    ratios = {"row RMS": rows, "slope": abs(slope - 1.0) / kind.slope}
+    limit = kind.slope
+    if roundings is not None and energy:
+        across = float((a - slope * e).norm()) / energy**0.5
+        limit += SIGMAS * across / max(float(roundings.sum()), 1.0) ** 0.5
+    ratios = {"row RMS": rows, "slope": abs(slope - 1.0) / limit}
     which = max(ratios, key=lambda name: ratios[name])
     detail = f"row RMS error {rows * kind.rms:.3g} of the oracle's (limit {kind.rms:g})"
-    return Gate("quantised", ratios[which], f"{detail}, slope {slope:.4f} (limit 1 +- {kind.slope:g})")
+    return Gate("quantised", ratios[which], f"{detail}, slope {slope:.4f} (limit 1 +- {limit:.2g})")
 
 
 def exact(actual: torch.Tensor, expected: torch.Tensor, kind: Exact) -> Gate:

@@ -98,7 +98,7 @@ def _gate(actual: torch.Tensor, oracle: Mapping[str, torch.Tensor], comparison: 
         case Backward():
             return gates.backward(actual, value, oracle["bound"], comparison)
         case Quantised():
-            return gates.quantised(actual, value, comparison)
+            return gates.quantised(actual, value, oracle.get("roundings"), comparison)
         case Exact():
             return gates.exact(actual, value, comparison)
         case _:

@@ -76,9 +76,13 @@ class Samples:
 class Quantised:
     """Outputs of fp8 and fp4 kernels: relative RMS error, cosine and slope against the oracle, hit ratio reported.
 
+    The op's oracle may return, beside output `name`, an entry `name + "@roundings"`: float64 [1], over how many
+    equal roundings inside the kernel the slope averages. Fewer leave more of it to luck, see `judge.gates`.
+
     Attributes:
         rms: limit of RMS(error) / RMS(oracle) per row, where activations are requantised inside the kernel.
-        slope: limit of |<x, oracle> / <oracle, oracle> - 1| over the output; catches a wrong scale.
+        slope: limit of |<x, oracle> / <oracle, oracle> - 1| over the output, what roundings tilt by luck aside;
+            catches a wrong scale.
     """
 
     rms: float = 0.1
