@@ -13,7 +13,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-STUBBED = ("torchvision", "vllm")
+STUBBED = ("torchvision", "vllm", "IPython")
 
 
 class _Anything(type):
