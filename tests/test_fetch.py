@@ -21,7 +21,7 @@ build-backend = "backend"
 backend-path = ["."]
 """
 # The least that pip asks of a package whose metadata it wants; it needs nothing from any index.
-BACKEND = '''
+BACKEND = """
 import pathlib
 def prepare_metadata_for_build_wheel(folder, settings=None):
     info = pathlib.Path(folder) / "tiny_bench-1.0.dist-info"
@@ -32,7 +32,7 @@ def get_requires_for_build_wheel(settings=None):
     return []
 def build_wheel(folder, settings=None, metadata=None):
     raise SystemExit("not needed")
-'''
+"""
 METADATA = "Metadata-Version: 2.1\nName: tiny-bench\nVersion: 1.0\n"
 
 
@@ -84,7 +84,12 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def from_git(repository: Path, **changes: str) -> Dataset:
-    source = {"url": repository.as_uri(), "commit": git(repository, "rev-parse", "HEAD"), "folder": "data", **changes}
+    source = {
+        "url": repository.as_uri(),
+        "commit": git(repository, "rev-parse", "HEAD"),
+        "folder": "data",
+        **changes,
+    }
     return Dataset.model_validate({"git": source})
 
 
@@ -104,7 +109,7 @@ def test_a_package_is_fetched_once_and_then_never_asked_for(index: Path, tmp_pat
 
 def test_a_corrupt_download_is_refused_before_anything_of_it_runs(index: Path, tmp_path: Path) -> None:
     sdist(index, {"trace/definitions/x/a.json": DEFINITION, "backend.py": "raise SystemExit('ran')\n"})
-    with pytest.raises(TraceproofError, match="is not the file that config.yaml names") as caught:
+    with pytest.raises(TraceproofError, match=r"is not the file that config\.yaml names") as caught:
         fetch(pypi("0" * 64), root=tmp_path / "out")
     assert "Expected sha256 " + "0" * 64 in str(caught.value)
     assert "ran" not in str(caught.value).split()
@@ -113,7 +118,7 @@ def test_a_corrupt_download_is_refused_before_anything_of_it_runs(index: Path, t
 
 def test_an_unreachable_package_says_what_pip_said(index: Path, tmp_path: Path) -> None:
     assert index.is_dir()
-    with pytest.raises(TraceproofError, match="pip could not download tiny-bench==1.0") as caught:
+    with pytest.raises(TraceproofError, match=r"pip could not download tiny-bench==1\.0") as caught:
         fetch(pypi("0" * 64), root=tmp_path / "out")
     assert "No matching distribution" in str(caught.value)
     assert "pip config list" in caught.value.todo

@@ -19,16 +19,16 @@ from pydantic import (
     model_validator,
 )
 
+from traceproof.actors.registry import TRUTHS
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
 from traceproof.ops.cases import SIZES
 
 Model = TypeVar("Model", bound=BaseModel)
-CLOSED = ConfigDict(extra="forbid", frozen=True, strict=True)
+CLOSED = ConfigDict(extra="forbid", frozen=True)
 Text = Annotated[str, StringConstraints(min_length=1)]
-Names = Annotated[tuple[Text, ...], Field(strict=False)]
+Names = tuple[Text, ...]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-File = Annotated[Path, Field(strict=False)]
 
 
 class Pypi(BaseModel):
@@ -63,7 +63,7 @@ class Dataset(BaseModel):
     model_config = CLOSED
     pypi: Pypi | None = None
     git: Git | None = None
-    path: File | None = None
+    path: Path | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -137,18 +137,19 @@ class Config(BaseModel):
     model_config = CLOSED
     dataset: Dataset
     selection: Selection = Selection()
-    test_sizes: Annotated[tuple[Literal["small", "medium", "large"], ...], Field(strict=False, min_length=1)] = (
+    test_sizes: Annotated[tuple[Literal["small", "medium", "large"], ...], Field(min_length=1)] = (
         "small",
         "medium",
     )
     workloads: Literal["auto"] | bool = "auto"
+    truths: Names = tuple(TRUTHS)
     tolerance: Annotated[float, Field(ge=0)] | None = None
     force: bool = False
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     stacks: Stacks = Stacks()
     limits: Limits = Limits()
-    known: File | None = None
-    results: File = Path("results")
+    known: Path | None = None
+    results: Path = Path("results")
     run: Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*)?$")] = ""
 
     @field_validator("tolerance")
@@ -157,6 +158,14 @@ class Config(BaseModel):
         if value is not None and not math.isfinite(value):
             raise ValueError("must be a finite number")
         return value
+
+    @field_validator("truths")
+    @classmethod
+    def _known_truths(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = [name for name in value if name not in TRUTHS]
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)} is no ground truth; known: {', '.join(TRUTHS)}")
+        return tuple(name for name in TRUTHS if name in value)
 
     @field_validator("test_sizes")
     @classmethod
@@ -177,14 +186,22 @@ def read_config(raw: Mapping[str, Any], *, root: Path, source: str = "config.yam
     """
     problems: list[str] = []
     config: Config | None = None
+    raw = _without_null_text(raw)
     try:
-        config = Config.model_validate(dict(raw))
+        config = Config.model_validate(raw)
     except ValidationError as error:
         problems += _schema_problems(error)
     problems += _problems_on_disk(raw, root)
     if config is None or problems:
         raise TraceproofError(f"{source} cannot be used", problems=problems)
     return config
+
+
+def _without_null_text(value: Any) -> Any:  # noqa: ANN401 - any value of YAML
+    """`snakemake --config` gives every value inside a mapping as text; pydantic reads all of it but `null`."""
+    if isinstance(value, Mapping):
+        return {key: _without_null_text(inner) for key, inner in value.items()}
+    return None if value == "null" else value
 
 
 def _schema_problems(error: ValidationError) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from traceproof.actors.registry import ACTORS, for_op_type
+from traceproof.actors.registry import ACTORS, TRUTHS, for_op_type
 from traceproof.codedigest import code_digest
 from traceproof.config import Config, read_config
 from traceproof.dataset.fetch import FETCHED, folder_of, scan_digest, untouched
@@ -78,11 +78,11 @@ class Pipeline:
     @property
     def actors(self) -> tuple[str, ...]:
         """The actors whose outputs are judged, the oracle among them."""
-        return tuple(ACTORS)
+        return tuple(name for name in ACTORS if name not in TRUTHS or name in self.config.truths)
 
     def actors_of(self, op_type: str) -> tuple[str, ...]:
         """The actors that are run for an op_type."""
-        return for_op_type(op_type)
+        return tuple(name for name in for_op_type(op_type) if name in self.actors)
 
     def builds(self, op_type: str, actor: str) -> list[str]:
         """What has to be built before an actor runs: one file, or none."""

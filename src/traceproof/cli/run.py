@@ -74,9 +74,11 @@ def config_of(root: Path, changes: Mapping[str, Any]) -> Config:
 def snakemake(root: Path, changes: Mapping[str, Any], *, cores: int, extra: Sequence[str] = ()) -> int:
     """Run the default target; exit code FINE, FINDINGS, or UNFINISHED if the run did not get to its table."""
     command = [sys.executable, "-m", "snakemake", "--cores", str(cores), *extra]
-    if changes:
-        command += ["--config", *(f"{key}={json.dumps(value)}" for key, value in changes.items())]
     with tempfile.TemporaryDirectory() as scratch:
+        if changes:  # as a file, since --config would turn every value inside a mapping into text
+            overrides = Path(scratch) / "overrides.json"
+            overrides.write_text(json.dumps(changes), encoding="utf-8")
+            command += ["--configfile", str(overrides)]
         outcome = Path(scratch) / "outcome"
         environment = {**os.environ, OUTCOME: str(outcome)}
         try:

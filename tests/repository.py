@@ -1,0 +1,105 @@
+"""A copy of this repository in which a test may edit code, configuration and definitions."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("Snakefile", "config.yaml", "rules", "scripts", "envs", "profiles", "src")
+DEFINITIONS = ROOT / "tests" / "dataset" / "definitions"
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a command left.
+
+    Attributes:
+        code: its exit code.
+        out: what it printed, stdout and stderr together.
+    """
+
+    code: int
+    out: str
+
+    @property
+    def jobs(self) -> list[str]:
+        """The jobs that were run or, in a dry run, would be, e.g. `actor rmsnorm reference`."""
+        finished = [line.rpartition(" s  ")[2] for line in self.out.splitlines() if line.startswith("[")]
+        planned = [line[10:].partition(":")[0] for line in self.out.splitlines() if line.startswith("would run ")]
+        return finished + planned
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """The copy; commands run in it with its own code."""
+
+    root: Path
+
+    @classmethod
+    def copy(cls, root: Path, **config: Any) -> Repository:  # noqa: ANN401 - values of config.yaml
+        """Copy what runs to `root` and change keys of its config.yaml; torch runs in this very interpreter."""
+        for part in PARTS:
+            source = ROOT / part
+            if source.is_dir():
+                shutil.copytree(source, root / part, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy2(source, root / part)
+        yaml = YAML(typ="safe")
+        raw = yaml.load((root / "config.yaml").read_text())
+        raw["stacks"]["torch"] = {"env": "cpu", "python": sys.executable}
+        raw |= {"known": None, "truths": [], "test_sizes": ["small"]} | config
+        with (root / "config.yaml").open("w") as file:
+            yaml.dump(raw, file)
+        return cls(root)
+
+    def run(self, *command: str) -> Ran:
+        """Run a Python module of the copy."""
+        environment = {**os.environ, "PYTHONPATH": str(self.root / "src"), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=self.root,
+            env=environment,
+            check=False,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        return Ran(done.returncode, done.stdout)
+
+    def verify(self, *options: str) -> Ran:
+        """Run `traceproof verify`."""
+        return self.run("traceproof", "verify", "--cores", "1", *options)
+
+    def dry(self, *arguments: str) -> Ran:
+        """Ask Snakemake what it would run."""
+        return self.run("snakemake", "--cores", "1", "--dry-run", *arguments)
+
+    def summary(self, folder: str = "results") -> dict[str, Any]:
+        """A run's summary."""
+        value: dict[str, Any] = json.loads((self.root / folder / "summary.json").read_text())
+        return value
+
+    def edit(self, path: str, old: str, new: str) -> None:
+        """Replace text that must be there."""
+        file = self.root / path
+        text = file.read_text()
+        assert old in text, f"{path} does not hold {old!r}"
+        file.write_text(text.replace(old, new))
+
+
+def own_dataset(folder: Path, *names: str) -> Path:
+    """A dataset folder with some of our own definitions, given as `<op_type>/<name>`."""
+    for name in names:
+        target = folder / "definitions" / f"{name}.json"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(DEFINITIONS / f"{name}.json", target)
+    return folder

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from traceproof.cli import main, run, show, spread
+from traceproof.cli.verify import _folder
+from traceproof.errors import TraceproofError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (
+            ["verify", "--test-sizes", "small", "medium", "large"],
+            "--test-sizes small --test-sizes medium --test-sizes large",
+        ),
+        (["verify", "--op-type", "a", "b", "--force"], "--op-type a --op-type b --force"),
+        (["verify", "--test-sizes", "small", "--", "-n", "x"], "--test-sizes small -- -n x"),
+        (["verify", "--op-type", "a", "--op-type", "b"], "--op-type a --op-type b"),
+        (["verify", "--json", "f"], "--json f"),
+    ],
+)
+def test_several_values_may_follow_one_flag(given: list[str], meant: str) -> None:
+    assert spread(given) == ["verify", *meant.split()]
+
+
+def code_of(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["verify", "--no-such-option"],
+        ["verify", "--test-sizes", "huge"],
+        ["verify", "--dataset", "/nowhere"],
+        ["verify", "--all", "--op-type", "rmsnorm"],
+        ["verify", "--cores", "0"],
+        ["show", "nothing_of_this_name"],
+    ],
+)
+def test_bad_use_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(arguments) == 2
+    assert capsys.readouterr().err.strip()
+
+
+def test_a_bad_configuration_is_written_as_json_too(tmp_path: Path) -> None:
+    assert code_of(["verify", "--seed", "-1", "--json", str(tmp_path / "out.json")]) == 2
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["exit_code"] == 2
+    assert "seed: -1" in written["error"]
+
+
+def test_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["verify", "--help"]) == 0
+    assert "0 fine, 1 findings, 2 bad use" in " ".join(capsys.readouterr().out.split())
+
+
+def test_commands_of_the_driver_import_no_torch() -> None:
+    source = "import sys, traceproof.cli, traceproof.pipeline; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", source], check=False, cwd=ROOT).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "folder"),
+    [
+        ({}, ""),
+        ({"force": True}, ""),
+        ({"selection": {"all": True}}, ""),
+        ({"seed": 0}, ""),
+        ({"selection": {"op_type": ["rmsnorm"]}}, "selections/rmsnorm-"),
+        ({"seed": 7}, "selections/all-"),
+        ({"selection": {"definition_name": ["a/../b"]}}, "selections/a-b-"),
+    ],
+)
+def test_only_another_selection_gets_a_folder_of_its_own(changes: dict[str, Any], folder: str) -> None:
+    found = _folder(run.config_of(ROOT, {}), run.config_of(ROOT, changes), changes)
+    assert found.startswith(folder)
+    assert bool(found) == bool(folder)
+
+
+def test_overrides_merge_as_snakemake_does_it() -> None:
+    base = {"a": {"b": 1, "c": [1]}, "d": 1}
+    assert run.merged(base, {"a": {"c": [2]}, "d": {"e": 1}}) == {"a": {"b": 1, "c": [2]}, "d": {"e": 1}}
+
+
+def row(**changes: object) -> dict[str, Any]:
+    return {
+        "definition": "d",
+        "case": "small-0",
+        "axes": {"n": 3},
+        "seed": 0,
+        "actor": "reference",
+        "against": "oracle",
+        "output": "y",
+        "verdict": "pass",
+        "message": "fine",
+        "metrics": {"max_abs": 0.125, "within_specification": True},
+        "specification": {"atol": 0.01},
+        "worst": [{"index": [1, 2], "actual": 1.0, "expected": 2.0}],
+        "repeat": "traceproof verify --definition-name d",
+        **changes,
+    }
+
+
+def test_a_case_is_shown_with_its_outputs_its_worst_place_and_how_to_repeat_it() -> None:
+    rows = [row(), row(output="lse", verdict="fail", message="ratio 1.4427")]
+    assert list(show.describe(rows, full=False)) == [
+        "d, case small-0 (n 3, seed 0), reference",
+        "  y    PASS   fine",
+        "  lse  FAIL   ratio 1.4427; worst at [1, 2]: oracle 2.0, reference 1.0",
+        "  repeat  traceproof verify --definition-name d",
+    ]
+
+
+def test_a_case_in_full_has_its_metrics_too() -> None:
+    text = "\n".join(show.describe([row()], full=True))
+    assert "max_abs 0.125" in text
+    assert "within the specification's row (atol 0.01)" in text
+    assert "at [1, 2]: oracle 2.0, reference 1.0" in text
+
+
+def test_json_that_cannot_be_written_says_where() -> None:
+    with pytest.raises(TraceproofError, match="/nowhere/file cannot be written"):
+        run.write_result(Path("/nowhere/file"), {})

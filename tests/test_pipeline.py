@@ -1,0 +1,149 @@
+"""The rules, run for real on a small dataset of our own; each test goes on where the one before it ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from repository import Ran, Repository, own_dataset
+
+NORM, OTHER_NORM, GEMM = "rmsnorm/rmsnorm_h96", "rmsnorm/fused_add_rmsnorm_h96", "gemm/gemm_n96_k160"
+ALWAYS = ["verify_all"]  # the table is printed again
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """A copy in which nothing was run, with the shipped dataset source."""
+    return Repository.copy(tmp_path_factory.mktemp("fresh"))
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """A copy that was run once on a dataset of our own."""
+    dataset = own_dataset(tmp_path_factory.mktemp("dataset"), NORM, OTHER_NORM, GEMM)
+    copy = Repository.copy(tmp_path_factory.mktemp("repository"), dataset={"path": str(dataset)})
+    ran = copy.verify()
+    assert ran.code == 0, ran.out
+    return copy
+
+
+def dataset_of(repository: Repository) -> Path:
+    """The dataset's folder, as planned."""
+    planned = json.loads((repository.root / "results" / "cases" / "rmsnorm.json").read_text())
+    return Path(planned["dataset"])
+
+
+def counts(ran: Ran, job: str) -> str:
+    """The last progress line of an actor's job."""
+    lines = [line for line in ran.out.splitlines() if line.startswith(job)]
+    assert lines, ran.out
+    return lines[-1]
+
+
+def test_a_fresh_clone_plans_the_whole_way_from_the_source_to_the_table(fresh: Repository) -> None:
+    ran = fresh.dry()
+    assert ran.code == 0, ran.out
+    jobs = [job.split()[0] for job in ran.jobs]
+    assert sorted(jobs[:2]) == ["dataset", "stack"]  # in either order
+    assert jobs[2:] == ["cases", "report", "verify_all"]
+
+
+def test_an_environment_of_ours_is_built_first(fresh: Repository) -> None:
+    ran = fresh.dry("--config", 'stacks={"torch": {"python": null, "env": "cpu"}}')
+    assert ran.code == 0, ran.out
+    assert "environment cpu" in ran.jobs
+
+
+@pytest.mark.parametrize("family", ["mla", "rmsnorm", "dsa"])
+def test_every_family_is_a_target(fresh: Repository, family: str) -> None:
+    ran = fresh.dry(f"verify_{family}")
+    assert ran.code == 0, ran.out
+    assert ran.jobs[-2:] == [f"report_family {family}", f"verify_{family}"]
+
+
+def test_a_bad_configuration_is_told_in_full_without_a_traceback(fresh: Repository) -> None:
+    ran = fresh.dry("--config", "seed=x", "sizes=1")
+    assert ran.code == 1
+    assert "config.yaml cannot be used:\n  - seed: 'x'" in ran.out
+    assert "  - sizes: unknown key" in ran.out
+    assert "Traceback" not in ran.out
+
+
+def test_a_run_gives_every_definition_a_verdict(repository: Repository) -> None:
+    summary = repository.summary()
+    assert summary["verified"]
+    assert summary["definitions"] == dict.fromkeys(
+        ["fused_add_rmsnorm_h96", "gemm_n96_k160", "rmsnorm_h96"], "pass"
+    )
+
+
+def test_a_second_run_prints_the_table_and_does_nothing_else(repository: Repository) -> None:
+    assert repository.dry().jobs == ALWAYS
+    ran = repository.verify()
+    assert ran.code == 0
+    assert "VERIFIED: 3 definitions: 3 pass" in ran.out
+    assert ran.jobs == []
+
+
+def test_the_code_of_one_op_concerns_its_op_type_alone(repository: Repository) -> None:
+    repository.edit("src/traceproof/ops/gemm.py", "from __future__", "# A word more.\nfrom __future__")
+    ran = repository.verify()
+    assert ran.code == 0, ran.out
+    assert {"actor gemm reference", "actor gemm oracle", "judge gemm", "report"} <= set(ran.jobs)
+    assert not [job for job in ran.jobs if "rmsnorm" in job]
+
+
+def test_an_edited_reference_recomputes_that_definition_alone(repository: Repository) -> None:
+    file = dataset_of(repository) / "definitions" / f"{NORM}.json"
+    definition = json.loads(file.read_text())
+    definition["reference"] += "\n# edited\n"
+    file.write_text(json.dumps(definition))
+    ran = repository.verify()
+    assert ran.code == 0, ran.out
+    assert not [job for job in ran.jobs if "gemm" in job]
+    cases = json.loads((repository.root / "results" / "cases" / "rmsnorm.json").read_text())["definitions"]
+    edited, other = (len(cases[name.partition("/")[2]]["cases"]) for name in (NORM, OTHER_NORM))
+    assert f"kept {other} ok {edited}" in counts(ran, "reference")
+
+
+def test_a_wrong_reference_is_a_finding_and_its_verdicts_stay(repository: Repository) -> None:
+    file = dataset_of(repository) / "definitions" / f"{GEMM}.json"
+    right = file.read_text()
+    definition = json.loads(right)
+    definition["reference"] += "\n\nright = run\n\n\ndef run(*tensors):\n    return right(*tensors) * 2\n"
+    file.write_text(json.dumps(definition))
+    ran = repository.verify("--json", str(repository.root / "out.json"))
+    file.write_text(right)
+    assert ran.code == 1
+    assert "NOT VERIFIED" in ran.out
+    assert "RuleException" not in ran.out
+    assert json.loads((repository.root / "out.json").read_text())["exit_code"] == 1
+    assert repository.summary()["definitions"]["gemm_n96_k160"] == "fail"
+    shown = repository.run("traceproof", "show", "gemm_n96_k160", "--case", "small-0")
+    assert shown.code == 1
+    assert "FAIL" in shown.out
+    assert "max_abs" in shown.out
+
+
+def test_known_findings_do_not_fail_a_run_and_a_selection_has_its_own_folder(repository: Repository) -> None:
+    ran = repository.verify("--op-type", "gemm", "--test-sizes", "small", "medium", "--", "--quiet")
+    assert ran.code == 0, ran.out
+    (folder,) = (repository.root / "results" / "selections").iterdir()
+    assert folder.name.startswith("gemm-")
+    assert list(repository.summary(f"results/selections/{folder.name}")["definitions"]) == ["gemm_n96_k160"]
+
+
+def test_force_runs_again_what_is_finished(repository: Repository) -> None:
+    repository.verify("--op-type", "gemm")
+    ran = repository.verify("--op-type", "gemm", "--force")
+    assert ran.code == 0, ran.out
+    assert "kept" not in counts(ran, "reference")
+    assert repository.verify("--op-type", "gemm").jobs == []
+
+
+def test_a_name_that_the_dataset_lacks_is_bad_use(repository: Repository) -> None:
+    ran = repository.verify("--definition-name", "rmsnorm_h97")
+    assert ran.code == 2
+    assert "definition_name 'rmsnorm_h97' is not in the dataset; close to it: rmsnorm_h96" in ran.out
+    assert "Traceback" not in ran.out

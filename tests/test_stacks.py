@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from traceproof import stacks
+from traceproof.config import Config
+from traceproof.errors import TraceproofError
+from traceproof.stacks import Stack, build, probe, resolve
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCKED = ("uv.lock", *(f"envs/{path.name}" for path in sorted((ROOT / "envs").glob("*.txt"))))
+# The lock has a form of its own; the others take torch from a file that is not the registry's.
+UNHASHED = {"uv.lock", "envs/cpu.txt", "envs/extract.txt"}
+PUBLIC = {"https://pypi.org", "https://files.pythonhosted.org"}
+
+
+def config(**torch: str) -> Config:
+    return Config.model_validate({"dataset": "anywhere", "stacks": {"torch": torch}})
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that says that there is an NVIDIA driver; it does not exist yet."""
+    path = tmp_path / "nvidiactl"
+    monkeypatch.setattr(stacks, "CUDA_DRIVER", (path,))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("wanted", "present", "environment"),
+    [("auto", False, "cpu"), ("auto", True, "torch"), ("cpu", True, "cpu"), ("cuda", False, "torch")],
+)
+def test_torch_runs_where_the_configuration_and_the_machine_say(
+    driver: Path, wanted: str, environment: str, *, present: bool
+) -> None:
+    if present:
+        driver.touch()
+    stack = resolve(config(env=wanted), "torch")
+    assert stack == Stack("torch", environment, f".venvs/{environment}/bin/python")
+
+
+def test_nothing_is_built_for_a_ground_truth_that_could_not_run(driver: Path) -> None:
+    assert resolve(config(), "flashinfer") == Stack("flashinfer", "cpu", ".venvs/cpu/bin/python")
+    driver.touch()
+    assert resolve(config(), "flashinfer").environment == "flashinfer"
+
+
+def test_a_given_interpreter_is_used_as_it_is(driver: Path) -> None:
+    assert not driver.exists()
+    assert resolve(config(python="/opt/python"), "torch") == Stack("torch", None, "/opt/python")
+
+
+def test_a_probe_says_what_keys_outputs_and_nothing_of_the_machine() -> None:
+    here = Stack("torch", None, sys.executable)
+    found = probe(here, root=ROOT)
+    assert found["versions"]["torch"]
+    assert found["device_type"] in {"cpu", "cuda"}
+    assert probe(here, root=ROOT)["digest"] == found["digest"]
+    assert not [value for value in map(str, found.values()) if os.sep in value or os.uname().nodename in value]
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
+def test_an_interpreter_that_cannot_be_used_says_so(python: str) -> None:
+    with pytest.raises(TraceproofError, match="the stack 'torch' can not be used") as caught:
+        probe(Stack("torch", None, python), root=ROOT)
+    assert "has to name a Python with torch" in caught.value.todo
+
+
+def test_an_environment_that_cannot_be_had_says_what_the_installer_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "envs").mkdir()
+    (tmp_path / "envs" / "fla.txt").write_text(f"no-such-package==1.0 --hash=sha256:{'0' * 64}\n")
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    with pytest.raises(TraceproofError, match="the environment 'fla' could not be built") as caught:
+        build("fla", tmp_path / "stamp.json", root=tmp_path)
+    assert "no-such-package" in str(caught.value)
+    assert not (tmp_path / "stamp.json").exists()
+
+
+def test_the_exported_pins_agree_with_the_lock() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "lock.py"), "--check"]
+    done = subprocess.run(command, check=False, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", LOCKED)
+def test_a_lock_names_public_hosts_only(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert set(re.findall(r"https?://[^/\"\s]+", text)) <= PUBLIC
+    assert "file:" not in text
+
+
+@pytest.mark.parametrize("name", [name for name in LOCKED if name not in UNHASHED])
+def test_every_pin_has_a_hash(name: str) -> None:
+    entries = re.split(r"\n(?=\S)", (ROOT / name).read_text().strip())[1:]
+    assert entries
+    assert not [entry for entry in entries if "--hash=sha256:" not in entry]
+
+
+def test_no_environment_of_the_driver_holds_torch() -> None:
+    assert not re.search(r"^torch==", (ROOT / "envs" / "driver.txt").read_text(), re.MULTILINE)
