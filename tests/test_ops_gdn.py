@@ -84,7 +84,7 @@ def recurrent(_: Definition, values: Values, bug: str = "") -> list[torch.Tensor
     if bug == "poor gates":
         decay = decay * (1 + 1e-4)
     rate = torch.ones_like(decay) if bug == "no rate" else torch.sigmoid(flat(values, "b"))
-    scale = float(values["scale"] or 0) if bug != "default scale" else k.shape[-1] ** -0.5
+    scale = float(values["scale"] or k.shape[-1] ** -0.5) if bug != "default scale" else k.shape[-1] ** -0.5
     states = start(values)
     output = torch.zeros_like(v)
     for index, (first, end) in enumerate(bounds(values)):
@@ -116,7 +116,7 @@ def chunked(_: Definition, values: Values, *, dtype: torch.dtype = torch.bfloat1
                 tokens = {"q": q, "k": k, "v": v, "logs": logs, "rate": rate}
                 chunk = {name: value[part, head] for name, value in tokens.items()}
                 out, states[index, head] = one_chunk(chunk, states[index, head], dtype)
-                output[part, head] = out * float(values["scale"] or 0)
+                output[part, head] = out * float(values["scale"] or k.shape[-1] ** -0.5)
     return finish(values, output, states)
 
 

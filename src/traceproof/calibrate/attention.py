@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,25 +13,28 @@ from traceproof.calibrate.model import Answer, Family, Subject
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.common.attention import Operands, Precision, Span, attention
 from traceproof.ops.common.attention_op import AttentionOp
+from traceproof.ops.dsa_paged.sparse import SparseAttention
 
 Alter = Callable[[Operands], Operands | None]
+SPARSE = SparseAttention()  # a form of dsa_paged, which is no AttentionOp
 TILE = 64  # keys that an online softmax takes at a time
 
 
 def operands_of(subject: Subject, inputs: Values | None = None) -> Operands:
-    """The case's operands, of other inputs if given."""
-    assert isinstance(subject.op, AttentionOp)
-    return subject.op.operands(subject.definition, subject.inputs if inputs is None else inputs)
+    """The case's operands, of other inputs if given; sparse attention has some as well."""
+    op = subject.op if isinstance(subject.op, AttentionOp) else SPARSE
+    return op.operands(subject.definition, subject.inputs if inputs is None else inputs)
 
 
-def _naive(subject: Subject, operands: Operands) -> Tensors:
+def naive(subject: Subject, operands: Operands) -> Tensors:
+    """Float32 sums, softmax weights rounded to the inputs' dtype."""
     return subject.rounded(attention(operands, Precision(torch.float32, operands.q.dtype)))
 
 
 def _altered(alter: Alter) -> Callable[[Subject], Tensors | None]:
     def make(subject: Subject) -> Tensors | None:
         changed = alter(operands_of(subject))
-        return None if changed is None else _naive(subject, changed)
+        return None if changed is None else naive(subject, changed)
 
     return make
 
@@ -111,7 +115,7 @@ def _without_last_page(subject: Subject) -> Tensors | None:
     for span, count in zip(operands.spans, last.tolist(), strict=False):
         keep = len(span.rows) - count
         spans.append(replace(span, rows=span.rows[:keep]) if keep > 0 else span)
-    return _naive(subject, replace(operands, spans=tuple(spans)))
+    return naive(subject, replace(operands, spans=tuple(spans)))
 
 
 def _full_last_page(subject: Subject) -> Tensors | None:
@@ -119,14 +123,41 @@ def _full_last_page(subject: Subject) -> Tensors | None:
     page = subject.definition.const_axes.get("page_size")
     if not isinstance(last, torch.Tensor) or page is None or not len(last):
         return None
-    return _naive(subject, operands_of(subject, subject.with_inputs(kv_last_page_len=torch.full_like(last, page))))
+    return naive(subject, operands_of(subject, subject.with_inputs(kv_last_page_len=torch.full_like(last, page))))
+
+
+def _pages(order: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Subject], Tensors | None]:
+    """The page table's entries in another order; `order` takes an indptr and gives places of entries."""
+
+    def make(subject: Subject) -> Tensors | None:
+        pages = subject.inputs.get("kv_indices")
+        if not isinstance(pages, torch.Tensor) or not len(pages):
+            return None
+        changed = pages[order(subject.tensor("kv_indptr").long())]
+        return naive(subject, operands_of(subject, subject.with_inputs(kv_indices=changed)))
+
+    return make
+
+
+def _transposed_table(indptr: torch.Tensor) -> torch.Tensor:
+    """A table [batch, pages] read as [pages, batch]: entries go to the sequences in turn."""
+    counts = (indptr[1:] - indptr[:-1]).tolist()
+    turns = [(page, row) for row, count in enumerate(counts) for page in range(count)]
+    place = {turn: index for index, turn in enumerate(sorted(turns))}
+    return torch.tensor([place[turn] for turn in turns])
+
+
+def _reversed_table(indptr: torch.Tensor) -> torch.Tensor:
+    """Each sequence's pages from the last to the first."""
+    bounds = indptr.tolist()
+    return torch.cat([torch.arange(stop - 1, start - 1, -1) for start, stop in itertools.pairwise(bounds)])
 
 
 def _lse(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Subject], Tensors | None]:
     def make(subject: Subject) -> Tensors | None:
         if "lse" not in subject.definition.outputs:
             return None
-        outputs = _naive(subject, operands_of(subject))
+        outputs = naive(subject, operands_of(subject))
         return outputs | {"lse": change(outputs["lse"])}
 
     return make
@@ -135,9 +166,7 @@ def _lse(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Subject], 
 def _without_rope_part(subject: Subject) -> Tensors | None:
     if "q_pe" not in subject.inputs:
         return None
-    return _naive(
-        subject, operands_of(subject, subject.with_inputs(q_pe=torch.zeros_like(subject.tensor("q_pe"))))
-    )
+    return naive(subject, operands_of(subject, subject.with_inputs(q_pe=torch.zeros_like(subject.tensor("q_pe")))))
 
 
 WRONG = (
@@ -152,6 +181,8 @@ WRONG = (
     Answer("no causal mask", _altered(_no_mask)),
     Answer("causal mask from the top left", _altered(_top_left_mask)),
     Answer("page table ignored", _altered(_contiguous_rows)),
+    Answer("page table transposed", _pages(_transposed_table)),
+    Answer("pages in the opposite order", _pages(_reversed_table)),
     Answer("wrong head map", _altered(_wrong_heads)),
     Answer("last page ignored", _without_last_page),
     Answer("last page read whole", _full_last_page),
@@ -178,7 +209,7 @@ def _reversed(subject: Subject) -> Tensors | None:
     operands = operands_of(subject)
     if any(span.causal for span in operands.spans):
         return None
-    return _naive(subject, _spans(operands, lambda span: span.rows.flip(0)))
+    return naive(subject, _spans(operands, lambda span: span.rows.flip(0)))
 
 
 def _tiled(operands: Operands, tile: int) -> Tensors:
@@ -219,7 +250,7 @@ def _merge(one: Tensors | None, other: Tensors) -> Tensors:
 
 
 RIGHT = (
-    Answer("naive, weights rounded", lambda subject: _naive(subject, operands_of(subject))),
+    Answer("naive, weights rounded", lambda subject: naive(subject, operands_of(subject))),
     Answer(
         "float32 throughout",
         lambda subject: subject.rounded(attention(operands_of(subject), Precision(torch.float32, torch.float32))),

@@ -10,6 +10,7 @@ from traceproof.calibrate.model import Family
 
 MODULES: Mapping[str, str] = MappingProxyType(
     {
+        "dsa_paged": "dsa:FAMILY",
         "gdn": "recurrent:GDN",
         "gemm": "gemm:FAMILY",
         "gqa_paged": "attention:FAMILY",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
+from traceproof.calibrate.chunked import chunked
 from traceproof.calibrate.model import Answer, Family, Subject
 from traceproof.ops.base import Tensors, Values
 
@@ -104,7 +106,11 @@ STATES = (
 )
 
 GDN = Family(
-    right=RIGHT,
+    right=(
+        *RIGHT,
+        Answer("chunks of 64, float32", partial(chunked, dtype=torch.float32)),
+        Answer("chunks of 64, operands in bfloat16", partial(chunked, dtype=torch.bfloat16)),
+    ),
     wrong=(
         *STATES,
         _altered("no decay", _input("A_log", _full(-60.0))),

@@ -44,7 +44,8 @@ class Plan:
         seq_lens: cached tokens of each sequence.
         pattern: `planted` (boundary tokens score high), `plain`, `negative` (all weights negative, so a masked
             token's 0 would win), `zero` (ReLU cuts everything: all scores are 0, any choice is right), `outlier`
-            (one channel of the keys is 4 times the others), `tiny` (weights at 1e-3), `ties` (small integers).
+            (one channel of the keys is 4 times the others), `tiny` (weights at 1e-3), `ties` (small integers),
+            `boundary` (just topk tokens score high, so that the k-th best is far from the next).
     """
 
     id: str
@@ -116,7 +117,11 @@ class TopkIndexer(Op):
         if pattern == "negative":
             weights = -weights.abs()
         table, rows = _table(draw, lens, page_size, columns, count)
-        _mark(keys, scales, q, weights, rows=rows, page_size=page_size, planted=pattern == "planted")
+        scales[_unread(rows, scales)] = POISON_SCALE
+        topk = self._topk(definition)
+        for row, taken in enumerate(rows):
+            places = _high(draw, row, len(taken), pattern, page_size=page_size, topk=topk)
+            _plant(keys, scales, taken[places], q[row], weights[row])
         cache = torch.cat([_bytes(keys, count), _bytes(scales, count)], 1)
         values = {
             "q_index_fp8": q,
@@ -184,7 +189,7 @@ def _plans(
     yield Plan("edge-all-empty", "edge", [0, 0])
     yield Plan("edge-single", "edge", [1])
     longer = topk + topk // 2 + 1
-    for pattern in ("plain", "negative", "zero", "outlier", "tiny", "ties"):
+    for pattern in ("plain", "negative", "zero", "outlier", "tiny", "ties", "boundary"):
         yield Plan(f"adversarial-{pattern}", "adversarial", [longer, page_size + 1], pattern)
 
 
@@ -222,34 +227,42 @@ def _table(
     return torch.tensor(padded, dtype=torch.int32, device=draw.device).view(len(lens), columns), rows
 
 
-def _mark(  # noqa: PLR0913 - the parts of one cache
-    keys: torch.Tensor,
-    scales: torch.Tensor,
-    q: torch.Tensor,
-    weights: torch.Tensor,
-    *,
-    rows: list[torch.Tensor],
-    page_size: int,
-    planted: bool,
-) -> None:
-    """In place: a large scale where nobody reads, and tokens at boundaries that are sure to be among the best.
-
-    A planted key is a copy of the query of the head with the largest weight: its score is some six deviations
-    above the others', so losing the first or last token or one beside a page boundary shows.
-    """
-    unread = torch.ones(len(scales), dtype=torch.bool, device=scales.device)
+def _unread(rows: list[torch.Tensor], scales: torch.Tensor) -> torch.Tensor:
+    """Mask, like `scales`, of the rows of the flattened cache that no sequence reads."""
+    unread = torch.ones_like(scales, dtype=torch.bool)
     for taken in rows:
         unread[taken] = False
-    scales[unread] = POISON_SCALE
-    if not planted:
-        return
-    for row, taken in enumerate(rows):
-        length = len(taken)
+    return unread
+
+
+def _high(  # noqa: PLR0913 - the parts of one decision
+    draw: Draw, row: int, length: int, pattern: str, *, page_size: int, topk: int
+) -> torch.Tensor:
+    """Places in a sequence of tokens that are sure to be among the best: int64.
+
+    In `planted` the first and the last and those beside a page boundary, so that losing one of them shows; in
+    `boundary` as many as are looked for, so that taking any other shows.
+    """
+    if pattern == "planted":
         wanted = {0, length - 1, page_size - 1, page_size, (length - 1) // page_size * page_size}
-        marked = taken[sorted(place for place in wanted if 0 <= place < length)]
-        of_row: list[float] = weights[row].tolist()
-        keys.view(torch.uint8)[marked] = q[row, of_row.index(max(of_row))].view(torch.uint8)
-        scales[marked] = PLANTED_SCALE
+        inside = sorted(place for place in wanted if 0 <= place < length)
+        return torch.tensor(inside, dtype=torch.int64, device=draw.device)
+    if pattern == "boundary":
+        return draw.permutation(f"high {row}", min(topk, length), out_of=length)
+    return torch.empty(0, dtype=torch.int64, device=draw.device)
+
+
+def _plant(
+    keys: torch.Tensor, scales: torch.Tensor, marked: torch.Tensor, q: torch.Tensor, weights: torch.Tensor
+) -> None:
+    """Make rows of the flattened cache score high, in place.
+
+    Their key is a copy of the query of the head with the largest weight: the score is some six deviations above
+    the others'.
+    """
+    of_head: list[float] = weights.tolist()
+    keys.view(torch.uint8)[marked] = q[of_head.index(max(of_head))].view(torch.uint8)
+    scales[marked] = PLANTED_SCALE
 
 
 def _bytes(tensor: torch.Tensor, pages: int) -> torch.Tensor:

@@ -27,6 +27,7 @@ from traceproof.ops.common.attention import (
     scale_of,
     tensor_of,
 )
+from traceproof.ops.common.attention_cases import tiny
 from traceproof.ops.common.attention_inputs import Sequences
 from traceproof.ops.common.paging import starts, unread
 from traceproof.ops.compare import Comparison
@@ -162,7 +163,7 @@ def _plans(definition: Definition, sizes: Sequence[str], *, topk: int, seed: int
     yield Plan("adversarial-holes", "adversarial", [few, 3, 0], holes=True)
     yield Plan("adversarial-negative", "adversarial", [few, 3], "negative")
     yield Plan("adversarial-outlier", "adversarial", [few, 3], "outlier")
-    yield Plan("adversarial-tiny", "adversarial", [few, 3], "tiny", 1e-3)
+    yield Plan("adversarial-tiny", "adversarial", [few, 3], "tiny", tiny(definition))
     yield Plan("adversarial-ties", "adversarial", [few, 3], "ties")
 
 

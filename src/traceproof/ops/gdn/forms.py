@@ -113,6 +113,7 @@ SPECIAL: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("adversarial-outlier", "adversarial", {"kind": "outlier"}),
     ("adversarial-tiny", "adversarial", {"kind": "tiny"}),
     ("adversarial-scale", "adversarial", {"scale": 0.25}),  # a scale that is not the default
+    ("edge-default-scale", "edge", {"scale": 0.0}),  # stands for the default; references have a branch for it
 )
 # Chunked kernels work on 64 tokens: lengths at, before and after one chunk and several.
 PREFILL_LENGTHS: Mapping[str, tuple[tuple[int, ...], ...]] = {
