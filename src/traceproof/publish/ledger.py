@@ -1,0 +1,241 @@
+"""The ledger: what was proved of a definition, against which ground truth, with what.
+
+`status:verified` is earned here and nowhere else. There is one record per definition and actor (the reference, and
+each ground truth), all against the oracle; a definition stands as verified while its reference and at least one
+ground truth passed everything that was compared, on the definition's present digest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from traceproof.actors.registry import TRUTHS
+from traceproof.dataset.definition import Definition
+from traceproof.digests import digest_bytes, digest_json
+from traceproof.errors import TraceproofError
+from traceproof.reasons import Verdict
+from traceproof.store import Store, write_text
+
+REFERENCE = "reference"
+WHOLE = "*"  # the `output` of a row about a case as a whole
+STATUS = "status:"
+VERIFIED, UNVERIFIED = f"{STATUS}verified", f"{STATUS}unverified"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What one actor's verdicts on one definition come to.
+
+    Attributes:
+        actor: `reference`, or a ground truth.
+        status: `passed` (something was compared and nothing failed), `failed`, or `not run`.
+        reason: why it is not `passed`; empty if it is.
+        cases: ids of the cases of which an output was compared and passed.
+        compared: outputs that passed; skipped: rows skipped, by reason.
+        gates: by output, the kind of gate and the largest share of its limit that was used.
+        digests: definition, reference, code, environment, inputs (of all cases compared), verdicts.
+        versions, device, seed: what it ran with.
+        date: UTC day on which a record of exactly this content was first written.
+    """
+
+    definition: str
+    op_type: str
+    actor: str
+    status: str
+    reason: str
+    cases: tuple[str, ...]
+    compared: int
+    skipped: Mapping[str, int]
+    gates: Mapping[str, Mapping[str, Any]]
+    digests: Mapping[str, str | None]
+    versions: Mapping[str, str]
+    device: str | None
+    seed: int | None
+    date: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether it counts as evidence."""
+        return self.status == "passed"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Whether a definition is verified, by whom, and if not, why.
+
+    Attributes:
+        truths: ground truths that passed, in order of priority.
+        reason: one line; empty if verified.
+    """
+
+    truths: tuple[str, ...]
+    reason: str
+
+    @property
+    def verified(self) -> bool:
+        """Whether the tag `status:verified` is earned."""
+        return not self.reason
+
+
+class Ledger:
+    """All records, by definition and actor."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.records: dict[str, dict[str, Record]] = {}
+        for record in records:
+            self.records.setdefault(record.definition, {})[record.actor] = record
+
+    def standing(self, definition: Definition) -> Standing:
+        """What the records say of a definition as it is now."""
+        records = self.records.get(definition.name, {})
+        reference = records.get(REFERENCE)
+        if reference is None:
+            return Standing((), "it was not run")
+        if reference.digests["definition"] != definition.digest:
+            return Standing((), "it changed since it was verified; verify it again")
+        if not reference.passed:
+            return Standing((), f"its reference: {reference.reason}")
+        truths = tuple(name for name in TRUTHS if name in records and _supports(records[name], reference))
+        if not truths:
+            why = "; ".join(f"{name}: {records[name].reason}" for name in TRUTHS if name in records)
+            return Standing((), f"no ground truth was compared ({why or 'none ran'})")
+        return Standing(truths, "")
+
+    def write(self, path: Path) -> None:
+        """One record a line, sorted.
+
+        Raises:
+            TraceproofError: the disk is full.
+        """
+        records = (record for _, group in sorted(self.records.items()) for _, record in sorted(group.items()))
+        lines = (json.dumps(asdict(record), sort_keys=True, ensure_ascii=False) for record in records)
+        write_text(path, "".join(f"{line}\n" for line in lines))
+
+    @classmethod
+    def read(cls, path: Path) -> Ledger:
+        """Read it back.
+
+        Raises:
+            TraceproofError: it is missing or torn.
+        """
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            return cls(Record(**json.loads(line) | {"cases": tuple(json.loads(line)["cases"])}) for line in lines)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            todo = "Run `snakemake --cores 4 ledger` or `traceproof publish` to write it anew."
+            raise TraceproofError(f"the ledger {path} cannot be read: {error}", todo=todo) from error
+
+
+def _supports(truth: Record, reference: Record) -> bool:
+    """Whether a ground truth passed, on the same definition, in a case in which the reference did."""
+    same = truth.digests["definition"] == reference.digests["definition"]
+    return truth.passed and same and not set(truth.cases).isdisjoint(reference.cases)
+
+
+def keep(verdicts: Sequence[Path], path: Path, store: Path, *, references: Mapping[str, str]) -> Ledger:
+    """Write the ledger of a run out of its verdict files, and give it back.
+
+    Args:
+        verdicts: the op_types' verdict files.
+        path: where the ledger goes.
+        store: root of the store; it remembers the day on which a record was first written.
+        references: text of each definition's reference, for its digest.
+
+    Raises:
+        TraceproofError: a verdict file is missing or torn, or the disk is full.
+    """
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for file in verdicts:
+        for row in _rows(file):
+            rows.setdefault((row["definition"], row["actor"]), []).append(row)
+    dates = Store(store, "ledger")
+    ledger = Ledger(_record(group, dates, references.get(name, "")) for (name, _), group in rows.items())
+    ledger.write(path)
+    return ledger
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise TraceproofError(f"the verdicts {path} cannot be read: {error}", todo="Verify again.") from error
+
+
+def _record(rows: Sequence[Mapping[str, Any]], dates: Store, reference: str) -> Record:
+    first = rows[0]
+    compared = [row for row in rows if row["verdict"] == Verdict.PASS and row["output"] != WHOLE]
+    skipped = Counter(str(row["reason"]) for row in rows if row["verdict"] == Verdict.SKIP)
+    known = next((row for row in rows if row.get("digests")), {"digests": {}})
+    inputs = sorted({(row["case"], row["digests"]["inputs"]) for row in compared})
+    content = {
+        "definition": first["definition"],
+        "op_type": first["op_type"],
+        "actor": first["actor"],
+        **_status(rows, compared, skipped),
+        "cases": tuple(dict.fromkeys(row["case"] for row in compared)),
+        "compared": len(compared),
+        "skipped": dict(sorted(skipped.items())),
+        "gates": _gates(compared),
+        "digests": {
+            "definition": known["digests"].get("definition"),
+            "reference": digest_bytes(reference.encode()) if reference else None,
+            "code": known["digests"].get("code"),
+            "environment": known["digests"].get("environment"),
+            "inputs": digest_json(inputs),
+            "verdicts": digest_json([dict(row) for row in rows]),
+        },
+        "versions": known.get("versions") or {},
+        "device": known.get("device"),
+        "seed": known.get("seed"),
+    }
+    key = digest_json(content)
+    kept = dates.record(key)
+    if kept is None:
+        kept = {"date": datetime.now(tz=UTC).date().isoformat()}
+        dates.finish(key, kept)
+    return Record(**content, date=kept["date"])
+
+
+def _status(
+    rows: Sequence[Mapping[str, Any]], compared: Sequence[Mapping[str, Any]], skipped: Mapping[str, int]
+) -> dict[str, str]:
+    bad = [row for row in rows if row["verdict"] in {Verdict.FAIL, Verdict.ERROR}]
+    if bad:
+        row = bad[0]
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        where = f"case {row['case']}, {row['output']}" if row["case"] else "the file"
+        return {"status": "failed", "reason": f"{row['verdict']} {row['reason']} in {where}{more}"}
+    if not compared:
+        why = ", ".join(f"{reason} {count}" for reason, count in skipped.items())
+        return {"status": "not run", "reason": f"nothing was compared ({why or 'no numerics'})"}
+    return {"status": "passed", "reason": ""}
+
+
+def _gates(compared: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By output: the gates' kinds, the largest share of a limit that was used, and the case it was in."""
+    gates: dict[str, dict[str, Any]] = {}
+    for row in compared:
+        gate = row.get("gate") or {}
+        entry = gates.setdefault(row["output"], {"kinds": [], "margin": None, "case": None})
+        kind, margin = gate.get("kind"), gate.get("margin")
+        if kind and kind not in entry["kinds"]:
+            entry["kinds"] = sorted([*entry["kinds"], kind])
+        if margin is not None and (entry["margin"] is None or margin > entry["margin"]):
+            entry |= {"margin": margin, "case": row["case"]}
+    return gates
+
+
+def tagged(definition: Definition, standing: Standing) -> tuple[str, ...]:
+    """The definition's tags with the status derived from the ledger, in its old place or in front."""
+    status = VERIFIED if standing.verified else UNVERIFIED
+    tags = list(definition.tags)
+    places = [index for index, tag in enumerate(tags) if tag.startswith(STATUS)]
+    rest = [tag for tag in tags if not tag.startswith(STATUS)]
+    rest.insert(places[0] if places else 0, status)
+    return tuple(rest)

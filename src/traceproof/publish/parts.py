@@ -1,0 +1,149 @@
+"""The parts of a bundle that need torch: baseline solutions, workload lines and their tensors.
+
+Runs in the torch stack; what it writes is a folder in the dataset's layout for each definition, and notes beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from traceproof.actors.inputs import make_inputs
+from traceproof.dataset.definition import Definition
+from traceproof.digests import digest_bytes
+from traceproof.ops import registry
+from traceproof.ops.base import Op, Values
+from traceproof.ops.cases import SIZES, Case
+from traceproof.publish.baseline import as_text, solution
+from traceproof.publish.ledger import Ledger
+from traceproof.publish.partial import Unemittable
+from traceproof.store import write_json, write_text
+
+NOTES = "parts.json"
+NAMESPACE = uuid.UUID("9c2b7f43-5d0a-4c58-9d53-2f1e0f0a6b1e")  # ours, so that equal cases get equal uuids
+SMALL = 64  # elements: a tensor this small is stored, whatever it holds
+LIMIT = 4 << 20  # bytes a workload may store; the dataset keeps its workloads' blobs far below it
+# flashinfer-bench draws `random` inputs from a standard normal; ours count as that within sampling error.
+MEAN, SPREAD = 0.15, (0.85, 1.18)
+NORMAL = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+
+def write_parts(cases: Path, ledger: Path, out: Path) -> None:
+    """Write the parts of every verified definition of one op_type's cases file.
+
+    Args:
+        cases: the op_type's cases file, as planned.
+        ledger: says which definitions are verified, and by which ground truths.
+        out: folder; `<out>/<definition>/` is replaced.
+
+    Raises:
+        TraceproofError: the ledger can not be read, or the disk is full.
+    """
+    kept = Ledger.read(ledger)
+    planned = json.loads(cases.read_text(encoding="utf-8"))
+    for name, entry in planned["definitions"].items():
+        definition = Definition.model_validate(entry["definition"])
+        folder = out / name
+        shutil.rmtree(folder, ignore_errors=True)
+        standing = kept.standing(definition)
+        if not standing.verified:
+            continue
+        versions = {truth: kept.records[name][truth].versions for truth in standing.truths}
+        notes = {"digest": definition.digest, **_baseline(definition, versions, folder)}
+        ran = {item["case"]["id"] for item in entry["cases"] if item["skip"] is None}
+        passed = ran & set(kept.records[name]["reference"].cases)
+        chosen = [Case(**item["case"]) for item in entry["cases"] if item["case"]["id"] in passed]
+        notes |= _workloads(definition, chosen, folder, planned["dataset"])
+        write_json(folder / NOTES, notes)
+
+
+def _baseline(definition: Definition, versions: Mapping[str, Mapping[str, str]], folder: Path) -> dict[str, Any]:
+    """Write the baseline of the first ground truth that has one; says which, and why others have none."""
+    from traceproof.adapters import lookup
+
+    problems = []
+    for truth, found in versions.items():
+        try:
+            made = solution(definition, truth, found.get(lookup.stack(truth).distribution))
+        except Unemittable as reason:
+            problems.append(f"{truth}: {reason}")
+            continue
+        path = f"solutions/baseline/{definition.op_type}/{definition.name}/{made.name}.json"
+        write_text(folder / path, as_text(made))
+        return {"solution": made.name, "truth": truth, "no_baseline": problems}
+    return {"solution": None, "truth": None, "no_baseline": problems}
+
+
+def _workloads(definition: Definition, cases: Iterable[Case], folder: Path, dataset: str) -> dict[str, Any]:
+    op, _ = registry.for_definition(definition)
+    lines, left_out = [], {}
+    for case in cases:
+        if case.size not in SIZES:
+            continue  # edges and adversaries test a reference; a workload is something to be fast at
+        line = _workload(definition, op, case, folder, Path(dataset))
+        if line is None:
+            left_out[case.id] = f"would store more than {LIMIT >> 20} MiB"
+        else:
+            lines.append(json.dumps(line, separators=(",", ":")))
+    if lines:
+        path = folder / "workloads" / definition.op_type / f"{definition.name}.jsonl"
+        write_text(path, "".join(f"{line}\n" for line in lines))
+    return {"workloads": len(lines), "left_out": left_out}
+
+
+def _workload(definition: Definition, op: Op, case: Case, folder: Path, dataset: Path) -> dict[str, Any] | None:
+    """One workload line, its tensors written; None: they are too large."""
+    values = make_inputs(op, definition, case, device=torch.device("cpu"), dataset=dataset)
+    stored = {
+        name: value.contiguous()
+        for name, value in values.items()
+        if isinstance(value, torch.Tensor) and not is_random(value)
+    }
+    if sum(value.numel() * value.element_size() for value in stored.values()) > LIMIT:
+        return None
+    blob = ""
+    if stored:
+        data = save(dict(sorted(stored.items())))
+        name = f"{definition.name}_{digest_bytes(data)}.safetensors"
+        blob = f"blob/workloads/{definition.op_type}/{definition.name}/{name}"
+        target = folder / blob
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+    return {
+        "definition": definition.name,
+        "solution": None,
+        "workload": {
+            "uuid": str(uuid.uuid5(NAMESPACE, f"{definition.digest}/{case.digest}")),
+            "axes": dict(case.axes),
+            "inputs": _sources(values, stored, blob),
+        },
+        "evaluation": None,
+    }
+
+
+def _sources(values: Values, stored: Mapping[str, torch.Tensor], blob: str) -> dict[str, Any]:
+    sources: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in stored:
+            sources[name] = {"type": "safetensors", "path": f"./{blob}", "tensor_key": name}
+        elif isinstance(value, torch.Tensor):
+            sources[name] = {"type": "random"}
+        elif value is not None:
+            sources[name] = {"type": "scalar", "value": value}
+    return sources
+
+
+def is_random(value: torch.Tensor) -> bool:
+    """Whether a tensor looks like what flashinfer-bench draws: standard normal floats, not few of them."""
+    if value.dtype not in NORMAL or value.numel() < SMALL:
+        return False
+    sample = value.flatten()[: 1 << 16].double()
+    spread = float(sample.std())
+    return abs(float(sample.mean())) < MEAN and SPREAD[0] < spread < SPREAD[1] and bool((sample < -1.5).any())
