@@ -1,0 +1,164 @@
+"""`traceproof add-reference-tests`: pytest tests of a dataset's references, written into the dataset."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from traceproof.cli import run
+from traceproof.dataset.fetch import folder_of
+from traceproof.errors import TraceproofError
+from traceproof.lint.flashinfer_names import Package
+from traceproof.testgen.generate import PLACE, Order, Result, generate
+from traceproof.testgen.known import Divergences
+
+SIZES = ("small", "medium", "large")
+
+
+def add_reference_tests(  # noqa: PLR0913 - the specification's options
+    *,
+    definition_name: Annotated[list[str] | None, typer.Option(help="Write tests of these definitions.")] = None,
+    op_type: Annotated[list[str] | None, typer.Option(help="Write tests of these op_types.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Write tests of every definition.")] = False,
+    definitions_dir: Annotated[
+        Path | None, typer.Option(help="A dataset's definitions/; the configured dataset's if left out.")
+    ] = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(help="The dataset to write to, or its tests/references."),
+    ] = None,
+    repos_config: Annotated[
+        Path | None, typer.Option(help="A repos_config.json of clone-repos: where FlashInfer and SGLang are.")
+    ] = None,
+    flashinfer_path: Annotated[
+        Path | None, typer.Option(help="A FlashInfer checkout for the tests to use.")
+    ] = None,
+    sglang_path: Annotated[Path | None, typer.Option(help="An SGLang checkout for the tests to use.")] = None,
+    test_sizes: Annotated[list[str] | None, typer.Option(help="Sizes by default: small medium large.")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Replaces atol and rtol of the specification's table.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write tests again that are there.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write what was done as JSON; - is stdout.")
+    ] = None,
+) -> None:
+    """Write one test file an op_type, one class a definition, and what they need beside them.
+
+    Exit codes: 0 written, 1 some definitions got no test, 2 bad use or input and nothing written.
+    """
+    if everything and (op_type or definition_name):
+        raise TraceproofError("--all selects everything: give it, or --op-type and --definition-name, not both")
+    paths = _paths(repos_config) | {
+        name: path for name, path in (("flashinfer", flashinfer_path), ("sglang", sglang_path)) if path is not None
+    }
+    order = Order(
+        root=_root(definitions_dir, output_dir),
+        op_types=tuple(op_type or ()),
+        definitions=tuple(definition_name or ()),
+        everything=everything,
+        sizes=_sizes(test_sizes),
+        tolerance=tolerance,
+        flashinfer=_checkout(paths.get("flashinfer"), "flashinfer"),
+        sglang=_checkout(paths.get("sglang"), "sglang"),
+        force=force,
+    )
+    result = generate(order, _divergences())
+    _say(result, order, to=sys.stderr if str(json_file) == "-" else sys.stdout)
+    run.write_result(json_file, result.as_json())
+    raise typer.Exit(run.FINDINGS if result.problems else run.FINE)
+
+
+def _root(definitions: Path | None, output: Path | None) -> Path:
+    """The dataset's folder.
+
+    Raises:
+        TraceproofError: the two options name two datasets.
+    """
+    root = definitions.expanduser().resolve() if definitions is not None else None
+    if root is not None and root.name == "definitions":
+        root = root.parent
+    if output is None:
+        return root if root is not None else _configured()
+    out = output.expanduser().resolve()
+    if out.parts[-2:] == PLACE.parts:
+        out = out.parents[1]
+    if root is not None and out != root:
+        raise TraceproofError(
+            f"--output-dir {output} is not in the dataset of --definitions-dir {definitions}",
+            todo="Tests read the definitions two folders above them: write them into the same dataset.",
+        )
+    return out
+
+
+def _configured() -> Path:
+    repository = run.repository()
+    config = run.config_of(repository, {})
+    return folder_of(config.dataset, root=repository / config.results / "dataset")
+
+
+def _sizes(given: list[str] | None) -> tuple[str, ...]:
+    unknown = sorted(set(given or ()) - set(SIZES))
+    if unknown:
+        raise TraceproofError(f"--test-sizes {' '.join(unknown)}: expected out of {', '.join(SIZES)}")
+    return tuple(size for size in SIZES if size in (given or SIZES[:2]))
+
+
+def _paths(config: Path | None) -> dict[str, Path]:
+    """Folders of the repositories that clone-repos left.
+
+    Raises:
+        TraceproofError: the file can not be used.
+    """
+    if config is None:
+        return {}
+    try:
+        records: dict[str, dict[str, Any]] = json.loads(config.read_text(encoding="utf-8"))["repositories"]
+        return {name: Path(record["path"]) for name, record in records.items() if record.get("path")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        todo = "Give the repos_config.json that `traceproof clone-repos` wrote."
+        raise TraceproofError(f"--repos-config {config} cannot be used: {error}", todo=todo) from error
+
+
+def _checkout(path: Path | None, name: str) -> str | None:
+    """The folder to put in front of installed packages.
+
+    Raises:
+        TraceproofError: the package is not there.
+    """
+    if path is None:
+        return None
+    folder = path.expanduser().resolve()
+    inner = folder / "python"
+    Package(inner if (inner / name).is_dir() else folder, name)
+    return str(folder)
+
+
+def _divergences() -> Divergences:
+    """What this repository knows; nothing where the package was installed without one."""
+    try:
+        repository = run.repository()
+        config = run.config_of(repository, {})
+    except TraceproofError:
+        return Divergences(verdicts=None, known=None)
+    known = repository / config.known if config.known is not None else None
+    return Divergences(verdicts=repository / config.results / config.run / "verdicts", known=known)
+
+
+def _say(result: Result, order: Order, *, to: Any) -> None:  # noqa: ANN401 - a text stream
+    lines = [f"{'op_type':14} {'definitions':>11} {'with tests before':>18} {'after':>6}"]
+    rows = [(name, count, result.before[name], result.after[name]) for name, count in sorted(result.total.items())]
+    rows.append(("all", result.total.total(), result.before.total(), result.after.total()))
+    lines += [f"{name:14} {count:11} {before:18} {after:6}" for name, count, before, after in rows]
+    counts = {how: list(result.status.values()).count(how) for how in ("written", "kept", "elsewhere")}
+    lines.append(
+        f"{counts['written']} written, {counts['kept']} have a class, {counts['elsewhere']} have a file of "
+        f"their own (--force writes these too); {len(result.files)} files changed below {order.root / PLACE}"
+    )
+    lines += [f"flagged: {name}: {'; '.join(found)}" for name, found in result.flagged.items()]
+    lines += [f"no test: {problem}" for problem in result.problems]
+    to.write("\n".join(lines) + "\n")

@@ -1,0 +1,134 @@
+"""The support package: the modules of this package that generated tests need, written beside them.
+
+Each file is the module as it stands here. Two things change: the package's name, and the modules that would bring
+in what a bare environment lacks (pydantic, processes, compilers) are replaced by those of `testgen/support`. The
+new name has as many letters as the old one, so that the formatting stays what it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from types import MappingProxyType
+
+import traceproof
+from traceproof.codedigest import PACKAGE, SOURCE
+from traceproof.digests import digest_json
+
+NAME = "tp_support"
+OWN = f"{PACKAGE}.testgen.support"
+COMMAND = "traceproof add-reference-tests"
+# What stands in for a module of the package.
+REPLACED: Mapping[str, str] = MappingProxyType(
+    {
+        f"{PACKAGE}.dataset.definition": f"{OWN}.definition",
+        f"{PACKAGE}.jit": f"{OWN}.jit",
+    }
+)
+# Packages of which single modules are taken: their own first lines import too much.
+HOLLOW = frozenset(
+    {PACKAGE, f"{PACKAGE}.worker", f"{PACKAGE}.actors", f"{PACKAGE}.dataset", f"{PACKAGE}.testgen", OWN}
+)
+LISTED = (f"{PACKAGE}.ops", f"{PACKAGE}.adapters")  # found by listing a folder, so nothing imports them by name
+ROOTS = (f"{OWN}.suite", f"{OWN}.trial")
+RENAMED = re.compile(rf"\b{PACKAGE}(?=\.[a-z_{{]| import )")
+
+
+@cache
+def support_files() -> Mapping[str, str]:
+    """Text of every file of the support package by its path, the same whenever this code is."""
+    files = {}
+    for module in sorted(_closure()):
+        path = _path(module)
+        if module not in HOLLOW:
+            files[path] = _header(module) + renamed(_source(REPLACED.get(module, module)))
+        elif path.endswith("__init__.py"):
+            files[path] = f'"""Modules of {module}."""\n'
+    digest = digest_json(files)
+    files[f"{NAME}/__init__.py"] = (
+        f'"""What the tests beside this folder need: inputs, oracles, judge and adapters of traceproof.\n\n'
+        f"traceproof {traceproof.__version__}, digest {digest}. Written by `{COMMAND}`; edits are lost.\n"
+        f'Start reading at suite.py.\n"""\n'
+    )
+    return MappingProxyType(dict(sorted(files.items())))
+
+
+def conftest(constants: Mapping[str, object]) -> str:
+    """The conftest's text, with some of its constants set."""
+    text = _source(f"{OWN}.conftest")
+    for name, value in constants.items():
+        line = next(line for line in text.splitlines() if line.startswith(f"{name}: "))
+        text = text.replace(line, f"{line.partition(' = ')[0]} = {_literal(value)}", 1)
+    return renamed(text)
+
+
+def renamed(text: str) -> str:
+    """A module's text under the support package's name."""
+    text = text.replace(OWN + ".definition import", f"{PACKAGE}.dataset.definition import")
+    text = text.replace(OWN, NAME)
+    return RENAMED.sub(NAME, text)
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, tuple):
+        return "(" + ", ".join(_literal(item) for item in value) + ("," if len(value) == 1 else "") + ")"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _header(module: str) -> str:
+    return f"# {module} of traceproof {traceproof.__version__}; written by `{COMMAND}`, edits are lost.\n"
+
+
+def _path(module: str) -> str:
+    """Where a module's file stands beside the tests."""
+    place = module.replace(OWN, NAME).replace(PACKAGE, NAME, 1) if module.startswith(PACKAGE) else module
+    folder = place.replace(".", "/")
+    return f"{folder}/__init__.py" if (SOURCE.parent / module.replace(".", "/")).is_dir() else f"{folder}.py"
+
+
+def _source(module: str) -> str:
+    path = SOURCE.parent / module.replace(".", "/")
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return path.read_text(encoding="utf-8")
+
+
+def _closure() -> set[str]:
+    """The modules to write: the roots, the listed packages, and all that they import."""
+    found: set[str] = set()
+    waiting = [*ROOTS, *(module for package in LISTED for module in _modules_of(package))]
+    while waiting:
+        module = waiting.pop()
+        if module in found or not _exists(module):
+            continue
+        found.add(module)
+        waiting.append(module.rpartition(".")[0])
+        if module not in HOLLOW:
+            waiting += _imports(_source(REPLACED.get(module, module)))
+    return found - {OWN, OWN.rpartition(".")[0]}
+
+
+def _modules_of(package: str) -> Iterator[str]:
+    folder = SOURCE.parent / package.replace(".", "/")
+    for path in sorted(folder.rglob("*.py")):
+        place = path.relative_to(SOURCE.parent).with_suffix("")
+        yield ".".join(place.parent.parts if place.name == "__init__" else place.parts)
+
+
+def _imports(source: str) -> Iterator[str]:
+    """Modules of this package that a module imports, wherever the import stands."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            assert not node.level, "imports are absolute here"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _exists(module: str) -> bool:
+    if module.partition(".")[0] != PACKAGE:
+        return False
+    path = SOURCE.parent / module.replace(".", "/")
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()

@@ -1,0 +1,246 @@
+"""Deciding what is written into a dataset's tests/references, and writing it: all checks first, then all files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from traceproof.dataset.tree import Entry, Tree, read_tree
+from traceproof.errors import TraceproofError
+from traceproof.store import write_if_changed
+from traceproof.testgen.bundle import NAME, conftest, support_files
+from traceproof.testgen.files import IDENTIFIER, MARKER, Subject, classes, file_name, headed, render, state
+from traceproof.testgen.known import Divergences
+
+PLACE = Path("tests", "references")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to generate.
+
+    Attributes:
+        root: the dataset's folder.
+        op_types, definitions: names; `everything` selects all.
+        sizes, tolerance, flashinfer, sglang: defaults of the tests' own options.
+        force: write classes again that are there, and files of ours that were edited.
+    """
+
+    root: Path
+    op_types: tuple[str, ...] = ()
+    definitions: tuple[str, ...] = ()
+    everything: bool = False
+    sizes: tuple[str, ...] = ("small", "medium")
+    tolerance: float | None = None
+    flashinfer: str | None = None
+    sglang: str | None = None
+    force: bool = False
+
+
+@dataclass(slots=True)
+class Result:
+    """What was done.
+
+    Attributes:
+        status: definition -> `written`, `kept` (it has a class), `elsewhere` (it has a test file of its own).
+        problems: definitions that got no test, one line each.
+        flagged: definition -> what is known to diverge.
+        files: paths that changed, relative to the dataset.
+        before, after, total: definitions with tests, and all, by op_type.
+    """
+
+    status: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    flagged: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    before: Counter[str] = field(default_factory=Counter)
+    after: Counter[str] = field(default_factory=Counter)
+    total: Counter[str] = field(default_factory=Counter)
+
+    def as_json(self) -> dict[str, Any]:
+        """The result as a JSON object."""
+        rows = {
+            name: {
+                "definitions": count,
+                "with_tests_before": self.before[name],
+                "with_tests_after": self.after[name],
+            }
+            for name, count in sorted(self.total.items())
+        }
+        flagged = {name: list(lines) for name, lines in self.flagged.items()}
+        return {
+            "status": self.status,
+            "problems": self.problems,
+            "flagged": flagged,
+            "files": self.files,
+            "op_types": rows,
+        }
+
+
+def generate(order: Order, divergences: Divergences) -> Result:
+    """Write the tests.
+
+    Raises:
+        TraceproofError: the folder is no dataset or can not be written, the selection does not fit it, or
+            something of somebody else's stands in the way. Nothing has been written then.
+    """
+    tree = read_tree(order.root)
+    folder = tree.root / PLACE
+    result = Result(total=Counter(entry.definition.op_type for entry in tree.definitions.values()))
+    chosen = _selected(tree, order)
+    _clear_way(folder, chosen, force=order.force)
+    present = _present(tree, folder)
+    result.before = _counted(tree, present)
+    texts = {folder / name: text for name, text in support_files().items()}
+    settings = {
+        "TEST_SIZES": order.sizes,
+        "TOLERANCE": order.tolerance,
+        "FLASHINFER_PATH": order.flashinfer,
+        "SGLANG_PATH": order.sglang,
+    }
+    texts[folder / "conftest.py"] = headed(conftest(settings))
+    result.problems += [broken.message for broken in tree.broken if order.everything]
+    for op_type, entries in chosen.items():
+        usable = [entry for entry in entries if _usable(entry, result)]
+        path = folder / file_name(op_type)
+        text = _op_type_text(path, usable, present, order, divergences, result)
+        if text is not None:
+            texts[path] = text
+    _write(texts, result, tree.root)
+    result.after = _counted(tree, _present(tree, folder))
+    return result
+
+
+def _selected(tree: Tree, order: Order) -> dict[str, list[Entry]]:
+    by_op_type: dict[str, list[Entry]] = {}
+    for entry in tree.definitions.values():
+        by_op_type.setdefault(entry.definition.op_type, []).append(entry)
+    problems = [
+        f"--op-type {name}: the dataset has {', '.join(sorted(by_op_type))}"
+        for name in order.op_types
+        if name not in by_op_type
+    ]
+    broken = {item.path.stem: item.message for item in tree.broken}
+    for name in order.definitions:
+        if name not in tree.definitions:
+            problems.append(f"--definition-name {name}: {broken.get(name, 'the dataset has no such definition')}")
+        elif not IDENTIFIER.fullmatch(name):
+            problems.append(f"--definition-name {_no_identifier(tree.definitions[name])}")
+    if not (order.op_types or order.definitions or order.everything):
+        problems.append("nothing is selected")
+    if problems:
+        todo = "Give --definition-name, --op-type or --all."
+        raise TraceproofError(f"no tests can be written for {tree.root}", problems=problems, todo=todo)
+    if order.everything:
+        return dict(sorted(by_op_type.items()))
+    wanted = set(order.definitions)
+    chosen = {
+        op_type: [e for e in entries if op_type in order.op_types or e.definition.name in wanted]
+        for op_type, entries in sorted(by_op_type.items())
+    }
+    return {op_type: entries for op_type, entries in chosen.items() if entries}
+
+
+def _clear_way(folder: Path, op_types: Mapping[str, Any], *, force: bool) -> None:
+    """Refuse to go on where a file that is to be written is not ours, or was edited."""
+    problems = []
+    found = state(folder / "conftest.py")
+    if found == "foreign" or (found == "edited" and not force):
+        problems.append(f"{folder / 'conftest.py'} {_whose(found)}")
+    support = folder / NAME / "__init__.py"
+    if (folder / NAME).exists() and not _has(support, "add-reference-tests"):
+        problems.append(f"{folder / NAME} {_whose('foreign')}")
+    for op_type in op_types:
+        path = folder / file_name(op_type)
+        if path.exists() and not _has(path, MARKER):
+            problems.append(f"{path} {_whose('foreign')}")
+    if problems:
+        todo = "Move it away, or give another --output-dir. Nothing was written."
+        raise TraceproofError("something else is in the way", problems=problems, todo=todo)
+
+
+def _whose(found: str) -> str:
+    return (
+        "was edited since it was written; --force writes it again" if found == "edited" else "is not traceproof's"
+    )
+
+
+def _has(path: Path, text: str) -> bool:
+    try:
+        return text in path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _present(tree: Tree, folder: Path) -> dict[str, str]:
+    """How each definition is tested already: `kept` by a class of ours, `elsewhere` by a file of its name."""
+    found = {path.stem.removeprefix("test_"): "elsewhere" for path in folder.glob("test_*.py")}
+    found = {name: how for name, how in found.items() if name in tree.definitions}
+    for path in sorted(folder.glob("test_*.py")):
+        if _has(path, MARKER):
+            found |= dict.fromkeys(classes(path.read_text(encoding="utf-8")), "kept")
+    return found
+
+
+def _counted(tree: Tree, present: Mapping[str, str]) -> Counter[str]:
+    return Counter(entry.definition.op_type for name, entry in tree.definitions.items() if name in present)
+
+
+def _usable(entry: Entry, result: Result) -> bool:
+    name, op_type = entry.definition.name, entry.definition.op_type
+    if IDENTIFIER.fullmatch(name) and IDENTIFIER.fullmatch(op_type):
+        return True
+    result.problems.append(_no_identifier(entry))
+    return False
+
+
+def _no_identifier(entry: Entry) -> str:
+    return (
+        f"{entry.path}: name {entry.definition.name!r} or op_type {entry.definition.op_type!r} is no identifier, "
+        "so no class or file can be named after it; use letters, digits and underscores"
+    )
+
+
+def _op_type_text(  # noqa: PLR0913, PLR0917 - the parts of one decision
+    path: Path,
+    entries: Sequence[Entry],
+    present: Mapping[str, str],
+    order: Order,
+    divergences: Divergences,
+    result: Result,
+) -> str | None:
+    """The file's new text; None if nothing of it is to be written."""
+    subjects = []
+    for entry in entries:
+        name = entry.definition.name
+        result.status[name] = "written" if order.force else present.get(name, "written")
+        lines = divergences.of(entry.definition)
+        if lines:
+            result.flagged[name] = lines
+        if result.status[name] == "written":
+            file = entry.path.relative_to("definitions").as_posix()
+            subjects.append(Subject(name=name, file=file, divergences=lines))
+    if not subjects:
+        return None
+    kept = classes(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return render(entries[0].definition.op_type, subjects, kept)
+
+
+def _write(texts: Mapping[Path, str], result: Result, root: Path) -> None:
+    folder = root / PLACE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in texts.items():
+            if write_if_changed(path, text):
+                result.files.append(path.relative_to(root).as_posix())
+        for path in sorted((folder / NAME).rglob("*.py")):
+            if path not in texts:
+                path.unlink()  # a module that an older version needed
+    except OSError as error:
+        todo = "Check the folder's permissions and that no file stands where a folder is needed."
+        raise TraceproofError(
+            f"{error.filename or folder} cannot be written: {error.strerror}", todo=todo
+        ) from error

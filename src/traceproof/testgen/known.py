@@ -1,0 +1,53 @@
+"""References that are known to diverge: from the verdicts of the last run, and from the list of known findings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from traceproof.dataset.definition import Definition
+from traceproof.known import read_known
+
+BAD = frozenset({"fail", "error"})
+
+
+class Divergences:
+    """What is known of references, by definition.
+
+    Args:
+        verdicts: a folder of verdict files; None or an absent one holds none.
+        known: the file of known findings; None or an absent one holds none.
+
+    Raises:
+        TraceproofError: the file of known findings can not be used.
+    """
+
+    def __init__(self, *, verdicts: Path | None, known: Path | None) -> None:
+        self._rows: dict[str, list[Mapping[str, Any]]] = {}
+        for row in _rows(verdicts):
+            self._rows.setdefault(row["definition"], []).append(row)
+        self._known = read_known(known).findings if known is not None and known.is_file() else []
+
+    def of(self, definition: Definition) -> tuple[str, ...]:
+        """One line a case that diverges, sorted; verdicts over another version of the definition do not count."""
+        found = {
+            row["case"]: row["reason"]
+            for row in self._rows.get(definition.name, ())
+            if row["digests"]["definition"] == definition.digest
+        }
+        for entry in self._known:
+            if definition.name in entry.definitions and entry.actor == "reference":
+                found.update(dict.fromkeys(entry.cases, entry.reason))
+        return tuple(f"case {case}: {reason}" for case, reason in sorted(found.items()))
+
+
+def _rows(verdicts: Path | None) -> Iterator[Mapping[str, Any]]:
+    if verdicts is None:
+        return
+    for path in sorted(verdicts.glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            if row["actor"] == "reference" and row["verdict"] in BAD and row["case"] is not None:
+                yield row

@@ -1,0 +1,160 @@
+"""Options and fixtures of the reference tests beside this file."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER))  # the support modules lie there
+
+from traceproof.ops.cases import ALWAYS, SIZES, Case  # noqa: E402 - after the line above
+from traceproof.testgen.support.definition import read_definition  # noqa: E402
+from traceproof.testgen.support.trial import Trial, cases_of, cheapest  # noqa: E402
+
+DEFINITIONS = FOLDER.parent.parent / "definitions"
+TEST_SIZES: tuple[str, ...] = ("small", "medium")
+TOLERANCE: float | None = None
+FLASHINFER_PATH: str | None = None
+SGLANG_PATH: str | None = None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What can be chosen on the command line."""
+    group = parser.getgroup("reference tests")
+    group.addoption("--device", default="cpu", help="Where references and kernels run: cpu, cuda, cuda:1.")
+    group.addoption("--seed", type=int, default=0, help="Of all inputs.")
+    group.addoption("--test-sizes", nargs="+", choices=SIZES, default=list(TEST_SIZES))
+    group.addoption("--slow", action="store_true", help="Run the large sizes too, which are marked slow.")
+    group.addoption(
+        "--tolerance", type=float, default=TOLERANCE, help="Replaces the specification's atol and rtol."
+    )
+    group.addoption("--flashinfer-path", default=FLASHINFER_PATH, help="A FlashInfer checkout to use.")
+    group.addoption("--sglang-path", default=SGLANG_PATH, help="An SGLang checkout to use.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the device, and put checkouts in front of installed packages."""
+    config.addinivalue_line("markers", "slow: a large size, run with --slow or -m slow")
+    device = torch.device(config.getoption("device"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise pytest.UsageError(f"--device {device}: there is no CUDA device here")
+    for option, inner in (("flashinfer_path", ""), ("sglang_path", "python")):
+        path = config.getoption(option)
+        if path is not None:
+            sys.path.insert(0, str(Path(path, inner) if Path(path, inner).is_dir() else path))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One trial a case: ordinary cases, edge cases, or the cheapest ordinary one."""
+    for fixture in ("trial", "edge_trial", "cheap_trial"):
+        if fixture in metafunc.fixturenames:
+            chosen = _chosen(fixture, metafunc.cls.definition_file, metafunc.config)
+            metafunc.parametrize(fixture, chosen, indirect=True, scope="class")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave large sizes out unless they are asked for."""
+    if config.getoption("slow") or config.getoption("-m") or "large" in config.getoption("test_sizes"):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in set(slow)]
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out test files of others that import a package which is not installed here."""
+    return True if collection_path.suffix == ".py" and _absent(collection_path) else None
+
+
+def pytest_report_header() -> list[str]:
+    """Say which files are left out and why, and what can run."""
+    left_out = {path.name: _absent(path) for path in sorted(FOLDER.glob("test_*.py"))}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    lines = [f"reference tests: torch {torch.__version__}, CUDA device: {gpu}"]
+    return lines + [f"not collected: {name} needs {absent}" for name, absent in left_out.items() if absent]
+
+
+@pytest.fixture
+def tolerance(request: pytest.FixtureRequest) -> float | None:
+    """Replaces atol and rtol of the specification's table; None leaves them."""
+    value: float | None = request.config.getoption("tolerance")
+    return value
+
+
+@pytest.fixture(scope="class")
+def trial(request: pytest.FixtureRequest) -> Trial:
+    """One ordinary case of the class's definition, shared by the tests of the class."""
+    return _trial(request)
+
+
+@pytest.fixture(scope="class")
+def edge_trial(request: pytest.FixtureRequest) -> Trial:
+    """One edge or adversarial case."""
+    return _trial(request)
+
+
+@pytest.fixture(scope="class")
+def cheap_trial(request: pytest.FixtureRequest) -> Trial:
+    """The ordinary case that costs least."""
+    return _trial(request)
+
+
+def _trial(request: pytest.FixtureRequest) -> Trial:
+    case = request.param
+    if isinstance(case, str):
+        pytest.fail(case, pytrace=False)
+    definition = _definition(request.cls.definition_file)
+    trial = Trial(definition, case, torch.device(request.config.getoption("device")))
+    blocked = trial.too_large()
+    if blocked is not None:
+        pytest.skip(f"{blocked.reason}: {blocked.message}")
+    return trial
+
+
+def _chosen(fixture: str, file: str, config: pytest.Config) -> list[Any]:
+    """Parameters of a fixture: cases, or the one reason why the definition can not be read."""
+    definition = _definition(file)
+    if isinstance(definition, str):
+        return [pytest.param(definition, id="definition")]
+    sizes = tuple(dict.fromkeys([*config.getoption("test_sizes"), "large"]))
+    cases = cases_of(definition, sizes, config.getoption("seed"))
+    ordinary = [case for case in cases if case.size not in ALWAYS]
+    if fixture == "cheap_trial":
+        least = cheapest(definition, ordinary)
+        return [] if least is None else [_parameter(least, slow=False)]
+    wanted = ordinary if fixture == "trial" else [case for case in cases if case.size in ALWAYS]
+    return [_parameter(case, slow=case.size == "large") for case in wanted]
+
+
+def _parameter(case: Case, *, slow: bool) -> Any:  # noqa: ANN401 - pytest's own type is private
+    return pytest.param(case, id=case.id, marks=[pytest.mark.slow] if slow else [])
+
+
+@cache
+def _definition(file: str) -> Any:  # noqa: ANN401 - a definition, or a text
+    """The definition of a file below the dataset's definitions, or what is wrong with it."""
+    try:
+        return read_definition(DEFINITIONS / file)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{DEFINITIONS / file} can not be read: {type(error).__name__}: {error}"
+
+
+@cache
+def _absent(path: Path) -> str:
+    """The packages that a test file imports at its top and that are not installed."""
+    try:
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+    except (OSError, ValueError, SyntaxError):
+        return ""  # pytest tells it better
+    names = {alias.name for node in body if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in body if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    tops = sorted({name.partition(".")[0] for name in names})
+    return ", ".join(name for name in tops if importlib.util.find_spec(name) is None)

@@ -1,0 +1,205 @@
+"""Writing reference tests: what is written, what is left alone, what is refused, and what they say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from definitions import GOOD, rmsnorm, write
+
+from traceproof.errors import TraceproofError
+from traceproof.testgen.bundle import NAME, support_files
+from traceproof.testgen.files import class_names, classes, state
+from traceproof.testgen.generate import PLACE, Order, Result, generate
+from traceproof.testgen.known import Divergences
+
+NOTHING_KNOWN = Divergences(verdicts=None, known=None)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    for name in ("rmsnorm_a", "rmsnorm_b"):
+        write(tmp_path, rmsnorm(name))
+    return tmp_path
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def everything(root: Path, *, force: bool = False) -> Result:
+    return generate(Order(root=root, everything=True, force=force), NOTHING_KNOWN)
+
+
+def test_one_class_a_definition_and_generating_again_changes_no_byte(dataset: Path) -> None:
+    result = everything(dataset)
+    text = (dataset / PLACE / "test_rmsnorm.py").read_text()
+    assert list(classes(text)) == ["rmsnorm_a", "rmsnorm_b"]
+    assert "rmsnorm/rmsnorm_a.json" in text
+    assert (result.before["rmsnorm"], result.after["rmsnorm"], result.total["rmsnorm"]) == (0, 2, 2)
+    written = contents(dataset)
+    again = everything(dataset)
+    assert again.files == []
+    assert again.status == {"rmsnorm_a": "kept", "rmsnorm_b": "kept"}
+    everything(dataset, force=True)
+    assert contents(dataset) == written
+
+
+def test_a_new_definition_is_added_and_edited_classes_stay_unless_forced(dataset: Path) -> None:
+    generate(Order(root=dataset, definitions=("rmsnorm_b",)), NOTHING_KNOWN)
+    path = dataset / PLACE / "test_rmsnorm.py"
+    path.write_text(path.read_text().replace("The reference of rmsnorm_b.", "Edited."))
+    assert everything(dataset).status == {"rmsnorm_a": "written", "rmsnorm_b": "kept"}
+    assert "Edited." in path.read_text()
+    assert list(classes(path.read_text())) == ["rmsnorm_a", "rmsnorm_b"]
+    everything(dataset, force=True)
+    assert "Edited." not in path.read_text()
+
+
+def test_a_definition_with_a_file_of_its_own_is_left_alone(dataset: Path) -> None:
+    own = dataset / PLACE / "test_rmsnorm_a.py"
+    own.parent.mkdir(parents=True)
+    own.write_text("# somebody's\n")
+    result = everything(dataset)
+    assert result.status == {"rmsnorm_a": "elsewhere", "rmsnorm_b": "written"}
+    assert own.read_text() == "# somebody's\n"
+    assert result.before["rmsnorm"] == 1
+
+
+@pytest.mark.parametrize("name", ["conftest.py", "test_rmsnorm.py", f"{NAME}/__init__.py"])
+def test_a_file_of_somebody_else_in_the_way_is_refused_and_nothing_is_written(dataset: Path, name: str) -> None:
+    foreign = dataset / PLACE / name
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("import os\n")
+    before = contents(dataset)
+    with pytest.raises(TraceproofError, match="is not traceproof's"):
+        everything(dataset, force=True)
+    assert contents(dataset) == before
+
+
+def test_an_edited_conftest_is_refused_unless_forced(dataset: Path) -> None:
+    everything(dataset)
+    conftest = dataset / PLACE / "conftest.py"
+    conftest.write_text(conftest.read_text() + "# mine\n")
+    with pytest.raises(TraceproofError, match="was edited"):
+        everything(dataset)
+    everything(dataset, force=True)
+    assert state(conftest) == "ours"
+
+
+def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceproofError, match="is not a dataset"):
+        everything(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_can_not_be_written_is_refused(dataset: Path) -> None:
+    (dataset / "tests").write_text("a file where a folder is needed")
+    with pytest.raises(TraceproofError, match="cannot be written"):
+        everything(dataset)
+
+
+def test_a_name_that_is_no_identifier_is_reported_and_the_others_are_written(dataset: Path) -> None:
+    write(dataset, rmsnorm("rms-norm"))
+    with pytest.raises(TraceproofError, match="no identifier"):
+        generate(Order(root=dataset, definitions=("rms-norm",)), NOTHING_KNOWN)
+    assert not (dataset / "tests").exists()
+    result = everything(dataset)
+    assert result.after["rmsnorm"] == 2
+    assert ["rms-norm" in problem for problem in result.problems] == [True]
+
+
+def test_a_definition_that_does_not_parse_is_reported(dataset: Path) -> None:
+    write(dataset, rmsnorm("rmsnorm_broken", reference="def run(:"))
+    result = everything(dataset)
+    assert "rmsnorm_broken" not in result.status
+    assert "reference is not Python" in result.problems[0]
+
+
+def test_a_selection_that_does_not_fit_says_everything_that_is_wrong(dataset: Path) -> None:
+    with pytest.raises(TraceproofError) as caught:
+        generate(Order(root=dataset, op_types=("rope",), definitions=("no_such",)), NOTHING_KNOWN)
+    assert len(caught.value.problems) == 2
+    with pytest.raises(TraceproofError, match="nothing is selected"):
+        generate(Order(root=dataset), NOTHING_KNOWN)
+
+
+def test_a_known_divergence_is_flagged_in_the_class(dataset: Path) -> None:
+    known = dataset / "known.yaml"
+    known.write_text(
+        "findings:\n- {definitions: [rmsnorm_a], cases: [edge-zeros], outputs: [output], verdict: fail,"
+        " reason: nan, why: the reference divides by zero there}\n"
+    )
+    result = generate(Order(root=dataset, everything=True), Divergences(verdicts=None, known=known))
+    assert result.flagged == {"rmsnorm_a": ("case edge-zeros: nan",)}
+    text = (dataset / PLACE / "test_rmsnorm.py").read_text()
+    assert "It is known to diverge" in classes(text)["rmsnorm_a"]
+    assert "diverge" not in classes(text)["rmsnorm_b"]
+
+
+def test_names_that_would_share_a_class_get_two() -> None:
+    assert class_names(["a_b", "aB", "c"]) == {"a_b": "Test_a_b", "aB": "Test_aB", "c": "TestC"}
+
+
+def test_the_support_package_needs_nothing_but_torch_and_pytest() -> None:
+    text = "\n".join(support_files().values())
+    for absent in ("pydantic", "safetensors", "numpy", "yaml", "from traceproof", "import traceproof"):
+        assert f"import {absent}" not in text
+        assert f"from {absent}" not in text
+
+
+def test_written_files_are_formatted(dataset: Path) -> None:
+    everything(dataset)
+    ruff = Path(sys.executable).with_name("ruff")
+    if not ruff.exists():
+        pytest.skip("package_absent: ruff is not installed here")
+    command = [str(ruff), "format", "--check", "--isolated", "--line-length", "115", str(dataset / PLACE)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def run_pytest(dataset: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The written tests, with nothing of this package on the path."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rsf",
+        "-p",
+        "no:cacheprovider",
+        "tests/references",
+        *arguments,
+    ]
+    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, cwd=dataset, env=environment, check=False, capture_output=True, text=True)
+
+
+def test_they_pass_on_a_right_reference_and_fail_on_a_wrong_one_with_the_worst_places(dataset: Path) -> None:
+    write(dataset, rmsnorm("rmsnorm_b", reference=GOOD.replace("(y * ", "(1.05 * y * ")))
+    everything(dataset)
+    done = run_pytest(dataset)
+    assert "no_cuda: norm.rmsnorm needs a CUDA device" in done.stdout
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    assert done.returncode == 1
+    assert "TestRmsnormA" not in "\n".join(failed)
+    assert "case small-0 (batch_size 1; seed 0) on cpu: reference" in done.stdout
+    report = done.stdout.partition("TestRmsnormB.test_correctness[small-0] ")[2].strip("_").partition("\n___")[0]
+    assert report.count("at [") == 5
+    assert "max_abs" in report
+    assert "specification: atol 0.008" in report
+
+
+def test_the_definitions_own_reference_is_what_is_tested(dataset: Path) -> None:
+    everything(dataset)
+    path = dataset / "definitions" / "rmsnorm" / "rmsnorm_a.json"
+    definition = json.loads(path.read_text())
+    definition["reference"] = GOOD.replace("torch.bfloat16", "torch.float16")
+    path.write_text(json.dumps(definition))
+    (dataset / "definitions" / "rmsnorm" / "rmsnorm_b.json").write_text("{")
+    done = run_pytest(dataset, "-k", "dtype or shape")
+    assert "FAILED tests/references/test_rmsnorm.py::TestRmsnormA::test_output_dtype[small-0]" in done.stdout
+    assert "rmsnorm_b.json can not be read" in done.stdout
