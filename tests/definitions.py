@@ -41,7 +41,7 @@ def rmsnorm(name: str, reference: str = GOOD, **changes: Any) -> dict[str, Any]:
 
 def write(root: Path, definition: dict[str, Any]) -> Path:
     """Write a definition where the dataset's layout wants it."""
-    path = root / "definitions" / definition["op_type"] / f"{definition['name']}.json"
+    path: Path = root / "definitions" / definition["op_type"] / f"{definition['name']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(definition), encoding="utf-8")
     return path

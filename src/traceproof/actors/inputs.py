@@ -44,7 +44,7 @@ def make_inputs(
 
 
 def _load(blob: Path, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    with safe_open(blob, framework="pt") as tensors:  # type: ignore[no-untyped-call] # the library has no types
+    with safe_open(blob, framework="pt") as tensors:
         tensor: torch.Tensor = tensors.get_tensor(key)
     if tuple(tensor.shape) != shape or tensor.dtype != dtype:
         raise ValueError(
