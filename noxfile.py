@@ -49,7 +49,10 @@ def tests(session: nox.Session) -> None:
     session.run("mypy")
     session.run("python", "scripts/lock.py", "--check")
     # One torch thread a worker: two workers with all cores each take longer together.
-    session.run("pytest", "--numprocesses", WORKERS, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    # Files stay whole, since those that run the pipeline set it up once.
+    session.run(
+        "pytest", "--numprocesses", WORKERS, "--dist", "loadfile", *session.posargs, env={"OMP_NUM_THREADS": "1"}
+    )
 
 
 @nox.session(name="lint", venv_backend="none")

@@ -22,8 +22,9 @@ GROUPS = {
     "sglang": ("--only-group", "sglang"),
     "fla": ("--only-group", "fla"),
 }
-# The bound on Python stands for sglang alone; pip would skip a line marked so in silence.
-BOUND = " ; python_full_version < '3.15' and sys_platform == 'linux'"
+# The bounds of pyproject.toml stand for sglang alone; elsewhere pip would skip a line marked so in silence.
+BOUNDS = ("python_full_version < '3.14' and ", " and python_full_version < '3.14'", " ; sys_platform == 'linux'")
+ANYWHERE = frozenset({"driver", "tests", "cpu"})
 CUDA_ONLY = re.compile(r"(nvidia-|cuda-|triton==)")  # what the CPU build of torch does without
 FROM_CPU = re.compile(r"torch==")  # unhashed: its file is not the registry's, so cpu.txt alone names it
 
@@ -44,8 +45,17 @@ def requirements(name: str) -> str:
         entries = [re.sub(r"^(torch==[\d.]+)", r"\1+cpu", entry) for entry in entries]
     if name == "tests":
         entries = [entry for entry in entries if not FROM_CPU.match(entry)]
+    if name in ANYWHERE:
+        entries = [without_bounds(entry) for entry in entries]
     head = f"# Written by `nox -s lock` from uv.lock, group {name}; do not edit."
-    return "\n".join([head, *(entry.replace(BOUND, "") for entry in entries)]) + "\n"
+    return "\n".join([head, *entries]) + "\n"
+
+
+def without_bounds(entry: str) -> str:
+    """A requirement that holds on every Linux and Python."""
+    for bound in BOUNDS:
+        entry = entry.replace(bound, "")
+    return entry
 
 
 def main() -> int:
