@@ -78,29 +78,37 @@ def _answers(rates: Sequence[Rates]) -> Iterator[str]:
 
 
 def mutation_tables(scores: Sequence[Mapping[str, Any]]) -> str:
-    """Kill rate by op_type, and the survivors."""
-    lines = ["### Mutants of references", "", "| op_type | references | mutants | equivalent | killed | rate |"]
-    lines.append("|---|---:|---:|---:|---:|---:|")
+    """Kill rate by op_type, the survivors, and the changes that no case reaches."""
+    lines = ["### Mutants of references", ""]
+    lines += ["| op_type | references | mutants | equivalent | unreached | killed | survived | rate |"]
+    lines += ["|---|---:|---:|---:|---:|---:|---:|---:|"]
     for op_type in sorted({score["op_type"] for score in scores}):
         group = [score["counts"] for score in scores if score["op_type"] == op_type]
-        killed, survived, equivalent = (
-            sum(counts.get(fate, 0) for counts in group) for fate in ("killed", "survived", "equivalent")
+        killed, survived, equivalent, unreached = (
+            sum(counts.get(fate, 0) for counts in group)
+            for fate in ("killed", "survived", "equivalent", "unreached")
         )
-        total = killed + survived + equivalent
+        total = killed + survived + equivalent + unreached
         rate = _percent(killed, killed + survived)
-        lines.append(f"| {op_type} | {len(group)} | {total} | {equivalent} | {killed} | {rate} |")
-    lines += [
-        "",
-        "Survivors, by what was changed:",
-        "",
-        "| op_type | change | definitions | first differs on |",
-        "|---|---|---|---|",
-    ]
-    found: dict[tuple[str, str, str], list[str]] = {}
+        cells = (op_type, len(group), total, equivalent, unreached, killed, survived, rate)
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    lines += ["", "Survivors, by what was changed:", "", *_changes(scores, "survived")]
+    lines += ["", "Changes in code that no case reaches:", "", *_changes(scores, "unreached")]
+    return "\n".join(lines) + "\n"
+
+
+def _changes(scores: Sequence[Mapping[str, Any]], fate: str) -> Iterator[str]:
+    found: dict[tuple[str, str, str], set[str]] = {}
     for score in scores:
         for row in score["kept"]:
-            if row["fate"] == "survived":
+            if row["fate"] == fate:
                 key = (score["op_type"], f"{row['operator']}: {row['what']}", row["by"])
-                found.setdefault(key, []).append(score["definition"])
-    lines += [f"| {op} | {what} | {len(names)} | {by} |" for (op, what, by), names in sorted(found.items())]
-    return "\n".join(lines) + "\n"
+                found.setdefault(key, set()).add(score["definition"])
+    if not found:
+        yield "None."
+        return
+    yield "| op_type | change | definitions | first differs on |"
+    yield "|---|---|---:|---|"
+    for (op_type, what, by), names in sorted(found.items()):
+        text = what.replace("|", "\\|").replace("\n", " ")
+        yield f"| {op_type} | {text} | {len(names)} | {by or '-'} |"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -39,8 +40,10 @@ def unit_roundoff(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
 
 
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.reshape(1, -1)
+def _rows(tensor: torch.Tensor, axes: int = 1) -> torch.Tensor:
+    """A matrix of the rows that the last `axes` axes make; the whole tensor is one where it has no more."""
+    whole = tensor.dim() <= axes
+    return tensor.reshape(1, -1) if whole else tensor.reshape(-1, math.prod(tensor.shape[-axes:]))
 
 
 def _rms(rows: torch.Tensor) -> torch.Tensor:
@@ -54,7 +57,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, floor: torch.Tensor, kin
     own floor may be small by luck, so a row is also allowed what the whole output's floor loses in proportion to
     its magnitude. Positions that are not finite on either side have been judged before.
     """
-    a, e, f = (_rows(t.to(torch.float64)) for t in (actual, expected, floor))
+    a, e, f = (_rows(t.to(torch.float64), kind.row_axes) for t in (actual, expected, floor))
     finite = torch.isfinite(a) & torch.isfinite(e) & torch.isfinite(f)
     zero = torch.zeros((), dtype=torch.float64)
     error = torch.where(finite, a - e, zero).abs()

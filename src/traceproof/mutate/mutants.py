@@ -51,6 +51,16 @@ Edit = Callable[[ast.AST], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """What to do to a node: kind, words, the edit, and the line that it changes (0: the node's own)."""
+
+    operator: str
+    what: str
+    edit: Edit
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Mutant:
     """A changed reference.
 
@@ -90,52 +100,53 @@ def mutants(source: str) -> Iterator[Mutant]:
     nodes = list(ast.walk(tree))
     seen = {ast.unparse(tree)}
     for index, node in enumerate(nodes):
-        for operator, what, edit in _edits(node):
+        for change in _edits(node):
             changed = copy.deepcopy(tree)
-            edit(list(ast.walk(changed))[index])
+            change.edit(list(ast.walk(changed))[index])
             text = ast.unparse(ast.fix_missing_locations(changed))
             if text not in seen:
                 seen.add(text)
-                yield Mutant(operator, getattr(node, "lineno", 0), what, text)
+                line = change.line or getattr(node, "lineno", 0)
+                yield Mutant(change.operator, line, change.what, text)
 
 
-def _edits(node: ast.AST) -> Iterator[tuple[str, str, Edit]]:
+def _edits(node: ast.AST) -> Iterator[Change]:
     for kinds, edits in EDITS:
         if isinstance(node, kinds):
             yield from edits(node)
 
 
-def _constant(node: Any) -> Iterator[tuple[str, str, Edit]]:  # noqa: ANN401 - the node type that EDITS says
+def _constant(node: Any) -> Iterator[Change]:  # noqa: ANN401 - the node type that EDITS says
     value = node.value
     if isinstance(value, bool):
-        yield "constant", f"{value} -> {not value}", _set("value", not value)
+        yield Change("constant", f"{value} -> {not value}", _set("value", not value))
     elif isinstance(value, int | float):
         for other in _near(value):
-            yield "constant", f"{value} -> {other}", _set("value", other)
+            yield Change("constant", f"{value} -> {other}", _set("value", other))
 
 
-def _operator(node: Any) -> Iterator[tuple[str, str, Edit]]:  # noqa: ANN401
+def _operator(node: Any) -> Iterator[Change]:  # noqa: ANN401
     name = type(node.op).__name__
     for kind in BINARY.get(type(node.op), ()):
-        yield "operator", f"{name} -> {kind.__name__}", _set("op", kind())
+        yield Change("operator", f"{name} -> {kind.__name__}", _set("op", kind()))
     if isinstance(node.op, ast.Sub | ast.Div | ast.MatMult):
-        yield "operands", f"operands of {name} swapped", _swap_operands
+        yield Change("operands", f"operands of {name} swapped", _swap_operands)
     if isinstance(node.op, ast.USub | ast.Invert | ast.Not):
-        yield "operator", f"{name} dropped", _drop_unary
+        yield Change("operator", f"{name} dropped", _drop_unary)
 
 
-def _comparison(node: Any) -> Iterator[tuple[str, str, Edit]]:  # noqa: ANN401
+def _comparison(node: Any) -> Iterator[Change]:  # noqa: ANN401
     if len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
         kind = COMPARISONS[type(node.ops[0])]
-        yield "comparison", f"{type(node.ops[0]).__name__} -> {kind.__name__}", _set("ops", [kind()])
+        yield Change("comparison", f"{type(node.ops[0]).__name__} -> {kind.__name__}", _set("ops", [kind()]))
 
 
-def _attribute(node: Any) -> Iterator[tuple[str, str, Edit]]:  # noqa: ANN401
+def _attribute(node: Any) -> Iterator[Change]:  # noqa: ANN401
     for operator, table in (("dtype", LOWER_DTYPE), ("function", SWAPPED_NAMES)):
         if node.attr in table:
-            yield operator, f"{node.attr} -> {table[node.attr]}", _set("attr", table[node.attr])
+            yield Change(operator, f"{node.attr} -> {table[node.attr]}", _set("attr", table[node.attr]))
     if node.attr == "T":
-        yield "axes", ".T dropped", _set("attr", "mT.mT")
+        yield Change("axes", ".T dropped", _set("attr", "mT.mT"))
 
 
 def _near(number: float) -> tuple[float, ...]:
@@ -164,22 +175,22 @@ def _drop_unary(node: ast.AST) -> None:
         node.operand = inner  # applied twice is not applied
 
 
-def _slice_edits(node: Any) -> Iterator[tuple[str, str, Edit]]:  # noqa: ANN401
+def _slice_edits(node: Any) -> Iterator[Change]:  # noqa: ANN401
     for end in ("lower", "upper"):
         bound = getattr(node, end)
         if bound is not None:
             text = ast.unparse(bound)
             shifted = ast.BinOp(copy.deepcopy(bound), ast.Add(), ast.Constant(1))
-            yield "slice", f"{end} {text} -> {text} + 1", _set(end, shifted)
-            yield "slice", f"{end} {text} dropped", _set(end, None)
+            yield Change("slice", f"{end} {text} -> {text} + 1", _set(end, shifted))
+            yield Change("slice", f"{end} {text} dropped", _set(end, None))
 
 
-def _call_edits(node: Any) -> Iterator[tuple[str, str, Edit]]:  # noqa: ANN401
+def _call_edits(node: Any) -> Iterator[Change]:  # noqa: ANN401
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     if name == "range":
-        yield "loop", "one turn less", _fewer_turns
+        yield Change("loop", "one turn less", _fewer_turns)
     if len(node.args) == 2 and name not in {"range", "getattr", "isinstance"}:
-        yield "operands", f"arguments of {name} swapped", _swap_arguments
+        yield Change("operands", f"arguments of {name} swapped", _swap_arguments)
     if isinstance(node.func, ast.Attribute) and name in {
         "transpose",
         "permute",
@@ -187,7 +198,7 @@ def _call_edits(node: Any) -> Iterator[tuple[str, str, Edit]]:  # noqa: ANN401
         "squeeze",
         "masked_fill_",
     }:
-        yield "call", f".{name}() dropped", _drop_method
+        yield Change("call", f".{name}() dropped", _drop_method)
 
 
 def _fewer_turns(node: ast.AST) -> None:
@@ -210,13 +221,14 @@ def _drop_method(node: ast.AST) -> None:
     node.args, node.keywords = [copy.deepcopy(node.func.value)], []
 
 
-def _block_edits(node: Any) -> Iterator[tuple[str, str, Edit]]:  # noqa: ANN401
+def _block_edits(node: Any) -> Iterator[Change]:  # noqa: ANN401
     body: list[ast.stmt] = node.body
     for place, statement in enumerate(body):
         droppable = isinstance(statement, ast.Expr | ast.AugAssign | ast.Continue | ast.For | ast.If)
         stores = isinstance(statement, ast.Assign) and not isinstance(statement.targets[0], ast.Name | ast.Tuple)
         if droppable or stores or _reassigns(statement):
-            yield "statement", f"line {statement.lineno} dropped: {ast.unparse(statement)[:60]!r}", _drop(place)
+            what = f"line {statement.lineno} dropped: {ast.unparse(statement)[:60]!r}"
+            yield Change("statement", what, _drop(place), statement.lineno)
 
 
 def _reassigns(statement: ast.stmt) -> bool:
@@ -235,7 +247,7 @@ def _drop(place: int) -> Edit:
     return edit
 
 
-EDITS: tuple[tuple[tuple[type[ast.AST], ...], Callable[[Any], Iterator[tuple[str, str, Edit]]]], ...] = (
+EDITS: tuple[tuple[tuple[type[ast.AST], ...], Callable[[Any], Iterator[Change]]], ...] = (
     ((ast.Constant,), _constant),
     ((ast.BinOp, ast.UnaryOp), _operator),
     ((ast.Compare,), _comparison),

@@ -21,6 +21,7 @@ class Fate(StrEnum):
 
     KILLED = "killed"  # an output was refused, or it did not run to the end
     EQUIVALENT = "equivalent"  # every output of every case, of other seeds and sizes too, has the same bits
+    UNREACHED = "unreached"  # the same, and no case executes the changed line
     SURVIVED = "survived"  # other bits, and the judge let it pass
 
 
@@ -61,7 +62,7 @@ def score(definition: Definition, pool: Pool, *, limits: Limits, sizes: Sequence
     outcomes = pool.run_items(
         setup=SETUP,
         payload=payload,
-        items=[mutant.source for mutant in found],
+        items=[{"source": mutant.source, "line": mutant.line} for mutant in found],
         limits=limits,
         isolation=Isolation.UNTRUSTED,
     )

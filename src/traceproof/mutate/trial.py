@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from traceproof.actors.reference import Reference
 from traceproof.calibrate.model import Subject
 from traceproof.dataset.definition import Definition
 from traceproof.judge.output import Expected, judge_output
+from traceproof.mutate.mutants import plain
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Tensors
 from traceproof.reasons import Verdict
@@ -22,13 +26,13 @@ OTHER_SEEDS = (1, 2)  # an equivalent mutant has to be so on more inputs than th
 COSTLY = 1 << 30  # bytes: cases above it are not drawn again for that
 
 
-def setup(payload: dict[str, Any], scratch: Path) -> Callable[[str], dict[str, str]]:
-    """Draw and solve the cases once; the handler takes a mutant's source."""
+def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, str]]:
+    """Draw and solve the cases once; the handler takes a mutant's `source` and `line`."""
     del scratch
     torch.set_num_threads(1)
     definition = Definition.model_validate(payload["definition"])
     trial = Trial(definition, tuple(payload["sizes"]), payload["seed"])
-    return trial.run
+    return lambda mutant: trial.run(mutant["source"], mutant["line"])
 
 
 class Trial:
@@ -41,6 +45,7 @@ class Trial:
         self.original = [call(definition, subject) for subject in self.judged]
         self.sizes = sizes
         self.others: list[tuple[Subject, Tensors]] | None = None
+        self.lines = frozenset[int]().union(*(executed_lines(definition, subject) for subject in self.judged))
 
     def _subjects(self, sizes: tuple[str, ...], seed: int) -> Iterator[Subject]:
         for case in self.op.cases(self.definition, sizes=sizes, seed=seed):
@@ -51,8 +56,8 @@ class Trial:
                 definition=self.definition, op=self.op, case=case, inputs=inputs, oracle=oracle, seed=seed
             )
 
-    def run(self, source: str) -> dict[str, str]:
-        """Fate of a mutant. An exception is the caller's to count: it kills."""
+    def run(self, source: str, line: int) -> dict[str, str]:
+        """Fate of a mutant with a change in a line. An exception is the caller's to count: it kills."""
         mutant = self.definition.model_copy(update={"reference": source})
         differs = ""
         for subject, original in zip(self.judged, self.original, strict=True):
@@ -70,7 +75,8 @@ class Trial:
                     "fate": "survived",
                     "by": f"not reached: differs on {subject.case.id}, seed {subject.seed}",
                 }
-        return {"fate": "equivalent", "by": ""}
+        reached = line in self.lines or not line
+        return {"fate": "equivalent" if reached else "unreached", "by": ""}
 
     def _other(self) -> list[tuple[Subject, Tensors]]:
         if self.others is None:
@@ -84,19 +90,41 @@ class Trial:
         return all(self.op.memory(self.definition, case) < COSTLY for case in cases)
 
 
-def call(definition: Definition, subject: Subject) -> Tensors:
+def call(definition: Definition, subject: Subject, *, trials: int | None = None) -> Tensors:
     """Outputs of a reference, trials stacked; on copies of the inputs, since a mutant may change them."""
     runner = Reference()
     runner.prepare(definition)
     inputs = {
         name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in subject.inputs.items()
     }
-    trials = subject.op.trials(definition, subject.case)
+    trials = subject.op.trials(definition, subject.case) if trials is None else trials
     torch.manual_seed(subject.seed)
     if not trials:
         return dict(named_outputs(definition, runner.run(definition, subject.op, inputs)))
     draws = [named_outputs(definition, runner.run(definition, subject.op, inputs)) for _ in range(trials)]
     return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
+
+
+def executed_lines(definition: Definition, subject: Subject) -> frozenset[int]:
+    """Lines of the reference, as mutants number them, that the case executes."""
+    text = ast.unparse(plain(definition.reference))
+    lines: set[int] = set()
+    file = f"<reference of {definition.name}>"
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:  # noqa: ANN401 - a trace function returns itself
+        if frame.f_code.co_filename != file:
+            return None
+        if event == "line":
+            lines.add(frame.f_lineno)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call(definition.model_copy(update={"reference": text}), subject, trials=1)
+    finally:
+        sys.settrace(before)
+    return frozenset(lines)
 
 
 def same(outputs: Tensors, original: Tensors) -> bool:

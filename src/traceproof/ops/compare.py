@@ -18,11 +18,14 @@ class Close:
         factor: how many times the floor's error an actor may have; 2 unless the op gives a reason.
         rms: limit of RMS(error) / RMS(oracle) over the whole output, a second gate; None derives it from the
             floor alone.
+        row_axes: how many last axes make a row, over which errors are averaged. 2 where the error of a matrix is
+            of rank one, so that its rows hold one rounding each and average nothing.
         reason: why these numbers, in one sentence.
     """
 
     factor: float = 2.0
     rms: float | None = None
+    row_axes: int = 1
     reason: str = "twice the error of a naive computation at the kernel's precision"
 
 
