@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from traceproof.cli import lint, show, verify
+from traceproof.cli import add_reference_tests, audit_tests, clone_repos, lint, show, verify
 from traceproof.errors import TraceproofError
 
 BAD_USE = 2
@@ -21,9 +21,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("clone-repos")(clone_repos.clone_repos)
 app.command("verify")(verify.verify)
 app.command("show")(show.show)
 app.command("lint")(lint.lint_command)
+app.command("add-reference-tests")(add_reference_tests.add_reference_tests)
+app.command("audit-tests")(audit_tests.audit_tests)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,13 @@
+rule clone:
+    """Bring the sources to a folder, each at the commit or version that sources.lock names."""
+    input:
+        "sources.lock",
+    output:
+        "sources/repos_config.json",
+    log:
+        f"{FLOW.results}/logs/clone.log",
+    message:
+        "cloning the sources"
+    localrule: True
+    shell:
+        "{DRIVER} scripts/clone.py --lock {input} --config {output} --log {log}"

@@ -1,0 +1,129 @@
+"""`traceproof clone-repos`: bring the sources to a folder, each as sources.lock pins it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from traceproof.cli import run
+from traceproof.errors import TraceproofError
+from traceproof.sources.clone import FAILED, Order, Progress, clone_all
+from traceproof.sources.gitrun import Git, Patience, available
+from traceproof.sources.lock import NAME, read_lock, resolve, write_lock
+from traceproof.sources.model import ORIGINS, Pin
+
+
+def clone_repos(  # noqa: PLR0913 - one parameter an option
+    names: Annotated[list[str] | None, typer.Argument(help="Sources; all if none.")] = None,
+    *,
+    target_dir: Annotated[Path, typer.Option(help="The folder that gets one folder a source.")] = Path("sources"),
+    branch: Annotated[list[str] | None, typer.Option(help="NAME=BRANCH: pin its newest commit.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="NAME=TAG: pin the tag's commit.")] = None,
+    commit: Annotated[list[str] | None, typer.Option(help="NAME=COMMIT, all 40 digits.")] = None,
+    release: Annotated[list[str] | None, typer.Option(help="NAME=VERSION: a released package instead.")] = None,
+    url: Annotated[list[str] | None, typer.Option(help="NAME=URL of a fork or a new source.")] = None,
+    lfs: Annotated[list[str] | None, typer.Option(help="Sources whose LFS files are wanted too.")] = None,
+    lock: Annotated[Path, typer.Option(help="Where the pins stand.")] = Path(NAME),
+    jobs: Annotated[int, typer.Option(min=1, help="Sources at once.")] = 4,
+    stall: Annotated[float, typer.Option(min=1, help="Seconds of silence until a remote is given up.")] = 60.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write repos_config.json's content; - is stdout.")
+    ] = None,
+) -> None:
+    """Clone or update the sources. What sources.lock names is what is taken; options change it, branches never do.
+
+    Exit codes: 0 all are there, 2 bad use, or a source that could not be had.
+    """
+    available()
+    pins = read_lock(lock)
+    changes = {
+        "branch": _pairs("--branch", branch),
+        "tag": _pairs("--tag", tag),
+        "commit": _pairs("--commit", commit),
+        "release": _pairs("--release", release),
+    }
+    urls = _pairs("--url", url)
+    chosen = names or sorted({*ORIGINS, *pins, *urls})
+    _known([*chosen, *(lfs or []), *(name for given in changes.values() for name in given)], {*pins, *urls})
+    git = Git(Path.cwd(), Patience(stall=stall))
+    pins |= {name: _pin(name, pins.get(name), changes, urls.get(name), git) for name in chosen}
+    value, known = clone_all(
+        Order(
+            pins={name: pins[name] for name in chosen},
+            target_dir=target_dir.expanduser().resolve(),
+            jobs=jobs,
+            lfs=frozenset(lfs or []),
+            patience=git.patience,
+        ),
+        Progress(),
+    )
+    records = value["repositories"]
+    failed = {name: record["error"] for name, record in records.items() if record["status"] == FAILED}
+    # A pin that could not be had is not written: the lock only names what was there once.
+    kept = read_lock(lock) | {name: pin for name, pin in known.items() if name not in failed}
+    if kept != read_lock(lock):
+        write_lock(lock, kept)
+    run.write_result(json_file, value)
+    if failed:
+        raise TraceproofError(
+            f"{len(failed)} of {len(records)} sources could not be brought to {target_dir}",
+            problems=[f"{name}: {error}" for name, error in failed.items()],
+        )
+
+
+def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    pairs = {}
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise TraceproofError(f"{option} {text!r}: expected NAME=VALUE, e.g. {option} flashinfer=...")
+        pairs[name] = value
+    return pairs
+
+
+def _known(names: Sequence[str], others: set[str]) -> None:
+    unknown = sorted({name for name in names if name not in ORIGINS and name not in others})
+    if unknown:
+        raise TraceproofError(
+            f"unknown sources: {', '.join(unknown)}; known: {', '.join(sorted({*ORIGINS, *others}))}",
+            todo="Give the repository of a new one with --url NAME=URL.",
+        )
+
+
+def _pin(name: str, old: Pin | None, changes: Mapping[str, Mapping[str, str]], url: str | None, git: Git) -> Pin:
+    """What a source is pinned at: by an option, else as before, else where its repository stands now."""
+    given = {kind: values[name] for kind, values in changes.items() if name in values}
+    if len(given) > 1:
+        raise TraceproofError(f"{name}: give one of {', '.join('--' + kind for kind in given)}")
+    if "release" in given:
+        if name not in ORIGINS or not ORIGINS[name].package:
+            raise TraceproofError(f"--release {name}: it is not known under which name it is released")
+        return Pin(package=ORIGINS[name].package, version=given["release"])
+    if not given and url is None and old is not None:
+        return old
+    address = url or (old.url if old and old.url else None) or ORIGINS[name].url
+    ref = given.get("commit", "HEAD")
+    if "branch" in given:
+        ref = f"refs/heads/{given['branch'].removeprefix('refs/heads/')}"
+    elif "tag" in given:
+        ref = f"refs/tags/{given['tag'].removeprefix('refs/tags/')}"
+    return _resolved(name, old, address, ref, git)
+
+
+def _resolved(name: str, old: Pin | None, address: str, ref: str, git: Git) -> Pin:
+    commit = resolve(address, ref, git=git)
+    if (
+        ref.startswith("refs/tags/")
+        and old is not None
+        and (old.url, old.ref) == (address, ref)
+        and old.commit != commit
+    ):
+        raise TraceproofError(
+            f"{name}: the tag {ref.removeprefix('refs/tags/')} of {address} was moved",
+            problems=[f"sources.lock has {old.commit}", f"the remote has   {commit}"],
+            todo=f"Find out why. To take the new one all the same: --commit {name}={commit}.",
+        )
+    return Pin(url=address, commit=commit, ref=None if ref == commit else ref)

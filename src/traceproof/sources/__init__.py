@@ -1,0 +1,1 @@
+"""Sources: the repositories and packages that ground truths come from, each at one pinned commit or version."""

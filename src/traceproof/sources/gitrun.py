@@ -1,0 +1,249 @@
+"""Running git: no prompts, no waiting for ever, retries where they help, and errors that name the cause."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from traceproof.errors import TraceproofError
+
+TAIL = 6  # lines of git's output that an error shows; the cause stands last
+POLL_SECONDS = 0.1
+# What no second attempt changes: (pattern in git's output, what it means, what to do).
+FINAL: tuple[tuple[str, str, str], ...] = (
+    (
+        r"not our ref|remote error: upload-pack|couldn't find remote ref|unadvertised object",
+        "the remote has no such commit",
+        "Check that the commit (all 40 digits) was pushed there and was not rewritten since.",
+    ),
+    (
+        r"No space left on device|Disk quota exceeded|[Ff]ile too large|out of disk space|died of signal 25",
+        "no space left on the disk",
+        "Free some space and run the same command again: nothing half-written is used.",
+    ),
+    (
+        r"Authentication failed|could not read Username|Permission denied|terminal prompts disabled|error: 40[13]",
+        "the remote refused access",
+        "Set up credentials for git itself (a credential helper, ssh keys); none are read from anywhere else.",
+    ),
+    (
+        r"[Rr]epository .*not found|does not appear to be a git repository|not a git repository|error: 404",
+        "there is no repository at this address",
+        "Check the address (git ls-remote URL).",
+    ),
+    (r"dubious ownership", "git does not trust the folder's owner", "See `git help config`, safe.directory."),
+)
+CORRUPT = re.compile(
+    r"corrupt|bad object|inflate|pack has bad|index-pack failed|invalid index-pack|unable to read tree"
+    r"|sha1 mismatch|loose object|missing blob|unable to read sha1|early EOF|bad pack|unexpected end",
+)
+
+
+class GitError(TraceproofError):
+    """A failed git command.
+
+    Attributes:
+        final: whether a second attempt would meet the same.
+        corrupt: whether git found damaged objects.
+        output: all it said.
+    """
+
+    def __init__(self, what: str, *, output: str, final: bool, todo: str) -> None:
+        lines = [line.strip() for line in re.split(r"[\r\n]+", output) if line.strip()]
+        super().__init__(what, problems=[line for line in lines if "%" not in line][-TAIL:], todo=todo)
+        self.output = output
+        self.final = final
+        self.corrupt = bool(CORRUPT.search(output))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long to wait for a remote.
+
+    Attributes:
+        attempts: tries of a network command in all.
+        pause: seconds before the second try; each further pause is twice as long, with some jitter.
+        stall: seconds without a byte printed or written after which a command is ended.
+    """
+
+    attempts: int = 4
+    pause: float = 1.0
+    stall: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Git:
+    """Git in one folder. `report` gets git's progress lines."""
+
+    folder: Path
+    patience: Patience = field(default_factory=Patience)
+    report: Callable[[str], None] = field(default=lambda _: None)
+    lfs: bool = False
+
+    def local(self, *arguments: str) -> str:
+        """A command that needs no network; its standard output.
+
+        Raises:
+            GitError: it failed.
+        """
+        return self._once(arguments, watched=False)
+
+    def network(self, *arguments: str) -> str:
+        """A command that talks to a remote: watched, and tried again where that may help.
+
+        Raises:
+            GitError: every attempt failed.
+        """
+        pause = self.patience.pause
+        for attempt in range(1, self.patience.attempts + 1):
+            try:
+                return self._once(arguments, watched=True)
+            except GitError as error:
+                if error.final or attempt == self.patience.attempts:
+                    raise
+                cause = error.problems[-1] if error.problems else error.what
+                self.report(f"attempt {attempt} failed ({cause}); again in {pause:.0f} s")
+            time.sleep(pause * random.uniform(0.75, 1.25))  # noqa: S311 - spreads load, guards nothing
+            pause *= 2
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _once(self, arguments: tuple[str, ...], *, watched: bool) -> str:
+        # Hooks are off: a template folder of the user's may hold some, and they are no part of what is fetched.
+        command = ["git", "-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false", *arguments]
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=environment(lfs=self.lfs),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # so that its helpers (index-pack, ssh) end with it
+            )
+            said, stalled = _Listener(process, self.report), False
+            try:
+                stalled = watched and self._watch(process, said)
+                process.wait()
+            finally:
+                _end(process)
+            said.thread.join()
+            output.seek(0)
+            text = output.read().decode(errors="replace")
+        if process.returncode or stalled:
+            raise self._failure(arguments, process.returncode, said.text(), stalled=stalled)
+        return text
+
+    def _watch(self, process: subprocess.Popen[bytes], said: _Listener) -> bool:
+        """Wait for the end; True: nothing came for too long, and it was ended."""
+        size, since = -1, time.monotonic()
+        while process.poll() is None:
+            time.sleep(POLL_SECONDS)
+            now = said.count + _bytes_of_packs(self.folder)
+            if now != size:
+                size, since = now, time.monotonic()
+            elif time.monotonic() - since > self.patience.stall:
+                _end(process)
+                return True
+        return False
+
+    def _failure(self, arguments: tuple[str, ...], code: int, output: str, *, stalled: bool) -> GitError:
+        what = f"git {' '.join(arguments)} in {self.folder}"
+        if stalled:
+            return GitError(
+                f"{what}: the remote sent nothing for {self.patience.stall:g} s",
+                output=output,
+                final=False,
+                todo="Check the network, or set a mirror (git config url.<mirror>.insteadOf <address>).",
+            )
+        if code == -signal.SIGXFSZ:
+            output += "\nfile too large"
+        for pattern, cause, todo in FINAL:
+            if re.search(pattern, output):
+                return GitError(f"{what}: {cause}", output=output, final=True, todo=todo)
+        return GitError(
+            f"{what} ended with {code}",
+            output=output,
+            final=False,
+            todo="Check the address and the network (git ls-remote URL), and run the same command again.",
+        )
+
+
+class _Listener:
+    """Reads what git says while it runs."""
+
+    def __init__(self, process: subprocess.Popen[bytes], report: Callable[[str], None]) -> None:
+        self.count = 0
+        self._parts: list[bytes] = []
+        self._report = report
+        self._process = process
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as stream:
+            while chunk := os.read(stream.fileno(), 65536):
+                self.count += len(chunk)
+                self._parts.append(chunk)
+                lines = [line for line in re.split(rb"[\r\n]+", chunk) if line.strip()]
+                if lines:
+                    self._report(lines[-1].decode(errors="replace").strip())
+
+    def text(self) -> str:
+        """All of it."""
+        return b"".join(self._parts).decode(errors="replace")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a command with all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _bytes_of_packs(folder: Path) -> int:
+    """Bytes in a repository's packs, finished or coming in."""
+    total = 0
+    for pack in (folder / ".git" / "objects" / "pack", *(folder / ".git" / "modules").rglob("objects/pack")):
+        try:
+            with os.scandir(pack) as entries:
+                total += sum(entry.stat().st_size for entry in entries)
+        except OSError:  # not there yet, or a file that was renamed meanwhile
+            continue
+    return total
+
+
+def environment(*, lfs: bool = False) -> Mapping[str, str]:
+    """The environment of git: the user's, without prompts and without another repository's variables."""
+    foreign = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}
+    inherited = {key: value for key, value in os.environ.items() if key not in foreign}
+    return {
+        "GIT_SSH_COMMAND": "ssh -o BatchMode=yes -o ConnectTimeout=30",
+        "GIT_HTTP_LOW_SPEED_LIMIT": "1",
+        "GIT_HTTP_LOW_SPEED_TIME": "60",
+        **inherited,
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_LFS_SKIP_SMUDGE": "0" if lfs else "1",
+        "LC_ALL": "C",  # errors are recognised by their text
+    }
+
+
+def available() -> None:
+    """Check that there is a git.
+
+    Raises:
+        TraceproofError: there is none.
+    """
+    if shutil.which("git") is None:
+        raise TraceproofError("git is not installed", todo="Install it (Debian: apt install git) and run again.")

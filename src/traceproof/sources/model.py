@@ -1,0 +1,94 @@
+"""What a source is, and where the ones that this project is about live."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+CLOSED = ConfigDict(extra="forbid", frozen=True, strict=True)
+FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
+Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+PackageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+SourceName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$")]
+Version = Annotated[str, StringConstraints(pattern=r"^[0-9][A-Za-z0-9.+!_-]*$")]
+
+
+class Pin(BaseModel):
+    """One source at one place: a repository's commit, or a released version of a package.
+
+    Attributes:
+        url, commit: of a repository; anything that git understands, mirrors through git's own configuration.
+        ref: the branch or tag that `commit` was resolved from, for people; never followed.
+        package, version, sha256: of a released package; the digest is of the file that pip fetched.
+    """
+
+    model_config = CLOSED
+    url: Annotated[str, StringConstraints(min_length=1)] | None = None
+    commit: Commit | None = None
+    ref: str | None = None
+    package: PackageName | None = None
+    version: Version | None = None
+    sha256: Sha256 | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _no_option(cls, url: str | None) -> str | None:
+        if url is not None and url.startswith("-"):  # git would take it for an option
+            raise ValueError("is not a URL")
+        return url
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        repository = self.url is not None and self.commit is not None
+        package = self.package is not None and self.version is not None
+        mixed = (self.url or self.commit or self.ref) and (self.package or self.version or self.sha256)
+        if mixed or repository == package:
+            raise ValueError("give either 'url' and 'commit' or 'package' and 'version'")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a source comes from if nothing else is said.
+
+    Attributes:
+        url: its repository.
+        package: what its releases are called; empty: it has none.
+        folders: all that is checked out (cone patterns); empty: everything.
+        submodules: paths of the submodules that ground truths compile against.
+    """
+
+    url: str
+    package: str = ""
+    folders: tuple[str, ...] = ()
+    submodules: tuple[str, ...] = ()
+
+
+ORIGINS: Mapping[str, Origin] = MappingProxyType(
+    {
+        "flashinfer": Origin(
+            url="https://github.com/flashinfer-ai/flashinfer.git",
+            package="flashinfer-python",
+            submodules=("3rdparty/cutlass", "3rdparty/spdlog"),
+        ),
+        # The server, its router and its documentation in other languages are not what kernels are made of.
+        "sglang": Origin(
+            url="https://github.com/sgl-project/sglang.git", package="sglang", folders=("python", "test")
+        ),
+        "fla": Origin(url="https://github.com/fla-org/flash-linear-attention.git", package="fla-core"),
+        "dataset": Origin(url="https://huggingface.co/datasets/flashinfer-ai/flashinfer-trace"),
+    }
+)
+
+
+class Locked(BaseModel):
+    """The content of sources.lock."""
+
+    model_config = CLOSED
+    sources: dict[SourceName, Pin] = Field(default_factory=dict)

@@ -1,0 +1,152 @@
+"""A released version of a package as a source: pip fetches the file, which is checked, unpacked and renamed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from traceproof.digests import digest_files
+from traceproof.errors import TraceproofError
+from traceproof.sources.checkout import State
+from traceproof.sources.model import Pin
+from traceproof.store import disk_errors, write_json
+
+NOTE = ".traceproof-source.json"  # in an unpacked package: what it is, and the digest of its files
+TAIL = 6  # lines of pip's output that an error shows
+
+
+def bring_package(target: Path, pin: Pin) -> tuple[State, Pin]:
+    """Make `target` the unpacked files of a released version; the pin comes back with the file's digest.
+
+    A wheel is preferred, a source package is taken where there is none. Nothing of the package is run.
+
+    Raises:
+        TraceproofError: it can not be had, is not the pinned file, or the folder holds something else.
+    """
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        found = _present(target)
+        same = found is not None and (found.package, found.version) == (pin.package, pin.version)
+        if found is not None and same and pin.sha256 in {None, found.sha256}:
+            return State.PRESENT, found
+        with tempfile.TemporaryDirectory(prefix=f".fetching-{target.name}-", dir=target.parent) as scratch:
+            archive = _download(pin, Path(scratch) / "download")
+            sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
+            _expect(pin, archive, sha256)
+            unpacked = Path(scratch) / "unpacked"
+            unpack(archive, unpacked)
+            whole = pin.model_copy(update={"sha256": sha256})
+            write_json(
+                unpacked / NOTE, {"pin": whole.model_dump(exclude_none=True), "files": package_digest(unpacked)}
+            )
+            old = Path(scratch) / "old"
+            if target.exists():
+                target.rename(old)
+            unpacked.rename(target)
+    return (State.CLONED if found is None else State.UPDATED), whole
+
+
+def package_digest(folder: Path) -> str:
+    """Digest of an unpacked package's files; what Python writes beside them does not count."""
+    files = (
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != NOTE and "__pycache__" not in path.parts and not path.is_symlink()
+    )
+    return digest_files(files, root=folder)
+
+
+def _present(target: Path) -> Pin | None:
+    """What was unpacked here; None: nothing is here."""
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return None
+    try:
+        note = json.loads((target / NOTE).read_text(encoding="utf-8"))
+        pin, files = Pin.model_validate(note["pin"]), note["files"]
+    except (OSError, ValueError, KeyError) as error:
+        raise TraceproofError(
+            f"{target} exists and is no unpacked package; it is left alone",
+            todo="Move it away, or give another --target-dir.",
+        ) from error
+    if files != package_digest(target):
+        raise TraceproofError(
+            f"{target} has local changes; they are left alone",
+            todo="Put them elsewhere and delete the folder, then run again; or use another --target-dir.",
+        )
+    return pin
+
+
+def _download(pin: Pin, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+    requirement = f"{pin.package}=={pin.version}"
+    said = ""
+    for form in (["--only-binary", ":all:"], ["--no-binary", str(pin.package)]):
+        done = subprocess.run(
+            [*command, *form, "--dest", str(folder), requirement],
+            check=False,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        if done.returncode == 0:
+            return next(folder.iterdir())
+        said = done.stdout
+    raise TraceproofError(
+        f"pip could not download {requirement}",
+        problems=[line.strip() for line in said.splitlines() if line.strip()][-TAIL:],
+        todo="Check the version, the network and `pip config list`.",
+    )
+
+
+def _expect(pin: Pin, archive: Path, sha256: str) -> None:
+    if pin.sha256 not in {None, sha256}:
+        raise TraceproofError(
+            f"{archive.name} is not the file that sources.lock names",
+            problems=[f"expected sha256 {pin.sha256}", f"got      sha256 {sha256}"],
+            todo="Run again in case the download was damaged; if it stays so, find out why before you trust it.",
+        )
+
+
+def unpack(archive: Path, target: Path) -> None:
+    """The plain files of a wheel or a source package; links, and paths that lead elsewhere, are left out.
+
+    Raises:
+        TraceproofError: the archive is damaged.
+    """
+    target.mkdir(parents=True)
+    try:
+        if archive.suffix == ".whl":
+            with zipfile.ZipFile(archive) as opened:
+                for info in opened.infolist():
+                    if not info.is_dir() and _safe(info.filename):
+                        with opened.open(info) as content:
+                            _write(target, info.filename, content)
+        else:
+            with tarfile.open(archive) as tar:
+                for member in tar:
+                    stream = tar.extractfile(member) if member.isfile() and _safe(member.name) else None
+                    if stream is not None:
+                        _write(target, str(PurePosixPath(*PurePosixPath(member.name).parts[1:])), stream)
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
+        raise TraceproofError(f"{archive.name} can not be unpacked: {error}") from error
+
+
+def _safe(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def _write(target: Path, name: str, content: IO[bytes]) -> None:
+    path = target / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        shutil.copyfileobj(content, file)

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from source_remotes import SOON, Upstream, git
+
+from traceproof.errors import TraceproofError
+from traceproof.sources.checkout import State, Wanted, bring, changes, scratch_of
+from traceproof.sources.gitrun import Git, GitError
+
+KILLS = 4
+CLONE = """
+import sys
+from pathlib import Path
+from traceproof.sources.checkout import Wanted, bring
+from traceproof.sources.gitrun import Git
+target = Path(sys.argv[1])
+bring(target, Wanted(url=sys.argv[2], commit=sys.argv[3]), Git(target))
+"""
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Upstream:
+    return Upstream(tmp_path / "upstream")
+
+
+def fill(upstream: Upstream, seed: int = 0) -> str:
+    rng = random.Random(seed)  # noqa: S311 - content, no secret
+    files: dict[str, str | bytes | None] = {f"package/file{i}.py": f"# {rng.random()}\n" * 50 for i in range(40)}
+    return upstream.commit({**files, "docs/long.bin": rng.randbytes(300_000)})
+
+
+def want(upstream: Upstream, commit: str, **options: tuple[str, ...]) -> Wanted:
+    return Wanted(url=upstream.url, commit=commit, **options)  # type: ignore[arg-type]
+
+
+def clone(target: Path, wanted: Wanted) -> State:
+    return bring(target, wanted, Git(target, SOON))
+
+
+def same(target: Path, upstream: Upstream, commit: str) -> bool:
+    """Whether the folder holds exactly the commit's files, compared by content and not by git's own records."""
+    listed = upstream.git("ls-tree", "-r", "--name-only", commit).splitlines()
+    found = sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file() and ".git" not in p.parts)
+    if found != sorted(listed):
+        return False
+    hashes = upstream.git("ls-tree", "-r", "--format=%(objectname)", commit).splitlines()
+    return git(target, "hash-object", "--no-filters", *listed).splitlines() == hashes
+
+
+def test_a_clone_is_one_commit_without_history(tmp_path: Path, upstream: Upstream) -> None:
+    upstream.commit({"a": "1"})
+    commit = fill(upstream)
+    upstream.commit({"a": "3"})
+    target = tmp_path / "out"
+    assert clone(target, want(upstream, commit)) is State.CLONED
+    assert same(target, upstream, commit)
+    assert git(target, "rev-list", "--count", "HEAD") == "1"
+    assert not scratch_of(target).exists()
+
+
+def test_only_the_wanted_folders_are_brought(tmp_path: Path, upstream: Upstream) -> None:
+    commit = fill(upstream)
+    target = tmp_path / "out"
+    clone(target, want(upstream, commit, folders=("package",)))
+    assert (target / "package" / "file0.py").is_file()
+    assert not (target / "docs").exists()
+    packed = sum(path.stat().st_size for path in (target / ".git").rglob("*.pack"))
+    assert packed < 100_000  # docs/long.bin alone has 300 kB that nothing compresses
+
+
+def test_submodules_are_brought_with_their_files(
+    tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "protocol.file.allow")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "always")
+    library = Upstream(tmp_path / "library")
+    library.commit({"include/x.h": "// x"})
+    git(upstream.folder, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", library.url, "3rd/x")
+    commit = upstream.commit({"a": "1"})
+    target = tmp_path / "out"
+    clone(target, want(upstream, commit, submodules=("3rd/x",)))
+    assert (target / "3rd" / "x" / "include" / "x.h").read_text() == "// x"
+
+
+def test_an_existing_checkout_is_updated(tmp_path: Path, upstream: Upstream) -> None:
+    first, second = fill(upstream, 1), fill(upstream, 2)
+    target = tmp_path / "out"
+    clone(target, want(upstream, first))
+    (target / "mine.txt").write_text("untracked")
+    assert clone(target, want(upstream, second)) is State.UPDATED
+    assert (target / "mine.txt").read_text() == "untracked"
+    (target / "mine.txt").unlink()
+    assert same(target, upstream, second)
+    assert clone(target, want(upstream, second)) is State.PRESENT
+
+
+def test_local_changes_are_never_reset(tmp_path: Path, upstream: Upstream) -> None:
+    first, second = fill(upstream, 1), fill(upstream, 2)
+    target = tmp_path / "out"
+    clone(target, want(upstream, first))
+    edited = target / "package" / "file3.py"
+    edited.write_text("mine")
+    for commit in (first, second):
+        with pytest.raises(TraceproofError, match=r"(?s)local changes; they are left alone.*package/file3\.py"):
+            clone(target, want(upstream, commit))
+    assert edited.read_text() == "mine"
+
+
+def test_untracked_files_in_the_way_are_left_alone(tmp_path: Path, upstream: Upstream) -> None:
+    first = upstream.commit({"a": "1"})
+    second = upstream.commit({"b": "theirs"})
+    target = tmp_path / "out"
+    clone(target, want(upstream, first))
+    (target / "b").write_text("mine")
+    with pytest.raises(TraceproofError, match="files of its own"):
+        clone(target, want(upstream, second))
+    assert (target / "b").read_text() == "mine"
+    (target / "b").unlink()
+    assert clone(target, want(upstream, second)) is State.UPDATED
+
+
+def test_a_commit_that_no_branch_holds_is_not_left_behind(tmp_path: Path, upstream: Upstream) -> None:
+    first, second = fill(upstream, 1), fill(upstream, 2)
+    target = tmp_path / "out"
+    clone(target, want(upstream, first))
+    (target / "a").write_text("mine")
+    git(target, "add", "a")
+    git(target, "commit", "--quiet", "-m", "mine")
+    with pytest.raises(TraceproofError, match="no branch holds"):
+        clone(target, want(upstream, second))
+    git(target, "branch", "mine")
+    assert clone(target, want(upstream, second)) is State.UPDATED
+
+
+def test_a_folder_that_is_no_repository_is_left_alone(tmp_path: Path, upstream: Upstream) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "thesis.tex").write_text("x")
+    with pytest.raises(TraceproofError, match="no git repository"):
+        clone(target, want(upstream, fill(upstream)))
+    assert [path.name for path in target.iterdir()] == ["thesis.tex"]
+
+
+def test_a_missing_commit_is_an_error_that_says_so(tmp_path: Path, upstream: Upstream) -> None:
+    fill(upstream)
+    target = tmp_path / "out"
+    with pytest.raises(GitError, match="no such commit") as caught:
+        clone(target, want(upstream, "0123456789" * 4))
+    assert caught.value.final
+    assert not target.exists()
+
+
+def test_an_object_that_is_no_commit_is_refused(tmp_path: Path, upstream: Upstream) -> None:
+    fill(upstream)
+    blob = upstream.git("rev-parse", "HEAD:docs/long.bin")
+    with pytest.raises(TraceproofError, match="not a commit"):
+        clone(tmp_path / "out", want(upstream, blob))
+
+
+def test_a_corrupt_pack_of_the_remote_is_an_error(tmp_path: Path, upstream: Upstream) -> None:
+    commit = fill(upstream)
+    upstream.git("gc", "--quiet")
+    (pack,) = (upstream.folder / ".git" / "objects" / "pack").glob("*.pack")
+    content = bytearray(pack.read_bytes())
+    content[len(content) // 3 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
+    pack.chmod(0o644)
+    pack.write_bytes(content)
+    with pytest.raises(TraceproofError):
+        clone(tmp_path / "out", want(upstream, commit))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_left_over_is_replaced(tmp_path: Path, upstream: Upstream) -> None:
+    commit = fill(upstream)
+    target = tmp_path / "out"
+    scratch = scratch_of(target)
+    clone(scratch, want(upstream, commit))
+    for pack in (scratch / ".git" / "objects" / "pack").glob("*.pack"):
+        pack.chmod(0o644)
+        pack.write_bytes(pack.read_bytes()[:100])
+    (scratch / ".git" / "index").unlink()
+    (scratch / ".git" / "shallow.lock").touch()
+    assert clone(target, want(upstream, commit)) is State.CLONED
+    assert same(target, upstream, commit)
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """A server that accepts and says nothing; its port."""
+    held = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            while True:
+                try:
+                    held.append(server.accept()[0])
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    for connection in held:
+        connection.close()
+
+
+@pytest.mark.parametrize("scheme", ["git", "http"])
+def test_a_remote_that_stalls_is_given_up(tmp_path: Path, silent: int, scheme: str) -> None:
+    wanted = Wanted(url=f"{scheme}://127.0.0.1:{silent}/x.git", commit="1" * 40)
+    started = time.monotonic()
+    with pytest.raises(TraceproofError, match="sent nothing for 1 s"):
+        clone(tmp_path / "out", wanted)
+    assert time.monotonic() - started < 10
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_an_error_that_says_so(tmp_path: Path, upstream: Upstream) -> None:
+    """A limit on the size of files stands for the disk: git meets it in the same call."""
+    commit = fill(upstream)
+    target = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, "-c", CLONE, str(target), upstream.url, commit],
+        check=False,
+        text=True,
+        capture_output=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+    )
+    assert done.returncode
+    assert "no space left" in done.stderr
+    assert not target.exists()
+    assert clone(target, want(upstream, commit)) is State.CLONED
+    assert same(target, upstream, commit)
+
+
+@pytest.mark.parametrize("seed", range(KILLS))
+@pytest.mark.parametrize("updates", [False, True], ids=["clone", "update"])
+def test_a_killed_run_leaves_nothing_that_looks_whole(
+    tmp_path: Path, upstream: Upstream, seed: int, *, updates: bool
+) -> None:
+    first, second = fill(upstream, 1), fill(upstream, 2)
+    target = tmp_path / "out"
+    if updates:
+        clone(target, want(upstream, first))
+    moment = random.Random(seed).uniform(0.1, 0.6)  # noqa: S311 - a moment, no secret
+    kill_at(moment, target, upstream.url, second)
+    if not updates and target.exists():
+        assert same(target, upstream, second)
+    clone(target, want(upstream, second))
+    assert same(target, upstream, second)
+    assert not changes(Git(target))
+
+
+def kill_at(seconds: float, target: Path, url: str, commit: str) -> None:
+    """Start a clone in a process of its own and kill it with every git that it started."""
+    process = subprocess.Popen([sys.executable, "-c", CLONE, str(target), url, commit], start_new_session=True)
+    time.sleep(seconds)
+    children = descendants(process.pid)
+    for pid in (process.pid, *children):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.wait()
+    while any(Path(f"/proc/{pid}/exe").exists() for pid in children):
+        time.sleep(0.01)
+
+
+def descendants(pid: int) -> list[int]:
+    found = []
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except FileNotFoundError:
+        return []
+    for child in map(int, text.split()):
+        found += [child, *descendants(child)]
+    return found

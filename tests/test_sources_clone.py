@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+from source_remotes import SOON, Upstream, git
+
+from traceproof.cli.clone_repos import clone_repos
+from traceproof.errors import TraceproofError
+from traceproof.sources import package
+from traceproof.sources.checkout import State
+from traceproof.sources.gitrun import Git
+from traceproof.sources.lock import lock_digest, read_lock, resolve, write_lock
+from traceproof.sources.model import Pin
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Upstream:
+    upstream = Upstream(tmp_path / "upstream")
+    upstream.commit({"fla/__init__.py": "one"})
+    return upstream
+
+
+def bring(folder: Path, *names: str, **options: list[str]) -> dict[str, dict[str, str]]:
+    """`traceproof clone-repos`; the records by source."""
+    clone_repos(list(names), target_dir=folder / "sources", lock=folder / "sources.lock", stall=5, **options)  # type: ignore[arg-type]
+    config = json.loads((folder / "sources" / "repos_config.json").read_text())
+    assert config["target_dir"] == str(folder / "sources")
+    records: dict[str, dict[str, str]] = config["repositories"]
+    return records
+
+
+def test_a_branch_is_pinned_once_and_not_followed(tmp_path: Path, upstream: Upstream) -> None:
+    first = upstream.git("rev-parse", "HEAD")
+    record = bring(tmp_path, "fla", url=[f"fla={upstream.url}"], branch=["fla=main"])["fla"]
+    assert (record["status"], record["commit"], record["url"]) == ("cloned", first, upstream.url)
+    assert record["path"] == str(tmp_path / "sources" / "fla")
+    assert record["digest"] == upstream.git("rev-parse", f"{first}^{{tree}}")
+    second = upstream.commit({"fla/__init__.py": "two"})
+    assert bring(tmp_path, "fla")["fla"]["commit"] == first
+    record = bring(tmp_path, "fla", branch=["fla=main"])["fla"]
+    assert (record["status"], record["commit"]) == ("updated", second)
+    assert read_lock(tmp_path / "sources.lock")["fla"].ref == "refs/heads/main"
+
+
+def test_a_moved_tag_is_refused(tmp_path: Path, upstream: Upstream) -> None:
+    upstream.git("tag", "-a", "-m", "x", "v1")
+    first = bring(tmp_path, "fla", url=[f"fla={upstream.url}"], tag=["fla=v1"])["fla"]["commit"]
+    second = upstream.commit({"fla/__init__.py": "two"})
+    upstream.git("tag", "-f", "v1")
+    with pytest.raises(TraceproofError, match=rf"(?s)v1 of .* was moved.*{first}.*{second}"):
+        bring(tmp_path, "fla", tag=["fla=v1"])
+    assert bring(tmp_path, "fla")["fla"]["commit"] == first
+
+
+def test_a_branch_and_a_tag_of_one_name_have_to_be_told_apart(tmp_path: Path, upstream: Upstream) -> None:
+    upstream.git("tag", "main")
+    upstream.commit({"a": "2"})
+    with pytest.raises(TraceproofError, match="both a tag and a branch"):
+        resolve(upstream.url, "main", git=Git(tmp_path, SOON))
+
+
+def test_an_unknown_ref_is_an_error(tmp_path: Path, upstream: Upstream) -> None:
+    with pytest.raises(TraceproofError, match="no branch or tag 'mian'"):
+        resolve(upstream.url, "mian", git=Git(tmp_path, SOON))
+
+
+def test_what_failed_is_recorded_and_not_pinned(tmp_path: Path, upstream: Upstream) -> None:
+    urls = [f"fla={upstream.url}", f"mine={upstream.url}"]
+    with pytest.raises(TraceproofError, match=r"(?s)1 of 2 sources.*no such commit"):
+        bring(tmp_path, "fla", "mine", url=urls, commit=[f"mine={'0' * 40}"])
+    config = json.loads((tmp_path / "sources" / "repos_config.json").read_text())
+    assert {name: record["status"] for name, record in config["repositories"].items()} == {
+        "fla": "cloned",
+        "mine": "failed",
+    }
+    assert list(read_lock(tmp_path / "sources.lock")) == ["fla"]
+
+
+def test_a_mirror_is_git_s_own_affair(tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "gitconfig"
+    git(tmp_path, "config", "-f", str(config), f"url.{upstream.url}.insteadOf", "https://example.invalid/fla")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    record = bring(tmp_path, "fla", url=["fla=https://example.invalid/fla"])["fla"]
+    assert record["url"] == "https://example.invalid/fla"
+    assert (tmp_path / "sources" / "fla" / "fla" / "__init__.py").read_text() == "one"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"branch": ["fla"]}, "expected NAME=VALUE"),
+        ({"branch": ["fla=a"], "tag": ["fla=b"]}, "give one of --branch, --tag"),
+        ({"branch": ["flsh=a"]}, "unknown sources: flsh"),
+        ({"release": ["dataset=1.0"]}, "not known under which name"),
+    ],
+)
+def test_bad_options_are_said(tmp_path: Path, options: dict[str, list[str]], message: str) -> None:
+    with pytest.raises(TraceproofError, match=message):
+        bring(tmp_path, *(["dataset"] if "release" in options else ["fla"]), **options)
+
+
+def test_a_lock_says_every_problem(tmp_path: Path) -> None:
+    path = tmp_path / "sources.lock"
+    path.write_text('{"sources": {"fla": {"url": "--upload-pack=x", "commit": "12"}, "x": {"package": "y"}}}')
+    with pytest.raises(TraceproofError, match=r"(?s)sources\.fla\.url.*sources\.fla\.commit.*sources\.x"):
+        read_lock(path)
+
+
+def test_the_name_of_a_branch_does_not_count(tmp_path: Path) -> None:
+    pins = {"fla": Pin(url="https://example.org/x", commit="1" * 40, ref="refs/heads/main")}
+    write_lock(tmp_path / "sources.lock", pins)
+    assert read_lock(tmp_path / "sources.lock") == pins
+    assert lock_digest(pins) == lock_digest({"fla": Pin(url="https://example.org/x", commit="1" * 40)})
+    assert lock_digest(pins) != lock_digest({"fla": Pin(url="https://example.org/x", commit="2" * 40)})
+
+
+@pytest.fixture
+def wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package index with one package in any version."""
+
+    def download(pin: Pin, folder: Path) -> Path:
+        folder.mkdir()
+        path = folder / f"fla_core-{pin.version}-py3-none-any.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(zipfile.ZipInfo("fla/__init__.py"), f"version = '{pin.version}'")
+            archive.writestr(zipfile.ZipInfo("../outside.py"), "")
+        return path
+
+    monkeypatch.setattr(package, "_download", download)
+
+
+@pytest.mark.usefixtures("wheel")
+def test_a_released_version_is_a_source_too(tmp_path: Path) -> None:
+    record = bring(tmp_path, "fla", release=["fla=1.0"])["fla"]
+    assert (record["status"], record["version"], record["commit"]) == ("cloned", "1.0", None)
+    pin = read_lock(tmp_path / "sources.lock")["fla"]
+    assert pin.package == "fla-core"
+    assert pin.sha256
+    assert not (tmp_path / "sources" / "outside.py").exists()
+    assert bring(tmp_path, "fla")["fla"]["status"] == "present"
+    assert bring(tmp_path, "fla", release=["fla=1.1"])["fla"]["status"] == "updated"
+    assert (tmp_path / "sources" / "fla" / "fla" / "__init__.py").read_text() == "version = '1.1'"
+
+
+@pytest.mark.usefixtures("wheel")
+def test_an_edited_package_is_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "fla"
+    state, pin = package.bring_package(target, Pin(package="fla-core", version="1.0"))
+    assert state is State.CLONED
+    (target / "fla" / "__init__.py").write_text("mine")
+    with pytest.raises(TraceproofError, match="local changes"):
+        package.bring_package(target, pin)
+
+
+@pytest.mark.usefixtures("wheel")
+def test_another_file_than_the_pinned_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceproofError, match=r"not the file that sources\.lock names"):
+        package.bring_package(tmp_path / "fla", Pin(package="fla-core", version="1.0", sha256="0" * 64))
+    assert not (tmp_path / "fla").exists()
