@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from traceproof.cli import add_reference_tests, audit_tests, clone_repos, lint, show, verify
+from traceproof.cli import add_reference_tests, audit_tests, clone_repos, lint, publish, show, verify
 from traceproof.errors import TraceproofError
 
 BAD_USE = 2
@@ -27,6 +27,7 @@ app.command("show")(show.show)
 app.command("lint")(lint.lint_command)
 app.command("add-reference-tests")(add_reference_tests.add_reference_tests)
 app.command("audit-tests")(audit_tests.audit_tests)
+app.command("publish")(publish.publish)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

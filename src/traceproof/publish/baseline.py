@@ -1,4 +1,4 @@
-"""A baseline solution: a ground-truth call as a file that stands alone, emitted from the adapter that verified it."""
+"""A baseline solution: a ground-truth call in a file that stands alone, emitted from an adapter."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def solution(definition: Definition, truth: str, version: str | None) -> Solutio
             "name": f"{truth}_wrapper_{definition.name}",
             "definition": definition.name,
             "author": AUTHOR,
-            "description": f"Calls {adapter.name} of {package}, as it was called when the definition was verified.",
+            "description": f"Calls {adapter.name} of {package}, as when the definition was verified.",
             "spec": {
                 "language": "python",
                 "target_hardware": ["cuda"] if adapter.sm else ["cpu", "cuda"],

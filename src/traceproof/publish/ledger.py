@@ -171,7 +171,7 @@ def _record(rows: Sequence[Mapping[str, Any]], dates: Store, reference: str) -> 
     first = rows[0]
     compared = [row for row in rows if row["verdict"] == Verdict.PASS and row["output"] != WHOLE]
     skipped = Counter(str(row["reason"]) for row in rows if row["verdict"] == Verdict.SKIP)
-    known = next((row for row in rows if row.get("digests")), {"digests": {}})
+    known: Mapping[str, Any] = next((row for row in rows if row.get("digests")), {"digests": {}})
     inputs = sorted({(row["case"], row["digests"]["inputs"]) for row in compared})
     content = {
         "definition": first["definition"],

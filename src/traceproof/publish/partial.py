@@ -1,8 +1,8 @@
 """Evaluate what an adapter's code says of one definition, and leave the rest as code.
 
-An adapter is written for every definition of its form; a baseline is for one. So whatever depends on the definition
-alone (its sizes, its form, constants read off its reference) is computed here and put in place, branches that it
-decides are folded, and the parameters that carried it are dropped.
+An adapter is written for every definition of its form; a baseline is for one. So whatever depends on the
+definition alone (its sizes, its form, constants read off its reference) is computed here and put in place,
+branches that it decides are folded, and the parameters that carried it are dropped.
 """
 
 from __future__ import annotations

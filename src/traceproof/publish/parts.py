@@ -1,6 +1,6 @@
 """The parts of a bundle that need torch: baseline solutions, workload lines and their tensors.
 
-Runs in the torch stack; what it writes is a folder in the dataset's layout for each definition, and notes beside it.
+Runs in the torch stack; what it writes is a folder in the dataset's layout a definition, and notes beside it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +35,22 @@ MEAN, SPREAD = 0.15, (0.85, 1.18)
 NORMAL = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
-def write_parts(cases: Path, ledger: Path, out: Path) -> None:
+def write_parts(cases: Path, ledger: Path, out: Path, *, only: Collection[str]) -> None:
     """Write the parts of every verified definition of one op_type's cases file.
 
     Args:
         cases: the op_type's cases file, as planned.
         ledger: says which definitions are verified, and by which ground truths.
         out: folder; `<out>/<definition>/` is replaced.
+        only: names of the definitions wanted.
 
     Raises:
         TraceproofError: the ledger can not be read, or the disk is full.
     """
     kept = Ledger.read(ledger)
     planned = json.loads(cases.read_text(encoding="utf-8"))
-    for name, entry in planned["definitions"].items():
+    wanted = {name: entry for name, entry in planned["definitions"].items() if name in only}
+    for name, entry in wanted.items():
         definition = Definition.model_validate(entry["definition"])
         folder = out / name
         shutil.rmtree(folder, ignore_errors=True)

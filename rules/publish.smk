@@ -1,0 +1,22 @@
+from traceproof.codedigest import code_digest
+
+
+rule publish:
+    """Write what a pull request for each verified definition would hold; `traceproof publish --push` sends it."""
+    input:
+        verdicts=verdict_files,
+        stack=FLOW.environment("torch"),
+    output:
+        f"{FLOW.run}/publish/dry-run.json",
+    log:
+        f"{FLOW.run}/logs/publish.log",
+    params:
+        code=code_digest("traceproof.publish.prepare", "traceproof.publish.parts"),
+        python=FLOW.python("torch"),
+        dataset=FLOW.dataset,
+        origin=FLOW.dataset_source,
+        store=f"{FLOW.results}/store",
+        run=FLOW.run,
+    shell:
+        "{DRIVER} scripts/publish.py --dataset {params.dataset:q} --origin {params.origin:q} --run {params.run:q}"
+        " --store {params.store:q} --python {params.python:q} --list {output} --log {log}"

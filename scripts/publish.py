@@ -1,0 +1,43 @@
+"""Rule `publish`: the dry run of everything that is verified. It can not push: it has no code for it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from traceproof import entry
+from traceproof.publish.prepare import Source, dry_run, pinned, prepare, source_commit
+from traceproof.store import write_json
+
+PARSER = argparse.ArgumentParser(description=__doc__)
+PARSER.add_argument("--dataset", type=Path, required=True)
+PARSER.add_argument("--origin", required=True, help="where the dataset comes from, as JSON")
+PARSER.add_argument("--run", type=Path, required=True, help="the run's folder")
+PARSER.add_argument("--store", type=Path, required=True)
+PARSER.add_argument("--python", required=True, help="interpreter of the torch stack")
+PARSER.add_argument("--list", type=Path, required=True, help="file that says what was written")
+PARSER.add_argument("--log", type=Path, required=True)
+
+
+def main() -> None:
+    """Write the bundles."""
+    root = Path.cwd()
+    origin = {key: str(value) for key, value in json.loads(options.origin).items()}
+    python = Path(options.python)
+    source = Source(
+        root=root,
+        dataset=options.dataset,
+        run=options.run,
+        store=options.store,
+        python=str(python if python.is_absolute() else root / python),
+        provenance={"dataset": json.dumps(origin), "traceproof": source_commit(root), **pinned(root)},
+    )
+    made = prepare(source, definitions=[], op_types=[], per="definition")
+    folder = options.list.parent
+    write_json(options.list, [dry_run(item, folder, allow_changes=False) for item in made])
+
+
+if __name__ == "__main__":
+    options = PARSER.parse_args()
+    entry.run(main, log=options.log)

@@ -1,0 +1,118 @@
+"""`traceproof publish`: what was proved, as a pull request to the dataset. Without --push nothing is sent."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from traceproof.cli import run
+from traceproof.config import Config
+from traceproof.dataset.fetch import folder_of
+from traceproof.errors import TraceproofError
+from traceproof.publish.git import Remote
+from traceproof.publish.hub import Hub
+from traceproof.publish.prepare import Prepared, Source, dry_run, pinned, prepare, source_commit
+from traceproof.stacks import resolve
+
+DATASET = "flashinfer-ai/flashinfer-trace"
+
+
+def publish(  # noqa: PLR0913 - one parameter an option
+    *,
+    definition_name: Annotated[list[str] | None, typer.Option(help="Publish these definitions.")] = None,
+    op_type: Annotated[list[str] | None, typer.Option(help="Publish what is verified of these op_types.")] = None,
+    per: Annotated[
+        Literal["definition", "op_type", "all"], typer.Option(help="One pull request for each of what.")
+    ] = "definition",
+    push: Annotated[
+        bool, typer.Option("--push", help="Open the pull requests, or bring them up to date.")
+    ] = False,
+    repository: Annotated[str, typer.Option(help="The dataset on the hub, <owner>/<name>.")] = DATASET,
+    endpoint: Annotated[str, typer.Option(help="The hub's address; HF_ENDPOINT if left out.")] = "",
+    git_remote: Annotated[
+        str, typer.Option(metavar="URL", help="Push branches to this git remote instead of the hub.")
+    ] = "",
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Let existing files change; the description says how.")
+    ] = False,
+    traces: Annotated[
+        list[Path] | None, typer.Option(help="Folder with measured traces, in the dataset's layout.")
+    ] = None,
+    tests: Annotated[
+        list[Path] | None, typer.Option(help="Folder with generated tests, in the dataset's layout.")
+    ] = None,
+    tests_output: Annotated[Path | None, typer.Option(help="What the tests printed, for the description.")] = None,
+    selection: Annotated[str, typer.Option(help="Folder below results of a narrower run.")] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Where the dry run goes; <results>/publish if left out.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write what came of it as JSON; - is stdout.")
+    ] = None,
+) -> None:
+    """Publish what was verified; a dry run unless --push is given.
+
+    Exit codes: 0 written or pushed, 2 bad use or input, nothing verified, or a push that did not go through.
+    """
+    root = run.repository()
+    config = run.config_of(root, {})
+    source = _source(root, config, selection, [*(traces or []), *(tests or [])], tests_output)
+    made = prepare(source, definitions=definition_name or [], op_types=op_type or [], per=per)
+    folder = out or source.run / "publish"
+    listed = [dry_run(item, folder, allow_changes=allow_changes) for item in made]
+    told = sys.stderr if str(json_file) == "-" else sys.stdout
+    for item in listed:
+        size = sum(int(file["size"]) for file in item["files"])
+        told.write(f"{item['bundle']}: {len(item['files'])} files, {size} bytes: {folder / item['bundle']}\n")
+    pushed: list[dict[str, Any]] = []
+    if push:
+        target = Remote(git_remote) if git_remote else Hub(repository, endpoint=endpoint)
+        pushed = _push(target, made, allow_changes=allow_changes)
+    else:
+        told.write("dry run: nothing was sent; --push opens the pull requests\n")
+    run.write_result(json_file, {"exit_code": run.FINE, "bundles": listed, "pushed": pushed})
+
+
+def _push(target: Remote | Hub, made: Sequence[Prepared], *, allow_changes: bool) -> list[dict[str, Any]]:
+    pushed = []
+    for item in made:
+        outcome = target.push(item.bundle, item.describe, allow_changes=allow_changes)
+        what = f"committed {outcome.files} files" if outcome.committed else "it holds all of it already"
+        sys.stderr.write(f"{item.bundle.slug}: {outcome.where}: {what}\n")
+        pushed.append({"bundle": item.bundle.slug, "where": outcome.where, "committed": outcome.committed})
+    return pushed
+
+
+def _source(root: Path, config: Config, selection: str, extra: list[Path], tests_output: Path | None) -> Source:
+    results = root / config.results
+    missing = [str(path) for path in (*extra, *([tests_output] if tests_output else [])) if not path.exists()]
+    if missing:
+        raise TraceproofError("some paths given do not exist", problems=missing)
+    dataset = root / folder_of(config.dataset, root=results / "dataset")
+    python = Path(resolve(config, "torch").python)
+    return Source(
+        root=root,
+        dataset=dataset,
+        run=results / (selection or config.run),
+        store=results / "store",
+        python=str(python if python.is_absolute() else root / python),
+        provenance=provenance(root, config),
+        extra=tuple(path.absolute() for path in extra),
+        tests_output=tests_output.read_text(encoding="utf-8") if tests_output else "",
+    )
+
+
+def provenance(root: Path, config: Config) -> dict[str, str]:
+    """Where a run's things come from: the dataset, traceproof, the pinned sources."""
+    dataset = config.dataset
+    if dataset.pypi is not None:
+        origin = f"{dataset.pypi.package} {dataset.pypi.version}"
+    elif dataset.git is not None:
+        origin = f"{dataset.git.url} {dataset.git.commit}"
+    else:
+        origin = "a local folder"
+    return {"dataset": origin, "traceproof": source_commit(root), **pinned(root)}

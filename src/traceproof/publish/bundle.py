@@ -1,0 +1,305 @@
+"""A bundle: the files of one pull request, and what they come to on top of a dataset's present state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import Tree, strict_json
+from traceproof.errors import TraceproofError
+from traceproof.publish.difference import differences
+from traceproof.publish.ledger import Ledger, Standing, tagged
+
+PARTS = "parts.json"
+
+
+class Kind(StrEnum):
+    """What a file of a bundle is, by its first folder."""
+
+    DEFINITION = "definitions"
+    TEST = "tests"
+    SOLUTION = "solutions"
+    TRACES = "traces"
+    WORKLOADS = "workloads"
+    BLOB = "blob"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A file that a bundle brings; of lines files (workloads, traces), only the lines that are its own."""
+
+    path: str
+    data: bytes
+
+    @property
+    def kind(self) -> Kind:
+        """What it is.
+
+        Raises:
+            ValueError: it lies outside the dataset's layout.
+        """
+        return Kind(self.path.partition("/")[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """One pull request's worth.
+
+    Attributes:
+        slug: names it, the same on every run: `definition-<name>`, `op_type-<name>` or `all`.
+        title: of the pull request.
+        definitions: what it is about, by name, with the tags that the ledger gives them.
+        standings: what the ledger says of each.
+        pieces: its files.
+        notes: what was left out, and why; a line each.
+    """
+
+    slug: str
+    title: str
+    definitions: Mapping[str, Definition]
+    standings: Mapping[str, Standing]
+    pieces: tuple[Piece, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def marker(self) -> str:
+        """The line by which its pull request is found again."""
+        return f"traceproof-bundle: {self.slug}"
+
+
+class Base(Protocol):
+    """A dataset's state that a bundle goes on top of."""
+
+    @property
+    def revision(self) -> str:
+        """What it is called in messages: a commit, or a folder."""
+
+    def paths(self) -> frozenset[str]:
+        """All files."""
+
+    def read(self, path: str) -> bytes | None:
+        """A file's content; None: it is not there."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A dataset's folder on this machine, as a base."""
+
+    root: Path
+    revision: str = "the local dataset"
+
+    def paths(self) -> frozenset[str]:
+        """All files."""
+        found = (path for kind in Kind for path in (self.root / kind).rglob("*") if path.is_file())
+        return frozenset(path.relative_to(self.root).as_posix() for path in found)
+
+    def read(self, path: str) -> bytes | None:
+        """A file's content; None: it is not there."""
+        try:
+            return (self.root / path).read_bytes()
+        except (FileNotFoundError, IsADirectoryError):
+            return None
+
+
+@dataclass
+class Change:
+    """A bundle on top of a base.
+
+    Attributes:
+        files: what is added or replaced, whole files by path.
+        same: paths that the base holds already, byte for byte (a definition: value for value).
+        differs: what it changes of what the base holds, a line each.
+        kept: files of the base that are left as they are though the bundle has others.
+        problems: why it can not go on top.
+    """
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    same: list[str] = field(default_factory=list)
+    differs: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def assemble(  # noqa: PLR0913 - all that a bundle is made of
+    tree: Tree,
+    ledger: Ledger,
+    names: Sequence[str],
+    *,
+    slug: str,
+    title: str,
+    parts: Path,
+    extra: Sequence[Path] = (),
+) -> Bundle:
+    """A bundle of definitions out of the dataset, the ledger and the parts that were written beside.
+
+    Args:
+        tree: the dataset that was verified.
+        ledger: what was proved of it.
+        names: the definitions.
+        slug: of the bundle.
+        title: of the pull request.
+        parts: folder with `<definition>/` from `write_parts`.
+        extra: further folders in the dataset's layout (measured traces, generated tests); of them only the files
+            that belong to the definitions are taken.
+
+    Raises:
+        TraceproofError: a definition is not verified, or its parts are missing or of another state.
+    """
+    definitions: dict[str, Definition] = {}
+    standings: dict[str, Standing] = {}
+    pieces: list[Piece] = []
+    notes: list[str] = []
+    problems: list[str] = []
+    for name in names:
+        definition = tree.definitions[name].definition
+        standing = ledger.standing(definition)
+        standings[name] = standing
+        definitions[name] = definition.model_copy(update={"tags": tagged(definition, standing)})
+        if not standing.verified:
+            problems.append(f"{name} is not verified: {standing.reason}")
+            continue
+        found = _parts(parts / name, definition)
+        notes += _notes(name, found)
+        pieces.append(_definition_piece(tree.root / tree.definitions[name].path, definitions[name]))
+        pieces += _files(parts / name, definition, found)
+        for folder in extra:
+            pieces += _files(folder, definition, found)
+    if problems:
+        todo = "Verify them (`traceproof verify`), on a machine with a GPU for kernels that need one."
+        raise TraceproofError(f"{slug} cannot be published", problems=problems, todo=todo)
+    unique = {piece.path: piece for piece in pieces}
+    return Bundle(
+        slug=slug,
+        title=title,
+        definitions=definitions,
+        standings=standings,
+        pieces=tuple(unique[path] for path in sorted(unique)),
+        notes=tuple(notes),
+    )
+
+
+def _parts(folder: Path, definition: Definition) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / PARTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TraceproofError(f"the parts of {definition.name} are missing in {folder}: {error}") from error
+    if found["digest"] != definition.digest:
+        raise TraceproofError(f"the parts in {folder} are of another state of {definition.name}")
+    return found
+
+
+def _notes(name: str, found: Mapping[str, Any]) -> Iterator[str]:
+    for reason in found["no_baseline"]:
+        yield f"{name}: no baseline by {reason}"
+    for case, reason in found["left_out"].items():
+        yield f"{name}: case {case} is no workload: {reason}"
+
+
+def _definition_piece(file: Path, definition: Definition) -> Piece:
+    """The file as it was written, its tags derived."""
+    value = strict_json(file.read_text(encoding="utf-8"))
+    value["tags"] = list(definition.tags)
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    return Piece(f"definitions/{definition.op_type}/{definition.name}.json", text.encode())
+
+
+def _files(folder: Path, definition: Definition, found: Mapping[str, Any]) -> Iterator[Piece]:
+    """The definition's files below a folder in the dataset's layout."""
+    op_type, name = definition.op_type, definition.name
+    patterns = (
+        f"solutions/baseline/{op_type}/{name}/*.json",
+        f"workloads/{op_type}/{name}.jsonl",
+        f"blob/workloads/{op_type}/{name}/*",
+        "tests/references/conftest.py",
+        "tests/references/*support*.py",
+        "tests/references/*support*/**/*.py",
+        f"tests/references/test_{op_type}.py",
+        f"tests/references/test_{name}.py",
+    )
+    for pattern in patterns:
+        for path in sorted(folder.glob(pattern)):
+            yield Piece(path.relative_to(folder).as_posix(), path.read_bytes())
+    for path in sorted(folder.glob(f"traces/{op_type}/{name}.jsonl")):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        own = [line for line in lines if line.strip() and json.loads(line).get("solution") == found["solution"]]
+        if own:
+            yield Piece(path.relative_to(folder).as_posix(), "".join(own).encode())
+
+
+def resolve(bundle: Bundle, base: Base, *, allow_changes: bool) -> Change:
+    """What a bundle comes to on top of a base. Problems are collected, not raised."""
+    change = Change()
+    present = base.paths()
+    for piece in bundle.pieces:
+        old = base.read(piece.path) if piece.path in present else None
+        _resolve(piece, old, change, allow_changes=allow_changes)
+    change.problems += _taken(bundle, present)
+    return change
+
+
+def _resolve(piece: Piece, old: bytes | None, change: Change, *, allow_changes: bool) -> None:
+    lines = piece.kind in {Kind.WORKLOADS, Kind.TRACES}
+    new = joined(old or b"", piece.data) if lines else piece.data
+    if old is None:
+        change.files[piece.path] = new
+    elif new == old or (piece.kind is Kind.DEFINITION and _same_definition(old, new)):
+        change.same.append(piece.path)
+    elif lines:
+        change.files[piece.path] = new
+        change.differs.append(f"{piece.path}: {_count(new) - _count(old)} lines more, the others as they were")
+    elif piece.kind is Kind.TEST and not allow_changes:
+        change.kept.append(piece.path)
+    else:
+        found = [f"{piece.path}: {line}" for line in differences(old, new)]
+        change.files[piece.path] = new
+        change.differs += found
+        if not allow_changes:
+            change.problems += [f"{piece.path} exists and would change", *found]
+
+
+def _taken(bundle: Bundle, present: frozenset[str]) -> Iterator[str]:
+    """Names that the base gives to something else: flashinfer-bench refuses a dataset that has one twice."""
+    for piece in bundle.pieces:
+        if piece.kind in {Kind.SOLUTION, Kind.DEFINITION}:
+            leaf = piece.path.rpartition("/")[2]
+            others = [
+                path for path in present if path.startswith(f"{piece.kind}/") and path.rpartition("/")[2] == leaf
+            ]
+            yield from (f"{piece.path}: its name is taken by {path}" for path in others if path != piece.path)
+
+
+def joined(old: bytes, new: bytes) -> bytes:
+    """Lines of a base with new ones behind them; a line that says the same thing is there once."""
+    end = b"" if not old or old.endswith(b"\n") else b"\n"
+    known = {_identity(line) for line in old.splitlines() if line.strip()}
+    fresh = [line for line in new.splitlines() if line.strip() and _identity(line) not in known]
+    return old + end + b"".join(line + b"\n" for line in fresh) if fresh else old
+
+
+def _identity(line: bytes) -> tuple[str, str] | str:
+    """Workload and solution of a line; a line that is no such thing is only itself."""
+    try:
+        value = json.loads(line)
+        return str(value["workload"]["uuid"]), str(value.get("solution"))
+    except (ValueError, KeyError, TypeError):
+        return line.decode(errors="replace")
+
+
+def _count(data: bytes) -> int:
+    return sum(1 for line in data.splitlines() if line.strip())
+
+
+def _same_definition(one: bytes, other: bytes) -> bool:
+    """Whether two files say the same of a definition: the order of axes, inputs and outputs counts, no other."""
+    try:
+        said = [
+            json.dumps(Definition.model_validate(strict_json(text.decode())).as_json()) for text in (one, other)
+        ]
+    except ValueError:
+        return False
+    return said[0] == said[1]

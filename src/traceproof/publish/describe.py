@@ -1,0 +1,126 @@
+"""The description of a pull request: what it holds, where that comes from, and the verdicts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from traceproof.publish.bundle import Bundle, Change
+from traceproof.publish.ledger import REFERENCE, Ledger, Record
+
+SHOWN = 60  # lines of a list; the dry run's file list has all
+
+
+def description(
+    bundle: Bundle, change: Change, ledger: Ledger, provenance: Mapping[str, str], output: str = ""
+) -> str:
+    """Markdown; the same bytes whenever the bundle, the base and the ledger are.
+
+    Args:
+        bundle: what is published.
+        change: what it comes to on top of the base.
+        ledger: the verdicts.
+        provenance: where things come from, by what they are called (dataset, models, sources, ...).
+        output: of the generated tests; empty: they were not run.
+    """
+    parts = [
+        _head(bundle),
+        "\n".join(["## Provenance", "", *_provenance(bundle, ledger, provenance)]),
+        "\n".join(["## Verdicts", "", *_verdicts(bundle, ledger)]),
+    ]
+    if change.differs:
+        changed = [f"- {line}" for line in change.differs]
+        parts.append("\n".join(["## Changes to what is there", "", *_short(changed)]))
+    left = [*(f"{path}: left as it is in the dataset" for path in change.kept), *bundle.notes]
+    if left:
+        parts.append("\n".join(["## Left out", "", *_short([f"- {line}" for line in left])]))
+    if output:
+        parts.append(f"## Output of the tests\n\n```\n{output.strip()}\n```")
+    parts.append("\n".join(["## Repeat", "", "```", *_repeat(bundle), "```"]))
+    parts.append(bundle.marker)
+    return "\n\n".join(parts) + "\n"
+
+
+def _head(bundle: Bundle) -> str:
+    count = len(bundle.definitions)
+    what = f"`{next(iter(bundle.definitions))}`" if count == 1 else f"{count} definitions"
+    return (
+        f"{what}: every reference below was run against an independent float64 oracle, and ground-truth kernels\n"
+        "were run against it on the same inputs. The status tags follow from these verdicts; none was set by hand."
+    )
+
+
+def _provenance(bundle: Bundle, ledger: Ledger, provenance: Mapping[str, str]) -> Iterator[str]:
+    models = sorted(
+        {
+            tag.partition(":")[2]
+            for item in bundle.definitions.values()
+            for tag in item.tags
+            if tag.startswith("model:")
+        }
+    )
+    yield "| what | |"
+    yield "|---|---|"
+    rows = {"models": ", ".join(models), **provenance}
+    used = [
+        ledger.records[name][actor]
+        for name, standing in bundle.standings.items()
+        for actor in (REFERENCE, *standing.truths)
+    ]
+    rows["devices"] = ", ".join(sorted({record.device or "unknown" for record in used}))
+    rows["versions"] = ", ".join(sorted({f"{k} {v}" for record in used for k, v in record.versions.items()}))
+    rows["seeds"] = ", ".join(sorted({str(record.seed) for record in used}))
+    rows["compared"] = f"{sum(record.compared for record in used)} outputs"
+    for what, value in rows.items():
+        if value:
+            yield f"| {what} | {value} |"
+
+
+def _verdicts(bundle: Bundle, ledger: Ledger) -> Iterator[str]:
+    yield "| definition | actor | status | cases | outputs | gates (share of the limit used) | date |"
+    yield "|---|---|---|---|---|---|---|"
+    for name in bundle.definitions:
+        for record in sorted(
+            ledger.records[name].values(), key=lambda item: (item.actor != REFERENCE, item.actor)
+        ):
+            if record.status == "not run" and set(record.skipped) == {"no_adapter"}:
+                continue
+            yield f"| {' | '.join(_row(record))} |"
+
+
+def _row(record: Record) -> Sequence[str]:
+    gates = []
+    for output, gate in record.gates.items():
+        margin = "" if gate["margin"] is None else f" {gate['margin']:.2f}"
+        gates.append(f"{output}: {'+'.join(gate['kinds']) or 'exact'}{margin}")
+    status = record.status if not record.reason else f"{record.status}: {record.reason}"
+    return (
+        f"`{record.definition}`",
+        record.actor,
+        status,
+        str(len(record.cases)),
+        str(record.compared),
+        ", ".join(gates),
+        record.date,
+    )
+
+
+def _repeat(bundle: Bundle) -> Iterator[str]:
+    names = list(bundle.definitions)
+    for name in names[:5]:
+        yield f"traceproof verify --definition-name {name}"
+    if len(names) > 5:
+        yield f"# ... and {len(names) - 5} more"
+
+
+def _short(lines: Sequence[str]) -> list[str]:
+    more = len(lines) - SHOWN
+    return [*lines[:SHOWN], *([f"- ... and {more} more"] if more > 0 else [])]
+
+
+def file_list(change: Change) -> list[dict[str, object]]:
+    """Every file that would be sent: path, size and sha256."""
+    return [
+        {"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for path, data in sorted(change.files.items())
+    ]

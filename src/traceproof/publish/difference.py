@@ -1,0 +1,63 @@
+"""What changes between two states of a file, said in terms of what it means."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+SHOWN = 40  # lines of a text's difference
+ORDERED = frozenset({"axes", "inputs", "outputs"})  # of a definition, where it is the order of arguments
+LONG = 60  # characters of a value shown
+
+
+def differences(old: bytes, new: bytes) -> list[str]:
+    """A line a difference: JSON by key (texts in it by line), anything else by line."""
+    try:
+        one, other = json.loads(old), json.loads(new)
+    except ValueError:
+        return list(_text("", old.decode(errors="replace"), new.decode(errors="replace")))
+    return list(_json("", one, other)) or ["only its formatting"]
+
+
+def _json(where: str, old: Any, new: Any) -> Iterator[str]:  # noqa: ANN401 - any JSON value
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            place = f"{where}.{key}" if where else key
+            if key not in new:
+                yield f"{place} is gone (was {_short(old[key])})"
+            elif key not in old:
+                yield f"{place} is new: {_short(new[key])}"
+            else:
+                yield from _json(place, old[key], new[key])
+        kept = [key for key in old if key in new]
+        if where in ORDERED and kept != [key for key in new if key in old]:
+            yield f"{where}: the order changes to {', '.join(new)}"
+    elif isinstance(old, list) and isinstance(new, list) and old != new:
+        gone = [item for item in old if item not in new]
+        came = [item for item in new if item not in old]
+        yield from (f"{where} loses {_short(item)}" for item in gone)
+        yield from (f"{where} gains {_short(item)}" for item in came)
+        if not gone and not came:
+            yield f"{where}: another order"
+    elif isinstance(old, str) and isinstance(new, str) and "\n" in old + new and old != new:
+        yield from _text(f"{where} ", old, new)
+    elif old != new or type(old) is not type(new):
+        yield f"{where}: {_short(old)} -> {_short(new)}"
+
+
+def _text(where: str, old: str, new: str) -> Iterator[str]:
+    found = [
+        line
+        for line in difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=0)
+        if not line.startswith(("---", "+++", "@@"))
+    ]
+    yield from (f"{where}{line}" for line in found[:SHOWN])
+    if len(found) > SHOWN:
+        yield f"{where}... and {len(found) - SHOWN} lines more"
+
+
+def _short(value: Any) -> str:  # noqa: ANN401 - any JSON value
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONG else f"{text[: LONG - 3]}..."

@@ -1,0 +1,183 @@
+"""Pushing to any git remote of a dataset: the bundle as a branch of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+from traceproof.errors import TraceproofError
+from traceproof.publish.bundle import Bundle, Change
+from traceproof.publish.push import Again, Outcome, patiently, planned, unlike
+
+PREFIX = "traceproof/"
+# What a push says when the branch moved under it.
+MOVED = ("non-fast-forward", "fetch first", "stale info", "cannot lock ref", "incorrect old value")
+
+
+class Remote:
+    """A git remote; its default branch is the base, and is never pushed to.
+
+    Args:
+        url: whatever git takes; credentials are git's own business.
+    """
+
+    def __init__(self, url: str) -> None:
+        if url.startswith("-"):
+            raise TraceproofError(f"{url!r} is no git remote")
+        self.url = url
+
+    def push(self, bundle: Bundle, describe: Callable[[Change], str], *, allow_changes: bool) -> Outcome:
+        """Bring the bundle's branch up to date with one commit, and read it back.
+
+        Raises:
+            TraceproofError: the remote can not be read or written, or the bundle does not go on top of it.
+        """
+        return patiently(lambda: self._attempt(bundle, describe, allow_changes=allow_changes))
+
+    def _attempt(self, bundle: Bundle, describe: Callable[[Change], str], *, allow_changes: bool) -> Outcome:
+        branch = f"{PREFIX}{bundle.slug}"
+        with tempfile.TemporaryDirectory() as scratch:
+            clone = _Clone(Path(scratch), self.url)
+            base = Commit(clone, clone.default)
+            change = planned(bundle, base, allow_changes=allow_changes)
+            if not change.files:
+                return Outcome(self.url, base.revision, False, 0)  # noqa: FBT003
+            clone.refuse_lfs(change)
+            tip = clone.tip(branch)
+            commit = clone.commit(
+                change.files, [tip] if tip else [], base.revision, _message(bundle, describe(change))
+            )
+            if commit is not None:
+                clone.push(commit, branch, tip)
+            head = Commit(_Clone(Path(scratch) / "again", self.url), branch)
+            different = unlike(change.files, head.read)
+        if different:
+            raise TraceproofError(f"{self.url} does not hold what was pushed to {branch}", problems=different)
+        return Outcome(f"{self.url} {branch}", head.revision, commit is not None, len(change.files))
+
+
+def _message(bundle: Bundle, text: str) -> str:
+    return f"{bundle.title}\n\n{text}"
+
+
+class _Clone:
+    """A bare clone without what is not needed."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.url = url
+        self.folder = folder / "clone.git"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run(["git", "clone", "--quiet", "--bare", "--no-tags", "--filter=blob:none", url, str(self.folder)])
+
+    @cached_property
+    def default(self) -> str:
+        """The default branch.
+
+        Raises:
+            TraceproofError: the remote has no commits.
+        """
+        name = self.git("symbolic-ref", "--short", "HEAD").decode().strip()
+        if self.tip(name) is None:
+            raise TraceproofError(f"{self.url} has no commit on its default branch")
+        return name
+
+    def git(self, *arguments: str, data: bytes | None = None, index: Path | None = None) -> bytes:
+        """Run git in the clone."""
+        return self._run(["git", "--git-dir", str(self.folder), *arguments], data=data, index=index)
+
+    def _run(self, command: list[str], *, data: bytes | None = None, index: Path | None = None) -> bytes:
+        environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+        if index is not None:
+            environment["GIT_INDEX_FILE"] = str(index)
+        done = subprocess.run(command, input=data, capture_output=True, env=environment, check=False)
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip()
+            if any(sign in said for sign in MOVED):
+                raise Again(said, wait=0.0)
+            raise TraceproofError(
+                f"git {command[3 if command[1] == '--git-dir' else 1]} failed on {self.url}",
+                problems=said.splitlines()[-6:],
+                todo="Check the URL and your git credentials; the default branch was not touched.",
+            )
+        return done.stdout
+
+    def tip(self, branch: str) -> str | None:
+        """Commit of a branch, if it exists."""
+        found = self.git("for-each-ref", "--format=%(objectname)", f"refs/heads/{branch}").decode().strip()
+        return found or None
+
+    def refuse_lfs(self, change: Change) -> None:
+        """Say so where the remote keeps one of the files in LFS.
+
+        Raises:
+            TraceproofError: it does; a pointer without its object would be a broken file.
+        """
+        names = "\0".join(change.files).encode()
+        source = f"--source={self.default}"
+        said = self.git("check-attr", source, "-z", "--stdin", "filter", data=names).decode().split("\0")
+        kept = [path for path, _, value in zip(said[::3], said[1::3], said[2::3], strict=False) if value == "lfs"]
+        if kept:
+            raise TraceproofError(
+                f"{self.url} keeps {len(kept)} of these files in LFS, which plain git can not fill",
+                problems=kept[:10],
+                todo="Push to the hub itself instead (--push).",
+            )
+
+    def commit(self, files: dict[str, bytes], tips: list[str], base: str, message: str) -> str | None:
+        """A commit of the base's tree with the files on top; None: the branch holds exactly that."""
+        index = self.folder / "publish-index"
+        index.unlink(missing_ok=True)
+        self.git("read-tree", base, index=index)
+        lines = []
+        for path, data in sorted(files.items()):
+            blob = self.git("hash-object", "-w", "--stdin", data=data).decode().strip()
+            lines.append(f"100644 {blob}\t{path}\n")
+        self.git("update-index", "--index-info", data="".join(lines).encode(), index=index)
+        tree = self.git("write-tree", "--missing-ok", index=index).decode().strip()
+        if tips and self.git("rev-parse", f"{tips[0]}^{{tree}}").decode().strip() == tree:
+            return None
+        parents = [*tips]
+        if not tips or self._ahead(base, tips[0]):
+            parents.append(base)
+        flags = [flag for parent in parents for flag in ("-p", parent)]
+        return self.git("commit-tree", tree, *flags, data=message.encode()).decode().strip()
+
+    def _ahead(self, base: str, tip: str) -> bool:
+        """Whether the base has commits that the branch lacks."""
+        return bool(self.git("rev-list", "--max-count=1", base, f"^{tip}").strip())
+
+    def push(self, commit: str, branch: str, tip: str | None) -> None:
+        """Push to the bundle's branch, if it still is where it was.
+
+        Raises:
+            ValueError: it is the default branch.
+        """
+        if branch == self.default or not branch.startswith(PREFIX):
+            raise ValueError(f"{branch} is not a bundle's branch; nothing else is ever pushed to")
+        lease = f"--force-with-lease=refs/heads/{branch}:{tip or ''}"
+        self.git("push", "--quiet", lease, self.url, f"{commit}:refs/heads/{branch}")
+
+
+class Commit:
+    """A branch's commit, as a base."""
+
+    def __init__(self, clone: _Clone, branch: str) -> None:
+        self._clone = clone
+        self.revision = clone.tip(branch) or ""
+
+    @cached_property
+    def _paths(self) -> frozenset[str]:
+        listed = self._clone.git("ls-tree", "-r", "-z", "--name-only", self.revision)
+        return frozenset(name for name in listed.decode().split("\0") if name)
+
+    def paths(self) -> frozenset[str]:
+        """All files."""
+        return self._paths
+
+    def read(self, path: str) -> bytes | None:
+        """A file's content; None: it is not there."""
+        return self._clone.git("cat-file", "blob", f"{self.revision}:{path}") if path in self._paths else None

@@ -1,0 +1,263 @@
+"""Pushing to a dataset on a hub: a pull request with one commit, found again on the next run.
+
+The only module that holds a token: huggingface_hub reads it (HF_TOKEN, or the hub's own login) in this process,
+and whatever is said of a failure is cleared of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from traceproof.errors import TraceproofError
+from traceproof.publish.bundle import Bundle, Change
+from traceproof.publish.push import Again, Outcome, patiently, planned, unlike
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+PULL_REQUEST = re.compile(r"refs/pr/[1-9][0-9]*")
+MAIN = "main"
+HUB = "huggingface.co"
+OPEN = frozenset({"open", "draft"})
+PASSING = frozenset({408, 429, 500, 502, 503, 504})
+MOVED = 412
+REFUSED = frozenset({401, 403})
+
+
+class Hub:
+    """A dataset repository on a hub.
+
+    Args:
+        repository: `<owner>/<name>`.
+        endpoint: the hub's address; empty: HF_ENDPOINT, or the public hub.
+
+    Raises:
+        TraceproofError: the repository's name is none, or there is no token.
+    """
+
+    def __init__(
+        self, repository: str, *, endpoint: str = "", pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        if not REPOSITORY.fullmatch(repository):
+            raise TraceproofError(f"{repository!r} is no dataset repository", todo="Give it as <owner>/<name>.")
+        self.repository = repository
+        self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT", "") or f"https://{HUB}").rstrip("/")
+        self.pause = pause
+        if urlsplit(self.endpoint).hostname != HUB:
+            os.environ.setdefault("HF_HUB_DISABLE_XET", "1")  # read when huggingface_hub is imported
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+    @cached_property
+    def _token(self) -> str:
+        from huggingface_hub import get_token
+
+        token = get_token()
+        if not token:
+            raise TraceproofError(
+                f"there is no token for {self.endpoint}",
+                todo="Set HF_TOKEN for this command, or log in with `hf auth login`.",
+            )
+        return token
+
+    @cached_property
+    def _api(self) -> HfApi:
+        from huggingface_hub import HfApi, logging
+
+        logging.set_verbosity(40)  # ERROR
+        return HfApi(endpoint=self.endpoint, token=self._token, library_name="traceproof")
+
+    def push(self, bundle: Bundle, describe: Callable[[Change], str], *, allow_changes: bool) -> Outcome:
+        """Open the bundle's pull request, or bring the one that is open up to date, and read it back.
+
+        Raises:
+            TraceproofError: no write rights, a conflict with what is there, a server that gives up or that holds
+                something else than it was sent.
+        """
+        return patiently(lambda: self._attempt(bundle, describe, allow_changes=allow_changes), pause=self.pause)
+
+    def _attempt(self, bundle: Bundle, describe: Callable[[Change], str], *, allow_changes: bool) -> Outcome:
+        with self._errors(), tempfile.TemporaryDirectory() as scratch:
+            main = Revision(self, MAIN, Path(scratch) / "main")
+            change = planned(bundle, main, allow_changes=allow_changes)
+            number = self._pull_request(bundle)
+            if not change.files:
+                return Outcome(f"{self.endpoint}/datasets/{self.repository}", main.revision, False, 0)  # noqa: FBT003
+            if number is None:
+                info = self._commit(
+                    bundle, change.files, [], describe(change), parent=main.revision, revision=None
+                )
+                if info.pr_num is None:
+                    raise TraceproofError(
+                        f"{self.endpoint} made no commit: it says that it holds these files, but lists others",
+                        problems=sorted(change.files),
+                        todo="Ask the hub's operator; nothing was committed.",
+                    )
+                reference, committed = f"refs/pr/{info.pr_num}", True
+            else:
+                reference = f"refs/pr/{number}"
+                committed = self._update(bundle, change, main, reference, describe(change))
+            head = Revision(self, reference, Path(scratch) / "head")
+            different = unlike(change.files, head.read)
+        where = f"{self.endpoint}/datasets/{self.repository}/discussions/{reference.rpartition('/')[2]}"
+        if different:
+            raise TraceproofError(
+                f"{where} does not hold what was sent: the server's copy differs",
+                problems=different,
+                todo="Do not merge it. Close it, and run again or ask the hub's operator.",
+            )
+        return Outcome(where, head.revision, committed, len(change.files))
+
+    def _update(self, bundle: Bundle, change: Change, main: Revision, reference: str, text: str) -> bool:
+        """One commit on an open pull request, if it holds anything else than the change; whether there was one."""
+        with tempfile.TemporaryDirectory() as scratch:
+            head = Revision(self, reference, Path(scratch))
+            wrong = {path: data for path, data in change.files.items() if not head.holds(path, data)}
+            stale = sorted(head.paths() - main.paths() - change.files.keys())
+            if not wrong and not stale:
+                return False
+            self._commit(bundle, wrong, stale, text, parent=head.revision, revision=reference)
+            return True
+
+    def _commit(  # noqa: PLR0913 - one commit's worth
+        self,
+        bundle: Bundle,
+        files: dict[str, bytes],
+        gone: list[str],
+        text: str,
+        *,
+        parent: str,
+        revision: str | None,
+    ) -> Any:  # noqa: ANN401 - the library's record
+        """Commit to a new pull request (no revision) or to an open one's reference; never to anything else.
+
+        Raises:
+            ValueError: the revision is a branch.
+        """
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+        if revision is not None and not PULL_REQUEST.fullmatch(revision):
+            raise ValueError(f"{revision} is no pull request; nothing is ever pushed to a branch of the dataset")
+        adds = [
+            CommitOperationAdd(path_in_repo=path, path_or_fileobj=data) for path, data in sorted(files.items())
+        ]
+        deletes = [CommitOperationDelete(path_in_repo=path) for path in gone]
+        return self._api.create_commit(
+            self.repository,
+            [*adds, *deletes],
+            commit_message=bundle.title,
+            commit_description=text,
+            repo_type="dataset",
+            revision=revision,
+            create_pr=revision is None,
+            parent_commit=parent,
+        )
+
+    def _pull_request(self, bundle: Bundle) -> int | None:
+        """Number of the bundle's open pull request."""
+        found = self._api.get_repo_discussions(
+            self.repository, repo_type="dataset", discussion_type="pull_request"
+        )
+        for discussion in found:
+            if discussion.title != bundle.title or discussion.status not in OPEN:
+                continue
+            details = self._api.get_discussion_details(self.repository, discussion.num, repo_type="dataset")
+            texts = [getattr(event, "content", None) or "" for event in details.events]
+            if any(bundle.marker in text.splitlines() for text in texts):
+                return int(discussion.num)
+        return None
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Tell failures that pass from those that do not; neither names the token."""
+        from huggingface_hub.errors import HfHubHTTPError
+
+        transport: type[Exception] = HfHubHTTPError.__mro__[
+            1
+        ]  # HTTPError of whichever client the library is built on
+
+        try:
+            yield
+        except HfHubHTTPError as error:
+            self._http_error(error)
+        except (transport, OSError) as error:
+            raise Again(self._clean(f"{type(error).__name__}: {error}")) from None
+        except RuntimeError as error:  # an upload in a thread; the cause is what happened
+            cause = error.__cause__
+            if isinstance(cause, HfHubHTTPError):
+                self._http_error(cause)
+            if isinstance(cause, (transport, OSError)):
+                raise Again(self._clean(f"{type(cause).__name__}: {cause}")) from None
+            raise
+
+    def _http_error(self, error: Any) -> None:  # noqa: ANN401 - HfHubHTTPError, imported late
+        status = error.response.status_code if error.response is not None else 0
+        said = self._clean(" ".join(str(error).split()))
+        if status == MOVED:
+            raise Again(f"the base moved ({said})", wait=0.0) from None
+        if status in PASSING:
+            asked = error.response.headers.get("Retry-After", "")
+            raise Again(f"{status}: {said}", wait=float(asked) if asked.isdigit() else None) from None
+        todo = "Check the repository's name and the endpoint."
+        if status in REFUSED:
+            todo = "The token must be valid and may open pull requests in this repository; nothing was committed."
+        raise TraceproofError(
+            f"{self.endpoint} refused to take {self.repository} ({status})", problems=[said], todo=todo
+        ) from None
+
+    def _clean(self, text: str) -> str:
+        return text.replace(self._token, "***")[:400]
+
+
+class Revision:
+    """A revision of the repository, as a base."""
+
+    def __init__(self, hub: Hub, name: str, cache: Path) -> None:
+        self._hub = hub
+        self._cache = cache
+        info = hub._api.repo_info(hub.repository, repo_type="dataset", revision=name)  # noqa: SLF001 - its other half
+        self.revision = str(info.sha)
+
+    @cached_property
+    def _tree(self) -> dict[str, Any]:
+        from huggingface_hub.hf_api import RepoFile
+
+        api = self._hub._api  # noqa: SLF001 - its other half
+        found = api.list_repo_tree(
+            self._hub.repository, repo_type="dataset", revision=self.revision, recursive=True
+        )
+        return {item.path: item for item in found if isinstance(item, RepoFile)}
+
+    def paths(self) -> frozenset[str]:
+        """All files."""
+        return frozenset(self._tree)
+
+    def read(self, path: str) -> bytes | None:
+        """A file's content; None: it is not there."""
+        if path not in self._tree:
+            return None
+        api = self._hub._api  # noqa: SLF001 - its other half
+        local = api.hf_hub_download(
+            self._hub.repository, path, repo_type="dataset", revision=self.revision, cache_dir=self._cache
+        )
+        return Path(local).read_bytes()
+
+    def holds(self, path: str, data: bytes) -> bool:
+        """Whether it has exactly this file, by its digest."""
+        item = self._tree.get(path)
+        if item is None:
+            return False
+        if item.lfs is not None:
+            return bool(item.lfs.sha256 == hashlib.sha256(data).hexdigest())
+        blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()  # as git does
+        return bool(item.blob_id == blob)

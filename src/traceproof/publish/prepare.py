@@ -1,0 +1,197 @@
+"""From a run's verdicts to bundles on disk: the dry run. Nothing here can send anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from traceproof.dataset.tree import Tree, read_tree
+from traceproof.errors import TraceproofError
+from traceproof.publish.bundle import Base, Bundle, Change, Folder, assemble, resolve
+from traceproof.publish.check import problems
+from traceproof.publish.describe import description, file_list
+from traceproof.publish.ledger import Ledger, keep
+from traceproof.store import write_json, write_text
+
+Per = Literal["definition", "op_type", "all"]
+LEDGER = "ledger.jsonl"
+TAIL = 8  # lines of a failed program's output; the cause stands last
+# What a job or a program that runs strangers' code must not see, even where its caller forgot.
+SECRETS = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A finished run.
+
+    Attributes:
+        root: the repository.
+        dataset: folder of the dataset that was verified.
+        run: the run's folder, with `verdicts/` and `cases/`.
+        store: root of the store.
+        python: interpreter of the torch stack.
+        provenance: where things come from, for the description.
+        extra: folders in the dataset's layout with measured traces and generated tests.
+        tests_output: what the generated tests printed.
+    """
+
+    root: Path
+    dataset: Path
+    run: Path
+    store: Path
+    python: str
+    provenance: Mapping[str, str]
+    extra: tuple[Path, ...] = ()
+    tests_output: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A bundle with what describes it."""
+
+    bundle: Bundle
+    ledger: Ledger
+    source: Source
+
+    def describe(self, change: Change) -> str:
+        """The description on top of a base."""
+        source = self.source
+        return description(self.bundle, change, self.ledger, source.provenance, source.tests_output)
+
+
+def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[str], per: Per) -> list[Prepared]:
+    """The bundles of a selection; without names, of everything that is verified.
+
+    Raises:
+        TraceproofError: there are no verdicts, a name is not in the dataset, or something named is not verified.
+    """
+    tree = read_tree(source.dataset)
+    ledger = write_ledger(source, tree)
+    names = _names(tree, ledger, definitions, op_types)
+    parts = source.run / "publish" / "parts"
+    _write_parts(source, tree, names, parts)
+    return [
+        Prepared(
+            assemble(tree, ledger, group, slug=slug, title=title, parts=parts, extra=source.extra), ledger, source
+        )
+        for slug, title, group in _groups(tree, names, per)
+    ]
+
+
+def write_ledger(source: Source, tree: Tree) -> Ledger:
+    """The ledger of a run, written anew.
+
+    Raises:
+        TraceproofError: nothing was verified yet.
+    """
+    verdicts = sorted((source.run / "verdicts").glob("*.jsonl"))
+    if not verdicts:
+        raise TraceproofError(f"no verdicts below {source.run}", todo="Verify first: `traceproof verify`.")
+    references = {name: entry.definition.reference for name, entry in tree.definitions.items()}
+    return keep(verdicts, source.run / LEDGER, source.store, references=references)
+
+
+def _names(tree: Tree, ledger: Ledger, definitions: Sequence[str], op_types: Sequence[str]) -> list[str]:
+    unknown = [f"definition {name!r}" for name in definitions if name not in tree.definitions]
+    present = {entry.definition.op_type for entry in tree.definitions.values()}
+    unknown += [f"op_type {name!r}" for name in op_types if name not in present]
+    if unknown:
+        raise TraceproofError(f"the dataset {tree.root} does not have", problems=unknown)
+    names = list(definitions)
+    for name, entry in tree.definitions.items():
+        wanted = entry.definition.op_type in op_types or not (definitions or op_types)
+        if wanted and name not in names and ledger.standing(entry.definition).verified:
+            names.append(name)
+    if not names:
+        raise TraceproofError("nothing is verified, so nothing can be published", todo=f"Read {LEDGER} for why.")
+    return names
+
+
+def _groups(tree: Tree, names: Sequence[str], per: Per) -> Iterator[tuple[str, str, list[str]]]:
+    if per == "all":
+        yield "all", "feat: add what was verified of the dataset", list(names)
+    elif per == "definition":
+        for name in names:
+            yield f"definition-{name}", f"feat: add what was verified of {name}", [name]
+    else:
+        by_type: dict[str, list[str]] = {}
+        for name in names:
+            by_type.setdefault(tree.definitions[name].definition.op_type, []).append(name)
+        for op_type, group in by_type.items():
+            yield f"op_type-{op_type}", f"feat: add what was verified of op_type {op_type}", group
+
+
+def _write_parts(source: Source, tree: Tree, names: Sequence[str], parts: Path) -> None:
+    op_types = dict.fromkeys(tree.definitions[name].definition.op_type for name in names)
+    for op_type in op_types:
+        command = [source.python, "-P", str(source.root / "scripts" / "parts.py")]
+        command += ["--cases", str(source.run / "cases" / f"{op_type}.json"), "--out", str(parts)]
+        command += ["--ledger", str(source.run / LEDGER), "--only", *names]
+        environment = without_secrets(os.environ) | {"PYTHONPATH": str(source.root / "src")}
+        done = subprocess.run(command, check=False, text=True, capture_output=True, env=environment)
+        if done.returncode:
+            said = [line for line in done.stderr.splitlines() if line.strip()][-TAIL:]
+            raise TraceproofError(f"the parts of op_type {op_type} could not be made", problems=said)
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment for a program that has no business with tokens."""
+    return {
+        name: value for name, value in environment.items() if not any(word in name.upper() for word in SECRETS)
+    }
+
+
+def dry_run(prepared: Prepared, out: Path, *, allow_changes: bool, base: Base | None = None) -> dict[str, Any]:
+    """Write what a push would send below `out`: the files, their list, the description; gives the list.
+
+    Raises:
+        TraceproofError: the bundle breaks a rule; what was written stays, to be looked at.
+    """
+    on_top = base or Folder(prepared.source.dataset)
+    change = resolve(prepared.bundle, on_top, allow_changes=allow_changes)
+    found = problems(prepared.bundle, change, on_top)
+    folder = out / prepared.bundle.slug
+    shutil.rmtree(folder, ignore_errors=True)
+    for path, data in change.files.items():
+        target = folder / "files" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+    listed = {
+        "bundle": prepared.bundle.slug,
+        "title": prepared.bundle.title,
+        "base": on_top.revision,
+        "files": file_list(change),
+        "unchanged": sorted(change.same),
+        "kept": sorted(change.kept),
+        "problems": found,
+    }
+    write_json(folder / "files.json", listed)
+    write_text(folder / "description.md", prepared.describe(change))
+    if found:
+        todo = f"What it would hold is in {folder}."
+        if change.problems:
+            todo += " If the changes are meant, give --allow-changes."
+        raise TraceproofError(f"{prepared.bundle.slug} cannot be published", problems=found, todo=todo)
+    return listed
+
+
+def source_commit(root: Path) -> str:
+    """The commit of a git checkout, `-dirty` if files differ from it; empty: it is none."""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--match="]
+    done = subprocess.run(command, check=False, text=True, capture_output=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def pinned(root: Path) -> dict[str, str]:
+    """Commits and versions of the sources that `sources.lock` pins; none where there is no such file."""
+    try:
+        found = json.loads((root / "sources.lock").read_text(encoding="utf-8"))["sources"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return {name: str(pin.get("commit") or pin.get("version") or "") for name, pin in sorted(found.items())}

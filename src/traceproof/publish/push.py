@@ -1,0 +1,102 @@
+"""What every way of pushing has in common: the plan of one attempt, and when to try again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from traceproof.errors import TraceproofError
+from traceproof.publish.bundle import Base, Bundle, Change, resolve
+from traceproof.publish.check import problems
+
+Result = TypeVar("Result")
+TRIES = 8
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds; the hub's rate limit is counted over minutes
+
+
+class Again(Exception):  # noqa: N818 - no error: the same attempt may well succeed
+    """A passing failure: too many requests, a server that is down, a base that moved.
+
+    Attributes:
+        wait: seconds that the other side asked for; None: the usual pause.
+    """
+
+    def __init__(self, what: str, *, wait: float | None = None) -> None:
+        super().__init__(what)
+        self.wait = wait
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a push came to.
+
+    Attributes:
+        where: the pull request or branch.
+        revision: its commit.
+        committed: whether a commit was made; False: it held all of it already.
+        files: how many files the pull request changes.
+    """
+
+    where: str
+    revision: str
+    committed: bool
+    files: int
+
+
+def planned(bundle: Bundle, base: Base, *, allow_changes: bool) -> Change:
+    """The bundle on top of a base, checked.
+
+    Raises:
+        TraceproofError: it breaks a rule, or changes what is there without being allowed to.
+    """
+    change = resolve(bundle, base, allow_changes=allow_changes)
+    found = problems(bundle, change, base)
+    if found:
+        todo = "Nothing was sent."
+        if change.problems and not allow_changes:
+            todo += (
+                " If the changes listed are meant, give --allow-changes; they are then part of the description."
+            )
+        raise TraceproofError(
+            f"{bundle.slug} cannot be published on top of {base.revision}", problems=found, todo=todo
+        )
+    return change
+
+
+def patiently(
+    attempt: Callable[[], Result], *, pause: Callable[[float], None] = time.sleep, tries: int = TRIES
+) -> Result:
+    """Make attempts until one goes through.
+
+    Each attempt starts from what the other side holds by then, so that one whose answer was lost is found done.
+
+    Raises:
+        TraceproofError: none did; says what the last one ran into.
+    """
+    last = ""
+    for number in range(tries):
+        try:
+            return attempt()
+        except Again as reason:
+            last = str(reason)
+            usual = min(LONGEST_PAUSE, FIRST_PAUSE * 2**number)
+            if number + 1 < tries:
+                pause(usual if reason.wait is None else min(LONGEST_PAUSE, reason.wait))
+    raise TraceproofError(
+        f"not published: {tries} attempts failed, the last one on: {last}",
+        todo="Run the same command again later: what was uploaded is not uploaded twice.",
+    )
+
+
+def unlike(expected: Mapping[str, bytes], read: Callable[[str], bytes | None]) -> list[str]:
+    """Files that read back otherwise than they were sent."""
+    found = []
+    for path, data in sorted(expected.items()):
+        back = read(path)
+        if back != data:
+            found.append(
+                f"{path}: {len(data)} bytes sent, {'nothing' if back is None else f'{len(back)} other'} read"
+            )
+    return found
