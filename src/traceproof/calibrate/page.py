@@ -9,24 +9,25 @@ from traceproof.calibrate.measure import OURS
 from traceproof.calibrate.rivals import RIVALS
 from traceproof.errors import TraceproofError
 
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+MEASURED, LAWS = "measured", "laws"  # the parts of the page that are written by scripts
 GATES = (OURS, *RIVALS)
 Rates = Mapping[str, Any]
 
 
-def insert(page: str, measured: str) -> str:
-    """The page with what stands between its markers replaced.
+def insert(page: str, text: str, part: str = MEASURED) -> str:
+    """The page with what stands between the markers of a part replaced.
 
     Raises:
         TraceproofError: a marker is missing.
     """
-    head, begin, rest = page.partition(BEGIN)
-    _, end, tail = rest.partition(END)
+    first, last = f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
+    head, begin, rest = page.partition(first)
+    _, end, tail = rest.partition(last)
     if not begin or not end:
         raise TraceproofError(
-            f"the page lacks the markers {BEGIN} and {END}", todo="Put them where figures belong."
+            f"the page lacks the markers {first} and {last}", todo="Put them where figures belong."
         )
-    return f"{head}{BEGIN}\n\n{measured}\n{END}{tail}"
+    return f"{head}{first}\n\n{text}\n{last}{tail}"
 
 
 def rates_tables(rates: Sequence[Rates]) -> str:

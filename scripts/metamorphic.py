@@ -1,0 +1,53 @@
+"""Put the references of a dataset to laws that need no ground truth (see `traceproof.metamorphic`)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from traceproof.calibrate.page import LAWS, insert
+from traceproof.dataset.tree import read_tree
+from traceproof.metamorphic.laws import laws_of
+from traceproof.metamorphic.score import PRELOAD, tables, try_laws
+from traceproof.worker import GIB, Limits, Pool
+
+
+def main() -> int:
+    """One JSON file a definition in --out; --page takes in all that are there. 1 if a law is broken."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dataset", type=Path, action="append", default=[], help="may be given several times")
+    parser.add_argument("--out", type=Path, default=Path("results/calibration/laws"))
+    parser.add_argument("--definition-name", nargs="*", help="default: all")
+    parser.add_argument("--seconds", type=float, default=600.0, help="limit of one law")
+    parser.add_argument("--memory-gib", type=int, default=6, help="limit of one law")
+    parser.add_argument("--page", type=Path, help="the page to write into")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    limits = Limits(seconds=options.seconds, setup_seconds=900.0, memory_bytes=options.memory_gib * GIB)
+    with Pool(preload=PRELOAD) as pool:
+        for dataset in options.dataset:
+            for name, entry in read_tree(dataset).definitions.items():
+                if options.definition_name and name not in options.definition_name:
+                    continue
+                if not laws_of(entry.definition):
+                    continue
+                started = time.monotonic()
+                findings = [found.as_json() for found in try_laws(entry.definition, pool, limits=limits, seed=0)]
+                (options.out / f"{name}.json").write_text(json.dumps(findings, indent=1), encoding="utf-8")
+                broken = sum(row["agreement"] == "broken" for row in findings)
+                seconds = time.monotonic() - started
+                sys.stderr.write(f"{name}: {len(findings)} laws, {broken} broken, {seconds:.0f} s\n")
+    paths = sorted(options.out.glob("*.json"))
+    rows = [row for path in paths for row in json.loads(path.read_text(encoding="utf-8"))]
+    rows.sort(key=lambda row: row["op_type"])
+    if options.page:
+        page = options.page.read_text(encoding="utf-8")
+        options.page.write_text(insert(page, tables(rows), LAWS), encoding="utf-8")
+    return int(any(row["agreement"] == "broken" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

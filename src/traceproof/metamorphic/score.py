@@ -1,0 +1,96 @@
+"""Putting references to their laws, inside an isolated worker, and a table of what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from traceproof.dataset.definition import Definition
+from traceproof.metamorphic.laws import laws_of
+from traceproof.worker import Isolation, Limits, Pool, Status
+
+SETUP = "traceproof.metamorphic.trial:setup"
+PRELOAD = ("torch", "traceproof.metamorphic.trial")
+BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What became of one law with one definition.
+
+    Attributes:
+        definition: its name.
+        op_type: its op_type.
+        law: the law's name.
+        cases: how many cases it was tried on; 0: it says nothing about any of them.
+        agreement: `bitwise`, `within rounding`, or `broken`; empty without cases.
+        evidence: case, output and numbers, where it is broken.
+        failing: cases that the reference does not run on at all.
+    """
+
+    definition: str
+    op_type: str
+    law: str
+    cases: int
+    agreement: str
+    evidence: str
+    failing: tuple[str, ...] = ()
+
+    @property
+    def broken(self) -> bool:
+        """Whether the reference breaks the law."""
+        return self.agreement == BROKEN
+
+    def as_json(self) -> dict[str, Any]:
+        """The finding as a JSON object."""
+        return asdict(self)
+
+
+def try_laws(definition: Definition, pool: Pool, *, limits: Limits, seed: int) -> Iterator[Finding]:
+    """Every law of a definition. A crash, a hang or an out-of-memory breaks the law at hand."""
+    names = [law.name for law in laws_of(definition)]
+    payload = {"definition": definition.as_json(), "seed": seed}
+    outcomes = pool.run_items(
+        setup=SETUP, payload=payload, items=names, limits=limits, isolation=Isolation.UNTRUSTED
+    )
+    for outcome in outcomes:
+        name = names[outcome.index]
+        if outcome.status == Status.OK:
+            value = outcome.value
+            yield Finding(
+                definition.name,
+                definition.op_type,
+                name,
+                value["cases"],
+                value["agreement"],
+                value["evidence"],
+                tuple(value["failing"]),
+            )
+        else:
+            text = f"{outcome.status}: {outcome.message[-300:]}"
+            yield Finding(definition.name, definition.op_type, name, 1, BROKEN, text)
+
+
+def tables(findings: Sequence[dict[str, Any]]) -> str:
+    """A line an op_type and law, then every law that is broken, with its evidence."""
+    lines = ["### Laws that need no ground truth", ""]
+    lines += [
+        "| op_type | law | definitions | bitwise | within rounding | broken |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    groups: dict[tuple[str, str], list[str]] = {}
+    for row in findings:
+        if row["cases"]:
+            groups.setdefault((row["op_type"], row["law"]), []).append(row["agreement"])
+    for (op_type, law), agreements in groups.items():
+        counts = [agreements.count(kind) for kind in ("bitwise", "within rounding", BROKEN)]
+        lines.append(f"| {op_type} | {law} | {len(agreements)} | {' | '.join(map(str, counts))} |")
+    broken = [row for row in findings if row["agreement"] == BROKEN]
+    lines += ["", f"Broken: {len(broken)} of {sum(map(len, groups.values()))}."]
+    if broken:
+        lines += ["", "| definition | law | evidence |", "|---|---|---|"]
+    for row in broken:
+        evidence = row["evidence"].replace("|", "\\|").replace("\n", " ")
+        lines.append(f"| {row['definition']} | {row['law']} | {evidence} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,147 @@
+"""Inside the worker: a definition's reference put to its laws, case by case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from traceproof.actors.inputs import make_inputs
+from traceproof.calibrate.model import Subject
+from traceproof.dataset.definition import Definition
+from traceproof.judge.gates import unit_roundoff
+from traceproof.metamorphic.check import Agreement, agree, room_for, same
+from traceproof.metamorphic.laws import laws_of
+from traceproof.metamorphic.model import Experiment, Law, Outputs
+from traceproof.mutate.trial import call
+from traceproof.ops import registry
+from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
+from traceproof.ops.cases import Case
+
+# Edge cases hold empty rows, adversarial ones magnitudes; a case's law costs up to four calls.
+WANTED = ("small", "medium-0", "edge", "adversarial-rows", "adversarial-holes", "adversarial-boundary")
+
+
+def setup(payload: dict[str, Any], scratch: Path) -> Callable[[str], dict[str, Any]]:
+    """The handler takes a law's name and gives what became of it."""
+    del scratch
+    torch.set_num_threads(1)
+    definition = Definition.model_validate(payload["definition"])
+    subjects = list(_subjects(definition, payload["seed"]))
+    laws = {law.name: law for law in laws_of(definition)}
+    return lambda name: try_law(laws[name], subjects)
+
+
+def _subjects(definition: Definition, seed: int) -> Iterator[Subject]:
+    op = registry.get(definition.op_type)
+    for case in op.cases(definition, sizes=("small", "medium"), seed=seed):
+        if _wanted(case):
+            inputs = make_inputs(op, definition, case, device=torch.device("cpu"))
+            oracle = op.oracle(definition, inputs)
+            yield Subject(definition=definition, op=op, case=case, inputs=inputs, oracle=oracle, seed=seed)
+
+
+def _wanted(case: Case) -> bool:
+    return case.size in WANTED or case.id in WANTED
+
+
+def try_law(law: Law, subjects: list[Subject]) -> dict[str, Any]:
+    """`holds`, `cases` that the law says something about, and for the first that breaks it the evidence.
+
+    Where the reference itself does not run on the case's own inputs, that case is left out and named.
+    """
+    found: dict[str, Any] = {"law": law.name, "cases": 0, "agreement": "", "failing": [], "evidence": ""}
+    for subject in subjects:
+        experiment = law.design(subject)
+        if experiment is None:
+            continue
+        try:
+            original = _call(law, subject, subject.inputs)
+        except Exception as error:  # noqa: BLE001 - a stranger's code; that it fails here is the judge's finding
+            found["failing"].append(f"{subject.case.id}: {type(error).__name__}: {error}")
+            continue
+        found["cases"] += 1
+        agreement, evidence = _outcome(law, subject, experiment, original)
+        if agreement == Agreement.NONE or (law.exact and agreement != Agreement.BITWISE):
+            return found | {"agreement": str(Agreement.NONE), "evidence": f"{subject.case.id}: {evidence}"}
+        if found["agreement"] != Agreement.ROUNDING:
+            found["agreement"] = str(agreement)
+    return found
+
+
+def _call(law: Law, subject: Subject, inputs: Values) -> Tensors:
+    changed = Subject(
+        definition=subject.definition,
+        op=subject.op,
+        case=subject.case,
+        inputs=inputs,
+        oracle=subject.oracle,
+        seed=subject.seed,
+    )
+    return call(subject.definition, changed, trials=1 if law.once else None)
+
+
+def _outcome(law: Law, subject: Subject, experiment: Experiment, original: Tensors) -> tuple[Agreement, str]:
+    try:
+        outputs = _run(experiment, original, lambda inputs: _call(law, subject, inputs))
+    except Exception as error:  # noqa: BLE001 - a stranger's code: the law's inputs are as good as the case's own
+        return Agreement.NONE, f"the reference fails on the changed inputs: {type(error).__name__}: {error}"
+    left, right = experiment.sides(outputs)
+    rooms = None if law.exact else _rooms(subject, experiment)
+    worst, evidence = Agreement.BITWISE, ""
+    for name, value in right.items():
+        room = room_for(rooms, name) if rooms else None
+        if law.exact and value.dtype.is_floating_point:
+            agreement, text = _exactly(left[name], value)
+        else:
+            agreement, text = agree(subject, name, left[name], value, room)
+        if agreement == Agreement.NONE:
+            return agreement, f"{name}: {text}"
+        if agreement == Agreement.ROUNDING:
+            worst, evidence = agreement, f"{name}: {text}"
+    return worst, evidence
+
+
+def _exactly(left: torch.Tensor, right: torch.Tensor) -> tuple[Agreement, str]:
+    if same(left, right):
+        return Agreement.BITWISE, ""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return Agreement.NONE, f"{left.dtype} {list(left.shape)} and {right.dtype} {list(right.shape)}"
+    differ = ~((left == right) | ((left != left) & (right != right)))  # noqa: PLR0124
+    place = tuple(differ.nonzero()[0].tolist())
+    count = f"{int(differ.sum())} of {left.numel()}"
+    return Agreement.NONE, f"{count} elements differ, first at {list(place)}: {left[place]} and {right[place]}"
+
+
+def _run(experiment: Experiment, original: Tensors, compute: Callable[[Values], Tensors]) -> Outputs:
+    outputs = [original]
+    for inputs in experiment.calls:
+        outputs.append(compute(inputs(outputs) if callable(inputs) else inputs))
+    return outputs
+
+
+def _rooms(subject: Subject, experiment: Experiment) -> list[tuple[Tensors, Tensors]] | None:
+    """Both sides as the floor has them, and as the oracle has them; None where there is no floor."""
+    op, definition = subject.op, subject.definition
+
+    def exact(inputs: Values) -> Tensors:
+        return {name: value for name, value in op.oracle(definition, inputs).items() if "@" not in name}
+
+    def low(inputs: Values) -> Tensors:
+        floor = op.floor(definition, inputs)
+        return floor or _bounded(definition, op.oracle(definition, inputs))
+
+    if not op.floor(definition, subject.inputs) and not any(name.endswith("@bound") for name in subject.oracle):
+        return None
+    return [experiment.sides(_run(experiment, compute(subject.inputs), compute)) for compute in (low, exact)]
+
+
+def _bounded(definition: Definition, oracle: Tensors) -> Tensors:
+    """A matrix product off by its whole bound and a rounding."""
+    found = {}
+    for name, spec in definition.outputs.items():
+        rounding = unit_roundoff(TORCH_DTYPES[spec.dtype])
+        found[name] = oracle[name] + oracle[f"{name}@bound"] + rounding * oracle[name].abs()
+    return found
