@@ -1,0 +1,168 @@
+"""What a test file tests: a definition of the dataset, a copy of its reference, or what is in no dataset."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+
+from traceproof.audit.findings import Finding, at
+from traceproof.audit.source import Function, TestFile, last_name
+from traceproof.dataset.definition import Definition
+from traceproof.lint.flashinfer_names import Package
+
+COPIES = ("run", "reference", "ref_run")
+LOADING = "definition"  # in the name of a function that is given a definition's name
+
+
+def check(file: TestFile, definitions: Mapping[str, Definition]) -> Iterator[Finding]:
+    """Findings about what is tested."""
+    yield from _absent_definitions(file, definitions)
+    yield from _pasted(file, definitions)
+
+
+def loaded(file: TestFile) -> list[tuple[str, ast.Call]]:
+    """Names of definitions that the file loads, with the calls."""
+    found = []
+    for node in ast.walk(file.tree):
+        if not isinstance(node, ast.Call) or LOADING not in last_name(node.func).lower():
+            continue
+        texts = [one.value for one in node.args if isinstance(one, ast.Constant)]
+        found += [(text, node) for text in texts if isinstance(text, str)]
+    return found
+
+
+def subject(file: TestFile, definitions: Mapping[str, Definition]) -> str | None:
+    """The definition that a file's name says, exactly or with the words left out that the dataset's names have."""
+    stem = file.path.stem.removeprefix("test_")
+    if stem in definitions:
+        return stem
+    words = stem.split("_")
+    found = [name for name in definitions if _is_subsequence(words, name.split("_"))]
+    return min(found, key=len) if found else None
+
+
+def _is_subsequence(words: list[str], name: list[str]) -> bool:
+    rest = iter(name)
+    return all(word in rest for word in words)
+
+
+def _absent_definitions(file: TestFile, definitions: Mapping[str, Definition]) -> Iterator[Finding]:
+    for name, call in loaded(file):
+        if name not in definitions:
+            close = get_close_matches(name, definitions, n=2)
+            hint = f"; close to it: {', '.join(close)}" if close else ""
+            yield at(file.path, call, "TA203", f"{name} is not in the dataset{hint}", file.lines)
+
+
+def _pasted(file: TestFile, definitions: Mapping[str, Definition]) -> Iterator[Finding]:
+    copy = next((file.functions[name] for name in COPIES if name in file.functions), None)
+    if copy is None or loaded(file):
+        return
+    name = subject(file, definitions)
+    if name is None:
+        what = f"{copy.name}() is tested; the dataset has no definition {file.path.stem.removeprefix('test_')}"
+        yield at(file.path, copy, "TA204", what, file.lines)
+        return
+    own = _run_of(definitions[name].reference)
+    difference = "" if own is None else _difference(copy, own)
+    if difference:
+        yield at(file.path, copy, "TA202", f"{copy.name}() is not {name}'s reference: {difference}", file.lines)
+    else:
+        yield at(file.path, copy, "TA201", f"{copy.name}() is a copy of {name}'s reference", file.lines)
+
+
+def _run_of(source: str) -> Function | None:
+    body = ast.parse(source).body
+    return next((node for node in body if isinstance(node, ast.FunctionDef) and node.name == "run"), None)
+
+
+def _difference(one: Function, other: Function) -> str:
+    """The first thing in which two functions differ, docstrings, annotations and assertions aside."""
+    ours, theirs = ([arg.arg for arg in f.args.args] for f in (one, other))
+    if ours != theirs:
+        return f"its parameters are ({', '.join(ours)}), the definition's are ({', '.join(theirs)})"
+    left, right = _statements(one), _statements(other)
+    for mine, its in zip(left, right, strict=False):
+        if mine != its:
+            return f"it says `{_short(mine)}` where the definition says `{_short(its)}`"
+    if len(left) != len(right):
+        longer = (left if len(left) > len(right) else right)[min(len(left), len(right))]
+        who = "only the copy" if len(left) > len(right) else "only the definition"
+        return f"{who} says `{_short(longer)}`"
+    return ""
+
+
+def _statements(function: Function) -> list[str]:
+    found = []
+    for node in ast.walk(_stripped(function)):
+        if isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            found.append(ast.unparse(node))
+        elif isinstance(node, ast.If | ast.While):
+            found.append(f"if {ast.unparse(node.test)}")
+        elif isinstance(node, ast.For):
+            found.append(f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}")
+    return found
+
+
+class _Strip(ast.NodeTransformer):
+    def visit_Assert(self, node: ast.Assert) -> None:
+        """Assertions do not change what is computed."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        """Docstrings neither."""
+        return None if isinstance(node.value, ast.Constant) else node
+
+    def visit_Pass(self, node: ast.Pass) -> None:
+        """Nor nothing."""
+
+
+def _stripped(function: Function) -> Function:
+    copy = ast.parse(ast.unparse(function)).body[0]
+    assert isinstance(copy, Function)
+    result: Function = _Strip().visit(copy)
+    result.decorator_list = []
+    return result
+
+
+def _short(text: str) -> str:
+    line = text.splitlines()[0]
+    return line if len(line) <= 70 else line[:67] + "..."
+
+
+def check_api(file: TestFile, package: Package) -> Iterator[Finding]:
+    """Names of a package that the file uses and that its unpacked files do not have."""
+    aliases: dict[str, str] = {}
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.partition(".")[0] == package.name:
+                    aliases[alias.asname or package.name] = alias.name if alias.asname else package.name
+                    yield from _api_problem(file, node, alias.name, package)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == package.name:
+            for alias in node.names:
+                aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                yield from _api_problem(file, node, f"{node.module}.{alias.name}", package)
+    inner = {id(node.value) for node in ast.walk(file.tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.Attribute) and id(node) not in inner:
+            path = _path(node, aliases)
+            if path:
+                yield from _api_problem(file, node, path, package)
+
+
+def _path(node: ast.expr, aliases: Mapping[str, str]) -> str:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    start = aliases.get(node.id) if isinstance(node, ast.Name) else None
+    return "" if start is None else ".".join([start, *reversed(parts)])
+
+
+def _api_problem(file: TestFile, node: ast.AST, name: str, package: Package) -> Iterator[Finding]:
+    if name == package.name:
+        return
+    problem = package.problem(name)
+    if problem:
+        yield at(file.path, node, "TA401", f"{name}: {problem}", file.lines)

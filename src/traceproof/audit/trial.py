@@ -1,0 +1,275 @@
+"""Running a test file to see what it lets pass. `python -m traceproof.audit.trial ORDER` prints one JSON object.
+
+Runs in an environment with torch and pytest. Packages that the file imports and that are absent get stand-ins,
+whose functions raise when they are called: what a test does before it needs a kernel still runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+GENERATORS = ("generate_random_inputs", "generate_random_inputs_moe", "make_inputs", "generate_inputs")
+RATIOS = ("hit_ratio", "percent", "required_hit_ratio", "min_hit_ratio")
+SEED = 0
+PLENTY = 512  # for sizes that the test would have computed: how many pages there are, mostly
+
+
+class AbsentError(RuntimeError):
+    """A function of a package that is not installed was called."""
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds the given packages and any module in them."""
+
+    def __init__(self, packages: frozenset[str]) -> None:
+        self._packages = packages
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        del path, target
+        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in self._packages else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        del module
+
+
+class _StandIn(ModuleType):
+    """Has every name; what is called raises."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any name
+        if name.startswith("__"):
+            raise AttributeError(name)
+        place = f"{self.__name__}.{name}"
+
+        def absent(*_: object, **__: object) -> None:
+            raise AbsentError(f"{place} was called, and its package is not installed")
+
+        return absent
+
+
+def stand_in(source: str) -> tuple[str, ...]:
+    """Let every absent package that the source imports be imported; gives their names."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    absent = frozenset(name for name in names if importlib.util.find_spec(name) is None)
+    sys.meta_path.append(_Finder(absent))
+    return tuple(sorted(absent))
+
+
+def run_pytest(path: Path) -> list[dict[str, Any]]:
+    """Outcome of every test of a file, and how many comparisons it made."""
+    import pytest
+
+    watch = _Watch()
+    arguments = [str(path), "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        pytest.main(arguments, plugins=[watch])
+    return watch.rows
+
+
+class _Watch:
+    """A pytest plugin that counts comparisons."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.count = 0
+        for owner, name in (
+            (torch, "allclose"),
+            (torch, "isclose"),
+            (torch, "equal"),
+            (torch.testing, "assert_close"),
+        ):
+            setattr(owner, name, self._counted(getattr(owner, name)))
+
+    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - as the function wrapped
+            self.count += 1
+            return function(*arguments, **options)
+
+        return counting
+
+    def pytest_runtest_setup(self) -> None:
+        """Start counting."""
+        self.count = 0
+
+    def pytest_runtest_logreport(self, report: Any) -> None:  # noqa: ANN401 - pytest's report
+        """Note what came of a test."""
+        if report.when == "call" or report.outcome != "passed":
+            said = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr or "")
+            self.rows.append(
+                {
+                    "test": report.nodeid.rpartition("::")[2],
+                    "outcome": report.outcome,
+                    "comparisons": self.count,
+                    "message": said.strip().splitlines()[-1][-200:] if said.strip() else "",
+                }
+            )
+
+
+def wrong_answers(path: Path, reference: str | None, tests: Sequence[str]) -> list[dict[str, Any]]:
+    """Whether all zeros and the negated answer pass, on the file's own inputs by the file's own tolerance.
+
+    Args:
+        path: the file, which makes inputs by a function named as in GENERATORS.
+        reference: the definition's code where the file has none of its own.
+        tests: functions whose tolerances are tried.
+    """
+    module = _module(path)
+    make = next((getattr(module, name) for name in GENERATORS if hasattr(module, name)), None)
+    if make is None:
+        raise LookupError("the file has no function that makes inputs")
+    run = getattr(module, "run", None)
+    if run is None:
+        if reference is None:
+            raise LookupError("the file has no reference, and loads none that is known")
+        namespace: dict[str, Any] = {}
+        exec(compile(reference, "<reference>", "exec"), namespace)  # noqa: S102 - a process of its own
+        run = namespace["run"]
+    found = []
+    for name in tests:
+        test = getattr(module, name)
+        tolerance = tolerances(ast.parse(inspect.getsource(test)), test)
+        if tolerance is None:
+            continue
+        torch.manual_seed(SEED)
+        inputs = make(**_arguments(make, test))
+        outputs = _call(run, inputs)
+        for output, value in outputs.items():
+            found += [
+                {"test": name, "output": output, "wrong": what, **tolerance, **_passes(wrong, value, tolerance)}
+                for what, wrong in (("all zeros", torch.zeros_like(value)), ("the negated answer", -value))
+            ]
+    return found
+
+
+def tolerances(tree: ast.AST, test: Callable[..., Any]) -> dict[str, Any] | None:
+    """atol, rtol and hit ratio that a test uses: its parameters' defaults, its local constants, its keywords."""
+    found: dict[str, float] = {}
+    for name, parameter in inspect.signature(test).parameters.items():
+        if isinstance(parameter.default, float):
+            found[name] = parameter.default
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            found |= _assigned(node)
+        elif (
+            isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant) and node.arg in {"atol", "rtol"}
+        ):
+            found[node.arg] = float(node.value.value)  # type: ignore[arg-type]
+        elif isinstance(node, ast.Compare):
+            match node.left, node.comparators[0]:
+                case ast.Name(id=name), ast.Constant(value=float() as value) if name in RATIOS:
+                    found[name] = value
+    if "atol" not in found or "rtol" not in found:
+        return None
+    ratio = next((found[name] for name in RATIOS if name in found), 1.0)
+    return {"atol": found["atol"], "rtol": found["rtol"], "needed": ratio}
+
+
+def _assigned(node: ast.Assign) -> dict[str, float]:
+    target, value = node.targets[0], node.value
+    pairs = (
+        zip(target.elts, value.elts, strict=False)
+        if (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple))
+        else [(target, value)]
+    )
+    return {
+        one.id: float(other.value)
+        for one, other in pairs
+        if isinstance(one, ast.Name) and isinstance(other, ast.Constant) and isinstance(other.value, float)
+    }
+
+
+def _passes(wrong: torch.Tensor, right: torch.Tensor, tolerance: Mapping[str, Any]) -> dict[str, Any]:
+    a, e = wrong.to(torch.float64), right.to(torch.float64)
+    finite = torch.isfinite(e)
+    within = ((a - e).abs() <= tolerance["atol"] + tolerance["rtol"] * e.abs()) & finite
+    ratio = float((within | (~finite & (wrong == right))).double().mean())
+    return {"within": ratio, "passes": ratio >= tolerance["needed"]}
+
+
+def _arguments(make: Callable[..., Any], test: Callable[..., Any]) -> dict[str, Any]:
+    """Arguments of the file's own generator: the test's defaults by name, the CPU, and small numbers otherwise."""
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(test).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    chosen: dict[str, Any] = {}
+    for name, parameter in inspect.signature(make).parameters.items():
+        if name == "device":
+            chosen[name] = "cpu"
+        elif name in defaults:
+            chosen[name] = defaults[name]
+        elif parameter.default is inspect.Parameter.empty:
+            chosen[name] = PLENTY
+    return chosen
+
+
+def _call(run: Callable[..., Any], inputs: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401 - what files make
+    if isinstance(inputs, Mapping):
+        wanted = inspect.signature(run).parameters
+        returned = run(**{name: value for name, value in inputs.items() if name in wanted})
+    else:
+        returned = run(*inputs)
+    if isinstance(returned, Mapping):
+        named = dict(returned)
+    else:
+        values = returned if isinstance(returned, tuple | list) else [returned]
+        named = {f"output {index}": value for index, value in enumerate(values)}
+    return {
+        name: value
+        for name, value in named.items()
+        if isinstance(value, torch.Tensor) and value.dtype.is_floating_point and value.numel()
+    }
+
+
+def _module(path: Path) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def main(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Both trials of one file; what a trial could not do is a text in its place."""
+    torch.set_num_threads(1)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what a machine without a GPU sees is the question
+    path = Path(order["path"])
+    absent = stand_in(path.read_text(encoding="utf-8"))
+    result: dict[str, Any] = {"absent": absent}
+    try:
+        with redirect_stdout(io.StringIO()):
+            result["wrong"] = wrong_answers(path, order["reference"], order["tests"])
+    except Exception as error:  # noqa: BLE001 - whatever a stranger's file raises is the answer
+        result["not_run"] = f"{type(error).__name__}: {error}"[:300]
+    result["pytest"] = run_pytest(path)
+    return result
+
+
+if __name__ == "__main__":
+    real = sys.stdout
+    outcome = main(json.loads(sys.argv[1]))
+    json.dump(outcome, real)

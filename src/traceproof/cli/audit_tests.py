@@ -1,0 +1,79 @@
+"""`traceproof audit-tests`: which tests of a folder can not fail, and why."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from traceproof.audit.findings import as_sarif, as_text
+from traceproof.audit.run import CODES, Report, Settings, audit
+from traceproof.cli import run
+from traceproof.errors import TraceproofError
+
+PYTHON = Path(".venvs/torch/bin/python")
+
+
+def audit_tests(  # noqa: PLR0913 - one parameter an option
+    folder: Annotated[Path, typer.Argument(help="Folder of test_*.py files.")],
+    *,
+    dataset: Annotated[
+        Path | None, typer.Option(help="The dataset that is tested; the one that holds the folder if left out.")
+    ] = None,
+    flashinfer_path: Annotated[Path | None, typer.Option(help="An unpacked FlashInfer; checks API names.")] = None,
+    torch_python: Annotated[
+        Path | None, typer.Option(help="Interpreter with torch and pytest, to run the files with.")
+    ] = None,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Read only, run nothing.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the findings as JSON; - is stdout.")
+    ] = None,
+    sarif_file: Annotated[
+        Path | None, typer.Option("--sarif", metavar="FILE", help="Write the findings as SARIF; - is stdout.")
+    ] = None,
+) -> None:
+    """Find tests that can not fail, test something else than the dataset, or let wrong answers pass.
+
+    Running executes the files' code, as pytest would. Exit codes: 0 nothing found, 1 findings, 2 bad use or input.
+    """
+    if not folder.is_dir():
+        raise TraceproofError(f"{folder} is no folder", todo="Give the folder of the tests.")
+    settings = Settings(
+        dataset=dataset.expanduser() if dataset is not None else _above(folder),
+        flashinfer=flashinfer_path,
+        python=None if no_run else _python(torch_python),
+    )
+    report = audit(folder, settings)
+    run.write_result(sarif_file, as_sarif(report.findings, CODES))
+    run.write_result(json_file, _json(report))
+    text = as_text(report.findings, CODES)
+    text += f"{report.tests} tests in {report.files} files: {len(report.findings)} findings\n"
+    text += "".join(f"not run: {name}: {why}\n" for name, why in report.not_run.items())
+    (sys.stderr if "-" in {str(json_file), str(sarif_file)} else sys.stdout).write(text)
+    raise typer.Exit(run.FINDINGS if report.findings else run.FINE)
+
+
+def _above(folder: Path) -> Path:
+    for parent in folder.resolve().parents:
+        if (parent / "definitions").is_dir():
+            return parent
+    raise TraceproofError(f"no dataset above {folder}", todo="Give its folder with --dataset.")
+
+
+def _python(given: Path | None) -> str:
+    python = (given if given is not None else PYTHON).expanduser().absolute()
+    if not python.is_file():
+        todo = "Give one with torch and pytest as --torch-python, or --no-run to read only."
+        raise TraceproofError(f"there is no interpreter {python}", todo=todo)
+    return str(python)
+
+
+def _json(report: Report) -> dict[str, object]:
+    return {
+        "files": report.files,
+        "tests": report.tests,
+        "not_run": report.not_run,
+        "findings": [finding.as_json() for finding in report.findings],
+    }

@@ -1,0 +1,152 @@
+"""The audit finds every planted fault of a test, and none in a test that is right."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from definitions import GOOD, rmsnorm, write
+
+from traceproof.audit.findings import as_sarif, as_text
+from traceproof.audit.run import CODES, Settings, audit
+from traceproof.errors import TraceproofError
+
+RIGHT = """
+import json
+import torch
+
+def load_definition(name):
+    raise LookupError(name)
+
+def make_inputs(batch_size, device="cpu"):
+    return {"hidden_states": torch.randn(batch_size, 32), "weight": torch.randn(32)}
+
+def test_right():
+    torch.manual_seed(0)
+    reference = load_definition("rmsnorm_a")
+    inputs = make_inputs(4)
+    torch.testing.assert_close(reference(**inputs), inputs["hidden_states"], atol=1e-3, rtol=1e-3)
+"""
+PLANTED = {
+    "TA000": "def test(:",
+    "TA101": "def test_a():\n    print(1)\n",
+    "TA102": "def test_a():\n    return 1 == 2\n",
+    "TA103": "def test_a():\n    try:\n        assert f() == 1\n    except Exception as e:\n        print(e)\n",
+    "TA104": "def main():\n    try:\n        f()\n    except Exception:\n        print(1)\n",
+    "TA105": "def test_a():\n    if not torch.cuda.is_available():\n        return\n    assert f() == 1\n",
+    "TA106": "def test_a():\n    out = f()\n    assert out.shape == (2, 3)\n    assert not out.isnan().any()\n",
+    "TA203": 'def test_a():\n    assert load_definition("rmsnorm_z").x == 1\n',
+    "TA302": "def inputs():\n    return torch.randn(3)\n\ndef test_a():\n    assert close(f(inputs()))\n",
+    "TA303": "def test_a():\n    kv_indices = torch.arange(7)\n    assert close(f(kv_indices))\n",
+}
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    write(tmp_path, rmsnorm("rmsnorm_a"))
+    return tmp_path
+
+
+def codes(dataset: Path, text: str, name: str = "test_x.py", python: str | None = None) -> list[str]:
+    folder = dataset / "tests"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    report = audit(folder, Settings(dataset=dataset, python=python))
+    return [finding.code for finding in report.findings]
+
+
+def test_a_right_file_has_no_findings(dataset: Path) -> None:
+    assert codes(dataset, RIGHT) == []
+
+
+@pytest.mark.parametrize("code", sorted(PLANTED))
+def test_a_planted_fault_is_found(dataset: Path, code: str) -> None:
+    assert code in codes(dataset, PLANTED[code])
+
+
+def test_an_assertion_of_a_helper_about_its_arguments_is_no_assertion_about_an_output(dataset: Path) -> None:
+    helper = "def quantise(x):\n    assert x.dim() == 2\n    return x\n\n"
+    assert "TA101" in codes(dataset, helper + "def test_a():\n    print(quantise(1))\n")
+    assert "TA101" not in codes(dataset, "def check(x):\n    assert x == 1\n\ndef test_a():\n    check(f())\n")
+
+
+def test_permuted_pages_are_no_identity_table(dataset: Path) -> None:
+    text = "def test_a():\n    pages = torch.randperm(7)\n    kv_indices = pages[:3]\n    my_indices = torch.arange(3)\n"
+    assert "TA303" not in codes(dataset, text)
+
+
+def test_a_copy_of_the_reference_is_told_from_one_that_differs(dataset: Path) -> None:
+    test = "\ndef test_a():\n    torch.manual_seed(0)\n    assert close(run(1, 2))\n"
+    assert codes(dataset, GOOD + test, "test_rmsnorm_a.py") == ["TA201"]
+    assert codes(dataset, GOOD.replace("1e-6", "1e-5") + test, "test_rmsnorm_a.py") == ["TA202"]
+    (dataset / "tests" / "test_rmsnorm_a.py").unlink()
+    assert codes(dataset, GOOD + test, "test_layernorm.py") == ["TA204"]
+
+
+def test_an_api_that_is_gone_is_found_and_one_that_is_there_is_not(dataset: Path) -> None:
+    package = dataset / "wheel" / "flashinfer"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from .norm import rmsnorm\n")
+    (package / "norm.py").write_text("def rmsnorm(x): ...\n")
+    folder = dataset / "tests"
+    folder.mkdir()
+    (folder / "test_x.py").write_text("import flashinfer\nflashinfer.norm.rmsnorm(1)\nflashinfer.norm.gone(1)\n")
+    report = audit(folder, Settings(dataset=dataset, flashinfer=package.parent))
+    assert [(f.code, f.line, f.column) for f in report.findings] == [("TA401", 3, 1)]
+    assert "has no gone" in report.findings[0].evidence
+
+
+def test_running_shows_what_passes_without_comparing_and_which_tolerance_lets_zeros_pass(dataset: Path) -> None:
+    text = GOOD + (
+        "\nimport no_such_package\n"
+        "def generate_random_inputs(batch_size, device='cuda'):\n"
+        "    x = torch.randn(batch_size, 32, device=device) * 1e-3\n"
+        "    return x, torch.full((32,), 1e-3)\n"
+        "def test_correctness(batch_size=4, atol=1e-2, rtol=1e-2):\n"
+        "    torch.manual_seed(0)\n"
+        "    if not torch.cuda.is_available():\n"
+        "        return False\n"
+        "    x = generate_random_inputs(batch_size)\n"
+        "    assert torch.allclose(run(*x), no_such_package.kernel(*x), atol=atol, rtol=rtol)\n"
+    )
+    found = codes(dataset, text, "test_rmsnorm_a.py", sys.executable)
+    assert found.count("TA301") == 2
+    assert "TA107" in found
+
+
+def test_findings_have_spans_and_sarif_names_every_rule(dataset: Path) -> None:
+    (dataset / "tests").mkdir()
+    (dataset / "tests" / "test_x.py").write_text(PLANTED["TA102"])
+    report = audit(dataset / "tests", Settings(dataset=dataset))
+    finding = next(finding for finding in report.findings if finding.code == "TA102")
+    assert (finding.line, finding.column, finding.end_line, finding.end_column) == (2, 5, 2, 18)
+    log = as_sarif(report.findings, CODES)
+    assert {rule["id"] for rule in log["runs"][0]["tool"]["driver"]["rules"]} == set(CODES)
+    region = log["runs"][0]["results"][-1]["locations"][0]["physicalLocation"]["region"]
+    assert region["startLine"] >= 1
+    assert json.dumps(log)
+    assert "test_x.py:2:5: TA102" in as_text(report.findings, CODES)
+
+
+def test_a_folder_without_tests_and_a_folder_that_is_no_dataset_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceproofError, match=r"holds no test_\*.py"):
+        audit(tmp_path, Settings(dataset=tmp_path))
+    (tmp_path / "test_x.py").write_text("")
+    with pytest.raises(TraceproofError, match="is not a dataset"):
+        audit(tmp_path, Settings(dataset=tmp_path))
+
+
+def test_the_command_gives_exit_codes(dataset: Path) -> None:
+    folder = dataset / "tests"
+    folder.mkdir()
+    (folder / "test_x.py").write_text(RIGHT)
+    command = [sys.executable, "-m", "traceproof", "audit-tests", str(folder), "--no-run"]
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+    (folder / "test_x.py").write_text(PLANTED["TA101"])
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 1
+    absent = subprocess.run([*command[:-2], str(folder / "no")], check=False, capture_output=True, text=True)
+    assert absent.returncode == 2
+    assert "is no folder" in absent.stderr
