@@ -41,6 +41,7 @@ rule verify_all:
 
 
 include: "rules/dataset.smk"
+include: "rules/extract.smk"
 include: "rules/sources.smk"
 include: "rules/stacks.smk"
 include: "rules/cases.smk"

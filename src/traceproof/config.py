@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -21,6 +22,7 @@ from pydantic import (
 
 from traceproof.actors.registry import TRUTHS
 from traceproof.errors import TraceproofError
+from traceproof.extract import catalogue
 from traceproof.ops import registry
 from traceproof.ops.cases import SIZES
 
@@ -29,6 +31,11 @@ CLOSED = ConfigDict(extra="forbid", frozen=True)
 Text = Annotated[str, StringConstraints(min_length=1)]
 Names = tuple[Text, ...]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# Ranks of a parallelism: a number alone is short for a list of one.
+Ranks = Annotated[
+    tuple[Annotated[int, Field(ge=1)], ...],
+    BeforeValidator(lambda value: value if isinstance(value, list | tuple) else (value,)),
+]
 
 
 class Pypi(BaseModel):
@@ -120,6 +127,7 @@ class Stacks(BaseModel):
     flashinfer: Stack = Stack()
     sglang: Stack = Stack()
     fla: Stack = Stack()
+    extract: Stack = Stack()
 
 
 class Limits(BaseModel):
@@ -131,11 +139,33 @@ class Limits(BaseModel):
     output_mb: Positive = 1.0
 
 
+class ModelChoice(BaseModel):
+    """A model whose definitions are extracted first; a name alone is short for `name`."""
+
+    model_config = CLOSED
+    name: Text | None = None
+    config: Path | None = None
+    tp: Ranks = ()
+    ep: Ranks = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if self.name is None and self.config is None:
+            raise ValueError("give the 'name' of a bundled model, or the path of a config.json as 'config'")
+        return self
+
+
 class Config(BaseModel):
     """The whole file; see config.yaml for what each key means."""
 
     model_config = CLOSED
     dataset: Dataset
+    models: tuple[ModelChoice, ...] = ()
     selection: Selection = Selection()
     test_sizes: Annotated[tuple[Literal["small", "medium", "large"], ...], Field(min_length=1)] = (
         "small",
@@ -216,7 +246,7 @@ def _problems_on_disk(raw: Mapping[str, Any], root: Path) -> list[str]:
     dataset = _valid(Dataset, raw.get("dataset"))
     selection = _valid(Selection, raw.get("selection", {}))
     known = raw.get("known")
-    problems = []
+    problems = _unusable_models(raw.get("models"), root)
     if isinstance(known, str) and not (root / known).is_file():
         problems.append(f"known: {root / known} does not exist; null means that nothing is known")
     path = None if dataset is None or dataset.path is None else root / dataset.path
@@ -226,6 +256,22 @@ def _problems_on_disk(raw: Mapping[str, Any], root: Path) -> list[str]:
         problems.append(f"dataset.path: {path} holds no definitions; expected definitions/<op_type>/<name>.json")
     elif selection is not None:
         problems += _unknown_op_types(selection, path)
+    return problems
+
+
+def _unusable_models(given: object, root: Path) -> list[str]:
+    problems = []
+    for index, value in enumerate(given if isinstance(given, list) else []):
+        choice = _valid(ModelChoice, value)
+        if choice is None:
+            continue
+        if choice.config is not None and not (root / choice.config).is_file():
+            problems.append(f"models.{index}.config: {root / choice.config} does not exist")
+        if choice.config is None and catalogue.slug_of(str(choice.name)) not in catalogue.entries():
+            bundled = ", ".join(catalogue.entries())
+            problems.append(
+                f"models.{index}.name: {choice.name!r} is not bundled, so give its config; bundled: {bundled}"
+            )
     return problems
 
 
@@ -273,6 +319,8 @@ def _explain(found: Mapping[str, Any]) -> str:
 def _known_keys(location: list[str]) -> str:
     model: type[BaseModel] = Config
     for part in location[:-1]:
+        if part.isdigit():  # an item of a list
+            continue
         annotation = model.model_fields[part].annotation
         options = [annotation, *getattr(annotation, "__args__", ())]
         model = next(one for one in options if isinstance(one, type) and issubclass(one, BaseModel))

@@ -15,8 +15,10 @@ from traceproof.actors.registry import ACTORS, TRUTHS, for_op_type
 from traceproof.codedigest import code_digest
 from traceproof.config import Config, read_config
 from traceproof.dataset.fetch import FETCHED, folder_of, scan_digest, untouched
+from traceproof.digests import digest_bytes, digest_json
+from traceproof.extract import catalogue
 from traceproof.ops import registry
-from traceproof.stacks import FOLDER, INSTALLED, NAMES, Stack, has_driver, resolve
+from traceproof.stacks import EXTRACT, FOLDER, INSTALLED, NAMES, Stack, has_driver, resolve
 from traceproof.store import write_text
 
 # Which op_types `verify_<family>` and `nox -s test_<family>` cover.
@@ -69,7 +71,7 @@ class Pipeline:
     @cached_property
     def stacks(self) -> Mapping[str, Stack]:
         """The stacks by name."""
-        return {name: resolve(self.config, name) for name in NAMES}
+        return {name: resolve(self.config, name) for name in (*NAMES, EXTRACT)}
 
     def python(self, stack: str) -> str:
         """A stack's interpreter."""
@@ -110,14 +112,32 @@ class Pipeline:
         return [] if name is None else [f"{FOLDER}/{name}/{INSTALLED}"]
 
     @property
-    def dataset(self) -> str:
-        """The dataset's folder."""
+    def source(self) -> str:
+        """The configured dataset's folder."""
         return str(folder_of(self.config.dataset, root=self.config.results / "dataset"))
+
+    @property
+    def source_fetched(self) -> list[str]:
+        """The file that says that it is there: one, or none where a folder is used in place."""
+        return [] if self.config.dataset.path is not None else [f"{self.source}/{FETCHED}"]
+
+    @cached_property
+    def source_state(self) -> str:
+        """Changes when a file of it does. A fetched one that nobody touched is always `as fetched`."""
+        folder = self.root / self.source
+        if self.config.dataset.path is not None:
+            return scan_digest(folder)
+        return "as fetched" if untouched(folder) else scan_digest(folder)
+
+    @property
+    def dataset(self) -> str:
+        """The folder of what is verified: the configured one, or a copy of it with what was extracted."""
+        return f"{self.results}/extract/dataset" if self.config.models else self.source
 
     @property
     def fetched(self) -> list[str]:
         """The file that says that the dataset is there: one, or none where a folder is used in place."""
-        return [] if self.config.dataset.path is not None else [f"{self.dataset}/{FETCHED}"]
+        return [f"{self.dataset}/{FETCHED}"] if self.config.models else self.source_fetched
 
     @property
     def dataset_source(self) -> str:
@@ -126,11 +146,29 @@ class Pipeline:
 
     @cached_property
     def dataset_state(self) -> str:
-        """Changes when a file of the dataset does. A fetched one that nobody touched is always `as fetched`."""
+        """Changes when a file of the dataset does; an extracted one is judged as a fetched one is."""
+        if not self.config.models:
+            return self.source_state
         folder = self.root / self.dataset
-        if self.config.dataset.path is not None:
-            return scan_digest(folder)
-        return "as fetched" if untouched(folder) else scan_digest(folder)
+        return "as extracted" if untouched(folder) else scan_digest(folder)
+
+    @property
+    def models(self) -> str:
+        """The models to extract, as JSON."""
+        return json.dumps([model.model_dump(mode="json") for model in self.config.models])
+
+    @property
+    def model_files(self) -> list[str]:
+        """The config.json files among them."""
+        return [str(model.config) for model in self.config.models if model.config is not None]
+
+    @cached_property
+    def extract_code(self) -> str:
+        """Digest of what an extraction depends on: code, the texts of references, the bundled models."""
+        texts = Path(catalogue.__file__).parents[1]
+        files = sorted(path for path in texts.rglob("*") if path.suffix in {".py", ".in", ".json"})
+        code = code_digest("traceproof.extract.stage", *(f"traceproof.ops.{name}" for name in registry.known()))
+        return digest_json([code, [digest_bytes(path.read_bytes()) for path in files]])
 
     @property
     def selection(self) -> str:

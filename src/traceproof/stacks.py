@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ FOLDER = Path(".venvs")
 INSTALLED = "installed.json"  # in an environment's folder, written last: without it, it counts as half-built
 PINS = Path("envs")
 NAMES = ("torch", "flashinfer", "sglang", "fla")
-UNHASHED = frozenset({"cpu"})  # its torch is not the registry's file, so there is no hash to pin
+EXTRACT = "extract"  # reads models and runs no kernel; needs no driver
+UNHASHED = frozenset({"cpu", EXTRACT})  # its torch is not the registry's file, so there is no hash to pin
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 CUDA_DRIVER = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # Linux; WSL
 TAIL = 8  # lines of a failed program's output that an error shows; the cause stands last
@@ -31,7 +34,7 @@ class Stack:
     """Where a stack runs.
 
     Attributes:
-        name: a name out of NAMES.
+        name: a name out of NAMES, or EXTRACT.
         environment: the environment in .venvs/ that is built for it; None: a given interpreter is used.
         python: its interpreter, relative to the repository where it is built there.
     """
@@ -63,7 +66,7 @@ def resolve(config: Config, name: str) -> Stack:
     if name == "torch":
         wanted = config.stacks.torch.env
         environment = "torch" if wanted == "cuda" or (wanted == "auto" and driver) else "cpu"
-    elif not driver:
+    elif name != EXTRACT and not driver:
         # Nothing to run there: its actors say so from wherever torch is, and nothing is downloaded for it.
         torch = resolve(config, "torch")
         return Stack(name, torch.environment, torch.python)
@@ -96,11 +99,32 @@ def install_cpu(python: Path, pins: Path, environment: str) -> None:
     exact = [*pip, "--no-deps", "-r", str(pins)]
     lines = [line.partition("+cpu")[0] for line in pins.read_text(encoding="utf-8").splitlines()]
     registry = [*pip, *(line for line in lines if line and ";" not in line and not line.startswith("#"))]
-    attempts = (exact, [*exact, "--extra-index-url", CPU_WHEELS], registry)
+    attempts = [exact, [*exact, "--extra-index-url", CPU_WHEELS]]
+    if environment != EXTRACT:  # SGLang's own requirements are gigabytes of CUDA
+        attempts.append(registry)
     for attempt in attempts[:-1]:
         if subprocess.run(attempt, check=False, capture_output=True).returncode == 0:
             return
     _run(attempts[-1], environment)
+
+
+def ready(stack: Stack, *, root: Path, say: Callable[[str], None]) -> Path:
+    """A stack's interpreter, for a command that runs without Snakemake; its environment is built once, if absent.
+
+    Raises:
+        TraceproofError: the environment can not be built.
+    """
+    if stack.environment is None:
+        return root / (shutil.which(stack.python) or stack.python)
+    stamp = root / FOLDER / stack.environment / INSTALLED
+    lock = root / FOLDER / f".{stack.environment}.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # two commands at once build it once
+        if not stamp.is_file():
+            say(f"building {FOLDER / stack.environment}, which may take minutes")
+            build(stack.environment, stamp, root=root)
+    return root / stack.python
 
 
 def _run(command: Sequence[str], environment: str) -> None:

@@ -7,12 +7,27 @@ from collections.abc import Sequence
 
 import typer
 
-from traceproof.cli import add_reference_tests, audit_tests, clone_repos, lint, publish, show, verify
+from traceproof.cli import (
+    add_new_model,
+    add_reference_tests,
+    audit_tests,
+    clone_repos,
+    extract,
+    lint,
+    publish,
+    show,
+    verify,
+)
 from traceproof.errors import TraceproofError
 
 BAD_USE = 2
 # Options that take several values after one flag.
-MANY = frozenset({"--test-sizes", "--op-type", "--definition-name", "--case", "--select", "--ignore"})
+MANY = frozenset(
+    {
+        *("--test-sizes", "--op-type", "--definition-name", "--case", "--select", "--ignore"),
+        *("--model-name", "--tp", "--ep", "--page-size"),
+    }
+)
 
 app = typer.Typer(
     name="traceproof",
@@ -25,6 +40,8 @@ app.command("clone-repos")(clone_repos.clone_repos)
 app.command("verify")(verify.verify)
 app.command("show")(show.show)
 app.command("lint")(lint.lint_command)
+app.command("extract-kernel-definitions")(extract.extract_kernel_definitions)
+app.command("add-new-model")(add_new_model.add_new_model)
 app.command("add-reference-tests")(add_reference_tests.add_reference_tests)
 app.command("audit-tests")(audit_tests.audit_tests)
 app.command("publish")(publish.publish)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from traceproof.cli.extract import EXTRACT_PYTHON
+from traceproof.cli.extract import interpreter
 from traceproof.errors import TraceproofError
 from traceproof.extract import catalogue, formulas, hierarchy, kernels
 from traceproof.extract.definitions import drafts
@@ -30,7 +30,9 @@ def add_new_model(  # noqa: PLR0913 - one parameter an option
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write it as JSON too.")] = None,
     sglang_path: Annotated[Path | None, typer.Option(help="An SGLang checkout to read instead.")] = None,
-    extract_python: Annotated[Path, typer.Option(help="Interpreter with SGLang.")] = EXTRACT_PYTHON,
+    extract_python: Annotated[
+        Path | None, typer.Option(help="Interpreter with SGLang; config.yaml's, built if absent, if left out.")
+    ] = None,
 ) -> None:
     """Write the modules of a model (block or layer, parent, count, definitions) for the web interface.
 
@@ -41,7 +43,7 @@ def add_new_model(  # noqa: PLR0913 - one parameter an option
     fetched = hf_repo_id if bundled is None or revision is not None else None
     slug, tags, given, usual = model_of(model_name, config=config, repository=fetched, revision=revision)
     parallels = worlds(tp or [], ep or [], usual)
-    environment = Environment(extract_python.absolute(), sglang_path)
+    environment = Environment(interpreter("extract", extract_python), sglang_path)
     named: dict[str, list[str]] = {}
     readings: list[Reading] = []
     for parallel in parallels:

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from traceproof import stacks
+from traceproof.cli import run
 from traceproof.errors import TraceproofError
 from traceproof.extract import catalogue
 from traceproof.extract.pipeline import (
@@ -24,8 +26,7 @@ from traceproof.extract.pipeline import (
 )
 from traceproof.extract.reading import Environment
 
-EXTRACT_PYTHON = Path(".venvs/extract/bin/python")
-TORCH_PYTHON = Path(".venvs/torch/bin/python")
+OUTPUT = Path("results/extracted")  # not the pipeline's own results/extract/dataset, which it writes anew
 
 
 def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
@@ -48,14 +49,16 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
     dataset: Annotated[
         Path | None, typer.Option(help="Compare with this dataset; the output folder if left out.")
     ] = None,
-    output_dir: Annotated[Path, typer.Option(help="Root of the dataset folder to write to.")] = Path(
-        "results/extract/dataset"
-    ),
+    output_dir: Annotated[Path, typer.Option(help="Root of the dataset folder to write to.")] = OUTPUT,
     report_dir: Annotated[Path, typer.Option(help="Where sharing.md and report.json go.")] = Path(
         "results/extract"
     ),
-    extract_python: Annotated[Path, typer.Option(help="Interpreter with SGLang.")] = EXTRACT_PYTHON,
-    torch_python: Annotated[Path, typer.Option(help="Interpreter of the torch stack.")] = TORCH_PYTHON,
+    extract_python: Annotated[
+        Path | None, typer.Option(help="Interpreter with SGLang; config.yaml's, built if absent, if left out.")
+    ] = None,
+    torch_python: Annotated[
+        Path | None, typer.Option(help="Interpreter of the torch stack; config.yaml's if left out.")
+    ] = None,
     single_reading: Annotated[
         bool, typer.Option("--single-reading", help="Do not hold SGLang's reading against config.json's formulas.")
     ] = False,
@@ -70,15 +73,15 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
 
     Exit codes: 0 written or nothing new, 1 a conflict with the dataset is to be reviewed, 2 bad use or input.
     """
-    environment = Environment(extract_python.absolute(), sglang_path)
     if list_models:
-        _list(environment)
+        _list(Environment(interpreter("extract", extract_python), sglang_path))
         return
     models = _models(model_name or [], config, hf_repo_id, revision, tp or [], ep or [])
+    pages = _page_sizes(page_size or [])
     settings = Settings(
-        environment=environment,
-        torch_python=torch_python.absolute(),
-        page_sizes=_page_sizes(page_size or []),
+        environment=Environment(interpreter("extract", extract_python), sglang_path),
+        torch_python=interpreter("torch", torch_python),
+        page_sizes=pages,
         rank_gemms=gemm_shapes == "rank",
         second_reading=not single_reading,
     )
@@ -91,6 +94,14 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
     conflicts = any(outcome.status == "conflict" for outcome in extraction.outcomes)
     if conflicts or extraction.clashes:
         raise typer.Exit(1)
+
+
+def interpreter(stack: str, given: Path | None) -> Path:
+    """The interpreter that was given, else the one of a stack by config.yaml, built first where it is absent."""
+    if given is not None:
+        return given.absolute()  # links stay, since they tell a virtual environment
+    root = run.repository()
+    return stacks.ready(stacks.resolve(run.config_of(root, {}), stack), root=root, say=_say)
 
 
 def _models(  # noqa: PLR0913, PLR0917 - the options that name models
