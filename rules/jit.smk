@@ -17,6 +17,7 @@ rule jit:
         python=jit_python,
         code=FLOW.jit_code,
         caches=FLOW.caches,
+        seconds=FLOW.config.limits.build_s,
     shell:
         "PYTHONPATH=src {params.python:q} scripts/jit.py --cases {input.cases} --stack {input.stack}"
-        " --caches {params.caches:q} --out {output} --log {log}"
+        " --caches {params.caches:q} --seconds {params.seconds} --out {output} --log {log}"

@@ -16,6 +16,7 @@ PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--cases", type=Path, required=True)
 PARSER.add_argument("--stack", type=Path, required=True, help="the record of the stack")
 PARSER.add_argument("--caches", type=Path, required=True, help="folder for what is compiled")
+PARSER.add_argument("--seconds", type=float, required=True, help="limit of one module")
 PARSER.add_argument("--out", type=Path, required=True, help="what came of each module")
 PARSER.add_argument("--log", type=Path, required=True)
 
@@ -29,7 +30,8 @@ def main() -> None:
         modules = jit.needed(options.cases, stack["stack"], (major, minor))
         os.environ.update(jit.environment(options.caches, stack))
         at_once = jit.side_by_side(jit.available_memory(), os.cpu_count() or 1)
-        for module, built in jit.build(stack["stack"], modules.values(), at_once=at_once):
+        building = jit.build(stack["stack"], modules.values(), at_once=at_once, seconds=options.seconds)
+        for module, built in building:
             record[module.label] = dataclasses.asdict(built)
             sys.stderr.write(f"jit        {module.label}  {built.status}  {built.seconds:.0f} s\n")
     write_json(options.out, record)

@@ -131,12 +131,13 @@ class Stacks(BaseModel):
 
 
 class Limits(BaseModel):
-    """What one case may use; past it the case gets an `error` (or, by estimate, a skip) and the run goes on."""
+    """What one case, or one build, may use; past it the case gets an `error` (or, by estimate, a skip)."""
 
     model_config = CLOSED
     wall_s: Positive = 120.0
     memory_gb: Positive = 10.0
     output_mb: Positive = 1.0
+    build_s: Positive = 900.0
 
 
 class ModelChoice(BaseModel):

@@ -21,7 +21,6 @@ from typing import IO, Any
 
 GIB = 1 << 30
 RECORDS = "TRACEPROOF_BUILT"  # variable that names the files that say what came of each module
-BUILD_SECONDS = 900.0  # three times the slowest build seen
 BUILD_BYTES = 6 * GIB  # of one module: a few compilers at once, 1 to 3 GiB each
 POLL_SECONDS = 0.1
 MESSAGE_CHARACTERS = 3000
@@ -106,7 +105,7 @@ def available_memory() -> int:
 
 
 def build(
-    stack: str, modules: Iterable[Module], *, at_once: int, seconds: float = BUILD_SECONDS
+    stack: str, modules: Iterable[Module], *, at_once: int, seconds: float
 ) -> Iterator[tuple[Module, Built]]:
     """Build modules, the longest first and wide ones last, and give each as it is done.
 

@@ -188,7 +188,7 @@ class Pipeline:
     @property
     def limits(self) -> str:
         """A case's limits, as JSON."""
-        return self.config.limits.model_dump_json()
+        return self.config.limits.model_dump_json(exclude={"build_s"})
 
     @property
     def tolerance(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
+from traceproof.adapters.base import Adapter, Api, Outputs, dim, names, tensor
 from traceproof.adapters.gdn import DECODE, MTP, PREFILL, beta, is_form, log_decay, scale, state
 from traceproof.dataset.definition import Definition
 from traceproof.jit import Module
@@ -12,6 +12,11 @@ from traceproof.ops.base import Values
 from traceproof.ops.gdn.forms import Form
 
 HOPPER_UP = ((9, 0), (10, 9))
+HEAD_SIZE = 128  # the only one that the kernels are written for
+
+
+def _wide(definition: Definition) -> bool:
+    return dim(definition, "k", -1) == dim(definition, "v", -1) == HEAD_SIZE
 
 
 def _gated(inputs: Values) -> dict[str, torch.Tensor]:
@@ -65,7 +70,7 @@ ADAPTERS = (
         name="gdn_decode.gated_delta_rule_decode_pretranspose",
         inputs=DECODE,
         outputs=names("output new_state"),
-        accepts=lambda definition: is_form(definition, Form.DECODE),
+        accepts=lambda definition: is_form(definition, Form.DECODE) and _wide(definition),
         apis=("gdn_decode",),
         packages=("cutlass",),
         call=_decode,
@@ -77,6 +82,7 @@ ADAPTERS = (
         inputs=MTP,
         optional=names("intermediate_states_buffer"),
         outputs=names("output final_state"),
+        accepts=_wide,
         apis=("gdn_mtp",),
         packages=("cutlass",),
         call=_mtp,
@@ -87,6 +93,7 @@ ADAPTERS = (
         name="gdn_prefill.chunk_gated_delta_rule",
         inputs=PREFILL,
         outputs=names("output new_state"),
+        accepts=_wide,
         apis=("gdn_prefill",),
         call=_prefill,
         modules=lambda _, capability: (Module("gen_gdn_prefill"),) if capability == (9, 0) else (),

@@ -15,6 +15,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import torch
+
 KERNELS = "sgl_kernel"
 # The smallest model description that SGLang's argument check accepts; nothing of it is used.
 MODEL = {
@@ -35,7 +37,8 @@ MODEL = {
 def stand_in_for_kernels() -> None:
     """Let the Triton kernels and native forms import where SGLang's compiled kernel package is absent.
 
-    Their modules import names of it that they do not call here, but for one, of which SGLang has a Triton version.
+    Their modules import names of it that they do not call here, but for two: of one SGLang has a Triton
+    version, the other sorts indices (`align`).
     """
     if importlib.util.find_spec(KERNELS) is None:
         sys.meta_path.append(_Finder())
@@ -65,7 +68,7 @@ class _StandIn(ModuleType):
 
 
 class _Name:
-    """Has every attribute; what is called raises, but for the one with a Triton version."""
+    """Has every attribute; what is called raises, but for the two that are stood in for."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -76,10 +79,46 @@ class _Name:
         return _Name(f"{self._name}.{name}")
 
     def __call__(self, *arguments: object) -> None:
-        if self._name != f"{KERNELS}.moe_sum_reduce":
+        if self._name == f"{KERNELS}.moe_sum_reduce":
+            triton = importlib.import_module("sglang.kernels.ops.moe.fused_moe_triton_kernels")
+            triton.moe_sum_reduce_triton(*arguments)
+        elif self._name == f"{KERNELS}.moe_align_block_size":
+            align(*arguments[:6])  # type: ignore[arg-type] # SGLang calls it, with the kernel's own arguments
+        else:
             raise RuntimeError(f"{self._name} was called, and the package {KERNELS} is not installed")
-        triton = importlib.import_module("sglang.kernels.ops.moe.fused_moe_triton_kernels")
-        triton.moe_sum_reduce_triton(*arguments)
+
+
+def align(  # noqa: PLR0913 - the kernel's own arguments
+    ids: torch.Tensor,
+    buckets: int,
+    block: int,
+    tokens: torch.Tensor,
+    experts: torch.Tensor,
+    total: torch.Tensor,
+) -> None:
+    """Sort (token, expert) pairs into blocks of one expert each; only indices, no arithmetic on values.
+
+    Args:
+        ids: experts from -1 (left out) to `buckets` - 2, any shape; pair `i` is its `i`-th element.
+        buckets: experts and one more for -1.
+        block: pairs a block.
+        tokens: written; pairs by expert, each expert's last block filled up with `ids.numel()`.
+        experts: written; each block's expert.
+        total: written; one number, the pairs with the padding.
+    """
+    bucket = ids.flatten().long() + 1
+    counts = torch.bincount(bucket, minlength=buckets)
+    ends = torch.cumsum((counts + block - 1) // block * block, 0)
+    order = torch.argsort(bucket, stable=True)
+    owner = bucket[order]
+    before = torch.cumsum(counts, 0) - counts
+    starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+    tokens.fill_(ids.numel())
+    tokens[starts[owner] + torch.arange(len(order), device=ids.device) - before[owner]] = order.to(tokens.dtype)
+    firsts = torch.arange(len(experts), device=ids.device) * block
+    found = torch.searchsorted(ends, firsts, right=True) - 1
+    experts.copy_(torch.where(firsts < ends[-1], found, -1))
+    total.fill_(int(ends[-1]))
 
 
 def publish() -> None:
