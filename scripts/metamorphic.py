@@ -11,7 +11,7 @@ from pathlib import Path
 from traceproof.calibrate.page import LAWS, insert
 from traceproof.dataset.tree import read_tree
 from traceproof.metamorphic.laws import laws_of
-from traceproof.metamorphic.score import PRELOAD, tables, try_laws
+from traceproof.metamorphic.score import PRELOAD, memory, tables, try_laws
 from traceproof.worker import GIB, Limits, Pool
 
 
@@ -33,6 +33,9 @@ def main() -> int:
                 if options.definition_name and name not in options.definition_name:
                     continue
                 if not laws_of(entry.definition):
+                    continue
+                if memory(entry.definition, seed=0) > options.memory_gib * GIB:
+                    sys.stderr.write(f"{name}: left out, needs more than {options.memory_gib} GiB\n")
                     continue
                 started = time.monotonic()
                 findings = [found.as_json() for found in try_laws(entry.definition, pool, limits=limits, seed=0)]

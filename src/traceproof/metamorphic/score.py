@@ -47,6 +47,15 @@ class Finding:
         return asdict(self)
 
 
+def memory(definition: Definition, *, seed: int) -> int:
+    """Bytes that the largest case in use needs, by the op's estimate."""
+    from traceproof.metamorphic.trial import cases_of
+    from traceproof.ops import registry
+
+    op = registry.get(definition.op_type)
+    return max((op.memory(definition, case) for case in cases_of(definition, seed)), default=0)
+
+
 def try_laws(definition: Definition, pool: Pool, *, limits: Limits, seed: int) -> Iterator[Finding]:
     """Every law of a definition. A crash, a hang or an out-of-memory breaks the law at hand."""
     names = [law.name for law in laws_of(definition)]

@@ -36,15 +36,16 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[str], dict[str, A
 
 def _subjects(definition: Definition, seed: int) -> Iterator[Subject]:
     op = registry.get(definition.op_type)
-    for case in op.cases(definition, sizes=("small", "medium"), seed=seed):
-        if _wanted(case):
-            inputs = make_inputs(op, definition, case, device=torch.device("cpu"))
-            oracle = op.oracle(definition, inputs)
-            yield Subject(definition=definition, op=op, case=case, inputs=inputs, oracle=oracle, seed=seed)
+    for case in cases_of(definition, seed):
+        inputs = make_inputs(op, definition, case, device=torch.device("cpu"))
+        oracle = op.oracle(definition, inputs)
+        yield Subject(definition=definition, op=op, case=case, inputs=inputs, oracle=oracle, seed=seed)
 
 
-def _wanted(case: Case) -> bool:
-    return case.size in WANTED or case.id in WANTED
+def cases_of(definition: Definition, seed: int) -> list[Case]:
+    """The cases that laws are tried on."""
+    found = registry.get(definition.op_type).cases(definition, sizes=("small", "medium"), seed=seed)
+    return [case for case in found if case.size in WANTED or case.id in WANTED]
 
 
 def try_law(law: Law, subjects: list[Subject]) -> dict[str, Any]:

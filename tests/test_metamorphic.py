@@ -1,0 +1,196 @@
+"""Laws that need no ground truth: right references keep them, references with a planted violation do not."""
+
+from __future__ import annotations
+
+import definitions as small
+import op_support as ops
+import pytest
+import torch
+import worker_pools
+
+from traceproof.calibrate.model import Subject
+from traceproof.dataset.definition import Definition
+from traceproof.draw import Draw
+from traceproof.metamorphic.batch import batch_of
+from traceproof.metamorphic.check import Agreement, agree
+from traceproof.metamorphic.laws import BY_OP_TYPE, laws_of
+from traceproof.metamorphic.model import permutation
+from traceproof.metamorphic.score import Finding, memory, tables, try_laws
+from traceproof.metamorphic.trial import cases_of, try_law
+from traceproof.ops import registry
+from traceproof.worker import Limits
+
+OWN = [ops.definitions(op_type)[0] for op_type in sorted(BY_OP_TYPE) if ops.definitions(op_type)]
+DECODE = ops.load("gqa_paged", "gqa_paged_decode_h40_kv8_d128_ps16")
+PREFILL = ops.load("gdn", "gdn_prefill_qk2_v4_d32_k_last")
+CASES = ("small-1", "edge-empty-row", "edge-empty-sequence", "edge-no-state", "adversarial-rows")
+
+
+def subjects(definition: Definition, *names: str) -> list[Subject]:
+    """A few cases, drawn and solved."""
+    op = registry.get(definition.op_type)
+    found = []
+    for case in cases_of(definition, 0):
+        if case.id in (names or CASES):
+            draw = Draw(definition=definition.name, case=case.id, seed=0, device=torch.device("cpu"))
+            inputs = op.inputs(definition, case, draw)
+            oracle = op.oracle(definition, inputs)
+            found.append(Subject(definition=definition, op=op, case=case, inputs=inputs, oracle=oracle, seed=0))
+    return found
+
+
+def broken(definition: Definition, *names: str) -> set[str]:
+    """The laws that a reference breaks."""
+    cases = subjects(definition, *names)
+    return {law.name for law in laws_of(definition) if try_law(law, cases)["agreement"] == "broken"}
+
+
+def changed(definition: Definition, old: str, new: str) -> Definition:
+    """The definition with a planted violation in its reference."""
+    assert old in definition.reference
+    return definition.model_copy(update={"reference": definition.reference.replace(old, new)})
+
+
+def norm(body: str) -> Definition:
+    return Definition.model_validate(small.rmsnorm("rmsnorm_h32", small.GOOD.replace("    return (", body)))
+
+
+def test_every_op_type_with_an_oracle_has_laws() -> None:
+    assert set(BY_OP_TYPE) == set(registry.known())
+
+
+@pytest.mark.parametrize("definition", OWN, ids=lambda definition: definition.name)
+def test_right_references_keep_their_laws(definition: Definition) -> None:
+    cases = subjects(definition)
+    found = [try_law(law, cases) for law in laws_of(definition)]
+    assert not [row for row in found if row["agreement"] == "broken" or row["failing"]]
+    assert sum(row["cases"] > 0 for row in found) >= 3
+
+
+def test_a_reference_that_depends_on_the_place_in_the_batch_is_seen() -> None:
+    placed = norm("    y = y * (1 + 0.1 * torch.arange(len(y))[:, None])\n    return (")
+    assert broken(placed) == {"batch order", "batch split and concatenated"}
+
+
+def test_a_reference_that_depends_on_the_size_of_the_batch_is_seen() -> None:
+    assert broken(norm("    y = y * len(y)\n    return (")) == {"batch split and concatenated"}
+
+
+def test_a_reference_that_depends_on_the_place_of_a_page_is_seen() -> None:
+    unmapped = changed(DECODE, "].long()", "].long().sort().values")
+    assert "pages permuted" in broken(unmapped, "medium-0")
+
+
+def test_a_natural_logarithm_is_seen_without_the_oracle() -> None:
+    found = broken(changed(DECODE, " / math.log(2.0)", ""))
+    assert found == {"KV split and merged by LSE", "softmax shift"}
+
+
+def test_a_scale_of_its_own_is_seen() -> None:
+    assert "q doubled, softmax scale halved" in broken(changed(DECODE, "* sm_scale", "* 0.08"))
+
+
+def test_a_wrong_head_map_is_seen() -> None:
+    grouped = "q[row].float().reshape(num_kv_heads, -1, head_dim)"
+    crossed = changed(DECODE, grouped, "q[row].float().reshape(-1, num_kv_heads, head_dim).transpose(0, 1)")
+    assert "heads permuted" in broken(crossed)
+
+
+def test_a_large_eps_is_seen() -> None:
+    tall = Definition.model_validate(small.rmsnorm("rmsnorm_h32", small.GOOD.replace("1e-6", "1e4")))
+    assert broken(tall) == {"x doubled, far from eps"}
+
+
+def test_a_lost_state_of_an_empty_sequence_is_seen() -> None:
+    lossy = changed(
+        PREFILL, "    return output, ", "    empty = cu_seqlens[1:] == cu_seqlens[:-1]\n    return output, "
+    )
+    name = lossy.reference.rsplit("return output, ", 1)[1].split()[0]
+    lossy = changed(lossy, f"return output, {name}", f"return output, {name} * ~empty[:, None, None, None]")
+    assert broken(lossy, "edge-empty-sequence") == {"cut in time, state handed on"}
+
+
+def test_a_sampler_that_prefers_a_row_is_seen() -> None:
+    sampler = ops.load("sampling", "top_k_sampling_from_probs_v1000")
+    greedy = changed(
+        sampler, "        picked = ", "        weights = weights if row else weights ** 8\n        picked = "
+    )
+    assert broken(greedy, "medium-0") == {"rows permuted"}
+
+
+def test_an_expert_with_a_weight_of_its_own_is_seen() -> None:
+    experts = ops.load("moe", "trtllm_fp4_block_scale_routed_moe_topk4_e16_h512_i256")
+    favoured = changed(experts, "result * weights", "result * (1 + local / 16) * weights")
+    assert broken(favoured) == {"experts permuted"}
+
+
+def test_what_fails_on_changed_inputs_breaks_the_law_and_says_so() -> None:
+    picky = norm("    assert len(y) == 2 or not len(y)\n    return (")
+    row = try_law(laws_of(picky)[1], subjects(picky, "small-1"))
+    assert row["agreement"] == "broken"
+    assert "AssertionError" in row["evidence"]
+
+
+def test_what_fails_on_its_own_inputs_is_named_and_left_to_the_judge() -> None:
+    row = try_law(laws_of(OWN[0])[0], subjects(norm("    raise ValueError('no')\n    return (")))
+    assert row["cases"] == 0
+    assert "ValueError: no" in row["failing"][0]
+
+
+def test_a_permutation_moves_something() -> None:
+    subject = subjects(DECODE, "small-1")[0]
+    for count in range(2, 9):
+        order = permutation(subject, count)
+        assert sorted(order.tolist()) == list(range(count))
+        assert order.tolist() != list(range(count))
+
+
+def test_taking_sequences_apart_keeps_their_pages_and_last_lengths() -> None:
+    subject = subjects(DECODE, "edge-empty-row")[0]
+    batch = batch_of(subject)
+    assert batch is not None
+    part = batch.select([2, 0])
+    last, indptr = (ops.tensor(part, name).tolist() for name in ("kv_last_page_len", "kv_indptr"))
+    whole = ops.tensor(subject.inputs, "kv_last_page_len").tolist()
+    assert last == [whole[2], whole[0]]
+    assert indptr == [0, 2, 3]
+
+
+def test_two_samples_are_told_apart_by_more_than_chance() -> None:
+    sampler = ops.load("sampling", "top_k_sampling_from_probs_v1000")
+    subject = subjects(sampler, "small-1")[0]
+    generator = torch.Generator().manual_seed(0)
+    one, other = (torch.randint(0, 4, (500, 2), generator=generator) for _ in range(2))
+    assert agree(subject, "samples", one, other, None)[0] == Agreement.ROUNDING
+    assert agree(subject, "samples", one, other // 2, None)[0] == Agreement.NONE
+
+
+def test_laws_run_in_a_worker_and_a_crash_breaks_the_law_at_hand() -> None:
+    deadly = norm("    if len(y) == 1:\n        import os\n        os.kill(os.getpid(), 9)\n    return (")
+    limits = Limits(seconds=60)
+    with worker_pools.pool(preload=["torch", "traceproof.metamorphic.trial"]) as pool:
+        good = list(try_laws(norm("    return ("), pool, limits=limits, seed=0))
+        bad = list(try_laws(deadly, pool, limits=limits, seed=0))
+    names = [law.name for law in laws_of(norm("    return ("))]
+    assert [found.law for found in good] == [found.law for found in bad] == names
+    assert not any(found.broken for found in good)
+    assert all("crash" in found.evidence for found in bad if found.broken)
+    assert bad[1].broken  # a split leaves one row
+
+
+def test_the_table_counts_and_shows_the_evidence() -> None:
+    rows = [
+        Finding("a", "gemm", "K permuted", 3, "bitwise", "").as_json(),
+        Finding("b", "gemm", "K permuted", 3, "broken", "small-0: C | off").as_json(),
+        Finding("c", "gemm", "A doubled", 0, "", "").as_json(),
+    ]
+    text = tables(rows)
+    assert "| gemm | K permuted | 2 | 1 | 0 | 1 |" in text
+    assert "| b | K permuted | small-0: C \\| off |" in text
+    assert "A doubled" not in text
+    assert "Broken: 1 of 2." in text
+
+
+def test_the_estimate_of_memory_is_the_largest_case() -> None:
+    op = registry.get("gqa_paged")
+    assert memory(DECODE, seed=0) == max(op.memory(DECODE, case) for case in cases_of(DECODE, 0))

@@ -1,0 +1,151 @@
+"""Mutants of references: made one change at a time, judged, and told apart by what became of them."""
+
+from __future__ import annotations
+
+import ast
+
+import definitions as small
+import pytest
+import worker_pools
+
+from traceproof.calibrate.page import mutation_tables
+from traceproof.dataset.definition import Definition
+from traceproof.mutate.mutants import Mutant, mutants, plain
+from traceproof.mutate.score import PRELOAD, Fate, score
+from traceproof.mutate.trial import Trial
+from traceproof.worker import Limits
+
+# Its mutants have every fate: the exponent is killed, the axis is another name for itself, the last factor is lost
+# in bfloat16's rounding, and the branch waits for a batch that no case has.
+REFERENCE = '''
+import torch
+
+
+def run(hidden_states, weight):
+    """Words that say nothing to a machine."""
+    EPS = 1e-6
+    assert hidden_states.shape[1] == 32
+    x = hidden_states.float()
+    y = x * torch.rsqrt((x ** 2).mean(-1, keepdim=True) + EPS)
+    if len(x) > 1000:
+        y = y + 1
+    return (y * weight.float() * 1.0001).to(torch.bfloat16)
+'''
+
+
+def definition(reference: str = REFERENCE) -> Definition:
+    return Definition.model_validate(small.rmsnorm("rmsnorm_h32", reference))
+
+
+def found(what: str, operator: str = "") -> Mutant:
+    return next(it for it in mutants(REFERENCE) if what in it.what and operator in it.operator)
+
+
+@pytest.fixture(scope="module")
+def trial() -> Trial:
+    return Trial(definition(), ("small", "medium"), 0)
+
+
+def test_assertions_and_docstrings_are_stripped() -> None:
+    text = ast.unparse(plain(REFERENCE))
+    assert "assert" not in text
+    assert "Words" not in text
+    assert not any("shape[1]" in mutant.source for mutant in mutants(REFERENCE))
+
+
+def test_a_block_of_assertions_alone_still_parses() -> None:
+    text = ast.unparse(plain("def run(x):\n    if x:\n        assert x\n    return x\n"))
+    assert "pass" in text
+
+
+def test_mutants_differ_from_the_reference_and_from_each_other() -> None:
+    sources = [mutant.source for mutant in mutants(REFERENCE)]
+    assert len(sources) == len(set(sources)) > 10
+    assert ast.unparse(plain(REFERENCE)) not in sources
+    for source in sources:
+        ast.parse(source)
+
+
+@pytest.mark.parametrize(
+    ("code", "operator", "what", "becomes"),
+    [
+        ("a = b + 1", "operator", "Add -> Sub", "a = b - 1"),
+        ("a = b + 1", "constant", "1 -> 2", "a = b + 2"),
+        ("a = b / c", "operands", "operands of Div swapped", "a = c / b"),
+        ("a = b[1:n]", "slice", "upper n dropped", "a = b[1:]"),
+        ("a = b < c", "comparison", "Lt -> LtE", "a = b <= c"),
+        ("a = -b", "operator", "USub dropped", "a = +b"),
+        ("a = b.T", "axes", ".T dropped", "a = b.mT.mT"),
+        ("a = b.amax(0)", "function", "amax -> amin", "a = b.amin(0)"),
+        ("a = torch.float32", "dtype", "float32 -> bfloat16", "a = torch.bfloat16"),
+        ("a = where(b, c)", "operands", "arguments of where swapped", "a = where(c, b)"),
+        ("a = b.flip(0)", "call", ".flip() dropped", "a = b.view_as(b)"),
+    ],
+)
+def test_each_kind_of_change(code: str, operator: str, what: str, becomes: str) -> None:
+    changes = {(mutant.operator, mutant.what): mutant.source for mutant in mutants(code)}
+    assert changes[operator, what] == becomes
+
+
+def test_a_dropped_statement_is_reported_at_its_own_line() -> None:
+    mutant = found("dropped: 'y = y + 1'", "statement")
+    assert "y = y + 1" not in mutant.source
+    assert ast.unparse(plain(REFERENCE)).splitlines()[mutant.line - 1].strip() == "y = y + 1"
+
+
+@pytest.mark.parametrize(
+    ("what", "operator", "fate"),
+    [
+        ("2 -> 3", "constant", Fate.KILLED),
+        ("mean -> sum", "function", Fate.KILLED),
+        ("1e-06 -> 2e-06", "constant", Fate.KILLED),
+        ("USub dropped", "operator", Fate.EQUIVALENT),  # axis -1 of two is axis 1
+        ("1000 -> 1001", "constant", Fate.EQUIVALENT),
+        ("dropped: 'y = y + 1'", "statement", Fate.UNREACHED),
+        ("1.0001 -> 1.1", "constant", Fate.KILLED),
+    ],
+)
+def test_what_becomes_of_a_mutant(trial: Trial, what: str, operator: str, fate: Fate) -> None:
+    mutant = found(what, operator)
+    assert trial.run(mutant.source, mutant.line)["fate"] == fate
+
+
+def test_a_change_within_rounding_survives_and_says_where_it_differs(trial: Trial) -> None:
+    mutant = found("1.0001 -> 1.1", "constant")
+    fate = trial.run(mutant.source.replace("1.10011", "1.0002"), mutant.line)
+    assert fate["fate"] == Fate.SURVIVED
+    assert fate["by"].startswith("small-")
+
+
+def test_an_output_too_many_is_refused(trial: Trial) -> None:
+    text = ast.unparse(plain(REFERENCE)).replace("return ", "return y, ")
+    assert trial.run(text, 0)["fate"] == Fate.KILLED
+
+
+def test_mutants_run_in_a_worker_and_what_hangs_there_is_killed() -> None:
+    looping = REFERENCE.replace(
+        "    if len(x) > 1000:", "    n = 1\n    while n < 1:\n        n = n\n    if n > 9:"
+    )
+    with worker_pools.pool(preload=PRELOAD) as pool:
+        result = score(
+            definition(looping), pool, limits=Limits(seconds=2, setup_seconds=60), sizes=("small",), seed=0
+        )
+    assert result.counts[Fate.KILLED] > 10
+    hung = [it for it in result.outcomes if it.mutant.what == "Lt -> LtE"]
+    assert [it.fate for it in hung] == [Fate.KILLED]
+    assert "timeout" in hung[0].by
+    rows = result.as_json()["kept"]
+    assert rows
+    assert all("source" not in row and row["fate"] != "killed" for row in rows)
+
+
+def test_the_tables_count_each_fate_and_list_survivors() -> None:
+    kept = [
+        {"operator": "constant", "what": "1 -> 2", "by": "small-0", "fate": "survived"},
+        {"operator": "loop", "what": "a | b", "by": "", "fate": "unreached"},
+    ]
+    counts = {"killed": 98, "survived": 1, "unreached": 1, "equivalent": 5}
+    text = mutation_tables([{"op_type": "gemm", "definition": "g", "counts": counts, "kept": kept}])
+    assert "| gemm | 1 | 105 | 5 | 1 | 98 | 1 | 99.0 % |" in text
+    assert "| gemm | constant: 1 -> 2 | 1 | small-0 |" in text
+    assert "| gemm | loop: a \\| b | 1 | - |" in text
