@@ -24,6 +24,7 @@ from traceproof.store import disk_errors, write_json
 
 NOTE = "traceproof.json"  # in .git: the commit that this program checked out last
 MOVING = "traceproof-moving.json"  # in .git while an update runs: from which commit to which
+BUSY = "traceproof-busy"  # in .git while a run of this program may hold git's locks there
 SAVED = "traceproof-saved"  # in .git: files found changed after a killed update, kept in case somebody edited them
 PARTIAL = "--filter=blob:none"
 
@@ -230,6 +231,17 @@ def _note(folder: Path, name: str) -> dict[str, str]:
 
 def _update(target: Path, wanted: Wanted, git: Git) -> State:
     _ours(target, git)
+    busy = target / ".git" / BUSY
+    if busy.exists():
+        _unlock(target)
+    busy.touch()
+    try:
+        return _move(target, wanted, git)
+    finally:  # a kill leaves it, and with it the right to remove locks
+        busy.unlink()
+
+
+def _move(target: Path, wanted: Wanted, git: Git) -> State:
     moving = _note(target, MOVING)
     if moving:
         _recover(target, moving, git)
@@ -287,7 +299,6 @@ def _recover(target: Path, moving: dict[str, str], git: Git) -> None:
 
     Only files that differ between the two commits can be the update's; others are left for the check that follows.
     """
-    _unlock(target)
     between = git.network("diff", "--name-only", "-z", "--no-renames", moving["from"], moving["to"]).split("\0")
     touched = (set(changes(git)) & set(between)) - {""}
     for name in touched:

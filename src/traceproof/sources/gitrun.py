@@ -234,6 +234,7 @@ def environment(*, lfs: bool = False) -> Mapping[str, str]:
         "GIT_HTTP_LOW_SPEED_TIME": "60",
         **inherited,
         "GIT_TERMINAL_PROMPT": "0",
+        "GIT_OPTIONAL_LOCKS": "0",  # a killed `git status` must not leave a lock behind
         "GIT_LFS_SKIP_SMUDGE": "0" if lfs else "1",
         "LC_ALL": "C",  # errors are recognised by their text
     }
