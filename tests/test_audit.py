@@ -74,7 +74,9 @@ def test_an_assertion_of_a_helper_about_its_arguments_is_no_assertion_about_an_o
 
 
 def test_permuted_pages_are_no_identity_table(dataset: Path) -> None:
-    text = "def test_a():\n    pages = torch.randperm(7)\n    kv_indices = pages[:3]\n    my_indices = torch.arange(3)\n"
+    text = (
+        "def test_a():\n    pages = torch.randperm(7)\n    kv_indices = pages[:3]\n    page_ids = torch.arange(3)"
+    )
     assert "TA303" not in codes(dataset, text)
 
 

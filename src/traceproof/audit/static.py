@@ -52,9 +52,15 @@ def _no_assertion(file: TestFile, test: Function) -> Iterator[Finding]:
     own = [*_asserts(test), *(node for node in _own_nodes(test) if isinstance(node, ast.Raise))]
     helpers = [function for function in file.reached(test) if function.name not in {"run", test.name}]
     theirs = [node for function in helpers for node in _asserts(function)]
-    own += [node for node in theirs if not (isinstance(node, ast.Assert) and _only_shape(node.test))]
+    own += [node for node in theirs if not (isinstance(node, ast.Assert) and _is_precondition(node.test))]
     if not own:
         yield at(file.path, test, "TA101", f"{test.name} reaches no assertion about an output", file.lines)
+
+
+def _is_precondition(test: ast.expr) -> bool:
+    """Of shapes, or of divisibility: what a helper asks of its arguments."""
+    divides = any(isinstance(node, ast.Mod) for node in ast.walk(test))
+    return _only_shape(test) or divides
 
 
 def _returned(file: TestFile, test: Function) -> Iterator[Finding]:

@@ -1,0 +1,61 @@
+"""`traceproof lint-kernels`: what is wrong with Triton kernels and their tests, said without running anything."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from traceproof.audit.findings import as_sarif, as_text
+from traceproof.cli import run
+from traceproof.errors import TraceproofError
+from traceproof.kernel_lint.run import CODES, Report, lint_kernels, write_baseline
+
+
+def lint_kernels_command(  # noqa: PLR0913 - one parameter an option
+    path: Annotated[Path, typer.Argument(help="A file or a folder of Triton sources and tests.")],
+    *,
+    select: Annotated[list[str] | None, typer.Option(help="Only codes that start so, e.g. KL1.")] = None,
+    baseline: Annotated[Path | None, typer.Option(help="A file of known findings: only others fail.")] = None,
+    update_baseline: Annotated[
+        bool, typer.Option("--update-baseline", help="Write all findings to the baseline and succeed.")
+    ] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the findings as JSON; - is stdout.")
+    ] = None,
+    sarif_file: Annotated[
+        Path | None, typer.Option("--sarif", metavar="FILE", help="Write the findings as SARIF; - is stdout.")
+    ] = None,
+) -> None:
+    """Find addresses computed in 32 bits, new block pointers, unmasked last blocks, and hard-coded devices.
+
+    Exit codes: 0 nothing beyond the baseline, 1 findings, 2 bad use or input.
+    """
+    if update_baseline and baseline is None:
+        raise TraceproofError("--update-baseline needs to know the file", todo="Give --baseline FILE as well.")
+    if not path.exists():
+        raise TraceproofError(f"{path} does not exist")
+    wanted = tuple(select or ("KL",))
+    report = lint_kernels(path, baseline=None if update_baseline else baseline)
+    report.findings = [finding for finding in report.findings if finding.code.startswith(wanted)]
+    if update_baseline and baseline is not None:
+        write_baseline(baseline, report.findings)
+        raise typer.Exit(run.FINE)
+    run.write_result(sarif_file, as_sarif(report.findings, CODES))
+    run.write_result(json_file, _json(report))
+    text = as_text(report.findings, CODES)
+    text += f"{report.kernels} kernels in {report.files} files: {len(report.findings)} findings"
+    text += f", {len(report.known)} known by the baseline\n"
+    (sys.stderr if "-" in {str(json_file), str(sarif_file)} else sys.stdout).write(text)
+    raise typer.Exit(run.FINDINGS if report.findings else run.FINE)
+
+
+def _json(report: Report) -> dict[str, object]:
+    return {
+        "files": report.files,
+        "kernels": report.kernels,
+        "findings": [finding.as_json() for finding in report.findings],
+        "known": [finding.as_json() for finding in report.known],
+    }

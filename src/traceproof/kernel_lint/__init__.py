@@ -1,0 +1,1 @@
+"""Rules for Triton kernels and their tests, by reading their syntax trees."""

@@ -1,0 +1,159 @@
+"""Linting a folder of Triton sources and their tests."""
+
+from __future__ import annotations
+
+import ast
+import json
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from traceproof.audit.findings import Code, Finding, at
+from traceproof.audit.source import dotted
+from traceproof.errors import TraceproofError
+from traceproof.kernel_lint.kernels import Kernel, kernels, partial_blocks
+from traceproof.lint.baseline import VERSION, read_baseline
+
+CODES: Mapping[str, Code] = {
+    code.code: code
+    for code in (
+        Code("KL000", "is no Python", "mend the file, or leave it out"),
+        Code("KL101", "computes an address from the grid in 32 bits", "cast the program id: .to(tl.int64)"),
+        Code("KL102", "makes a block pointer", "use pointers with masks, or a tensor descriptor"),
+        Code("KL103", "reads or writes a last block without a mask", "give mask= or boundary_check="),
+        Code(
+            "KL104", "adds a 32-bit program id to an address", "cast it: .to(tl.int64); by itself it can not wrap"
+        ),
+        Code("KL201", "names the device cuda in a test", "use the suite's device"),
+        Code("KL202", "asks torch.cuda for the platform in a test", "use the suite's own check of its platform"),
+    )
+}
+CHECKS = frozenset(
+    {
+        "torch.cuda.is_available",
+        "torch.cuda.get_device_capability",
+        "torch.cuda.get_device_name",
+        "torch.cuda.get_device_properties",
+        "torch.cuda.device_count",
+        "torch.cuda.is_bf16_supported",
+    }
+)
+
+
+@dataclass(slots=True)
+class Report:
+    """New findings, those that the baseline knows, and what was read."""
+
+    findings: list[Finding] = field(default_factory=list)
+    known: list[Finding] = field(default_factory=list)
+    files: int = 0
+    kernels: int = 0
+
+
+def lint_kernels(root: Path, *, baseline: Path | None = None) -> Report:
+    """Lint a file or every Python file of a folder.
+
+    Raises:
+        TraceproofError: there is none, or the baseline can not be used.
+    """
+    paths = [root] if root.is_file() else sorted(root.rglob("*.py"))
+    if not paths:
+        raise TraceproofError(f"{root} holds no Python files", todo="Give a file or a folder of kernels.")
+    base = root.parent if root.is_file() else root
+    left = read_baseline(baseline) if baseline is not None else Counter()
+    report = Report(files=len(paths))
+    for path in paths:
+        for finding in _file(path, path.relative_to(base), report):
+            if left[finding.fingerprint] > 0:
+                left[finding.fingerprint] -= 1
+                report.known.append(finding)
+            else:
+                report.findings.append(finding)
+    return report
+
+
+def write_baseline(path: Path, findings: Iterable[Finding]) -> None:
+    """Write findings as known, sorted.
+
+    Raises:
+        TraceproofError: the file can not be written.
+    """
+    entries = [
+        {"code": f.code, "path": f.path.as_posix(), "evidence": f.evidence, "fingerprint": f.fingerprint}
+        for f in sorted(findings)
+    ]
+    try:
+        path.write_text(json.dumps({"version": VERSION, "findings": entries}, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise TraceproofError(f"The baseline {path} can not be written: {error.strerror}") from error
+
+
+def _file(path: Path, relative: Path, report: Report) -> Iterator[Finding]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            tree = ast.parse(text)
+    except (OSError, ValueError, SyntaxError) as error:
+        yield Finding(relative, 1, 1, 1, 1, "KL000", str(error))
+        return
+    lines = text.splitlines()
+    partial = partial_blocks(tree)
+    for function in kernels(tree):
+        report.kernels += 1
+        yield from Kernel(relative, function, lines, partial).findings()
+    if _is_test(path):
+        yield from _platform(relative, tree, lines)
+
+
+def _is_test(path: Path) -> bool:
+    return path.name.startswith(("test_", "conftest")) or path.stem.endswith("_test") or "tests" in path.parts
+
+
+def _platform(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Finding]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield from _device(path, node, lines)
+            if dotted(node.func) in CHECKS:
+                yield at(path, node, "KL202", ast.unparse(node), lines)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and _is_cuda(node.value):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any("device" in ast.unparse(target).lower() for target in targets):
+                yield at(path, node, "KL201", ast.unparse(node), lines)
+        elif isinstance(node, ast.arguments):
+            named = [*node.posonlyargs, *node.args][::-1]
+            pairs = [
+                *zip(named, node.defaults[::-1], strict=False),
+                *zip(node.kwonlyargs, node.kw_defaults, strict=True),
+            ]
+            for argument, default in pairs:
+                if default is not None and _is_cuda(default):
+                    yield at(path, default, "KL201", f"{argument.arg}={ast.unparse(default)}", lines)
+
+
+def _device(path: Path, call: ast.Call, lines: list[str]) -> Iterator[Finding]:
+    name = dotted(call.func)
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    keywords = [keyword.value for keyword in call.keywords if keyword.arg in {"device", "device_type"}]
+    positional = (
+        call.args
+        if name in {"torch.device", "torch.autocast", "torch.get_device_module"} or method == "to"
+        else []
+    )
+    if any(_is_cuda(one) for one in [*keywords, *positional]) or (
+        method == "cuda" and not name.startswith("torch.")
+    ):
+        yield at(path, call, "KL201", ast.unparse(call)[:80], lines)
+
+
+def _is_cuda(node: ast.expr | None) -> bool:
+    """`"cuda"`, `"cuda:1"`, `f"cuda:{i}"`."""
+    match node:
+        case ast.Constant(value=str() as text):
+            return text == "cuda" or text.startswith("cuda:")
+        case ast.JoinedStr(values=[ast.Constant(value=str() as text), *_]):
+            return text.startswith("cuda")
+        case _:
+            return False

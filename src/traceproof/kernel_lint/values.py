@@ -1,0 +1,162 @@
+"""What is known of a value inside a Triton kernel: how wide it is, and whether it comes from the grid."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from traceproof.audit.source import dotted, last_name
+
+GRID = frozenset({"program_id", "num_programs"})
+PASSES_ON = frozenset(
+    {"cdiv", "minimum", "maximum", "min", "max", "abs", "where", "multiple_of", "max_contiguous"}
+)
+SMALL = 64  # a product with a literal up to this leaves a program id far below 2**31
+BARE, INDEX, PRODUCT = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Facts of an expression.
+
+    Attributes:
+        grid: it is computed from a program id or the grid's size.
+        level: BARE (a program id, divided or times a small literal), INDEX (multiplied once, so a position along
+            an axis), PRODUCT (multiplied further: an offset).
+        wide: it is 64 bits wide.
+        wrapped: it was a PRODUCT in 32 bits before it was widened.
+        blocks: names X for which `<program id or loop variable> * X` is a term of it.
+        ranges: names X for which `tl.arange(0, X)` is a term of it.
+        tail: names X for which both are: its last block of X may reach beyond the end.
+        origin: where its program id was read, for messages.
+    """
+
+    grid: bool = False
+    level: int = BARE
+    wide: bool = False
+    wrapped: bool = False
+    blocks: frozenset[str] = frozenset()
+    ranges: frozenset[str] = frozenset()
+    tail: frozenset[str] = frozenset()
+    origin: str = ""
+    counts: bool = False  # a bare program id or loop variable
+
+    @property
+    def narrow(self) -> bool:
+        """From the grid, and nowhere widened in time."""
+        return self.wrapped or (self.grid and not self.wide)
+
+    def merged(self, other: Value) -> Value:
+        """Of two branches: whatever may be wrong in one of them."""
+        worse = max(self, other, key=lambda value: (value.narrow, value.wrapped, value.level, value.grid))
+        return replace(
+            worse,
+            blocks=self.blocks | other.blocks,
+            ranges=self.ranges | other.ranges,
+            tail=self.tail | other.tail,
+            counts=False,
+        )
+
+
+NOTHING = Value()
+Known = Mapping[str, Value]
+
+
+def evaluate(node: ast.expr, known: Known) -> Value:
+    """Facts of an expression, by those of the names in it."""
+    match node:
+        case ast.Name(id=name):
+            return known.get(name, NOTHING)
+        case ast.BinOp():
+            return _binary(node, known)
+        case ast.Call():
+            return _call(node, known)
+        case ast.UnaryOp(operand=inner) | ast.Subscript(value=inner):
+            return evaluate(inner, known)
+        case ast.IfExp(body=one, orelse=other):
+            return evaluate(one, known).merged(evaluate(other, known))
+        case _:
+            return NOTHING
+
+
+def _binary(node: ast.BinOp, known: Known) -> Value:
+    left, right = evaluate(node.left, known), evaluate(node.right, known)
+    source = left if left.narrow or not right.grid else right
+    late = any(side.narrow and side.level == PRODUCT for side in (left, right))
+    wide = left.wide or right.wide
+    both = Value(
+        grid=left.grid or right.grid,
+        level=max((side.level for side in (left, right) if side.grid), default=BARE),
+        wide=wide,
+        wrapped=left.wrapped or right.wrapped or (wide and late),
+        ranges=left.ranges | right.ranges,
+        origin=source.origin,
+    )
+    match node.op:
+        case ast.Mult():
+            return _product(node, both, (left, right))
+        case ast.Add() | ast.Sub():
+            blocks = left.blocks | right.blocks
+            tail = left.tail | right.tail | (blocks & both.ranges)
+            return replace(both, blocks=blocks, tail=tail)
+        case ast.FloorDiv() | ast.Mod() | ast.Div():
+            return replace(both, ranges=frozenset(), level=min(both.level, INDEX), counts=both.grid)
+        case _:
+            return both
+
+
+def spanned(arguments: Sequence[ast.expr], known: Known) -> Value:
+    """The variable of a loop over `range(*arguments)`: as wide as the widest of them."""
+    found = [evaluate(argument, known) for argument in arguments]
+    merged = NOTHING
+    for value in found:
+        merged = merged.merged(value)
+    wide = any(value.wide for value in found)
+    return Value(grid=merged.grid, level=merged.level, wide=wide, origin=merged.origin, counts=True)
+
+
+def _product(node: ast.BinOp, both: Value, sides: tuple[Value, Value]) -> Value:
+    level = both.level
+    if both.grid and not both.wide and not (_is_small(node.left) or _is_small(node.right)):
+        level = min(level + 1, PRODUCT)
+    blocks = frozenset(
+        other.id
+        for other, value in ((node.left, sides[1]), (node.right, sides[0]))
+        if isinstance(other, ast.Name) and value.counts
+    )
+    return replace(both, level=level, blocks=blocks, ranges=frozenset())
+
+
+def _is_small(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) <= SMALL
+
+
+def _call(node: ast.Call, known: Known) -> Value:
+    name = last_name(node.func)
+    if name in GRID:
+        return Value(grid=True, origin=f"tl.{name} in line {node.lineno}", counts=True)
+    if name == "arange" and len(node.args) == 2 and isinstance(node.args[1], ast.Name):
+        return Value(ranges=frozenset({node.args[1].id}))
+    if name in {"to", "cast"} and (node.args or name == "to"):
+        inner = node.func.value if name == "to" and isinstance(node.func, ast.Attribute) else node.args[0]
+        return _cast(evaluate(inner, known), inner, node, known)
+    if name in PASSES_ON:
+        found = NOTHING
+        for argument in node.args:
+            found = found.merged(evaluate(argument, known))
+        return found
+    return NOTHING
+
+
+def _cast(value: Value, inner: ast.expr, node: ast.Call, known: Known) -> Value:
+    """A cast to 64 bits widens, too late for a product; what the grid loads and cuts to 32 bits is the grid's."""
+    kinds = {dotted(one).rpartition(".")[2] for one in [*node.args, *(keyword.value for keyword in node.keywords)]}
+    if kinds & {"int64", "uint64"}:
+        late = value.narrow and value.level == PRODUCT
+        return replace(value, wide=True, wrapped=value.wrapped or late)
+    if kinds & {"int32", "uint32"} and isinstance(inner, ast.Call) and last_name(inner.func) == "load":
+        names = {one.id for one in ast.walk(inner) if isinstance(one, ast.Name)}
+        if any(known.get(name, NOTHING).grid for name in names):
+            return Value(grid=True, origin=f"the 32-bit index loaded in line {node.lineno}", counts=True)
+    return value
