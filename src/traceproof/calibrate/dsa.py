@@ -104,7 +104,7 @@ def _index(subject: Subject, how: Indexer) -> Tensors:
 
 def _indexed(name: str, **changes: object) -> Answer:
     how = replace(RIGHT_INDEXER, **changes)  # type: ignore[arg-type] # a table of answers
-    return Answer(name, _only(sparse=False, make=lambda subject: _index(subject, how)))
+    return Answer(f"indexer: {name}", _only(sparse=False, make=lambda subject: _index(subject, how)))
 
 
 def _without_kth(scores: torch.Tensor, topk: int) -> torch.Tensor:
@@ -148,7 +148,7 @@ def _zeroed(change: Callable[[torch.Tensor], torch.Tensor]) -> Answer:
     def make(subject: Subject) -> Tensors:
         return {name: change(value) for name, value in _index(subject, RIGHT_INDEXER).items()}
 
-    return Answer("zeros", _only(sparse=False, make=make))
+    return Answer("indexer: zeros", _only(sparse=False, make=make))
 
 
 def _relu_last(products: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -156,9 +156,9 @@ def _relu_last(products: torch.Tensor, weights: torch.Tensor, scales: torch.Tens
 
 
 INDEXER_RIGHT = (
-    _indexed("indexer: one head after the other", score=_heads_backwards),
-    _indexed("indexer: two-stage top-k, sorted by place", choose=_in_tiles),
-    _indexed("indexer: float64", dtype=torch.float64),
+    _indexed("one head after the other", score=_heads_backwards),
+    _indexed("two-stage top-k, sorted by place", choose=_in_tiles),
+    _indexed("float64", dtype=torch.float64),
 )
 INDEXER_WRONG = (
     _indexed("ReLU dropped", score=lambda p, w, s: (w[:, None] * p).sum(0) * s),

@@ -26,7 +26,8 @@ class Tally:
     """Over many runs of one answer: in how many it was refused by each gate.
 
     A run is one definition and seed: it is refused when any output of any of its cases is. `hidden` counts runs in
-    which a wrong answer gave the same bits as the right one in every case: equivalent there, so not counted.
+    which a wrong answer gave the same bits as the right one in every case, or could not be given at all: it is
+    equivalent there, so not counted.
     """
 
     runs: int = 0
@@ -87,30 +88,32 @@ def _count(
     tally: Tally,
     label: str,
 ) -> None:
-    refused = dict.fromkeys((OURS, *RIVALS), False)
-    spoke = False
+    refused: dict[str, bool] = {}
     for index, subject in enumerate(subjects):
         outputs = answer.make(subject)
         if outputs is None or (baseline is not None and _same(outputs, baseline[index])):
             continue
-        spoke = True
         for gate, value in judge(subject, outputs).items():
-            refused[gate] |= value
-    if spoke:
+            refused[gate] = refused.get(gate, False) or value
+    if refused:
         tally.add(refused, label)
     else:
         tally.hidden += 1
 
 
 def _same(outputs: Tensors, right: Tensors | None) -> bool:
-    return right is not None and all(torch.equal(value, right[name]) for name, value in outputs.items())
+    return right is not None and all(
+        value.shape == right[name].shape and value.dtype == right[name].dtype and torch.equal(value, right[name])
+        for name, value in outputs.items()
+    )
 
 
 def judge(subject: Subject, outputs: Tensors) -> dict[str, bool]:
-    """Which gates refuse the outputs of one case."""
-    refused = dict.fromkeys((OURS, *RIVALS), False)
+    """Which gates refuse the outputs of one case; those that can not judge it are left out."""
     comparisons = subject.op.comparisons(subject.definition)
     trials = subject.op.trials(subject.definition, subject.case)
+    rivals = {} if trials else RIVALS  # no tolerance fits random draws
+    refused = dict.fromkeys((OURS, *rivals), False)
     for name, spec in subject.definition.outputs.items():
         entries = {
             key.partition("@")[2]: value for key, value in subject.oracle.items() if key.partition("@")[0] == name
@@ -122,8 +125,8 @@ def judge(subject: Subject, outputs: Tensors) -> dict[str, bool]:
         expected = Expected(shape=shape, dtype=TORCH_DTYPES[spec.dtype], oracle=entries, comparison=comparison)
         ruling = judge_output(outputs[name], expected, tolerance=None)
         refused[OURS] |= ruling.verdict != Verdict.PASS
-        if entries[""].shape == outputs[name].shape:
-            rounded = entries[""].to(outputs[name].dtype)
-            for rival, passes in RIVALS.items():
-                refused[rival] |= not passes(outputs[name], rounded, comparison)
+        same_shape = entries[""].shape == outputs[name].shape
+        rounded = entries[""].to(outputs[name].dtype)
+        for rival, passes in rivals.items():
+            refused[rival] |= not same_shape or not passes(outputs[name], rounded, comparison)
     return refused

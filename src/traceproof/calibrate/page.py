@@ -51,8 +51,9 @@ def _summary(rates: Sequence[Rates], kind: str, title: str) -> Iterator[str]:
         runs = sum(tally["runs"] for tally in tallies)
         cells = []
         for gate in GATES:
+            able = any(gate in tally["refused"] for tally in tallies)
             refused = sum(tally["refused"].get(gate, 0) for tally in tallies)
-            cells.append(_percent(refused if kind == "wrong" else runs - refused, runs))
+            cells.append(_percent(refused if kind == "wrong" else runs - refused, runs if able else 0))
         yield f"| {entry['op_type']} | {len(tallies)} | {runs} | " + " | ".join(cells) + " |"
 
 
@@ -72,10 +73,20 @@ def _answers(rates: Sequence[Rates]) -> Iterator[str]:
             for name, tally in entry[kind].items():
                 runs = tally["runs"]
                 wanted = runs if kind == "wrong" else 0
-                counts = [tally["refused"].get(gate, 0) for gate in GATES]
-                if runs and any(count != wanted for count in counts):
-                    cells = " | ".join(map(str, counts))
+                counts = tally["refused"]
+                if runs and any(count != wanted for count in counts.values()):
+                    cells = " | ".join(str(counts.get(gate, "-")) for gate in GATES)
                     yield f"| {entry['op_type']} | {name} | {kind} | {runs} | {cells} |"
+    idle = [f"{entry['op_type']}: {', '.join(names)}" for entry in rates if (names := _idle(entry))]
+    if idle:
+        yield ""
+        yield "Answers that the definitions measured leave no room for, or that change no bit there:"
+        yield ""
+        yield from (f"- {line}" for line in idle)
+
+
+def _idle(entry: Rates) -> list[str]:
+    return [name for kind in ("wrong", "right") for name, tally in entry[kind].items() if not tally["runs"]]
 
 
 def mutation_tables(scores: Sequence[Mapping[str, Any]]) -> str:

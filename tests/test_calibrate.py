@@ -1,0 +1,210 @@
+"""The gates' error rates: measured honestly, over families that cover every op_type."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import op_support as ops
+import pytest
+import torch
+
+from traceproof.calibrate import families, page
+from traceproof.calibrate.generic import wrong_answers
+from traceproof.calibrate.measure import OURS, Rates, Tally, judge, measure
+from traceproof.calibrate.model import Answer, Family, Subject
+from traceproof.calibrate.rivals import RIVALS
+from traceproof.dataset.definition import Definition
+from traceproof.draw import Draw
+from traceproof.errors import TraceproofError
+from traceproof.judge import gates
+from traceproof.ops import registry
+from traceproof.ops.base import TORCH_DTYPES
+from traceproof.ops.compare import Backward, Close, Quantised
+from traceproof.ops.gemm import Gemm
+from traceproof.ops.moe import Moe
+from traceproof.ops.rmsnorm import RmsNorm
+
+NORM = ops.load("rmsnorm", "rmsnorm_h96")
+OWN = [ops.definitions(name)[0] for name in registry.known() if ops.definitions(name)]
+QUICK = ["gemm", "mamba_ssu", "rmsnorm", "rope"]
+
+
+def subject(definition: Definition, name: str = "small-1") -> Subject:
+    op, case = registry.get(definition.op_type), ops.case_named(definition, name)
+    draw = Draw(definition=definition.name, case=case.id, seed=0, device=torch.device("cpu"))
+    inputs = op.inputs(definition, case, draw)
+    return Subject(
+        definition=definition, op=op, case=case, inputs=inputs, oracle=ops.truth(definition, inputs), seed=0
+    )
+
+
+def rates(definition: Definition, *, seeds: int = 1) -> Rates:
+    return measure([definition], seeds=seeds, wrong_seeds=seeds, sizes=("small",))
+
+
+def share(found: Rates, kind: str) -> float:
+    """How much of the wrong, or of the right answers, is refused."""
+    answers: dict[str, Tally] = getattr(found, kind)
+    tallies = [tally for tally in answers.values() if tally.runs]
+    return sum(tally.refused[OURS] for tally in tallies) / sum(tally.runs for tally in tallies)
+
+
+def test_every_op_type_with_an_oracle_has_a_family() -> None:
+    assert set(families.MODULES) == set(registry.known())
+
+
+@pytest.mark.parametrize("op_type", registry.known())
+def test_a_family_holds_several_right_ways_and_many_wrong_ones_by_distinct_names(op_type: str) -> None:
+    family = families.family(op_type)
+    names = [answer.name for answer in (*family.right, *family.wrong, *wrong_answers(family.right[0]))]
+    assert len(family.right) >= 2
+    assert len(family.wrong) >= 5
+    assert not [name for name in names if names.count(name) > 1]
+
+
+@pytest.mark.parametrize("definition", OWN, ids=lambda definition: definition.name)
+def test_answers_have_the_definitions_shapes_and_dtypes(definition: Definition) -> None:
+    at = subject(definition)
+    family = families.family(definition.op_type)
+    given = [(answer, answer.make(at)) for answer in (*family.right, *family.wrong)]
+    made = [(answer, outputs) for answer, outputs in given if outputs is not None]
+    assert len(made) >= 5
+    for answer, outputs in made:
+        assert list(outputs) == list(definition.outputs), answer.name
+        for name, value in outputs.items():
+            assert value.dtype == TORCH_DTYPES[definition.outputs[name].dtype], answer.name
+
+
+@pytest.mark.parametrize("op_type", QUICK)
+def test_right_answers_are_accepted_and_wrong_ones_refused(op_type: str) -> None:
+    found = rates(ops.definitions(op_type)[-1])
+    assert share(found, "right") == 0.0
+    assert share(found, "wrong") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("op", "definition", "loose"),
+    [
+        (RmsNorm, NORM, {"output": Close(200.0)}),
+        (Gemm, ops.load("gemm", "gemm_n96_k160"), {"C": Backward(1e6)}),
+        (
+            Moe,
+            ops.load("moe", "trtllm_fp8_per_tensor_scale_moe_topk1_e8_h1024_i256"),
+            {"output": Quantised(rms=10.0, slope=1.0)},
+        ),
+    ],
+    ids=["close", "backward", "quantised"],
+)
+def test_a_loosened_gate_lets_wrong_answers_through(
+    op: type, definition: Definition, loose: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(op, "comparisons", lambda *_: loose)
+    found = rates(definition)
+    assert share(found, "right") == 0.0
+    assert 0.2 < share(found, "wrong") < 0.95
+
+
+def test_a_gate_that_refuses_all_is_seen_in_the_right_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RmsNorm, "comparisons", lambda *_: {"output": Close(0.01)})
+    assert share(rates(NORM), "right") > 0.2
+
+
+def test_an_answer_with_the_right_bits_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    family = families.family("rmsnorm")
+    same = Answer("same", family.right[0].make)
+    never = Answer("never", lambda _: None)
+    monkeypatch.setattr("traceproof.calibrate.measure.family", lambda _: Family(family.right, (same, never)))
+    found = rates(NORM)
+    for name in ("same", "never"):
+        assert (found.wrong[name].runs, found.wrong[name].hidden) == (0, 1)
+
+
+def test_an_escape_names_its_definition_and_seed() -> None:
+    tally = Tally()
+    tally.add({OURS: True}, "a seed 0")
+    tally.add({OURS: False}, "a seed 1")
+    assert (tally.runs, tally.refused, tally.escaped) == (2, {OURS: 1}, ["a seed 1"])
+
+
+def test_the_rivals_judge_as_they_do_elsewhere() -> None:
+    at = subject(NORM)
+    right = families.family("rmsnorm").right[0].make(at)
+    assert right is not None
+    assert judge(at, right) == dict.fromkeys((OURS, *RIVALS), False)
+    scaled = {"output": (right["output"].double() * 1.02).to(torch.bfloat16)}
+    verdict = judge(at, scaled)
+    assert verdict[OURS]
+    assert not verdict["cosine > 0.99"]
+    assert verdict["torch.testing"]
+    transposed = {"output": right["output"].T.contiguous()}
+    assert judge(at, transposed) == dict.fromkeys((OURS, *RIVALS), True)
+
+
+def test_no_rival_judges_samples() -> None:
+    at = subject(ops.load("sampling", "top_k_sampling_from_probs_v1000"))
+    right = families.family("sampling").right[0].make(at)
+    assert right is not None
+    assert judge(at, right) == {OURS: False}
+
+
+def test_a_constant_can_be_replaced_where_the_reference_has_it() -> None:
+    at = subject(NORM)
+    changed = at.with_constant("eps", 0.5)
+    assert changed is not None
+    assert RmsNorm.eps(changed) == 0.5
+    assert at.with_constant("no_such_name", 0.5) is None
+
+
+def test_swapped_outputs_are_refused_though_their_shapes_differ() -> None:
+    at = subject(ops.load("gqa_paged", "gqa_paged_decode_h40_kv8_d128_ps16"))
+    answers = {answer.name: answer for answer in wrong_answers(families.family("gqa_paged").right[0])}
+    swapped = answers["swapped outputs"].make(at)
+    assert swapped is not None
+    assert judge(at, swapped)[OURS]
+
+
+def test_a_slope_may_be_off_by_luck_and_not_by_more() -> None:
+    """Errors of 5 % on 100 equal parts tilt a slope by 0.5 %; a factor of 1.04 is 8 times that."""
+    expected = torch.full((1, 100), 1.0, dtype=torch.float64)
+    error = torch.where(torch.arange(100) % 2 == 0, 0.05, -0.05)
+    kind = Quantised(rms=0.2, slope=0.001)
+    many, few = torch.tensor([1e6]), torch.tensor([100.0])
+    tilted = expected * 1.015 + error
+    assert not gates.quantised(tilted, expected, many, kind).ok
+    assert not gates.quantised(tilted, expected, None, kind).ok
+    assert gates.quantised(tilted, expected, few, kind).ok
+    assert not gates.quantised(expected * 1.04 + error, expected, few, kind).ok
+    assert not gates.quantised(expected * 1.015, expected, few, kind).ok  # nothing else is off: no luck
+
+
+def test_rows_of_a_matrix_are_averaged_where_their_errors_hang_together() -> None:
+    """One row's rounding is thrice the others': luck of one number, not an error of the whole."""
+    expected = torch.ones((1, 64, 8), dtype=torch.float64)
+    floor = expected + 1e-3
+    actual = expected + 1e-3
+    actual[0, 5] += 4e-3
+    assert not gates.close(actual, expected, floor, Close()).ok
+    assert gates.close(actual, expected, floor, replace(Close(), row_axes=2)).ok
+    assert not gates.close(actual + 4e-3, expected, floor, replace(Close(), row_axes=2)).ok
+
+
+def test_figures_stand_between_the_markers() -> None:
+    text = f"before\n<!-- {page.MEASURED}: begin -->\nold\n<!-- {page.MEASURED}: end -->\nafter\n"
+    written = page.insert(text, "new\n")
+    assert "old" not in written
+    assert written.index("before") < written.index("new") < written.index("after")
+    assert page.insert(written, "new\n") == written
+    with pytest.raises(TraceproofError, match="lacks the markers"):
+        page.insert(text, "new", page.LAWS)
+
+
+def test_a_single_escape_is_not_rounded_away() -> None:
+    tally = Tally(runs=100_000, refused={OURS: 99_999})
+    table = page.rates_tables([asdict(Rates("gemm", ["g"], {"zeros": tally}, {}))])
+    assert "| gemm | 1 | 100000 | 99.9 % | - | - | - |" in table
+    assert "| gemm | zeros | wrong | 100000 | 99999 | - | - | - |" in table
+
+
+def test_the_page_names_answers_that_were_never_given() -> None:
+    table = page.rates_tables([asdict(Rates("gemm", ["g"], {"one dead head": Tally(hidden=3)}, {}))])
+    assert "- gemm: one dead head" in table
