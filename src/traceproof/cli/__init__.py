@@ -14,6 +14,7 @@ from traceproof.cli import (
     clone_repos,
     extract,
     lint,
+    lint_kernels,
     publish,
     show,
     verify,
@@ -44,6 +45,7 @@ app.command("extract-kernel-definitions")(extract.extract_kernel_definitions)
 app.command("add-new-model")(add_new_model.add_new_model)
 app.command("add-reference-tests")(add_reference_tests.add_reference_tests)
 app.command("audit-tests")(audit_tests.audit_tests)
+app.command("lint-kernels")(lint_kernels.lint_kernels_command)
 app.command("publish")(publish.publish)
 
 
