@@ -6,8 +6,8 @@ rule clone:
         "sources/repos_config.json",
     log:
         f"{FLOW.results}/logs/clone.log",
+    localrule: True
     message:
         "cloning the sources"
-    localrule: True
     shell:
         "{DRIVER} scripts/clone.py --lock {input} --config {output} --log {log}"

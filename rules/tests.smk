@@ -6,6 +6,7 @@ rule tests:
         f"{FLOW.results}/reference_tests.json",
     log:
         f"{FLOW.results}/logs/reference_tests.log",
+    localrule: True
     params:
         dataset=FLOW.dataset,
         state=FLOW.dataset_state,
@@ -14,7 +15,6 @@ rule tests:
         known=FLOW.known,
         verdicts=f"{FLOW.run}/verdicts",
         force="--force" if FLOW.config.force else "",
-    localrule: True
     shell:
         "{DRIVER} scripts/reference_tests.py --dataset {params.dataset:q} --sizes {params.sizes}"
         " --tolerance {params.tolerance} --verdicts {params.verdicts} --known {params.known} {params.force}"

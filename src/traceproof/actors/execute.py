@@ -98,7 +98,7 @@ class _Runner:
         try:
             return self._run(item)
         except Exception:
-            if self.device.type == "cuda" and torch.cuda.is_initialized() and cuda_is_lost():
+            if self.device.type == "cuda" and cuda_is_lost():
                 traceback.print_exc()
                 sys.stderr.write("the CUDA context is lost: this worker ends\n")
                 sys.stderr.flush()

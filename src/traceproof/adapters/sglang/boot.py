@@ -88,7 +88,7 @@ class _Name:
             raise RuntimeError(f"{self._name} was called, and the package {KERNELS} is not installed")
 
 
-def align(  # noqa: PLR0913 - the kernel's own arguments
+def align(  # noqa: PLR0913, PLR0917 - the kernel's own arguments
     ids: torch.Tensor,
     buckets: int,
     block: int,
