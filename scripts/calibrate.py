@@ -10,8 +10,11 @@ from pathlib import Path
 
 from traceproof.calibrate import page
 from traceproof.calibrate.families import MODULES
-from traceproof.calibrate.measure import measure
+from traceproof.calibrate.measure import measure, memory
 from traceproof.dataset.tree import read_tree
+from traceproof.worker import GIB
+
+SIZES = ("small", "medium")
 
 
 def main() -> int:
@@ -24,6 +27,7 @@ def main() -> int:
     parser.add_argument("--wrong-seeds", type=int, default=4, help="for wrong answers")
     parser.add_argument("--per-kind", type=int, default=1, help="definitions for each set of input names")
     parser.add_argument("--page", type=Path, help="the page to write into")
+    parser.add_argument("--memory-gib", type=int, default=6, help="leave definitions out that need more")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for op_type in options.op_type:
@@ -32,13 +36,14 @@ def main() -> int:
         for dataset in options.dataset:
             for name, entry in read_tree(dataset).definitions.items():
                 names = kinds.setdefault(tuple(entry.definition.inputs), [])
-                if entry.definition.op_type == op_type and len(names) < options.per_kind:
+                wanted = entry.definition.op_type == op_type and len(names) < options.per_kind
+                if wanted and memory(entry.definition, SIZES) <= options.memory_gib * GIB:
                     names.append(name)
                     chosen.append(entry.definition)
         if not chosen:
             continue
         sys.stderr.write(f"{op_type}: {', '.join(definition.name for definition in chosen)}\n")
-        rates = measure(chosen, seeds=options.seeds, wrong_seeds=options.wrong_seeds, sizes=("small", "medium"))
+        rates = measure(chosen, seeds=options.seeds, wrong_seeds=options.wrong_seeds, sizes=SIZES)
         (options.out / f"{op_type}.json").write_text(json.dumps(asdict(rates), indent=1), encoding="utf-8")
     if options.page:
         tables = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(options.out.glob("*.json"))]

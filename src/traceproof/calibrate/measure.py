@@ -54,6 +54,12 @@ class Rates:
     right: dict[str, Tally] = field(default_factory=dict)
 
 
+def memory(definition: Definition, sizes: Sequence[str]) -> int:
+    """Bytes that the largest case needs, by the op's estimate."""
+    op = registry.get(definition.op_type)
+    return max((op.memory(definition, case) for case in op.cases(definition, sizes=sizes, seed=0)), default=0)
+
+
 def measure(definitions: Sequence[Definition], *, seeds: int, wrong_seeds: int, sizes: Sequence[str]) -> Rates:
     """Rates over definitions of one op_type: right answers on `seeds` seeds, wrong ones on `wrong_seeds`."""
     op_type = definitions[0].op_type
