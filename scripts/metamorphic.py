@@ -12,6 +12,7 @@ from traceproof.calibrate.page import LAWS, insert
 from traceproof.dataset.tree import read_tree
 from traceproof.metamorphic.laws import laws_of
 from traceproof.metamorphic.score import PRELOAD, memory, tables, try_laws
+from traceproof.mutate.cut import cut, parsed
 from traceproof.worker import GIB, Limits, Pool
 
 
@@ -24,6 +25,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="limit of one law")
     parser.add_argument("--memory-gib", type=int, default=6, help="limit of one law")
     parser.add_argument("--page", type=Path, help="the page to write into")
+    parser.add_argument("--cut", nargs="*", default=[], metavar="AXIS=SIZE", help="run with other const axes")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     limits = Limits(seconds=options.seconds, setup_seconds=900.0, memory_bytes=options.memory_gib * GIB)
@@ -32,13 +34,14 @@ def main() -> int:
             for name, entry in read_tree(dataset).definitions.items():
                 if options.definition_name and name not in options.definition_name:
                     continue
-                if not laws_of(entry.definition):
+                definition = cut(entry.definition, parsed(options.cut))
+                if not laws_of(definition):
                     continue
-                if memory(entry.definition, seed=0) > options.memory_gib * GIB:
+                if memory(definition, seed=0) > options.memory_gib * GIB:
                     sys.stderr.write(f"{name}: left out, needs more than {options.memory_gib} GiB\n")
                     continue
                 started = time.monotonic()
-                findings = [found.as_json() for found in try_laws(entry.definition, pool, limits=limits, seed=0)]
+                findings = [found.as_json() for found in try_laws(definition, pool, limits=limits, seed=0)]
                 (options.out / f"{name}.json").write_text(json.dumps(findings, indent=1), encoding="utf-8")
                 broken = sum(row["agreement"] == "broken" for row in findings)
                 seconds = time.monotonic() - started

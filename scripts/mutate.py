@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from traceproof.dataset.tree import read_tree
+from traceproof.mutate.cut import cut, parsed
 from traceproof.mutate.score import PRELOAD, score
 from traceproof.worker import GIB, Limits, Pool
 
@@ -21,6 +22,7 @@ def main() -> int:
     parser.add_argument("--definition-name", nargs="*", help="default: all")
     parser.add_argument("--seconds", type=float, default=120.0, help="limit of one mutant")
     parser.add_argument("--memory-gib", type=int, default=6, help="limit of one mutant")
+    parser.add_argument("--cut", nargs="*", default=[], metavar="AXIS=SIZE", help="run with other const axes")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     limits = Limits(seconds=options.seconds, setup_seconds=900.0, memory_bytes=options.memory_gib * GIB)
@@ -29,8 +31,9 @@ def main() -> int:
             path = options.out / f"{name}.json"
             if path.exists() or (options.definition_name and name not in options.definition_name):
                 continue
+            definition = cut(entry.definition, parsed(options.cut))
             started = time.monotonic()
-            result = score(entry.definition, pool, limits=limits, sizes=("small", "medium"), seed=0)
+            result = score(definition, pool, limits=limits, sizes=("small", "medium"), seed=0)
             path.write_text(json.dumps(result.as_json(), indent=1), encoding="utf-8")
             sys.stderr.write(f"{name}: {dict(result.counts)} in {time.monotonic() - started:.0f} s\n")
     return 0

@@ -10,6 +10,8 @@ import worker_pools
 
 from traceproof.calibrate.page import mutation_tables
 from traceproof.dataset.definition import Definition
+from traceproof.errors import TraceproofError
+from traceproof.mutate.cut import cut, parsed
 from traceproof.mutate.mutants import Mutant, mutants, plain
 from traceproof.mutate.score import PRELOAD, Fate, score
 from traceproof.mutate.trial import Trial
@@ -115,6 +117,27 @@ def test_a_change_within_rounding_survives_and_says_where_it_differs(trial: Tria
     fate = trial.run(mutant.source.replace("1.10011", "1.0002"), mutant.line)
     assert fate["fate"] == Fate.SURVIVED
     assert fate["by"].startswith("small-")
+
+
+def test_a_definition_is_cut_down_in_its_reference_as_well() -> None:
+    smaller = cut(definition(), {"hidden_size": 16})
+    assert smaller.const_axes["hidden_size"] == 16
+    assert "shape[1] == 16" in smaller.reference
+    assert not Trial(smaller, ("small",), 0).run(smaller.reference, 0)["by"]
+    with pytest.raises(TraceproofError, match="can not be cut"):
+        cut(definition(), {"no_such_axis": 1})
+
+
+def test_a_size_that_another_axis_keeps_stays_in_the_reference() -> None:
+    twin = small.rmsnorm("rmsnorm_h32", REFERENCE)
+    twin["axes"]["other"] = {"type": "const", "value": 32}
+    assert "shape[1] == 32" in cut(Definition.model_validate(twin), {"hidden_size": 16}).reference
+
+
+def test_sizes_are_read_from_words() -> None:
+    assert parsed(["a=1", "b=22"]) == {"a": 1, "b": 22}
+    with pytest.raises(TraceproofError, match="is not an axis and a size"):
+        parsed(["a"])
 
 
 def test_an_output_too_many_is_refused(trial: Trial) -> None:
