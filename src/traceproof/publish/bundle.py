@@ -37,13 +37,10 @@ class Piece:
     data: bytes
 
     @property
-    def kind(self) -> Kind:
-        """What it is.
-
-        Raises:
-            ValueError: it lies outside the dataset's layout.
-        """
-        return Kind(self.path.partition("/")[0])
+    def kind(self) -> Kind | None:
+        """What it is; None: it lies outside the dataset's layout, which the checker refuses."""
+        folder = self.path.partition("/")[0]
+        return Kind(folder) if folder in set(Kind) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,12 +132,18 @@ class _Checker:
             trace = Trace.model_validate(strict_json(line.decode())) if line not in old else None
             if trace is None:
                 if folder is Kind.WORKLOADS:
-                    self.uuids.setdefault(name, set()).add(str(json.loads(line)["workload"]["uuid"]))
+                    self._known(name, json.loads(line)["workload"])
                 continue
             definition = self.bundle.definitions.get(trace.definition)
             if definition is None or path != f"{folder}/{definition.op_type}/{trace.definition}.jsonl":
                 raise ValueError(f"line {number} is for {trace.definition!r}")
             yield number, trace, definition
+
+    def _known(self, name: str, workload: Mapping[str, Any]) -> None:
+        """Take note of a workload that the base has."""
+        self.uuids.setdefault(name, set()).add(str(workload["uuid"]))
+        paths = [source.get("path", "") for source in workload["inputs"].values()]
+        self.named_blobs.update(path.removeprefix("./") for path in paths)
 
     def _workloads(self, path: str, data: bytes) -> Iterator[str]:
         for number, trace, definition in self._lines(path, data, Kind.WORKLOADS):

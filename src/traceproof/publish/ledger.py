@@ -103,7 +103,8 @@ class Ledger:
             return Standing((), f"its reference: {reference.reason}")
         truths = tuple(name for name in TRUTHS if name in records and _supports(records[name], reference))
         if not truths:
-            why = "; ".join(f"{name}: {records[name].reason}" for name in TRUTHS if name in records)
+            ran = [records[name] for name in TRUTHS if name in records]
+            why = "; ".join(f"{item.actor}: {item.reason or 'other cases, or another state'}" for item in ran)
             return Standing((), f"no ground truth was compared ({why or 'none ran'})")
         return Standing(truths, "")
 

@@ -75,7 +75,8 @@ def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[st
     ledger = write_ledger(source, tree)
     names = _names(tree, ledger, definitions, op_types)
     parts = source.run / "publish" / "parts"
-    _write_parts(source, tree, names, parts)
+    verified = [name for name in names if ledger.standing(tree.definitions[name].definition).verified]
+    _write_parts(source, tree, verified, parts)  # assembling tells what is wrong with the others
     return [
         Prepared(
             assemble(tree, ledger, group, slug=slug, title=title, parts=parts, extra=source.extra), ledger, source

@@ -1,0 +1,112 @@
+"""A finished run over a small dataset, for the tests of publishing. As a program: push a pickled bundle."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from definitions import rmsnorm, write
+from hub_server import HubServer
+
+from traceproof.publish.bundle import Bundle, Piece
+from traceproof.publish.hub import Hub
+from traceproof.publish.prepare import Prepared, Source
+
+REPOSITORY = "owner/trace"
+ROOT = Path(__file__).resolve().parent.parent
+VERSIONS = {"torch": "2.13.0"}
+CASES = ("small-0", "small-1")
+BATCH = {"small-0": 1, "small-1": 2}
+
+
+def dataset(root: Path, *names: str) -> Path:
+    """A dataset whose files look as the public one's do."""
+    for name in names:
+        path = write(root, rmsnorm(name, tags=["model:tiny", "status:verified"]))
+        path.write_text(json.dumps(json.loads(path.read_text()), indent=2) + "\n")
+    return root
+
+
+def row(name: str, digest: str, case: str, actor: str, /, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    """A verdict row that passed."""
+    plain = {
+        "definition": name,
+        "op_type": "rmsnorm",
+        "case": case,
+        "size": "small",
+        "seed": 0,
+        "axes": {"batch_size": BATCH[case]},
+        "actor": actor,
+        "against": "oracle",
+        "output": "output",
+        "verdict": "pass",
+        "reason": None,
+        "message": "fine",
+        "gate": {"kind": "floor", "margin": 0.25},
+        "digests": {
+            "definition": digest,
+            "case": "1" * 32,
+            "inputs": "2" * 32,
+            "outputs": "3" * 32,
+            "code": "4" * 32,
+            "environment": "5" * 32,
+        },
+        "versions": VERSIONS,
+        "device": "NVIDIA TEST",
+        "repeat": f"traceproof verify --definition-name {name} --case {case}",
+    }
+    return plain | changes
+
+
+def finished(folder: Path, root: Path, rows: list[dict[str, Any]]) -> Source:
+    """A run's folder with these verdicts, and cases planned for the dataset's definitions."""
+    from traceproof.stages.plan import Selection, plan
+
+    plan(root, folder / "cases", Selection(sizes=("small",)))
+    (folder / "verdicts").mkdir()
+    text = "".join(json.dumps(item) + "\n" for item in rows)
+    (folder / "verdicts" / "rmsnorm.jsonl").write_text(text)
+    return Source(
+        root=ROOT,
+        dataset=root,
+        run=folder,
+        store=folder / "store",
+        python=sys.executable,
+        provenance={"dataset": "made for tests"},
+    )
+
+
+def with_piece(prepared: Prepared, path: str, data: bytes) -> Prepared:
+    """The same bundle with a file replaced or added."""
+    pieces = {piece.path: piece for piece in prepared.bundle.pieces} | {path: Piece(path, data)}
+    return replace(prepared, bundle=_with(prepared.bundle, pieces=tuple(pieces[key] for key in sorted(pieces))))
+
+
+def _with(bundle: Bundle, **changes: Any) -> Bundle:  # noqa: ANN401 - its fields
+    return replace(bundle, **changes)
+
+
+def path_of(prepared: Prepared, start: str) -> str:
+    """The first of the bundle's paths that starts so."""
+    return next(piece.path for piece in prepared.bundle.pieces if piece.path.startswith(start))
+
+
+def start_push(prepared: Prepared, hub: HubServer, folder: Path, token: str) -> subprocess.Popen[bytes]:
+    """Push in a process of its own, which can be killed."""
+    file = folder / "prepared.pickle"
+    file.write_bytes(pickle.dumps(prepared))
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1"}
+    environment["PYTHONPATH"] = f"{ROOT / 'src'}:{Path(__file__).parent}"
+    command = [sys.executable, __file__, str(file), hub.endpoint]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+if __name__ == "__main__":
+    MADE: Prepared = pickle.loads(Path(sys.argv[1]).read_bytes())  # noqa: S301 - written by the test
+    OUTCOME = Hub(REPOSITORY, endpoint=sys.argv[2]).push(MADE.bundle, MADE.describe, allow_changes=False)
+    sys.stdout.write(f"{OUTCOME}\n")

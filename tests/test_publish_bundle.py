@@ -1,0 +1,296 @@
+"""The ledger earns tags, the bundle merges, the checker refuses, and a baseline is what its adapter does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from definitions import GOOD, rmsnorm
+from publish_support import CASES, dataset, finished, path_of, row, with_piece
+
+from traceproof.actors import registry as actors
+from traceproof.actors.inputs import make_inputs
+from traceproof.adapters import lookup
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import read_definition, read_tree
+from traceproof.errors import TraceproofError
+from traceproof.ops import registry
+from traceproof.publish.baseline import solution
+from traceproof.publish.bundle import Folder, joined, resolve
+from traceproof.publish.check import problems
+from traceproof.publish.ledger import Ledger, keep, tagged
+from traceproof.publish.parts import is_random
+from traceproof.publish.prepare import Prepared, Source, dry_run, prepare, without_secrets
+
+OURS = sorted((Path(__file__).parent / "dataset" / "definitions").rglob("*.json"))
+ACTORS = ("reference", "torch")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    folder = tmp_path_factory.mktemp("publish")
+    root = dataset(folder / "dataset", "alpha", "beta")
+    digests = {name: entry.digest for name, entry in read_tree(root).definitions.items()}
+    rows = [row(name, digests[name], case, actor) for name in digests for case in CASES for actor in ACTORS]
+    return finished(folder / "run", root, rows)
+
+
+@pytest.fixture(scope="module")
+def prepared(source: Source) -> Prepared:
+    return prepare(source, definitions=["alpha"], op_types=[], per="definition")[0]
+
+
+def ledger_of(tmp_path: Path, rows: list[dict[str, Any]]) -> Ledger:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(item) + "\n" for item in rows))
+    return keep([tmp_path / "rows.jsonl"], tmp_path / "ledger.jsonl", tmp_path / "store", references={})
+
+
+ALPHA = Definition.model_validate(rmsnorm("alpha"))
+
+
+def rows_of(**changes: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row("alpha", ALPHA.digest, "small-0", actor, **changes.get(actor, {})) for actor in ACTORS]
+
+
+def test_a_reference_and_a_ground_truth_that_pass_earn_the_tag(tmp_path: Path) -> None:
+    standing = ledger_of(tmp_path, rows_of()).standing(ALPHA)
+    assert standing.truths == ("torch",)
+    assert tagged(ALPHA, standing) == ("status:verified",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"reference": {"verdict": "fail", "reason": "nan"}}, "its reference: fail nan in case small-0, output"),
+        ({"reference": {"verdict": "skip", "reason": "no_oracle", "output": "*"}}, "nothing was compared"),
+        ({"torch": {"verdict": "fail", "reason": "numerics"}}, "torch: fail numerics"),
+        ({"torch": {"verdict": "skip", "reason": "no_cuda", "output": "*"}}, "no_cuda 1"),
+        ({"torch": {"case": "small-1", "digests": {"definition": "f" * 32, "inputs": ""}}}, "no ground truth"),
+    ],
+)
+def test_anything_less_does_not(tmp_path: Path, changes: dict[str, dict[str, Any]], reason: str) -> None:
+    standing = ledger_of(tmp_path, rows_of(**changes)).standing(ALPHA)
+    assert reason in standing.reason
+    assert tagged(ALPHA, standing) == ("status:unverified",)
+
+
+def test_a_definition_whose_reference_changed_is_not_verified(tmp_path: Path) -> None:
+    changed = Definition.model_validate(rmsnorm("alpha", GOOD.replace("1e-6", "1e-5")))
+    assert "it changed" in ledger_of(tmp_path, rows_of()).standing(changed).reason
+
+
+def test_a_record_keeps_its_date_and_reads_back(tmp_path: Path) -> None:
+    first = ledger_of(tmp_path, rows_of())
+    kept = tmp_path / "store" / "ledger"
+    for file in kept.rglob("*.json"):
+        file.write_text('{"date": "2020-02-02"}')
+    again = ledger_of(tmp_path, rows_of())
+    assert again.records["alpha"]["torch"].date == "2020-02-02"
+    assert Ledger.read(tmp_path / "ledger.jsonl").records == again.records
+    assert first.records["alpha"]["torch"].digests == again.records["alpha"]["torch"].digests
+
+
+def test_a_torn_ledger_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "ledger.jsonl").write_text('{"definition": "alpha"')
+    with pytest.raises(TraceproofError, match="to write it anew"):
+        Ledger.read(tmp_path / "ledger.jsonl")
+
+
+def test_the_dry_run_lists_every_file_with_its_digest(prepared: Prepared, tmp_path: Path) -> None:
+    listed = dry_run(prepared, tmp_path, allow_changes=False)
+    assert {file["path"].split("/")[0] for file in listed["files"]} == {"blob", "solutions", "workloads"}
+    assert listed["unchanged"] == ["definitions/rmsnorm/alpha.json"]
+    text = (tmp_path / "definition-alpha" / "description.md").read_text()
+    assert "| `alpha` | reference | passed | 2 | 2 | output: floor 0.25 |" in text
+    assert "NVIDIA TEST" in text
+    assert "made for tests" in text
+
+
+def test_what_is_not_verified_is_not_published(source: Source, tmp_path: Path) -> None:
+    root = dataset(tmp_path / "dataset", "alpha", "gamma")
+    bare = finished(tmp_path / "run", root, [])
+    with pytest.raises(TraceproofError, match="nothing is verified"):
+        prepare(bare, definitions=[], op_types=[], per="definition")
+    with pytest.raises(TraceproofError, match="gamma is not verified: it was not run"):
+        prepare(bare, definitions=["gamma"], op_types=[], per="definition")
+    with pytest.raises(TraceproofError, match="definition 'delta'"):
+        prepare(source, definitions=["delta"], op_types=[], per="definition")
+
+
+def found(prepared: Prepared, root: Path) -> list[str]:
+    base = Folder(root)
+    return problems(prepared.bundle, resolve(prepared.bundle, base, allow_changes=False), base)
+
+
+def edited(start: str, change: Callable[[bytes], bytes]) -> Callable[[Prepared], Prepared]:
+    def apply(prepared: Prepared) -> Prepared:
+        path = path_of(prepared, start)
+        old = next(piece.data for piece in prepared.bundle.pieces if piece.path == path)
+        return with_piece(prepared, path, change(old))
+
+    return apply
+
+
+def added(path: str, data: bytes) -> Callable[[Prepared], Prepared]:
+    return lambda prepared: with_piece(prepared, path, data)
+
+
+def solved(**changes: Any) -> Callable[[bytes], bytes]:  # noqa: ANN401 - JSON
+    return lambda data: json.dumps(json.loads(data) | changes).encode()
+
+
+def trace(data: bytes, status: str = "PASSED", solution: str = "torch_wrapper_alpha") -> bytes:
+    line = json.loads(data.splitlines()[0])
+    evaluation: dict[str, Any] = {
+        "status": status,
+        "log": "",
+        "environment": {"hardware": "H"},
+        "timestamp": "now",
+    }
+    if status == "PASSED":
+        evaluation |= {"correctness": {}, "performance": {"latency_ms": 1.0}}
+    return json.dumps(line | {"solution": solution, "evaluation": evaluation}).encode() + b"\n"
+
+
+def traced(**changes: str) -> Callable[[Prepared], Prepared]:
+    def apply(prepared: Prepared) -> Prepared:
+        path = path_of(prepared, "workloads/")
+        old = next(piece.data for piece in prepared.bundle.pieces if piece.path == path)
+        return with_piece(prepared, "traces/rmsnorm/alpha.jsonl", trace(old, **changes))
+
+    return apply
+
+
+COPY = [{"path": "main.py", "content": GOOD}]
+OTHER = [{"path": "main.py", "content": "def run(x, weight):\n    return x\n"}]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (added("README.md", b"hi"), "outside the dataset's layout"),
+        (added("blob/../x/y", b"hi"), "not a plain relative path"),
+        (added("definitions/rmsnorm/beta2.json", json.dumps(rmsnorm("beta2")).encode()), "not what the bundle"),
+        (edited("definitions/", lambda data: data.replace(b"status:verified", b"status:draft")), "would change"),
+        (edited("solutions/", solved(definition="beta")), "is for 'beta'"),
+        (edited("solutions/", solved(name="another")), "author, definition and name say"),
+        (edited("solutions/", solved(sources=COPY)), "copy of the reference"),
+        (edited("solutions/", solved(sources=OTHER)), "run takes ['x', 'weight']"),
+        (edited("solutions/", solved(extra=1)), "does not fit the schema"),
+        (edited("workloads/", lambda data: data + b'{"definition": "alpha"}'), "schema"),
+        (edited("workloads/", lambda data: data.replace(b"batch_size", b"batch")), "axes are ['batch']"),
+        (edited("workloads/", lambda data: data.replace(b".safetensors", b".gone")), "neither in the bundle nor"),
+        (edited("workloads/", lambda data: data.replace(b'"batch_size":1', b'"batch_size":9')), "definition says"),
+        (edited("blob/", lambda data: data[:-1]), "cut short"),
+        (
+            added("blob/workloads/rmsnorm/alpha/orphan.safetensors", b"\2\0\0\0\0\0\0\0{}"),
+            "no workload line names",
+        ),
+        (added("blob/workloads/rmsnorm/beta/x.safetensors", b"\2\0\0\0\0\0\0\0{}"), "belongs to no definition"),
+        (added("tests/references/test_gemm.py", b"assert True\n"), "no test of the bundle's definitions"),
+        (added("tests/references/test_rmsnorm.py", b"X = 'hf_" + b"a" * 30 + b"'\n"), "like a secret"),
+        (traced(status="RUNTIME_ERROR"), "only PASSED traces"),
+        (traced(solution="somebody"), "solution 'somebody' is not in the bundle"),
+    ],
+)
+def test_the_checker_refuses(
+    prepared: Prepared, source: Source, change: Callable[[Prepared], Prepared], problem: str
+) -> None:
+    told = found(change(prepared), source.dataset)
+    assert any(problem in line for line in told), told
+
+
+def test_the_checker_accepts_what_is_right(prepared: Prepared, source: Source) -> None:
+    assert found(prepared, source.dataset) == []
+    assert found(traced()(prepared), source.dataset) == []
+
+
+def test_a_taken_name_is_a_conflict(prepared: Prepared, source: Source, tmp_path: Path) -> None:
+    root = dataset(tmp_path, "alpha")
+    other = root / "solutions" / "somebody" / "rmsnorm" / "alpha" / "torch_wrapper_alpha.json"
+    other.parent.mkdir(parents=True)
+    other.write_text("{}")
+    assert any("its name is taken by solutions/somebody" in line for line in found(prepared, root))
+    assert not any("taken" in line for line in found(prepared, source.dataset))
+
+
+def test_an_existing_definition_changes_only_when_allowed_and_says_how(prepared: Prepared, tmp_path: Path) -> None:
+    root = dataset(tmp_path, "alpha")
+    path = root / "definitions" / "rmsnorm" / "alpha.json"
+    value = json.loads(path.read_text())
+    value["axes"]["hidden_size"]["value"] = 64
+    value["tags"] = ["status:unverified"]
+    path.write_text(json.dumps(value))
+    refused = resolve(prepared.bundle, Folder(root), allow_changes=False)
+    assert any("axes.hidden_size.value: 64 -> 32" in line for line in refused.problems)
+    allowed = resolve(prepared.bundle, Folder(root), allow_changes=True)
+    assert allowed.problems == []
+    text = prepared.describe(allowed)
+    assert "axes.hidden_size.value: 64 -> 32" in text
+    assert 'tags gains "status:verified"' in text
+
+
+def test_formatting_alone_is_no_change(prepared: Prepared, tmp_path: Path) -> None:
+    root = dataset(tmp_path, "alpha")
+    path = root / "definitions" / "rmsnorm" / "alpha.json"
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=4))
+    assert "definitions/rmsnorm/alpha.json" in resolve(prepared.bundle, Folder(root), allow_changes=False).same
+
+
+def test_lines_of_the_base_stay_and_come_once() -> None:
+    old = b'{"workload": {"uuid": "a"}, "solution": null}'
+    new = old.replace(b'": ', b'":') + b"\n" + old.replace(b'"a"', b'"b"')
+    both = joined(old, new)
+    assert both.startswith(old + b"\n")
+    assert both.count(b"\n") == 2
+    assert joined(both, new) == both
+
+
+def test_inputs_that_are_no_plain_normals_are_stored() -> None:
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(4096, generator=generator)
+    assert is_random(normal)
+    for other in (
+        normal.abs(),
+        normal * 2,
+        normal[:8],
+        normal.sign(),
+        torch.rand(4096) * 3.46 - 1.73,
+        normal.int(),
+    ):
+        assert not is_random(other)
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
+def test_a_baseline_stands_alone_and_does_what_its_adapter_does(path: Path) -> None:
+    torch.set_num_threads(1)
+    definition = read_definition(path)
+    op, _ = registry.for_definition(definition)
+    for truth in lookup.STACKS:
+        if lookup.adapter(truth, definition) is None:
+            continue
+        text = solution(definition, truth, "1").sources[0].content
+        assert "traceproof" not in text
+        code = compile(text, truth, "exec")
+        if truth != "torch":
+            continue
+        module: dict[str, Any] = {}
+        exec(code, module)  # noqa: S102 - what was just emitted
+        actor = actors.get(truth)
+        assert actor.unavailable(definition, op) is None
+        for case in list(op.cases(definition, sizes=("small",), seed=0))[:3]:
+            inputs = make_inputs(op, definition, case, device=torch.device("cpu"))
+            expected = actor.run(definition, op, dict(inputs))
+            given = module["run"](**inputs)
+            given = given if isinstance(given, tuple) else (given,)
+            for name, value in zip(definition.outputs, given, strict=True):
+                assert torch.equal(value, expected[name])
+
+
+def test_programs_beside_the_pusher_see_no_secrets() -> None:
+    kept = without_secrets({"HF_TOKEN": "x", "MY_api_key": "x", "AWS_SECRET_ACCESS": "x", "PATH": "/bin"})
+    assert kept == {"PATH": "/bin"}

@@ -1,0 +1,296 @@
+"""Against a hub over real HTTP: one pull request, read back, found again, whatever goes wrong on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hub_server import READER, TOKENS, WRITER, Fault, HubServer, Repository, serving
+from publish_support import CASES, REPOSITORY, dataset, finished, path_of, row, start_push, with_piece
+
+from traceproof.dataset.tree import read_tree
+from traceproof.errors import TraceproofError
+from traceproof.publish.hub import Hub
+from traceproof.publish.prepare import Prepared, dry_run, prepare
+from traceproof.publish.push import Outcome
+
+# The hub's own library uploads LFS objects with an argument that its HTTP client is about to rename.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+KILLS = int(os.environ.get("TRACEPROOF_KILLS", "2"))  # docs/publishing.md has the figures of a run with 30
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    folder = tmp_path_factory.mktemp("publish")
+    root = dataset(folder / "dataset", "alpha", "beta")
+    digests = {name: entry.digest for name, entry in read_tree(root).definitions.items()}
+    rows = [
+        row(name, digests[name], case, actor)
+        for name in digests
+        for case in CASES
+        for actor in ("reference", "torch")
+    ]
+    return prepare(finished(folder / "run", root, rows), definitions=["alpha"], op_types=[], per="definition")[0]
+
+
+@pytest.fixture
+def hub(tmp_path: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    monkeypatch.setenv("HF_TOKEN", WRITER)
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    with serving(tmp_path / "hub") as server:
+        server.create(REPOSITORY).seed(prepared.source.dataset)
+        yield server
+
+
+def store(hub: HubServer) -> Repository:
+    return hub.repository(REPOSITORY)
+
+
+def push(hub: HubServer, prepared: Prepared, *, allow_changes: bool = False) -> Outcome:
+    target = Hub(REPOSITORY, endpoint=hub.endpoint, pause=lambda _: None)
+    return target.push(prepared.bundle, prepared.describe, allow_changes=allow_changes)
+
+
+def commits(hub: HubServer, number: int = 1) -> int:
+    """Commits of a pull request that main does not have."""
+    return len(store(hub).git("rev-list", f"refs/heads/main..refs/pr/{number}").splitlines())
+
+
+def writes(hub: HubServer) -> list[str]:
+    return [item["request"] for item in hub.log if not item["request"].startswith(("GET", "HEAD"))]
+
+
+def is_whole(hub: HubServer, prepared: Prepared, *, pull_requests: int = 1, number: int = 1) -> None:
+    """Exactly one pull request with one commit, every file of it byte for byte what was prepared."""
+    assert len(store(hub).discussions()) == pull_requests
+    assert commits(hub, number) == 1
+    for piece in prepared.bundle.pieces:
+        assert store(hub).read(f"refs/pr/{number}", piece.path) == piece.data
+
+
+def test_a_pull_request_holds_the_bundle_byte_for_byte_and_main_stays(hub: HubServer, prepared: Prepared) -> None:
+    main = store(hub).head("main")
+    outcome = push(hub, prepared)
+    assert outcome.committed
+    assert outcome.where.endswith("/discussions/1")
+    is_whole(hub, prepared)
+    assert store(hub).head("main") == main
+    described = store(hub).discussions()[0]["events"][0]["data"]["latest"]["raw"]
+    assert "| `alpha` | reference | passed |" in described
+
+
+def test_a_second_run_opens_nothing_and_commits_nothing(hub: HubServer, prepared: Prepared) -> None:
+    first = push(hub, prepared)
+    hub.log.clear()
+    second = push(hub, prepared)
+    assert not second.committed
+    assert second.where == first.where
+    assert writes(hub) == []
+    is_whole(hub, prepared)
+
+
+def test_a_changed_bundle_updates_the_same_pull_request(hub: HubServer, prepared: Prepared) -> None:
+    push(hub, prepared)
+    path = path_of(prepared, "solutions/")
+    value = json.loads(next(piece.data for piece in prepared.bundle.pieces if piece.path == path))
+    changed = with_piece(prepared, path, json.dumps(value | {"description": "another"}).encode())
+    assert push(hub, changed).committed
+    assert len(store(hub).discussions()) == 1
+    assert commits(hub) == 2
+    assert json.loads(store(hub).read("refs/pr/1", path))["description"] == "another"
+
+
+def test_what_the_bundle_no_longer_holds_leaves_the_pull_request(hub: HubServer, prepared: Prepared) -> None:
+    more = with_piece(prepared, "tests/references/test_rmsnorm.py", b"assert 1 == 1\n")
+    push(hub, more)
+    push(hub, prepared)
+    paths = {entry["path"] for entry in store(hub).tree("refs/pr/1")}
+    assert "tests/references/test_rmsnorm.py" not in paths
+    assert "definitions/rmsnorm/beta.json" in paths
+
+
+def test_somebody_elses_pull_request_of_that_title_is_left_alone(hub: HubServer, prepared: Prepared) -> None:
+    push(hub, replace(prepared, bundle=replace(prepared.bundle, slug="other")))
+    push(hub, prepared)
+    is_whole(hub, prepared, pull_requests=2, number=2)
+
+
+def test_a_merged_bundle_needs_no_pull_request(hub: HubServer, prepared: Prepared) -> None:
+    push(hub, prepared)
+    store(hub).git("update-ref", "refs/heads/main", store(hub).head("refs/pr/1"))
+    hub.log.clear()
+    assert not push(hub, prepared).committed
+    assert writes(hub) == []
+
+
+def test_nothing_but_a_pull_request_is_ever_committed_to(hub: HubServer, prepared: Prepared) -> None:
+    target = Hub(REPOSITORY, endpoint=hub.endpoint)
+    for revision in ("main", "refs/heads/main", "refs/pr/0", "refs/pr/1/../../heads/main"):
+        with pytest.raises(ValueError, match="is no pull request"):
+            target._commit(prepared.bundle, {}, [], "", parent="0" * 40, revision=revision)
+    assert hub.log == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("POST .*/commit/", 429, 3, {"Retry-After": "0"}),
+        Fault("POST .*/commit/", 503, 3),
+        Fault("POST .*/commit/", 502, 1, after=True),
+        Fault("GET .*/(tree|revision|discussions)", 503, 3),
+        Fault("POST .*/preupload/", 500, 2),
+        Fault("HEAD .*/resolve/", 429, 2, {"Retry-After": "0"}),
+    ],
+    ids=lambda fault: f"{fault.pattern} {fault.status}{' after' if fault.after else ''}",
+)
+def test_bursts_of_failures_are_waited_out(hub: HubServer, prepared: Prepared, fault: Fault) -> None:
+    hub.faults.append(fault)
+    push(hub, prepared)
+    assert fault.times == 0
+    is_whole(hub, prepared)
+
+
+def test_a_server_that_stays_down_is_given_up_on(hub: HubServer, prepared: Prepared) -> None:
+    hub.faults.append(Fault("POST .*/commit/", 503, 1000))
+    with pytest.raises(TraceproofError, match=r"8 attempts failed, the last one on: 503"):
+        push(hub, prepared)
+    assert store(hub).discussions() == []
+    hub.faults.clear()
+    push(hub, prepared)
+    is_whole(hub, prepared)
+
+
+@pytest.mark.parametrize("token", [READER, "hf_" + "nobody" * 5])
+def test_a_token_without_rights_is_told_so(
+    hub: HubServer, prepared: Prepared, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(TraceproofError, match="may open pull requests") as caught:
+        push(hub, prepared)
+    assert token not in str(caught.value)
+    assert store(hub).discussions() == []
+
+
+def test_no_token_is_told_so(hub: HubServer, prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    with pytest.raises(TraceproofError, match="Set HF_TOKEN"):
+        push(hub, prepared)
+    assert hub.log == []
+
+
+def test_a_base_that_moved_is_taken_up(hub: HubServer, prepared: Prepared) -> None:
+    def move() -> None:
+        store(hub).commit_files("refs/heads/main", {"definitions/moved.txt": b"moved\n"}, "Move")
+
+    hub.before_commit.append(move)
+    push(hub, prepared)
+    is_whole(hub, prepared)
+    assert store(hub).read("refs/pr/1", "definitions/moved.txt") == b"moved\n"
+    assert [item["status"] for item in hub.log if "/commit/" in item["request"]] == [412, 200]
+
+
+def test_a_base_that_moved_into_a_conflict_is_refused(hub: HubServer, prepared: Prepared) -> None:
+    path = path_of(prepared, "definitions/")
+    value = json.loads(next(piece.data for piece in prepared.bundle.pieces if piece.path == path))
+    value["axes"]["hidden_size"]["value"] = 48
+    conflict = {path: json.dumps(value).encode()}
+
+    def move() -> None:
+        store(hub).commit_files("refs/heads/main", conflict, "Conflict")
+
+    hub.before_commit.append(move)
+    with pytest.raises(TraceproofError, match=r"axes\.hidden_size\.value: 48 -> 32"):
+        push(hub, prepared)
+    assert store(hub).discussions() == []
+    assert push(hub, prepared, allow_changes=True).committed
+
+
+def test_a_name_that_is_taken_is_a_conflict(hub: HubServer, prepared: Prepared) -> None:
+    leaf = path_of(prepared, "solutions/").rpartition("/")[2]
+    store(hub).commit_files("refs/heads/main", {f"solutions/x/rmsnorm/beta/{leaf}": b"{}"}, "Take the name")
+    with pytest.raises(TraceproofError, match="its name is taken by solutions/x"):
+        push(hub, prepared)
+    assert store(hub).discussions() == []
+
+
+@pytest.mark.parametrize(
+    ("lie", "told"), [("blob", "differs"), ("preupload", "made no commit|differs"), ("lfs", ".")]
+)
+def test_a_server_that_lies_about_content_is_found_out(
+    hub: HubServer, prepared: Prepared, lie: str, told: str
+) -> None:
+    hub.lies.add(lie)
+    with pytest.raises(TraceproofError, match=told):
+        push(hub, prepared)
+
+
+def test_a_push_that_is_killed_is_taken_up_where_it_was(
+    hub: HubServer, prepared: Prepared, tmp_path: Path
+) -> None:
+    for hook in (hub.before_commit, hub.after_commit):
+        child = start_push(prepared, hub, tmp_path, WRITER)
+        hook.append(child.kill)
+        child.wait()
+    push(hub, prepared)
+    is_whole(hub, prepared)
+
+
+def test_kills_at_random_points_lose_and_double_nothing(
+    hub: HubServer, prepared: Prepared, tmp_path: Path
+) -> None:
+    chance = random.Random(8)  # noqa: S311 - a repeatable choice, no secret
+    for _ in range(KILLS):
+        child = start_push(prepared, hub, tmp_path, WRITER)
+        seen = len(hub.log)
+        stop, limit = seen + chance.randrange(1, 22), time.monotonic() + 60
+        while child.poll() is None and len(hub.log) < stop and time.monotonic() < limit:
+            time.sleep(0.002)
+        child.kill()
+        child.wait()
+        assert len(store(hub).discussions()) <= 1
+    push(hub, prepared)
+    is_whole(hub, prepared)
+
+
+def test_the_token_is_written_nowhere(
+    hub: HubServer, prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dry_run(prepared, tmp_path / "dry", allow_changes=False)
+    hub.faults.append(Fault("POST .*/commit/", 503, 1))
+    push(hub, prepared)
+    child = start_push(prepared, hub, tmp_path, WRITER)
+    assert child.stdout is not None
+    said = child.stdout.read().decode() + "".join(capfd.readouterr())
+    assert child.wait() == 0, said
+    texts = [
+        path.read_bytes() for top in (tmp_path, prepared.source.run) for path in top.rglob("*") if path.is_file()
+    ]
+    texts += [said.encode(), json.dumps(hub.log).encode()]
+    assert not [text for text in texts for token in TOKENS if token.encode() in text]
+
+
+def test_a_dry_run_asks_no_server(hub: HubServer, prepared: Prepared, tmp_path: Path) -> None:
+    dry_run(prepared, tmp_path / "dry", allow_changes=False)
+    assert hub.log == []
+
+
+def test_only_the_command_can_push() -> None:
+    """No rule, script or stage names the pusher, so `verify_all` and `snakemake publish` have no way to it."""
+    root = Path(__file__).resolve().parent.parent
+    places = [root / "Snakefile", *root.glob("rules/*.smk"), *root.glob("scripts/*.py"), *root.glob("src/**/*.py")]
+    naming = {
+        path.relative_to(root).as_posix() for path in places if re.search(r"publish\.(hub|git) ", path.read_text())
+    }
+    assert naming == {"src/traceproof/cli/publish.py"}
+    assert not [path.name for path in places if path.suffix == ".smk" and "--push" in _commands(path.read_text())]
+
+
+def _commands(text: str) -> str:
+    return re.sub(r'"""[^"]*"""', "", text)
