@@ -19,10 +19,18 @@ WIDTH = 115
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A definition that gets a class: its name, its file below `definitions/`, and what is known to diverge."""
+    """A definition that gets a class.
+
+    Attributes:
+        name: of the definition.
+        file: below `definitions/`.
+        constants: what its reference computes with: const axes, and numbers that it gives names to.
+        divergences: cases that are known to diverge.
+    """
 
     name: str
     file: str
+    constants: Mapping[str, int | float]
     divergences: tuple[str, ...]
 
 
@@ -67,7 +75,17 @@ def _class(name: str, subject: Subject) -> str:
     else:
         lines.append(f'    """The reference of {subject.name}."""')
     lines += ["", f'    definition_name = "{subject.name}"', f'    definition_file = "{subject.file}"']
+    lines += _constants(subject.constants)
     return "\n".join(lines)
+
+
+def _constants(values: Mapping[str, int | float]) -> list[str]:
+    """One line where it fits, else a line a constant: as a formatter would write it."""
+    items = [f'"{name}": {value!r}' for name, value in values.items()]
+    line = f"    constants = {{{', '.join(items)}}}"
+    if len(line) <= WIDTH:
+        return [line]
+    return ["    constants = {", *(f"        {item}," for item in items), "    }"]
 
 
 def headed(body: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from traceproof.dataset.tree import Entry, Tree, read_tree
 from traceproof.errors import TraceproofError
+from traceproof.ops.common.constants import named_constants
 from traceproof.store import write_if_changed
 from traceproof.testgen.bundle import NAME, conftest, support_files
 from traceproof.testgen.files import IDENTIFIER, MARKER, Subject, classes, file_name, headed, render, state
@@ -222,7 +223,8 @@ def _op_type_text(  # noqa: PLR0913, PLR0917 - the parts of one decision
             result.flagged[name] = lines
         if result.status[name] == "written":
             file = entry.path.relative_to("definitions").as_posix()
-            subjects.append(Subject(name=name, file=file, divergences=lines))
+            constants = {**entry.definition.const_axes, **named_constants(entry.definition)}
+            subjects.append(Subject(name=name, file=file, constants=constants, divergences=lines))
     if not subjects:
         return None
     kept = classes(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -12,6 +12,7 @@ import torch
 from traceproof.actors.base import Unavailable
 from traceproof.judge.output import Ruling
 from traceproof.ops.base import TORCH_DTYPES
+from traceproof.ops.common.constants import named_constants
 from traceproof.reasons import Verdict
 from traceproof.testgen.support.trial import OTHER_SEED, Trial
 
@@ -28,6 +29,15 @@ class ReferenceTests:
 
     definition_name: ClassVar[str]
     definition_file: ClassVar[str]
+    constants: ClassVar[Mapping[str, int | float]]
+
+    def test_constants(self, cheap_trial: Trial) -> None:
+        """The definition has the constants that it had when its tests were written.
+
+        What stands nowhere but in the reference (an eps), the oracle takes from there: only here a change shows.
+        """
+        definition = cheap_trial.definition
+        assert {**definition.const_axes, **named_constants(definition)} == self.constants
 
     def test_output_shape(self, trial: Trial) -> None:
         """Every output is there, none too many, each in the shape that the definition's axes give."""

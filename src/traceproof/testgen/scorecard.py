@@ -1,0 +1,239 @@
+"""How many planted bugs a suite of tests finds: mutants of every reference, each put before the suite.
+
+A mutant takes the reference's place in a copy of the dataset, and in a test file that holds a copy of the
+reference, there as well: so that suites are compared by what they check, not by what they load. Each run is a fork of one
+process that has torch and pytest imported. A mutant counts if it gives other bits than the reference somewhere
+(`traceproof.mutate`); it is killed if a test that passes on the reference does not pass any more.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from traceproof.audit.source import TestFile
+from traceproof.audit.trial import stand_in
+from traceproof.dataset.definition import Definition
+from traceproof.mutate.mutants import Mutant, mutants
+from traceproof.mutate.trial import Trial
+
+SECONDS = 120  # of one run of one definition's tests; the child is ended by an alarm
+CRASHED = "the run"  # stands in the place of a test where there is no outcome of any
+COUNTED = frozenset({"killed", "survived"})
+
+
+@dataclass(slots=True)
+class Card:
+    """One definition's score.
+
+    Attributes:
+        total: mutants that give other bits; `equivalent` ones do not.
+        killed: how many of `total` the suite refuses.
+        survivors: the others, each with its kind, line and change.
+        tests: how many tests pass on the reference; 0 kills nothing.
+        alarms: seeds on which a test fails on the unchanged reference.
+    """
+
+    definition: str
+    op_type: str
+    tests: int = 0
+    total: int = 0
+    killed: int = 0
+    equivalent: int = 0
+    survivors: list[dict[str, Any]] = field(default_factory=list)
+    alarms: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A copy of a dataset with its tests, whose references can be replaced.
+
+    Attributes:
+        root: the copy.
+        select: arguments that make pytest run one definition's tests.
+        options: further arguments of pytest, by which a suite takes a seed; `{seed}` is replaced.
+    """
+
+    root: Path
+    select: Callable[[Definition], Sequence[str]]
+    options: tuple[str, ...] = ()
+
+    def run(self, definition: Definition, seed: int = 0, *, first: bool = False) -> dict[str, str]:
+        """Outcome by test, of the definition's tests; `first` stops at the first failure."""
+        arguments = [*self.select(definition), *(option.format(seed=seed) for option in self.options)]
+        return forked(lambda: _pytest(self.root, arguments, first=first)) or {CRASHED: "crashed"}
+
+    def plant(self, entry: Path, source: str | None) -> None:
+        """Put a reference in the place of a definition's own, in its file and in copies; None: restore all."""
+        for path, text in _originals(self.root, entry):
+            path.write_text(text if source is None else _replaced(path, text, source), encoding="utf-8")
+
+
+def score(suite: Suite, entry: Path, definition: Definition, *, seeds: int, every: int = 1) -> Card:
+    """Put mutants of a definition before a suite: each `every`-th of them."""
+    card = Card(definition.name, definition.op_type)
+    suite.plant(entry, None)
+    right = suite.run(definition)
+    card.tests = sum(outcome == "passed" for outcome in right.values())
+    for seed in range(1, seeds):
+        found = suite.run(definition, seed)
+        if _worse(right, found):
+            card.alarms.append(seed)
+    chosen = list(mutants(definition.reference))[::every]
+    for mutant, fate in zip(chosen, fates(definition, chosen), strict=True):
+        if fate == "equivalent":
+            card.equivalent += 1
+        if fate not in COUNTED:
+            continue
+        card.total += 1
+        suite.plant(entry, mutant.source)
+        found = suite.run(definition, first=True)
+        if _worse(right, found):
+            card.killed += 1
+        else:
+            card.survivors.append({"operator": mutant.operator, "line": mutant.line, "what": mutant.what})
+    suite.plant(entry, None)
+    return card
+
+
+def _worse(right: Mapping[str, str], found: Mapping[str, str]) -> bool:
+    """Whether a test that passed does not pass now, or the whole run broke."""
+    return CRASHED in found or any(right.get(test) == "passed" and how != "passed" for test, how in found.items())
+
+
+def fates(definition: Definition, chosen: Sequence[Mutant]) -> Iterator[str]:
+    """By the judge: whether each mutant gives other bits. One that crashes or hangs does."""
+    trial = Trial(definition, ("small", "medium"), 0)
+    for mutant in chosen:
+        found = forked(lambda mutant=mutant: trial.run(mutant.source, mutant.line))  # type: ignore[misc]
+        yield found["fate"] if found else "killed"
+
+
+def forked(work: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """Run work in a fork of this process; empty if it raised, crashed or took too long."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        signal.alarm(SECONDS)
+        _quiet()
+        try:
+            value = work()
+        except BaseException:  # noqa: BLE001 - whatever a mutant raises; the child must not go on
+            traceback.print_exc()
+            value = {}
+        with os.fdopen(writer, "w") as pipe:
+            json.dump(value, pipe)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    result: dict[str, str] = json.loads(text) if text else {}
+    return result
+
+
+def _quiet() -> None:
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+
+
+def _pytest(root: Path, arguments: Sequence[str], *, first: bool) -> dict[str, str]:
+    import pytest
+
+    watch = _Watch()
+    os.chdir(root)
+    options = ["-q", "-p", "no:cacheprovider", *(["-x"] if first else [])]
+    pytest.main([*arguments, *options], plugins=[watch])
+    return watch.outcomes
+
+
+class _Watch:
+    """A pytest plugin that notes outcomes."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:  # noqa: ANN401 - pytest's report
+        """A failure in any phase counts."""
+        if report.when == "call" or report.outcome != "passed":
+            self.outcomes[report.nodeid] = report.outcome
+
+
+def _originals(root: Path, entry: Path) -> list[tuple[Path, str]]:
+    """The files that hold a definition's reference, with their text as it was before anything was planted."""
+    kept = root / ".originals"
+    paths = [root / entry, *sorted((root / "tests").rglob("test_*.py"))]
+    found = []
+    for path in paths:
+        copy = kept / path.relative_to(root)
+        if not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        found.append((path, copy.read_text(encoding="utf-8")))
+    stem = entry.stem
+    return [(path, text) for path, text in found if path.suffix == ".json" or _is_about(path, stem)]
+
+
+def _is_about(path: Path, name: str) -> bool:
+    """Whether a file is named after a definition, the words that file names leave out left out."""
+    rest = iter(name.split("_"))
+    return all(word in rest for word in path.stem.removeprefix("test_").split("_"))
+
+
+def _replaced(path: Path, text: str, source: str) -> str:
+    """A definition's JSON with another reference, or a test file with another `run`."""
+    if path.suffix == ".json":
+        return json.dumps({**json.loads(text), "reference": source})
+    file = TestFile(path, text)
+    old = file.functions.get("run")
+    new = next((n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == "run"), None)
+    if old is None or new is None:
+        return text
+    start = min([old.lineno, *(decorator.lineno for decorator in old.decorator_list)])
+    lines = text.splitlines()
+    return "\n".join([*lines[: start - 1], ast.unparse(new), *lines[old.end_lineno :]]) + "\n"
+
+
+def generated(definition: Definition) -> list[str]:
+    """The class of our own suite, without kernels that a machine without a GPU skips anyway."""
+    from traceproof.testgen.files import class_names, file_name
+
+    name = class_names([definition.name])[definition.name]
+    return [f"tests/references/{file_name(definition.op_type)}::{name}"]
+
+
+def existing(definition: Definition, root: Path) -> list[str]:
+    """The files of another suite that are named after a definition."""
+    files = [path for path in sorted((root / "tests").rglob("test_*.py")) if _is_about(path, definition.name)]
+    for path in files:
+        stand_in(path.read_text(encoding="utf-8"))
+    return [str(path.relative_to(root)) for path in files]
+
+
+def table(cards: Sequence[Card]) -> str:
+    """Kill rates by op_type."""
+    rows: dict[str, list[Card]] = {}
+    for card in cards:
+        rows.setdefault(card.op_type, []).append(card)
+    lines = [f"{'op_type':12} {'definitions':>11} {'mutants':>8} {'killed':>7} {'rate':>7} {'alarms':>7}"]
+    for op_type, found in sorted(rows.items()):
+        total, killed = sum(card.total for card in found), sum(card.killed for card in found)
+        rate = f"{killed / total:7.1%}" if total else f"{'-':>7}"
+        alarms = sum(len(card.alarms) for card in found)
+        lines.append(f"{op_type:12} {len(found):11} {total:8} {killed:7} {rate} {alarms:7}")
+    return "\n".join(lines) + "\n"
+
+
+def as_json(cards: Sequence[Card]) -> list[Mapping[str, Any]]:
+    """The cards as JSON objects."""
+    return [{name: getattr(card, name) for name in Card.__dataclass_fields__} for card in cards]
