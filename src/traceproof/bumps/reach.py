@@ -32,19 +32,25 @@ PASSIVE = frozenset(
 class Sources:
     """A package's tree with its files parsed as they are asked for; shared by all op_types."""
 
-    def __init__(self, tree: Tree, package: str) -> None:
+    def __init__(self, tree: Tree, package: str, parsed: dict[str, FileUnits] | None = None) -> None:
         self.tree = tree
         self.package = package
         self.modules = Modules(tree)
         self.native = Native(tree)
         self._files: dict[str, FileUnits] = {}
+        self._parsed = {} if parsed is None else parsed  # by content, shared by the commits of a bisection
         self._resolved: dict[tuple[Import, str], set[str]] = {}
 
     def file(self, path: str) -> FileUnits:
         """A parsed file."""
         if path not in self._files:
-            content = self.tree.read([path])[path] if path.endswith(".py") else b""
-            self._files[path] = FileUnits(content)
+            identity = self.tree.identity(path)
+            known = self._parsed.get(identity) if identity else None
+            if known is None:
+                known = FileUnits(self.tree.read([path])[path] if path.endswith(".py") else b"")
+                if identity:
+                    self._parsed[identity] = known
+            self._files[path] = known
         return self._files[path]
 
     def resolve(self, found: Import, importer: str) -> set[str]:

@@ -11,7 +11,10 @@ from traceproof.cli import (
     add_new_model,
     add_reference_tests,
     audit_tests,
+    bisect,
     clone_repos,
+    dependents,
+    diff,
     extract,
     lint,
     lint_kernels,
@@ -26,6 +29,7 @@ BAD_USE = 2
 MANY = frozenset(
     {
         *("--test-sizes", "--op-type", "--definition-name", "--case", "--select", "--ignore"),
+        *("--changed",),
         *("--model-name", "--tp", "--ep", "--page-size"),
     }
 )
@@ -38,6 +42,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("clone-repos")(clone_repos.clone_repos)
+app.command("dependents")(dependents.dependents)
+app.command("diff")(diff.diff_command)
+app.command("bisect")(bisect.bisect)
 app.command("verify")(verify.verify)
 app.command("show")(show.show)
 app.command("lint")(lint.lint_command)

@@ -93,6 +93,8 @@ def _between(root: Path, before: str, after: str) -> dict[str, Any]:
                 found[op_type] = {"parts": parts, "why": touch.why(path) or was[op_type].why(path)}
     # A test may have reached a file only before the change, or only after it: both count.
     answers = [_tests([name for name in names if name in tree.files], tree) for tree in (old, new)]
+    for tree in (old, new):
+        tree.close()
     return {
         "stack": stack,
         "commits": commits,

@@ -27,6 +27,11 @@ class Tree(ABC):
     def read(self, names: Iterable[str]) -> Mapping[str, bytes]:
         """Contents of files that are there."""
 
+    def identity(self, name: str) -> str | None:
+        """A digest of a file's content, where it costs nothing; None elsewhere."""
+        del name
+        return None
+
     @cached_property
     def folders(self) -> frozenset[str]:
         """All folders with a file somewhere below them; the root is `""`."""
@@ -69,36 +74,73 @@ class FolderTree(Tree):
         return {name: (self.root / name).read_bytes() for name in names}
 
 
+class PackageTree(FolderTree):
+    """The files of some folders of one folder: one package of a site-packages, say."""
+
+    def __init__(self, root: Path, *folders: str) -> None:
+        super().__init__(root)
+        self._parts = {name: FolderTree(root / name) for name in folders}
+
+    @cached_property
+    def files(self) -> frozenset[str]:
+        """All files of the folders."""
+        return frozenset(f"{folder}/{name}" for folder, part in self._parts.items() for name in part.files)
+
+
 class CommitTree(Tree):
-    """The files of a commit; nothing is checked out."""
+    """The files of a commit; nothing is checked out. One git process hands out contents until `close`."""
 
     def __init__(self, root: Path, commit: str) -> None:
         self.root = root
         self.commit = commit
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @cached_property
+    def blobs(self) -> Mapping[str, str]:
+        """Git's digest of every file's content; submodules are not looked into."""
+        listed = git(self.root, "ls-tree", "-r", "-z", "--full-tree", self.commit)
+        found = {}
+        for entry in listed.decode(errors="surrogateescape").split("\0"):
+            about, _, name = entry.partition("\t")
+            if " blob " in about:
+                found[name] = about.split()[2]
+        return found
 
     @cached_property
     def files(self) -> frozenset[str]:
-        """All files; submodules are not looked into."""
-        listed = git(self.root, "ls-tree", "-r", "-z", "--name-only", "--full-tree", self.commit)
-        return frozenset(name for name in listed.decode(errors="surrogateescape").split("\0") if name)
+        """All files."""
+        return frozenset(self.blobs)
+
+    def identity(self, name: str) -> str | None:
+        """Git's digest of a file's content."""
+        return self.blobs.get(name)
 
     def read(self, names: Iterable[str]) -> Mapping[str, bytes]:
-        """Contents of files, by one git process."""
-        wanted = list(names)
-        asked = "".join(f"{self.commit}:{name}\n" for name in wanted).encode(errors="surrogateescape")
-        answer = git(self.root, "cat-file", "--batch", given=asked)
-        contents: dict[str, bytes] = {}
-        at = 0
-        for name in wanted:
-            end = answer.index(b"\n", at)
-            head = answer[at:end].split()
-            if head[-1] == b"missing":  # a submodule
-                at = end + 1
-                continue
-            size = int(head[-1])
-            contents[name] = answer[end + 1 : end + 1 + size]
-            at = end + 1 + size + 1
-        return contents
+        """Contents of files."""
+        if self._process is None:
+            command = ["git", "cat-file", "--batch"]
+            self._process = subprocess.Popen(
+                command, cwd=self.root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        return {name: self._content(self._process, self.blobs[name]) for name in names}
+
+    def _content(self, process: subprocess.Popen[bytes], blob: str) -> bytes:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{blob}\n".encode())
+        process.stdin.flush()
+        head = process.stdout.readline().split()
+        if len(head) != 3:
+            raise TraceproofError(f"{self.root}: {blob} can not be read", todo="Check the repository: git fsck.")
+        content = process.stdout.read(int(head[2]))
+        process.stdout.read(1)
+        return content
+
+    def close(self) -> None:
+        """End the git process; a later read starts another."""
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
 
 
 def git(root: Path, *arguments: str, given: bytes = b"") -> bytes:

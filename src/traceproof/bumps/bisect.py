@@ -1,0 +1,147 @@
+"""The first commit that changed a verdict: only commits that touch the op_type count, and few of those run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from traceproof.bumps.reach import Sources
+from traceproof.bumps.roots import PACKAGES
+from traceproof.bumps.touches import Touch, touch
+from traceproof.bumps.units import FileUnits
+from traceproof.dependents.tree import CommitTree, git
+from traceproof.errors import TraceproofError
+
+Verdict = dict[str, Any]
+MESSAGES = 3  # of a verdict, shown where both ends have the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a bisection found.
+
+    Attributes:
+        commit: the first one with the bad verdict; with `doubtful`, it or one of those.
+        doubtful: commits before it that could not be judged.
+        good, bad: the verdicts at the two ends.
+        commits: how many were in question; `touching` of them touch the op_type; `tried` were run.
+        parts: what it changed of what the op_type depends on.
+    """
+
+    commit: str
+    doubtful: tuple[str, ...]
+    good: Verdict
+    bad: Verdict
+    commits: int
+    touching: int
+    tried: int
+    parts: tuple[str, ...]
+
+
+def commits_between(repository: Path, good: str, bad: str) -> list[str]:
+    """The commits after `good` up to `bad`, oldest first; of merges, the merge itself.
+
+    Raises:
+        TraceproofError: `good` does not come before `bad`.
+    """
+    ends = [git(repository, "rev-parse", "--verify", f"{end}^{{commit}}").decode().strip() for end in (good, bad)]
+    base = git(repository, "merge-base", *ends).decode().strip()
+    if base != ends[0] or ends[0] == ends[1]:
+        raise TraceproofError(f"--good {good} does not come before --bad {bad}")
+    listed = git(repository, "rev-list", "--reverse", "--first-parent", f"{ends[0]}..{ends[1]}")
+    return listed.decode().split()
+
+
+@dataclass
+class Bisection:
+    """A search.
+
+    Attributes:
+        repository: a clone of the source, with the commits in question.
+        stack, op_type: whose ground truth.
+        judge: (commit, what it depends on) -> verdict; called once for each different digest.
+        report: gets a line for every step.
+    """
+
+    repository: Path
+    stack: str
+    op_type: str
+    judge: Callable[[str, Touch], Verdict]
+    report: Callable[[str], None]
+    _verdicts: dict[str, Verdict] = field(default_factory=dict)
+    _parsed: dict[str, FileUnits] = field(default_factory=dict)
+
+    def search(self, good: str, bad: str) -> Found:
+        """Find the first bad commit.
+
+        Raises:
+            TraceproofError: the ends have the same verdict, or nothing that the op_type depends on changed.
+        """
+        commits = commits_between(self.repository, good, bad)
+        start = git(self.repository, "rev-parse", f"{good}^{{commit}}").decode().strip()
+        steps = self._touching([start, *commits])
+        self.report(f"{len(commits)} commits, {len(steps) - 1} of them touch {self.op_type}")
+        if len(steps) == 1:
+            raise TraceproofError(
+                f"no commit between {good} and {bad} touches what {self.op_type} of {self.stack} depends on",
+                todo="The verdicts differ by something else: the environment, the device, or the definition.",
+            )
+        first, last = self._verdict(*steps[0]), self._verdict(*steps[-1])
+        if first["verdict"] == last["verdict"]:
+            said = sorted({str(row["message"]) for row in last.get("rows", ()) if row.get("message")})
+            raise TraceproofError(
+                f"the verdict is {first['verdict']!r} at both ends: {good} and {bad}",
+                problems=said[:MESSAGES],
+                todo="Give ends that differ; `traceproof diff` shows what changed between two kept states.",
+            )
+        index, doubtful = self._narrow(steps, first["verdict"], last["verdict"])
+        before, after = steps[index - 1 - len(doubtful)][1], steps[index][1]
+        parts = sorted(
+            part for part in {**before.parts, **after.parts} if before.parts.get(part) != after.parts.get(part)
+        )
+        return Found(
+            commit=steps[index][0],
+            doubtful=tuple(steps[at][0] for at in doubtful),
+            good=first,
+            bad=last,
+            commits=len(commits),
+            touching=len(steps) - 1,
+            tried=len(self._verdicts),
+            parts=tuple(parts),
+        )
+
+    def _touching(self, commits: Sequence[str]) -> list[tuple[str, Touch]]:
+        """The first commit, and each one whose digest differs from the one before."""
+        steps: list[tuple[str, Touch]] = []
+        for commit in commits:
+            tree = CommitTree(self.repository, commit)
+            found = touch(self.stack, self.op_type, Sources(tree, PACKAGES[self.stack], self._parsed))
+            if not steps or found.digest != steps[-1][1].digest:
+                steps.append((commit, found))
+            tree.close()
+        return steps
+
+    def _narrow(self, steps: Sequence[tuple[str, Touch]], good: str, bad: str) -> tuple[int, list[int]]:
+        """Index of the first bad step, and the steps right before it that are neither good nor bad."""
+        low, high = 0, len(steps) - 1
+        neither: set[int] = set()
+        while True:
+            inside = [at for at in range(low + 1, high) if at not in neither]
+            if not inside:
+                return high, sorted(at for at in neither if low < at < high)
+            middle = min(inside, key=lambda at: abs(at - (low + high) / 2))
+            verdict = self._verdict(*steps[middle])["verdict"]
+            if verdict == bad:
+                high = middle
+            elif verdict == good:
+                low = middle
+            else:
+                neither.add(middle)
+
+    def _verdict(self, commit: str, found: Touch) -> Verdict:
+        if found.digest not in self._verdicts:
+            self._verdicts[found.digest] = self.judge(commit, found)
+            self.report(f"{commit[:12]} {self._verdicts[found.digest]['verdict']}")
+        return self._verdicts[found.digest]

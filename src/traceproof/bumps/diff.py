@@ -1,0 +1,119 @@
+"""What differs between two kept states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from traceproof.bumps.history import Kept
+from traceproof.reasons import Skip, Verdict
+
+BAD = frozenset({Verdict.FAIL, Verdict.ERROR})
+MOVED = 2.0  # factor; kernels that add in another order differ by some tenths without anything being wrong
+FLOOR = 0.05  # of the gate's limit: below it a margin is noise of the last bits
+
+Row = Mapping[str, Any]
+Key = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """Rows by what became of them; each is (before, after), either may be None where there was none."""
+
+    failing: list[tuple[Row | None, Row]] = field(default_factory=list)
+    passing: list[tuple[Row, Row]] = field(default_factory=list)
+    skipped: list[tuple[Row, Row]] = field(default_factory=list)
+    moved: list[tuple[Row, Row]] = field(default_factory=list)
+    vanished_rows: list[tuple[Row, None]] = field(default_factory=list)
+    new_apis: list[str] = field(default_factory=list)
+    vanished_apis: list[str] = field(default_factory=list)
+
+    @property
+    def worse(self) -> bool:
+        """Whether something fails, is skipped or is gone that was not before."""
+        return bool(self.failing or self.skipped or self.vanished_apis or self.vanished_rows)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, as JSON."""
+        pairs = ("failing", "passing", "skipped", "moved", "vanished_rows")
+        found = {name: [{"before": a, "after": b} for a, b in getattr(self, name)] for name in pairs}
+        return {"worse": self.worse, **found, "new_apis": self.new_apis, "vanished_apis": self.vanished_apis}
+
+
+def diff(before: Kept, after: Kept) -> Diff:
+    """Compare two states by definition, case, actor and output.
+
+    A definition that only one of them ran is left out, unless it passed before: then it has vanished.
+    """
+    old, new = _by_key(before.rows), _by_key(after.rows)
+    found = Diff()
+    for key, row in new.items():
+        was = _before(old, key)
+        if row["verdict"] in BAD and (was is None or was["verdict"] not in BAD):
+            found.failing.append((was, row))
+        elif was is None:
+            continue
+        elif row["verdict"] == Verdict.SKIP and was["verdict"] != Verdict.SKIP:
+            found.skipped.append((was, row))
+        elif row["verdict"] == Verdict.PASS and was["verdict"] != Verdict.PASS:
+            found.passing.append((was, row))
+        elif _has_moved(was, row):
+            found.moved.append((was, row))
+    ran = {(row["definition"], row["actor"]) for row in after.rows}
+    whole = {key[:3] for key in new if key[3] == "*"}
+    for key, row in old.items():
+        gone = key not in new and (row["definition"], row["actor"]) in ran and key[:3] not in whole
+        if gone and row["verdict"] == Verdict.PASS:
+            found.vanished_rows.append((row, None))
+    found.vanished_apis.extend(
+        sorted({_api(row) for was, row in found.skipped if row["reason"] == Skip.API_ABSENT})
+    )
+    appeared = {
+        _api(row)
+        for key, row in old.items()
+        if row.get("reason") == Skip.API_ABSENT and _now(new, key, row).get("verdict") in {Verdict.PASS, *BAD}
+    }
+    found.new_apis.extend(sorted(appeared))
+    return found
+
+
+def _by_key(rows: Iterable[Row]) -> dict[Key, Row]:
+    found: dict[Key, Row] = {}
+    for row in rows:
+        key = (str(row["definition"]), str(row.get("case")), str(row["actor"]), str(row["output"]))
+        # Several rows of a case as a whole (conduct): the worst one speaks for it.
+        if key not in found or row["verdict"] in BAD:
+            found[key] = row
+    return found
+
+
+def _before(old: Mapping[Key, Row], key: Key) -> Row | None:
+    """The row before: a case as a whole and its outputs stand for each other, since a skip has no outputs."""
+    if key in old:
+        return old[key]
+    if key[3] != "*":
+        return old.get((*key[:3], "*"))
+    return next((row for other, row in old.items() if other[:3] == key[:3]), None)
+
+
+def _has_moved(was: Row, row: Row) -> bool:
+    margins = [
+        float(value)
+        for one in (was, row)
+        if isinstance(value := (one.get("gate") or {}).get("margin"), int | float)
+    ]
+    if len(margins) < 2:
+        return False
+    low, high = sorted(max(margin, FLOOR) for margin in margins)
+    return high / low >= MOVED
+
+
+def _now(new: Mapping[Key, Row], key: Key, row: Row) -> Row:
+    """The row after: of a case that was skipped as a whole, that of any of its outputs."""
+    found = new.get(key) or next((one for other, one in new.items() if other[:3] == key[:3]), None)
+    return found or {**row, "verdict": Verdict.SKIP}
+
+
+def _api(row: Row) -> str:
+    return f"{row['actor']}: {row['message']}"

@@ -1,0 +1,175 @@
+"""The verdict of one ground truth on one definition, with the package taken from a given folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import traceproof
+from traceproof.bumps.keys import keyed
+from traceproof.bumps.roots import PACKAGES
+from traceproof.digests import digest_json
+from traceproof.errors import TraceproofError
+from traceproof.pipeline import Pipeline
+from traceproof.store import write_json
+
+FOLDERS = ("", "src", "python")  # where repositories keep their package
+# What FlashInfer's build puts beside its Python files: name in the package -> place in the repository.
+DATA = {"csrc": "csrc", "include": "include", "cutlass": "3rdparty/cutlass", "spdlog": "3rdparty/spdlog"}
+TAIL = 8  # lines of a failed stage that an error shows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One definition and one ground truth.
+
+    Attributes:
+        flow: the configuration; its store is shared with ordinary runs, so the oracle is rarely run.
+        root: the repository of traceproof.
+        definition, op_type, stack: what is tried.
+        work: a folder for plans and verdicts.
+    """
+
+    flow: Pipeline
+    root: Path
+    definition: str
+    op_type: str
+    stack: str
+    work: Path
+
+    def verdict(self, package: Path, digest: str) -> dict[str, Any]:
+        """What the ground truth in `package` is worth: `verdict` (the worst one) and `rows`.
+
+        `digest` is of the code that it can run, and keys its outputs.
+
+        Raises:
+            TraceproofError: a stage could not run.
+        """
+        record = keyed(self._record(self.stack, package), digest)
+        place = self.work / digest
+        write_json(place / "stack.json", record)
+        manifest = self._actor(self.stack, place / "stack.json", place, package)
+        verdicts = place / "verdicts.jsonl"
+        self._judge([self._oracle, manifest], verdicts)
+        rows = [json.loads(line) for line in verdicts.read_text(encoding="utf-8").splitlines()]
+        return {"verdict": worst(rows), "rows": rows}
+
+    @cached_property
+    def _cases(self) -> Path:
+        selection = {**json.loads(self.flow.selection), "op_types": [], "definitions": [self.definition]}
+        write_json(self.work / "torch.json", self._record("torch", None))
+        out = self.work / "cases"
+        options = {"dataset": self.flow.dataset, "selection": json.dumps(selection), "out": out}
+        self._run("cases", "torch", {**options, "stack": self.work / "torch.json"})
+        return out / f"{self.op_type}.json"
+
+    @cached_property
+    def _oracle(self) -> Path:
+        cases = self._cases
+        del cases  # the record of the stack is written with them
+        return self._actor("oracle", self.work / "torch.json", self.work, None)
+
+    def _actor(self, actor: str, record: Path, place: Path, package: Path | None) -> Path:
+        manifest = place / f"{actor}.json"
+        options = {
+            "actor": actor,
+            "cases": self._cases,
+            "stack": record,
+            "manifest": manifest,
+            "store": self._store,
+            "caches": place
+            / "compiled",  # of this code only: a cache by version would serve another commit's kernels
+            "code": self.flow.outputs_code(self.op_type, actor),
+            "limits": self.flow.limits,
+            "threads": 1,
+        }
+        self._run("actor", "torch" if actor == "oracle" else self.stack, options, package)
+        return manifest
+
+    @property
+    def _store(self) -> Path:
+        return self.root / self.flow.results / "store"
+
+    def _judge(self, manifests: list[Path], verdicts: Path) -> None:
+        options = {
+            "cases": self._cases,
+            "manifests": [str(path) for path in manifests],
+            "verdicts": verdicts,
+            "store": self._store,
+            "code": self.flow.judge_code(self.op_type),
+            "tolerance": self.flow.tolerance,
+            "threads": 1,
+        }
+        self._run("judge", "torch", options)
+
+    def _record(self, stack: str, package: Path | None) -> dict[str, Any]:
+        said = self._python(stack, ["-P", "-m", "traceproof.probe"], package)
+        found = json.loads(said.splitlines()[-1])
+        return {"stack": stack, **found, "digest": digest_json(found)}
+
+    def _run(self, script: str, stack: str, options: Mapping[str, object], package: Path | None = None) -> None:
+        arguments = [str(self.root / "scripts" / f"{script}.py"), "--log", str(self.work / f"{script}.log")]
+        for key, value in options.items():
+            arguments += [f"--{key}", *(value if isinstance(value, list) else [str(value)])]
+        self._python(stack, arguments, package)
+
+    def _python(self, stack: str, arguments: list[str], package: Path | None) -> str:
+        path = [str(package)] if package is not None else []
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, str(self.root / "src")])}
+        command = [str(self.root / self.flow.python(stack)), *arguments]
+        done = subprocess.run(
+            command,
+            cwd=self.root,
+            env=environment,
+            check=False,
+            text=True,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+        )
+        if done.returncode:
+            raise TraceproofError(
+                f"{self.definition}: {' '.join(command[:3])} ... ended with {done.returncode}",
+                problems=[line for line in done.stderr.splitlines() if line.strip()][-TAIL:],
+            )
+        return done.stdout
+
+
+def worst(rows: list[dict[str, Any]]) -> str:
+    """The verdict that counts: the worst one, and `skip` only if nothing was compared."""
+    seen = {row["verdict"] for row in rows}
+    return next((verdict for verdict in ("error", "fail", "pass") if verdict in seen), "skip")
+
+
+def importable(checkout: Path, stack: str, scratch: Path) -> Path:
+    """A folder of links from which a checkout's package can be imported, its kernels' sources and traceproof too.
+
+    traceproof is among them because workers see one folder beside their interpreter's own: the one it lies in.
+
+    Raises:
+        TraceproofError: the checkout holds no such package.
+    """
+    package = PACKAGES[stack]
+    place = next((checkout / one for one in FOLDERS if (checkout / one / package / "__init__.py").is_file()), None)
+    if place is None:
+        raise TraceproofError(f"{checkout} holds no package {package}")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    (scratch / "traceproof").symlink_to(Path(traceproof.__file__).parent)
+    for about in place.glob("*.dist-info"):
+        (scratch / about.name).symlink_to(about)
+    if stack != "flashinfer" or (place / package / "data").exists() or not (checkout / "csrc").is_dir():
+        (scratch / package).symlink_to(place / package)
+        return scratch
+    (scratch / package / "data").mkdir(parents=True)
+    for entry in (place / package).iterdir():
+        (scratch / package / entry.name).symlink_to(entry)
+    for name, source in DATA.items():
+        (scratch / package / "data" / name).symlink_to(checkout / source)
+    return scratch

@@ -1,0 +1,123 @@
+"""`traceproof bisect`: the first commit of a source that changed a definition's verdict."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Self
+
+import typer
+
+from traceproof.bumps.bisect import Bisection, Verdict
+from traceproof.bumps.roots import PACKAGES, op_types
+from traceproof.bumps.touches import Touch, stack_of
+from traceproof.bumps.trial import Trial, importable
+from traceproof.cli import run
+from traceproof.dataset.fetch import fetch
+from traceproof.dependents.tree import CommitTree, git
+from traceproof.errors import TraceproofError
+from traceproof.pipeline import Pipeline
+from traceproof.sources.gitrun import environment
+
+PARTS_SHOWN = 10
+
+
+def bisect(  # noqa: PLR0913 - one parameter an option
+    *,
+    definition: Annotated[str, typer.Option(help="A definition's name.")],
+    good: Annotated[str, typer.Option(help="A commit, tag or branch with the one verdict.")],
+    bad: Annotated[str, typer.Option(help="A later one with the other verdict.")],
+    repository: Annotated[Path, typer.Option(help="A clone of FlashInfer, SGLang or Flash Linear Attention.")],
+    dataset: Annotated[Path | None, typer.Option(help="A dataset's folder instead of the configured one.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write what was found as JSON; - is stdout.")
+    ] = None,
+) -> None:
+    """Find the first commit whose ground truth has another verdict; commits that touch nothing relevant never run.
+
+    Exit codes: 0 found, 2 bad use, or the ends do not differ.
+    """
+    root = run.repository()
+    changes = {} if dataset is None else {"dataset": {"path": str(dataset.resolve()), "pypi": None, "git": None}}
+    flow = Pipeline(run.config_of(root, changes), root)
+    folder = fetch(flow.config.dataset, root=root / flow.config.results / "dataset")
+    op_type = _op_type(folder, definition)
+    repository = repository.expanduser().resolve()
+    stack = stack_of(CommitTree(repository, bad))
+    if stack is None or op_type not in op_types(stack):
+        raise TraceproofError(
+            f"{repository} has no ground truth of {op_type}: {'no known package' if stack is None else stack}",
+            todo=f"Give a clone of one of {', '.join(PACKAGES)}.",
+        )
+    with (
+        tempfile.TemporaryDirectory(prefix="traceproof-bisect-") as scratch,
+        _Worktree(repository, Path(scratch)) as tree,
+    ):
+        trial = Trial(
+            flow=flow, root=root, definition=definition, op_type=op_type, stack=stack, work=Path(scratch) / "work"
+        )
+
+        def judge(commit: str, found: Touch) -> Verdict:
+            tree.at(commit)
+            return trial.verdict(importable(tree.folder, stack, Path(scratch) / "linked"), found.digest)
+
+        answer = Bisection(repository, stack, op_type, judge, _say).search(good, bad)
+    subject = git(repository, "log", "-1", "--format=%h %an %as %s", answer.commit).decode().strip()
+    run.write_result(
+        json_file,
+        {
+            "commit": answer.commit,
+            "subject": subject,
+            "doubtful": answer.doubtful,
+            "before": answer.good["verdict"],
+            "after": answer.bad["verdict"],
+            "commits": answer.commits,
+            "touching": answer.touching,
+            "tried": answer.tried,
+            "parts": answer.parts,
+        },
+    )
+    if str(json_file) == "-":
+        return
+    out = sys.stdout
+    out.write(f"{answer.good['verdict']} became {answer.bad['verdict']} with {subject}\n")
+    if answer.doubtful:
+        out.write(f"  or with one of these, which could not be judged: {', '.join(answer.doubtful)}\n")
+    out.write(f"  {answer.commits} commits, {answer.touching} touch {op_type}, {answer.tried} states were run\n")
+    out.writelines(f"  changed: {part}\n" for part in answer.parts[:PARTS_SHOWN])
+
+
+def _op_type(dataset: Path, definition: str) -> str:
+    found = sorted((dataset / "definitions").glob(f"*/{definition}.json"))
+    if not found:
+        raise TraceproofError(f"{dataset} has no definition {definition!r}")
+    return found[0].parent.name
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+class _Worktree:
+    """A checkout beside the repository's own, which is left as it is."""
+
+    def __init__(self, repository: Path, scratch: Path) -> None:
+        self.folder = scratch / "checkout"
+        self._repository = repository
+
+    def __enter__(self) -> Self:
+        git(self._repository, "worktree", "add", "--detach", "--no-checkout", str(self.folder), "HEAD")
+        return self
+
+    def at(self, commit: str) -> None:
+        """Check out a commit, submodules included."""
+        git(self.folder, "checkout", "--quiet", "--force", "--detach", commit)
+        if (self.folder / ".gitmodules").is_file():
+            command = ["git", "submodule", "update", "--init", "--recursive", "--depth=1"]
+            subprocess.run(command, cwd=self.folder, env=environment(), check=False, capture_output=True)
+
+    def __exit__(self, *_: object) -> None:
+        git(self._repository, "worktree", "remove", "--force", "--force", str(self.folder))

@@ -1,0 +1,99 @@
+"""`traceproof diff`: what changed between two states whose verdicts were kept."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from traceproof.bumps.diff import Diff, diff
+from traceproof.bumps.history import Kept, find
+from traceproof.cli import run
+from traceproof.store import write_text
+
+SHOWN = 20  # rows of one kind on the terminal; --json and --markdown have all
+TITLES: Mapping[str, str] = {
+    "failing": "newly failing",
+    "skipped": "newly skipped",
+    "vanished_rows": "passed before and is gone",
+    "passing": "newly passing",
+    "moved": "margin moved",
+}
+
+
+def diff_command(
+    before: Annotated[
+        str, typer.Argument(metavar="A", help="Start of a lock digest, previous, or a file.")
+    ] = "previous",
+    after: Annotated[str, typer.Argument(metavar="B", help="The same; latest.")] = "latest",
+    *,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write everything as JSON; - is stdout.")
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page as Markdown.")] = None,
+) -> None:
+    """Compare the verdicts of two states.
+
+    Exit codes: 0 nothing got worse, 1 something did, 2 bad use.
+    """
+    root = run.repository()
+    folder = root / run.config_of(root, {}).results / "history"
+    old, new = find(folder, before), find(folder, after)
+    found = diff(old, new)
+    if str(json_file) != "-":
+        sys.stdout.write("\n".join(_lines(old, new, found, limit=SHOWN)) + "\n")
+    if markdown is not None:
+        write_text(markdown, "\n".join(_page(old, new, found)) + "\n")
+    code = run.FINDINGS if found.worse else run.FINE
+    run.write_result(json_file, {"exit_code": code, "before": old.digest, "after": new.digest, **found.as_json()})
+    raise typer.Exit(code)
+
+
+def _lines(old: Kept, new: Kept, found: Diff, *, limit: int) -> list[str]:
+    lines = [f"{old.digest[:12]} -> {new.digest[:12]}", *_versions(old, new)]
+    for kind, title in TITLES.items():
+        pairs: Sequence[tuple[Any, Any]] = getattr(found, kind)
+        lines.append(f"{len(pairs)} {title}")
+        lines += [f"  {_pair(a, b)}" for a, b in pairs[:limit]]
+        if len(pairs) > limit:
+            lines.append(f"  ... and {len(pairs) - limit} more")
+    lines += [f"API gone: {name}" for name in found.vanished_apis]
+    return lines + [f"API new: {name}" for name in found.new_apis]
+
+
+def _versions(old: Kept, new: Kept) -> list[str]:
+    lines = []
+    for stack, versions in new.about["stacks"].items():
+        was = old.about["stacks"].get(stack, {})
+        names = [name for name in sorted({*versions, *was}) if versions.get(name) != was.get(name)]
+        lines += [f"  {stack}: {name} {was.get(name)} -> {versions.get(name)}" for name in names]
+    return lines
+
+
+def _pair(was: Mapping[str, Any] | None, row: Mapping[str, Any] | None) -> str:
+    one = row or was or {}
+    parts = [f"{side['verdict']}{_detail(side)}" if side else "absent" for side in (was, row)]
+    return f"{one['definition']} {one.get('case')} {one['actor']} {one['output']}: {parts[0]} -> {parts[1]}"
+
+
+def _detail(row: Mapping[str, Any]) -> str:
+    margin = (row.get("gate") or {}).get("margin")
+    if isinstance(margin, int | float):
+        return f" (margin {margin:.3g})"
+    return f" ({row['reason']})" if row.get("reason") else ""
+
+
+def _page(old: Kept, new: Kept, found: Diff) -> list[str]:
+    lines = [
+        f"# {old.digest[:12]} to {new.digest[:12]}",
+        "",
+        *(f"- {line.strip()}" for line in _versions(old, new)),
+    ]
+    for kind, title in TITLES.items():
+        pairs = getattr(found, kind)
+        lines += ["", f"## {len(pairs)} {title}", "", *(f"- {_pair(a, b)}" for a, b in pairs)]
+    lines += ["", "## APIs", "", *(f"- gone: {name}" for name in found.vanished_apis)]
+    return lines + [f"- new: {name}" for name in found.new_apis]

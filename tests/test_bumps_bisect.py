@@ -1,0 +1,146 @@
+"""A tiny package under SGLang's name is the ground truth, so that no GPU is needed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from source_remotes import Upstream
+
+from traceproof.bumps.bisect import Bisection, commits_between
+from traceproof.bumps.touches import Touch
+from traceproof.cli import main
+from traceproof.errors import TraceproofError
+
+ROOT = Path(__file__).resolve().parents[1]
+NORM = """
+import torch
+
+from sglang.srt.scale import scaled
+
+
+class RMSNorm:
+    def __init__(self, size, eps):
+        self.eps = eps
+
+    def forward_native(self, x, residual=None):
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return scaled(wide, self.weight.float()).to(x.dtype)
+"""
+SCALE = "def scaled(x, weight):\n    return x * weight\n"
+BASE: dict[str, str | bytes | None] = {
+    "python/sglang/__init__.py": "__version__ = '1.0'\n",
+    "python/sglang/srt/__init__.py": "",
+    "python/sglang/srt/layers/__init__.py": "",
+    "python/sglang/srt/layers/layernorm.py": NORM,
+    "python/sglang/srt/scale.py": SCALE,
+    "python/sglang/srt/router.py": "def route():\n    return 1\n",
+    "python/sglang/srt/runtime_context.py": "def publish_role():\n    return 'there already'\n",
+    "python/sglang-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: sglang\nVersion: 1.0\n",
+    "README.md": "one",
+}
+REGRESSION = "def scaled(x, weight):\n    return x * weight * 1.02\n"
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Upstream:
+    upstream = Upstream(tmp_path / "sglang")
+    upstream.commit(BASE, "start")
+    upstream.git("tag", "good")
+    return upstream
+
+
+def history(upstream: Upstream) -> str:
+    """Nine commits after `good`; the one that breaks the norm."""
+    upstream.commit({"README.md": "two"}, "Say more")
+    upstream.commit({"python/sglang/srt/router.py": "def route():\n    return 2\n"}, "Route otherwise")
+    upstream.commit({"python/sglang/srt/scale.py": "# scales\n" + SCALE}, "Comment")
+    upstream.commit({"python/sglang/srt/scale.py": SCALE.replace("x * weight", "weight * x")}, "Swap factors")
+    upstream.commit({"python/sglang/__init__.py": "__version__ = '1.1'\n"}, "Release")
+    broken = upstream.commit({"python/sglang/srt/scale.py": REGRESSION}, "Scale faster")
+    upstream.commit({"python/sglang/srt/extra.py": "x = 1\n"}, "Add a module")
+    upstream.commit({"python/sglang/srt/scale.py": REGRESSION.replace("x * weight", "weight * x")}, "Swap back")
+    upstream.commit({"README.md": "three"}, "Say even more")
+    return broken
+
+
+def test_the_planted_regression_is_found_by_running_it(
+    tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = history(upstream)
+    folder = tmp_path / "repository"  # as a clone of traceproof is laid out, with results of its own
+    folder.mkdir()
+    for name in ("src", "scripts", "Snakefile", "envs"):
+        (folder / name).symlink_to(ROOT / name)
+    python = {"python": sys.executable}
+    stacks = {"torch": python, "sglang": python, "flashinfer": python, "fla": python}
+    dataset = ROOT / "tests" / "dataset"
+    (folder / "config.yaml").write_text(
+        json.dumps({"dataset": {"path": str(dataset)}, "stacks": stacks, "test_sizes": ["small"]})
+    )
+    name = next(
+        path.stem
+        for path in sorted((dataset / "definitions" / "rmsnorm").glob("*.json"))
+        if "residual" not in json.loads(path.read_text())["inputs"]
+    )
+    monkeypatch.chdir(folder)
+    answer = tmp_path / "answer.json"
+    arguments = ["--definition", name, "--good", "good", "--bad", "main", "--repository", str(upstream.folder)]
+    with pytest.raises(SystemExit) as ended:
+        main(["bisect", *arguments, "--json", str(answer)])
+    assert ended.value.code == 0
+    found = json.loads(answer.read_text())
+    assert found["commit"] == broken
+    assert (found["before"], found["after"]) == ("pass", "fail")
+    assert (found["commits"], found["touching"]) == (9, 3)
+    assert found["tried"] <= 4
+    assert found["parts"] == ["python/sglang/srt/scale.py::scaled"]
+    assert "checkout" not in upstream.git("worktree", "list")
+
+
+def search(upstream: Upstream, verdicts: dict[str, str], said: list[str] | None = None) -> Any:  # noqa: ANN401
+    """Bisect with verdicts by what `scaled` says."""
+
+    def judge(commit: str, found: Touch) -> dict[str, Any]:
+        del found
+        text = upstream.git("show", f"{commit}:python/sglang/srt/scale.py")
+        return {"verdict": next(verdict for part, verdict in verdicts.items() if part in text)}
+
+    log: list[str] = [] if said is None else said
+    return Bisection(upstream.folder, "sglang", "rmsnorm", judge, log.append).search("good", "main")
+
+
+def test_commits_that_do_not_touch_the_op_type_are_not_run(upstream: Upstream) -> None:
+    broken = history(upstream)
+    said: list[str] = []
+    found = search(upstream, {"1.02": "fail", "": "pass"}, said)
+    assert found.commit == broken
+    assert said[0] == "9 commits, 3 of them touch rmsnorm"
+    assert found.tried == 4
+
+
+def test_a_commit_that_can_not_be_judged_is_named(upstream: Upstream) -> None:
+    upstream.commit({"python/sglang/srt/scale.py": "boom = 1\n"}, "Break everything")
+    doubtful = upstream.git("rev-parse", "HEAD")
+    broken = upstream.commit({"python/sglang/srt/scale.py": REGRESSION}, "Scale faster")
+    found = search(upstream, {"1.02": "fail", "boom": "error", "": "pass"})
+    assert (found.commit, found.doubtful) == (broken, (doubtful,))
+
+
+def test_ends_that_do_not_differ_are_refused(upstream: Upstream) -> None:
+    upstream.commit({"README.md": "two"})
+    with pytest.raises(TraceproofError, match="no commit between good and main touches"):
+        search(upstream, {"": "pass"})
+    upstream.commit({"python/sglang/srt/scale.py": REGRESSION})
+    with pytest.raises(TraceproofError, match="the verdict is 'pass' at both ends"):
+        search(upstream, {"": "pass"})
+
+
+def test_the_good_end_has_to_come_first(upstream: Upstream) -> None:
+    history(upstream)
+    with pytest.raises(TraceproofError, match="does not come before"):
+        commits_between(upstream.folder, "main", "good")
