@@ -41,6 +41,13 @@ def known(**changes: Any) -> Known:  # noqa: ANN401 - JSON
     return Known.model_validate({"findings": [entry | changes]})
 
 
+def test_a_known_finding_that_this_machine_skips_is_no_news() -> None:
+    entry = known(actor="flashinfer", outputs=["*"])
+    assert not summarise([row(actor="flashinfer", output="*", verdict="skip", reason="no_cuda")], entry)[
+        "findings"
+    ]["unexpected"]
+
+
 def test_all_passing_is_verified() -> None:
     summary = summarise([row(), row(output="lse")], Known())
     assert not failed(summary)

@@ -84,6 +84,8 @@ def _kind(row: Mapping[str, Any], known: Known) -> str | None:
     bad = row["verdict"] in BAD
     if entry is None:
         return "new" if bad else None
+    if row["verdict"] == Verdict.SKIP:  # a machine without the GPU that showed it says nothing against it
+        return None
     return "known" if entry.expects(row) else "unexpected"
 
 

@@ -13,6 +13,7 @@ from traceproof.ops.base import TORCH_DTYPES, Values
 
 WORKSPACE = 128 << 20  # bytes, FlashInfer's recommended size; zeros, as its documentation asks for
 NO_KEYS = -5e4  # FlashInfer's stand-in for minus infinity
+MERGED = 10.0  # log2 of the most partial results (1024) that a row without keys is merged from
 HOPPER = (9, 0)  # the only capability with FA3 kernels
 SM = ((8, 0), (12, 9))
 
@@ -45,11 +46,12 @@ def prefill_module(which: str, q: str, kv: str, index: str, head_dims: tuple[int
 def outputs_of(definition: Definition, returned: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The outputs that the definition asks for. The log-sum-exp is base 2, as definitions have it.
 
-    A row without keys comes with NO_KEYS for minus infinity. A row whose keys are all masked does not, and what
+    A row without keys comes with NO_KEYS for minus infinity, plus log2 of how many partial results it was merged
+    from (3 and 5 were seen). A row whose keys are all masked does not, and what
     FlashInfer gives for it (the mean of the masked values) is left as it is.
     """
     output, lse = returned
-    outputs = {"output": output, "lse": lse.masked_fill(lse == NO_KEYS, -math.inf)}
+    outputs = {"output": output, "lse": lse.masked_fill(lse <= NO_KEYS + MERGED, -math.inf)}
     return {name: outputs[name] for name in definition.outputs}
 
 
