@@ -21,6 +21,8 @@ from typing import IO, Any
 
 GIB = 1 << 30
 RECORDS = "TRACEPROOF_BUILT"  # variable that names the files that say what came of each module
+# What FlashInfer and Triton read their command lines from: a worker that lacks one compiles everything again.
+COMPILERS = ("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "MAX_JOBS", "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")
 BUILD_BYTES = 6 * GIB  # of one module: a few compilers at once, 1 to 3 GiB each
 POLL_SECONDS = 0.1
 MESSAGE_CHARACTERS = 3000
@@ -176,7 +178,8 @@ def environment(caches: Path, stack: Mapping[str, Any], built: Sequence[Path] = 
         built: files that say what came of the modules that were built ahead.
     """
     folder = (caches / stack["digest"][:16]).absolute()
-    return {
+    compilers = {name: os.environ[name] for name in COMPILERS if name in os.environ}
+    return compilers | {
         RECORDS: os.pathsep.join(str(path.absolute()) for path in built),
         "FLASHINFER_WORKSPACE_BASE": str(folder),
         "TRITON_CACHE_DIR": str(folder / "triton"),

@@ -1,9 +1,9 @@
 """How many planted bugs a suite of tests finds: mutants of every reference, each put before the suite.
 
 A mutant takes the reference's place in a copy of the dataset, and in a test file that holds a copy of the
-reference, there as well: so that suites are compared by what they check, not by what they load. Each run is a fork of one
-process that has torch and pytest imported. A mutant counts if it gives other bits than the reference somewhere
-(`traceproof.mutate`); it is killed if a test that passes on the reference does not pass any more.
+reference, there as well: suites are compared by what they check, not by what they load. Each run is a fork
+of one process that has torch and pytest imported. A mutant counts if it gives other bits than the reference
+somewhere (`traceproof.mutate`); it is killed if a test that passes on the reference does not pass any more.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from traceproof.audit.source import TestFile
 from traceproof.audit.trial import stand_in
 from traceproof.dataset.definition import Definition
 from traceproof.mutate.mutants import Mutant, mutants
-from traceproof.mutate.trial import Trial
+from traceproof.mutate.trial import setup
 
 SECONDS = 120  # of one run of one definition's tests; the child is ended by an alarm
 CRASHED = "the run"  # stands in the place of a test where there is no outcome of any
@@ -111,9 +112,9 @@ def _worse(right: Mapping[str, str], found: Mapping[str, str]) -> bool:
 
 def fates(definition: Definition, chosen: Sequence[Mutant]) -> Iterator[str]:
     """By the judge: whether each mutant gives other bits. One that crashes or hangs does."""
-    trial = Trial(definition, ("small", "medium"), 0)
+    judge = setup({"definition": definition.as_json(), "sizes": ("small", "medium"), "seed": 0}, Path())
     for mutant in chosen:
-        found = forked(lambda mutant=mutant: trial.run(mutant.source, mutant.line))  # type: ignore[misc]
+        found = forked(partial(judge, {"source": mutant.source, "line": mutant.line, "operator": mutant.operator}))
         yield found["fate"] if found else "killed"
 
 
