@@ -13,6 +13,7 @@ from typing import Any
 from definitions import rmsnorm, write
 from hub_server import HubServer
 
+from traceproof.dataset.definition import Definition
 from traceproof.publish.bundle import Bundle, Piece
 from traceproof.publish.hub import Hub
 from traceproof.publish.prepare import Prepared, Source
@@ -99,7 +100,10 @@ def path_of(prepared: Prepared, start: str) -> str:
 def start_push(prepared: Prepared, hub: HubServer, folder: Path, token: str) -> subprocess.Popen[bytes]:
     """Push in a process of its own, which can be killed."""
     file = folder / "prepared.pickle"
-    file.write_bytes(pickle.dumps(prepared))
+    # Fresh definitions: what they have worked out about themselves can not be pickled.
+    found = prepared.bundle.definitions
+    fresh = {name: Definition.model_validate(item.as_json()) for name, item in found.items()}
+    file.write_bytes(pickle.dumps(replace(prepared, bundle=_with(prepared.bundle, definitions=fresh))))
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1"}
     environment["PYTHONPATH"] = f"{ROOT / 'src'}:{Path(__file__).parent}"
     command = [sys.executable, __file__, str(file), hub.endpoint]

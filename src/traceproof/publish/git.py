@@ -117,8 +117,13 @@ class _Clone:
             TraceproofError: it does; a pointer without its object would be a broken file.
         """
         names = "\0".join(change.files).encode()
-        source = f"--source={self.default}"
-        said = self.git("check-attr", source, "-z", "--stdin", "filter", data=names).decode().split("\0")
+        index = self.folder / "attributes-index"
+        self.git("read-tree", self.default, index=index)
+        said = (
+            self.git("check-attr", "--cached", "-z", "--stdin", "filter", data=names, index=index)
+            .decode()
+            .split("\0")
+        )
         kept = [path for path, _, value in zip(said[::3], said[1::3], said[2::3], strict=False) if value == "lfs"]
         if kept:
             raise TraceproofError(
