@@ -81,7 +81,7 @@ class Reach:
     _escaped: dict[str, None] = field(default_factory=dict)
     _texts: set[str] = field(default_factory=set)
     _guessing: bool = False
-    _guessed: dict[str, None] = field(default_factory=dict)
+    _guessed: dict[Key, None] = field(default_factory=dict)
     _waiting: list[Key] = field(default_factory=list)
     _users: dict[Key, set[Key]] = field(default_factory=lambda: defaultdict(set))
 
@@ -114,6 +114,8 @@ class Reach:
         while True:
             while self._waiting:
                 self._follow(self._waiting.pop())
+                if self.widened:  # nothing can be added to everything
+                    return
             if not self._widen_by_name() and not self._registered():
                 return
 
@@ -259,8 +261,7 @@ class Reach:
             unit = self.sources.file(path).units[name]
             if LISTERS & (unit.attributes | {chain[-1] for chain in unit.chains}):
                 self.widened.append(f"{path} {name} imports whatever is there")
-            # The name comes from a string somewhere in what is reached: every one that names a module counts.
-            self._guessed[path] = None
+            self._guessed[key] = None
             return
         dots = len(pattern) - len(pattern.lstrip("."))
         for target in self.sources.resolve(Import(pattern.lstrip("."), (), dots, 0, "dynamic import"), path):
@@ -270,13 +271,7 @@ class Reach:
     def _widen_by_name(self) -> bool:
         """Methods of used classes, and names of modules used as values, by the attribute names seen so far."""
         before = len(self.units) + len(self.files)
-        for path in list(self._guessed):
-            for text in [text for text in self._texts if MODULE.fullmatch(text)]:
-                dots = len(text) - len(text.lstrip("."))
-                relative = Import(text.lstrip("."), (), max(dots, 1), 0, "dynamic import")
-                for target in self._modules_named(text, relative, path):
-                    self._import_later(target, f"named by a string, and {path} imports by name")
-                    self._escape(target)
+        self._guess()
         names = self._attributes | (self._texts if self._guessing else set())
         for path, kind in list(self._classes):
             for method in self.sources.file(path).methods[kind]:
@@ -288,6 +283,36 @@ class Reach:
                 for key in self._bound(path, name, set()):
                     self._need(key, f"{name} of the module {path}")
         return len(self.units) + len(self.files) > before
+
+    def _guess(self) -> None:
+        """Import what functions that import by a computed name can mean."""
+        for key in list(self._guessed):
+            path = key[0]
+            for text in [text for text in self._texts_for(key) if MODULE.fullmatch(text)]:
+                dots = len(text) - len(text.lstrip("."))
+                relative = Import(text.lstrip("."), (), max(dots, 1), 0, "dynamic import")
+                for target in self._modules_named(text, relative, path):
+                    self._import_later(target, f"named by a string, and {path} imports by name")
+                    if text != self.sources.package:  # the package as a whole is no single thing to call
+                        self._escape(target)
+
+    def _texts_for(self, key: Key) -> set[str]:
+        """The strings that a name can come from which a unit imports by.
+
+        Of a function: those in it, in whatever calls it, directly or not, and in the tables that these use. Of a
+        method, whose callers are not known: all that was reached.
+        """
+        if "." in key[1]:
+            return self._texts
+        callers, waiting = {key}, [key]
+        while waiting:
+            for user in self._users.get(waiting.pop(), ()):
+                if user not in callers:
+                    callers.add(user)
+                    waiting.append(user)
+        tables = {table for table, users in self._users.items() if users & callers}
+        units = [(path, name) for path, name in callers | tables if name or (path, name) == key]
+        return {text for path, name in units for text in self.sources.file(path).units[name].texts}
 
     def _modules_named(self, text: str, relative: Import, path: str) -> set[str]:
         own = text.partition(".")[0] == self.sources.package

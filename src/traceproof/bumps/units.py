@@ -7,6 +7,7 @@ beside binding names: calls on their own, assignments to what other files own, l
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,8 @@ RELEASE = frozenset(
     {"__version__", "__git_version__", "version", "git_version", "__version_tuple__", "version_tuple"}
 )
 MUTATORS = frozenset({"append", "add", "update", "setdefault", "insert", "extend", "register", "__setitem__"})
+# Conditions that do not hold when a module is imported.
+NEVER = re.compile(r"'TYPE_CHECKING'|Compare\(left=Name\(id='__name__', ctx=Load\(\)\), ops=\[Eq\(\)\]")
 CONTAINER = MUTATORS - {"register"}
 LOOKUPS = frozenset({"getattr", "hasattr", "attrgetter", "methodcaller", "__getattribute__"})
 IMPORTERS = frozenset({"import_module", "__import__", "run_module", "run_path"})
@@ -126,7 +129,7 @@ class _Reader:
                 case ast.ClassDef():
                     self._class(node, under)
                 case ast.If(test=test, body=then, orelse=other):
-                    if "TYPE_CHECKING" not in ast.dump(test):
+                    if not NEVER.search(ast.dump(test)):
                         self.statements(then, (*under, test))
                     self.statements(other, (*under, test))
                 case ast.Try():
@@ -229,8 +232,15 @@ def _changed_by_loop(target: ast.expr, over: ast.expr, body: list[ast.stmt]) -> 
 
 
 def _root(target: ast.expr) -> str | None:
-    while isinstance(target, ast.Attribute | ast.Subscript):
-        target = target.value
+    """The name whose content an assignment to `target` changes; `cast(T, name)` is the name."""
+    while True:
+        match target:
+            case ast.Attribute(value=inner) | ast.Subscript(value=inner):
+                target = inner
+            case ast.Call(func=ast.Name(id="cast"), args=[_, inner]):
+                target = inner
+            case _:
+                break
     return target.id if isinstance(target, ast.Name) else None
 
 
