@@ -1,0 +1,160 @@
+r"""Check the dependency sets against what is really read: imports, and the headers that nvcc lists.
+
+Run it with an interpreter that has torch (a CPU build will do), the package's own dependencies and nvcc on PATH:
+
+    PYTHONPATH=<unpacked package>:src python scripts/recall.py --stack flashinfer --root <unpacked package> \\
+        --dataset <dataset>
+
+No GPU is needed: modules are described, preprocessed, and not built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+PARSER = argparse.ArgumentParser(description=__doc__)
+PARSER.add_argument("--stack", required=True)
+PARSER.add_argument("--root", type=Path, required=True, help="the folder that holds the package")
+PARSER.add_argument("--dataset", type=Path, required=True)
+PARSER.add_argument("--op-type", nargs="*", default=[])
+PARSER.add_argument("--imported", help="internal: list the files that importing these modules opens")
+CAPABILITIES = ((8, 0), (9, 0), (10, 0))
+DEFINES = ["-DFLASHINFER_ENABLE_BF16", "-DFLASHINFER_ENABLE_F16", "-DFLASHINFER_ENABLE_FP8_E4M3"]
+
+
+def list_imported(modules: Iterable[str]) -> None:
+    """Print every file that is opened while modules are imported, in this process."""
+    opened: list[str] = []
+    sys.addaudithook(lambda event, given: opened.append(str(given[0])) if event == "open" else None)
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            sys.stderr.write(f"{module}: {error}\n")
+    # What the import system reads goes through C; the modules themselves tell.
+    opened += [str(getattr(module, "__file__", "")) for module in list(sys.modules.values())]
+    sys.stdout.write("\n".join(sorted(set(opened))) + "\n")
+
+
+def imported(modules: Iterable[str], root: Path) -> set[str]:
+    """The package's files that importing modules reads."""
+    command = [sys.executable, __file__, "--stack", "-", "--root", str(root), "--dataset", "-"]
+    done = subprocess.run(
+        [*command, "--imported", ",".join(modules)], check=True, text=True, stdout=subprocess.PIPE
+    )
+    return below(done.stdout.splitlines(), root)
+
+
+def below(names: Iterable[str], root: Path) -> set[str]:
+    """Paths below the root, relative to it."""
+    found = set()
+    for name in names:
+        path = Path(os.path.normpath(root / name))
+        left_out = "__pycache__" in path.parts or ".dist-info" in str(path)
+        if path.is_relative_to(root) and path.is_file() and not left_out:
+            found.add(path.relative_to(root).as_posix())
+    return found
+
+
+def headers(stack: str, op_type: str, dataset: Path, root: Path) -> tuple[int, set[str]]:
+    """How many modules were described, and every file of the package that nvcc reads for their sources."""
+    from traceproof.adapters import lookup
+    from traceproof.dataset.definition import Definition
+
+    modules = {}
+    for path in sorted((dataset / "definitions" / op_type).glob("*.json")):
+        definition = Definition.model_validate_json(path.read_text(encoding="utf-8"))
+        adapter = lookup.adapter(stack, definition)
+        for capability in CAPABILITIES if adapter else ():
+            assert adapter is not None
+            modules.update({module.label: module for module in adapter.modules(definition, capability)})
+    read: set[str] = set()
+    done: set[str] = set()
+    for label, module in modules.items():
+        for place in lookup.stack(stack).apis[module.generator]:
+            name, _, attribute = place.partition(":")
+            import torch
+
+            args = [
+                getattr(torch, a[6:]) if isinstance(a, str) and a.startswith("torch.") else a for a in module.args
+            ]
+            try:
+                spec = getattr(importlib.import_module(name), attribute)(*args)
+            except (ImportError, AttributeError, TypeError, RuntimeError) as error:
+                sys.stderr.write(f"{label}: {type(error).__name__}: {error}\n")
+                continue
+            read |= preprocessed(spec, root, done)
+            break
+    return len(modules), read
+
+
+def preprocessed(spec: object, root: Path, done: set[str]) -> set[str]:
+    """Files that nvcc reads for a module's sources."""
+    import tvm_ffi.libinfo  # type: ignore[import-not-found] # of the stack
+
+    data = root / "flashinfer" / "data"
+    folders = [
+        data / "include",
+        data / "csrc",
+        data / "cutlass" / "include",
+        data / "cutlass" / "tools/util/include",
+    ]
+    folders += [data / "spdlog" / "include", *map(Path, getattr(spec, "extra_include_dirs", None) or [])]
+    folders += [data / "cccl" / one for one in ("cub", "thrust", "libcudacxx/include") if (data / "cccl").is_dir()]
+    folders += [Path(tvm_ffi.libinfo.find_include_path()), Path(tvm_ffi.libinfo.find_dlpack_include_path())]
+    flags = [
+        flag for flag in getattr(spec, "extra_cuda_cflags", None) or [] if flag.startswith(("-D", "-gencode"))
+    ]
+    flags = [flag for flag in flags if not re.search(r"sm_(10[1-9]|11|12)", flag)]
+    found: set[str] = set()
+    for source in map(str, getattr(spec, "sources", [])):
+        if source in done:
+            continue
+        done.add(source)
+        command = ["nvcc", "-M", "-std=c++17", *DEFINES, *flags, *(f"-I{folder}" for folder in folders), source]
+        ran = subprocess.run(command, check=False, text=True, capture_output=True)
+        if ran.returncode:
+            sys.stderr.write(f"nvcc -M {source}: {ran.stderr.splitlines()[:2]}\n")
+            continue
+        found |= below(ran.stdout.replace("\\\n", " ").split()[1:], root)
+    return found
+
+
+def main() -> int:
+    """Exit code 1: a file was read that is in no set."""
+    from traceproof.bumps.reach import Sources
+    from traceproof.bumps.roots import PACKAGES, op_types, roots
+    from traceproof.bumps.touches import touch
+    from traceproof.dependents.tree import PackageTree
+
+    root = options.root.resolve()
+    sources = Sources(PackageTree(root, PACKAGES[options.stack]), PACKAGES[options.stack])
+    missed = 0
+    for op_type in options.op_type or op_types(options.stack):
+        names = set(touch(options.stack, op_type, sources).files)
+        modules = sorted({place.partition(":")[0] for place in roots(options.stack, op_type).apis})
+        opened = imported(modules, root)
+        count, read = headers(options.stack, op_type, options.dataset, root)
+        outside = sorted((opened | read) - names)
+        missed += len(outside)
+        sys.stdout.write(
+            f"{op_type:12} set {len(names)}  opened by imports {len(opened)}  modules {count}"
+            f"  read by nvcc {len(read)}  outside the set {len(outside)} {outside[:5]}\n"
+        )
+        sys.stdout.flush()
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    options = PARSER.parse_args()
+    if options.imported is not None:
+        list_imported(filter(None, options.imported.split(",")))
+        sys.exit(0)
+    sys.exit(main())
