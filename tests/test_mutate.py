@@ -6,12 +6,14 @@ import ast
 
 import definitions as small
 import pytest
+import torch
 import worker_pools
 
 from traceproof.calibrate.page import mutation_tables
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
 from traceproof.mutate.cut import cut, parsed
+from traceproof.mutate.exact import same_function, wide_inputs, widened
 from traceproof.mutate.mutants import Mutant, mutants, plain
 from traceproof.mutate.score import PRELOAD, Fate, score
 from traceproof.mutate.trial import Trial
@@ -109,21 +111,51 @@ def test_a_dropped_statement_is_reported_at_its_own_line() -> None:
 )
 def test_what_becomes_of_a_mutant(trial: Trial, what: str, operator: str, fate: Fate) -> None:
     mutant = found(what, operator)
-    assert trial.run(mutant.source, mutant.line)["fate"] == fate
+    assert trial.run(mutant.source, mutant.line, operator)["fate"] == fate
 
 
 def test_a_change_within_rounding_survives_and_says_where_it_differs(trial: Trial) -> None:
     mutant = found("1.0001 -> 1.1", "constant")
-    fate = trial.run(mutant.source.replace("1.10011", "1.0002"), mutant.line)
+    fate = trial.run(mutant.source.replace("1.10011", "1.0002"), mutant.line, "constant")
     assert fate["fate"] == Fate.SURVIVED
     assert fate["by"].startswith("small-")
+
+
+def test_the_same_function_with_other_roundings_is_equivalent(trial: Trial) -> None:
+    plainly = ast.unparse(plain(REFERENCE))
+    rounded = plainly.replace("y * weight.float()", "y * weight.float() / 3 * 3")
+    coarser = plainly.replace("y * weight.float()", "y * weight.float() * 1.0005")
+    assert rounded != plainly
+    assert trial.run(rounded, 0, "operator")["fate"] == "equivalent"
+    assert trial.run(coarser, 0, "operator")["fate"] == "survived"
+
+
+def test_widening_reaches_every_float_but_the_eight_bit_ones() -> None:
+    source = "a = b.float().to(torch.bfloat16) + c.to(torch.float8_e4m3fn).half() + zeros(1, dtype=torch.float32)"
+    assert widened(source) == (
+        "a = b.double().to(torch.float64) + c.to(torch.float8_e4m3fn).double() + zeros(1, dtype=torch.float64)"
+    )
+    inputs = wide_inputs({"x": torch.ones(1), "i": torch.ones(1, dtype=torch.int32), "s": 2.0, "n": None})
+    assert [getattr(value, "dtype", value) for value in inputs.values()] == [torch.float64, torch.int32, 2.0, None]
+
+
+@pytest.mark.parametrize(
+    ("change", "agrees"), [(1 + 1e-12, True), (1 + 1e-6, False), (float("nan"), False), (float("inf"), False)]
+)
+def test_the_same_function_agrees_to_nine_digits(change: float, *, agrees: bool) -> None:
+    expected = torch.ones((2, 3), dtype=torch.float64)
+    actual = expected.clone()
+    actual[1, 1] *= change
+    assert same_function({"y": actual}, {"y": expected}) is agrees
+    assert not same_function({}, {"y": expected})
+    assert not same_function({"y": actual.float()}, {"y": expected})
 
 
 def test_a_definition_is_cut_down_in_its_reference_as_well() -> None:
     smaller = cut(definition(), {"hidden_size": 16})
     assert smaller.const_axes["hidden_size"] == 16
     assert "shape[1] == 16" in smaller.reference
-    assert not Trial(smaller, ("small",), 0).run(smaller.reference, 0)["by"]
+    assert not Trial(smaller, ("small",), 0).run(smaller.reference, 0, "")["by"]
     with pytest.raises(TraceproofError, match="can not be cut"):
         cut(definition(), {"no_such_axis": 1})
 
@@ -142,7 +174,7 @@ def test_sizes_are_read_from_words() -> None:
 
 def test_an_output_too_many_is_refused(trial: Trial) -> None:
     text = ast.unparse(plain(REFERENCE)).replace("return ", "return y, ")
-    assert trial.run(text, 0)["fate"] == Fate.KILLED
+    assert trial.run(text, 0, "")["fate"] == Fate.KILLED
 
 
 def test_mutants_run_in_a_worker_and_what_hangs_there_is_killed() -> None:

@@ -20,7 +20,9 @@ class Fate(StrEnum):
     """What became of a mutant."""
 
     KILLED = "killed"  # an output was refused, or it did not run to the end
-    EQUIVALENT = "equivalent"  # every output of every case, of other seeds and sizes too, has the same bits
+    EQUIVALENT = (
+        "equivalent"  # the same outputs on every case, other seeds and sizes, in bits or in float64's digits
+    )
     UNREACHED = "unreached"  # the same, and no case executes the changed line
     SURVIVED = "survived"  # other bits, and the judge let it pass
 
@@ -62,7 +64,7 @@ def score(definition: Definition, pool: Pool, *, limits: Limits, sizes: Sequence
     outcomes = pool.run_items(
         setup=SETUP,
         payload=payload,
-        items=[{"source": mutant.source, "line": mutant.line} for mutant in found],
+        items=[{"source": mutant.source, "line": mutant.line, "operator": mutant.operator} for mutant in found],
         limits=limits,
         isolation=Isolation.UNTRUSTED,
     )
