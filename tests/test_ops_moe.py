@@ -34,7 +34,7 @@ FP4 = BY_FORM[Scaling.FP4, Method.RENORMALISE]
 PACKED = BY_FORM[Scaling.FP4, Method.PACKED]
 
 GOLDEN = {
-    "routing_logits": "569647ac5aaea7736e76be9ff38ca162",
+    "routing_logits": "4efa7bf84be4be8e6e755e424c79a06e",
     "routing_bias": "6a240201829009cdb5d4c2a7b79ab5e0",
     "hidden_states": "5af963eb1ce80c8fb482fd49685b563c",
     "gemm1_weights_scale": "1d37e9b7d7bbce1035bacf8a2b9b52b7",
@@ -189,6 +189,14 @@ def test_a_hot_expert_is_chosen_by_all(definition: Definition) -> None:
     assert bool((choice.experts == hot).any(-1).all())
 
 
+@EVERY
+def test_the_first_and_the_last_local_expert_have_work(definition: Definition) -> None:
+    case, local = ops.case_named(definition, "edge-ends"), form_of(definition).local
+    here = chosen(form_of(definition), ops.inputs_of(definition, case)).experts - case.params.get("offset", 0)
+    assert bool((here[0] == 0).any())
+    assert bool((here[1] == local - 1).any())
+
+
 @EVERY_ROUTED
 def test_tied_experts_can_stand_in_for_each_other(definition: Definition, monkeypatch: pytest.MonkeyPatch) -> None:
     form = form_of(definition)
@@ -318,7 +326,7 @@ def test_a_heavy_definition_has_few_cases_and_a_true_estimate() -> None:
     )
     assert form_of(heavy).weight_count > HEAVY
     cases = ops.cases(heavy, "small", "medium")
-    assert [case.id for case in cases] == ["small-0", "medium-0", "adversarial-rows"]
+    assert [case.id for case in cases] == ["small-0", "medium-0", "adversarial-rows", "edge-ends"]
     for case in cases:
         # measured 18.3 GB with weights, widened values, widened scales and products of both gemms
         assert 18.3e9 < OP.memory(heavy, case) < 19.5e9

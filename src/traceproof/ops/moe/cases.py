@@ -12,6 +12,7 @@ SIZES = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
 HEAVY = 1 << 28  # weight elements; from here a reference takes seconds a case, so there are few cases
 HEAVY_SIZES = {"small": (2,), "medium": (16,), "large": (64,)}
 MIXED_ROWS = ("plain", "negative", "equal", "remote", "hot", "plain")  # one pattern of logits a token
+ENDS = ("first", "last")  # the first and the last local expert have work: loops over experts end there
 HOT_TOKENS = 8
 TIED_TOKENS = 6
 
@@ -33,6 +34,8 @@ def cases_of(form: Form, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
             yield Case(f"{size}-{index}", size, {form.tokens: tokens}, seed, params)
     if not form.routing.given:
         yield _adversarial(form, "rows", len(MIXED_ROWS), seed, {"rows": list(MIXED_ROWS)})
+    ends = _drawing(form, position=START) | {"rows": list(ENDS)}
+    yield Case("edge-ends", "edge", {form.tokens: len(ENDS)}, seed, ends)
     if heavy:
         return
     yield Case("edge-empty", "edge", {form.tokens: 0}, seed, _drawing(form, position=0))
@@ -47,6 +50,9 @@ def cases_of(form: Form, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
 def _adversarial(form: Form, name: str, tokens: int, seed: int, params: dict[str, Any]) -> Case:
     drawing = _drawing(form, position=len(params)) | params
     return Case(f"adversarial-{name}", "adversarial", {form.tokens: tokens}, seed, drawing)
+
+
+START = 3  # the position at which local experts lie at the start
 
 
 def _drawing(form: Form, *, position: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -15,7 +15,10 @@ from traceproof.ops.common.quant import FP4_BLOCK, FP4_VALUES, FP8_BITS_RMS
 from traceproof.ops.moe.form import Form, Scaling
 from traceproof.ops.moe.routing import Method, best, choose, margins, pack
 
-TRIALS = 16  # rows drawn for each row needed; the one with the clearest choice is taken
+TRIALS = 16  # rows drawn for each row needed
+# Of these the one is taken whose choice is clear and not clearer: by more than two roundings of a bfloat16 score
+# (2**-8 each below 2), but so that a score that is off by more chooses others.
+CLEAR = 2.0**-6
 DIGITS = 1 << 20  # margins are compared on this grid, so that the last bit of an exp() decides nothing
 SPREAD = (0.25, 0.5, 1.0, 2.0, 4.0)  # of activation scales; the powers of two that a scale is multiplied with
 WEIGHT_SPREAD = (0.5, 1.0, 2.0)
@@ -68,21 +71,22 @@ def _drawn_routing(form: Form, definition: Definition, case: Case, draw: Draw) -
         drawn += draw.normal("routing_level", (TRIALS, tokens, 1), scale=0.5).cpu() - drawn.amax(-1, keepdim=True)
     logits = _patterned(form, case, drawn).to(dtype)
     pairs = bool(case.params.get("ties"))
-    margin = margins(form.routing, logits, bias, pairs=pairs).clamp(max=1.0) + _as_meant(form, case, logits, bias)
-    clearest = (margin * DIGITS).round().argmax(0)
-    rows: dict[str, Value] = {"routing_logits": logits[clearest, torch.arange(tokens)].to(draw.device)}
+    margin = (margins(form.routing, logits, bias, pairs=pairs).clamp(max=1.0) * DIGITS).round()
+    worth = torch.where(margin >= CLEAR * DIGITS, 2 * DIGITS - margin, margin)
+    best_trial = (worth + DIGITS * _as_meant(form, case, logits, bias)).argmax(0)
+    rows: dict[str, Value] = {"routing_logits": logits[best_trial, torch.arange(tokens)].to(draw.device)}
     if bias is not None:
         rows["routing_bias"] = bias.to(draw.device)
     return rows
 
 
 def _as_meant(form: Form, case: Case, logits: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """2 where a drawn row has work here, or none where its pattern says so; 0 elsewhere."""
+    """4 where a drawn row has work here, or none where its pattern says so; 0 elsewhere."""
     local = choose(form.routing, logits, bias).experts - _offset(case)
     works = ((local >= 0) & (local < form.local)).any(-1)
     patterns = _patterns(case)
     away = [patterns[token % len(patterns)] == "remote" for token in range(logits.shape[1])]
-    return 2.0 * (works != torch.tensor(away, dtype=torch.bool))
+    return 4.0 * (works != torch.tensor(away, dtype=torch.bool))
 
 
 def _bias(form: Form, definition: Definition, case: Case, draw: Draw) -> torch.Tensor | None:
@@ -96,12 +100,11 @@ def _bias(form: Form, definition: Definition, case: Case, draw: Draw) -> torch.T
     orders = [draw.permutation(f"routing_bias-{trial}", form.experts).cpu() for trial in range(TRIALS)]
     step = 2.0 ** -(form.experts - 1).bit_length()
     biases = ((torch.stack(orders) - form.experts // 2).to(torch.float32) * step).to(dtype)
-    hot = _hot(form, case)
     if case.params.get("ties"):
         biases[:, 1::2] = biases[:, 0::2]
         biases[:, _offset(case)] = 1.0
-    if "hot" in _patterns(case):
-        biases[:, hot] = 1.0
+    for pattern in FAVOURED.keys() & set(_patterns(case)):
+        biases[:, _favoured(form, case, pattern)] = 1.0
     if form.routing.method != Method.DEEPSEEK:
         return biases[0]
     level = margins(form.routing, torch.zeros_like(biases, dtype=torch.float32), biases)
@@ -113,8 +116,16 @@ def _patterns(case: Case) -> Sequence[str]:
     return rows
 
 
-def _hot(form: Form, case: Case) -> int:
-    return _offset(case) + form.local // 2
+# Which of the local experts a pattern sends a token to.
+FAVOURED: Mapping[str, Callable[[int], int]] = {
+    "hot": lambda count: count // 2,
+    "first": lambda _: 0,
+    "last": lambda count: count - 1,
+}
+
+
+def _favoured(form: Form, case: Case, pattern: str) -> int:
+    return _offset(case) + FAVOURED[pattern](form.local)
 
 
 def _patterned(form: Form, case: Case, drawn: torch.Tensor) -> torch.Tensor:
@@ -132,8 +143,8 @@ def _patterned(form: Form, case: Case, drawn: torch.Tensor) -> torch.Tensor:
                 row.copy_(_equal(form, row))
             case "remote" if form.local < form.experts:
                 row[:, here] -= REMOTE
-            case "hot":
-                row[:, _hot(form, case)] += HOT
+            case "hot" | "first" | "last" as pattern:
+                row[:, _favoured(form, case, pattern)] += HOT
             case _:
                 pass
     if case.params.get("ties"):
@@ -157,10 +168,12 @@ def _given_routing(form: Form, definition: Definition, case: Case, draw: Draw) -
     tokens = case.axes[form.tokens]
     keys = draw.words("topk_ids", tokens * form.experts).view(tokens, form.experts)
     experts = torch.argsort(keys, dim=-1, stable=True)[:, : form.routing.top_k]
-    if "hot" in _patterns(case):
-        hot = _hot(form, case)
-        experts = torch.where(experts == hot, experts[:, :1], experts)
-        experts[:, 0] = hot
+    patterns = _patterns(case)
+    for token in range(tokens):
+        if (pattern := patterns[token % len(patterns)]) in FAVOURED:
+            wanted, row = _favoured(form, case, pattern), experts[token]
+            experts[token] = torch.where(row == wanted, row[0], row)
+            experts[token, 0] = wanted
     if form.routing.method == Method.UNIFORM:
         return {"topk_ids": experts.to(torch.int32)}
     weights = draw.uniform("topk_weights", experts.shape, torch.bfloat16, low=0.05, high=0.55)
