@@ -13,6 +13,7 @@ from traceproof.cli import (
     audit_tests,
     bisect,
     clone_repos,
+    coverage,
     dependents,
     diff,
     extract,
@@ -53,6 +54,7 @@ app.command("add-new-model")(add_new_model.add_new_model)
 app.command("add-reference-tests")(add_reference_tests.add_reference_tests)
 app.command("audit-tests")(audit_tests.audit_tests)
 app.command("lint-kernels")(lint_kernels.lint_kernels_command)
+app.command("coverage")(coverage.coverage)
 app.command("publish")(publish.publish)
 
 

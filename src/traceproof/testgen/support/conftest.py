@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import sys
 from functools import cache
 from pathlib import Path
@@ -36,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--tolerance", type=float, default=TOLERANCE, help="Replaces the specification's atol and rtol."
     )
+    group.addoption("--record", metavar="FILE", help="Append what is exercised, for `traceproof coverage`.")
     group.addoption("--flashinfer-path", default=FLASHINFER_PATH, help="A FlashInfer checkout to use.")
     group.addoption("--sglang-path", default=SGLANG_PATH, help="An SGLang checkout to use.")
 
@@ -116,6 +118,11 @@ def _trial(request: pytest.FixtureRequest) -> Trial:
     blocked = trial.too_large()
     if blocked is not None:
         pytest.skip(f"{blocked.reason}: {blocked.message}")
+    record = request.config.getoption("record")
+    if record is not None:
+        line = {"definition": definition.name, "op_type": definition.op_type, "case": case.as_json()}
+        with Path(record).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
     return trial
 
 

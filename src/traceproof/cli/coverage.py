@@ -1,0 +1,56 @@
+"""`traceproof coverage`: which combinations of what matters were exercised, and what would close the gaps."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from traceproof.cli import run
+from traceproof.coverage.run import as_json, as_text, of_plan, of_recorded, of_suite
+from traceproof.errors import TraceproofError
+
+PYTHON = Path(".venvs/fla/bin/python")
+
+
+def coverage(  # noqa: PLR0913 - one parameter an option
+    *,
+    cases: Annotated[
+        Path | None, typer.Option(help="Planned cases; those of the configured run if left out.")
+    ] = None,
+    recorded: Annotated[
+        Path | None, typer.Option(help="What generated tests wrote with --record; needs --dataset.")
+    ] = None,
+    dataset: Annotated[Path | None, typer.Option(help="The dataset of --recorded.")] = None,
+    tests: Annotated[
+        Path | None, typer.Option(help="A kernel library's tests of linear attention, file or folder.")
+    ] = None,
+    python: Annotated[Path, typer.Option(help="Interpreter with what --tests imports.")] = PYTHON,
+    run_tests: Annotated[bool, typer.Option("--run", help="Run --tests, not only collect them.")] = False,
+    gaps: Annotated[int, typer.Option(min=0, help="Pairs shown of each op_type.")] = 10,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write everything as JSON; - is stdout.")
+    ] = None,
+) -> None:
+    """Report one-way and pairwise coverage of each op_type's axes, and a smallest case for every gap.
+
+    Exit codes: 0 reported, 2 bad use or input.
+    """
+    if recorded is not None and dataset is None:
+        raise TraceproofError("--recorded needs --dataset: the definitions tell what a case means")
+    if tests is not None:
+        found = [of_suite(tests, python=str(python.absolute()), run=run_tests)]
+    elif recorded is not None and dataset is not None:
+        found = of_recorded(recorded, dataset)
+    else:
+        found = of_plan(cases if cases is not None else _configured())
+    run.write_result(json_file, as_json(found))
+    (sys.stderr if str(json_file) == "-" else sys.stdout).write(as_text(found, gaps=gaps))
+
+
+def _configured() -> Path:
+    root = run.repository()
+    config = run.config_of(root, {})
+    return root / config.results / config.run / "cases"

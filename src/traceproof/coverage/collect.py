@@ -1,0 +1,62 @@
+"""What parametrised tests are called with: `python -m traceproof.coverage.collect ORDER` prints JSON lines.
+
+Runs in an environment with the packages that the suite imports. Collected tests are what a suite would exercise;
+run ones, what it did: those that passed or failed, not those that were skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from typing import Any
+
+
+class Recorder:
+    """A pytest plugin that notes the name and the parameters of tests."""
+
+    def __init__(self, *, ran: bool) -> None:
+        self._ran = ran
+        self._known: dict[str, dict[str, Any]] = {}
+        self.rows: list[dict[str, Any]] = []
+
+    def pytest_collection_finish(self, session: Any) -> None:  # noqa: ANN401 - pytest's session
+        """Every collected test, with its fixtures' parameters."""
+        for item in session.items:
+            callspec = getattr(item, "callspec", None)
+            parameters = dict(callspec.params) if callspec is not None else {}
+            name = getattr(item, "originalname", None) or item.name
+            self._known[item.nodeid] = {"test": name, "parameters": {k: _plain(v) for k, v in parameters.items()}}
+        if not self._ran:
+            self.rows = list(self._known.values())
+
+    def pytest_runtest_logreport(self, report: Any) -> None:  # noqa: ANN401 - pytest's report
+        """A test that got as far as its body."""
+        if self._ran and report.when == "call" and report.outcome != "skipped":
+            self.rows.append(self._known[report.nodeid])
+
+
+def _plain(value: object) -> object:
+    """A parameter as JSON: what JSON can not say becomes its text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+def main(order: Mapping[str, Any]) -> Recorder:
+    """Collect or run a suite."""
+    import pytest
+
+    recorder = Recorder(ran=order["run"])
+    arguments = [order["path"], "-q", "-p", "no:cacheprovider", *([] if order["run"] else ["--collect-only"])]
+    with redirect_stdout(sys.stderr):
+        pytest.main(arguments, plugins=[recorder])
+    return recorder
+
+
+if __name__ == "__main__":
+    for row in main(json.loads(sys.argv[1])).rows:
+        sys.stdout.write(json.dumps(row) + "\n")

@@ -1,0 +1,90 @@
+"""Linear attention as kernel libraries test it: axes read off the parameters of parametrised tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+from traceproof.coverage.model import Axis, Space, Values
+
+Parameters = Mapping[str, Any]
+
+
+def _number(parameters: Parameters, *names: str) -> float | None:
+    return next((parameters[name] for name in names if isinstance(parameters.get(name), int | float)), None)
+
+
+def _layout(test: str, parameters: Parameters) -> str:
+    named = "varlen" in test or "cu_seqlens" in parameters
+    return "variable" if named or parameters.get("varlen") or parameters.get("layout") == "varlen" else "dense"
+
+
+def _direction(test: str, parameters: Parameters) -> str:
+    text = f"{test} {parameters.get('direction', '')}"
+    return "backward" if "bwd" in text or "backward" in text else "forward"
+
+
+def _yes(parameters: Parameters, *names: str) -> str:
+    return "yes" if any(bool(parameters.get(name)) for name in names) else "no"
+
+
+def _heads(_: str, parameters: Parameters) -> str:
+    keys, values = _number(parameters, "H", "num_heads"), _number(parameters, "HV", "num_v_heads")
+    return "grouped" if keys is not None and values is not None and values > keys else "equal"
+
+
+def _dims(_: str, parameters: Parameters) -> str:
+    key, value = _number(parameters, "K", "D", "head_dim"), _number(parameters, "V", "Dv", "head_v_dim")
+    factor = _number(parameters, "expand_v")
+    different = value is not None and key is not None and value != key
+    return "different" if different or (factor is not None and factor != 1) else "equal"
+
+
+def _length(_: str, parameters: Parameters) -> str:
+    length = parameters.get("T", parameters.get("seq_len", parameters.get("cu_seqlens")))
+    ends = length if isinstance(length, list | tuple) else [0, length or 0]
+    lengths = [b - a for a, b in pairwise(ends)]
+    return "whole chunks" if all(one % 64 == 0 for one in lengths) else "part of a chunk"
+
+
+READERS: Mapping[str, Callable[[str, Parameters], str]] = MappingProxyType(
+    {
+        "layout": _layout,
+        "direction": _direction,
+        "length": _length,
+        "initial_state": lambda _, p: _yes(p, "initial_state", "use_initial_state", "h0", "has_state"),
+        "final_state": lambda _, p: _yes(p, "final_state", "output_final_state", "ht"),
+        "gate": lambda _, p: _yes(p, "use_gate_in_kernel", "gate_in_kernel", "gate"),
+        "beta": lambda _, p: str(p.get("beta", "head")),
+        "qk_norm": lambda _, p: _yes(p, "use_qk_l2norm_in_kernel", "qk_norm", "qk_l2norm"),
+        "value_heads": _heads,
+        "head_dims": _dims,
+        "dtype": lambda _, p: str(p.get("dtype", "unknown")).removeprefix("torch."),
+    }
+)
+
+
+def read(test: str, parameters: Parameters) -> Values:
+    """Values of one parametrised test: its name, and its parameters."""
+    return {name: frozenset({reader(test, parameters)}) for name, reader in READERS.items()}
+
+
+SPACE = Space(
+    op_type="linear_attention",
+    axes=(
+        Axis("layout", ("dense", "variable"), "sequences packed without padding"),
+        Axis("direction", ("forward", "backward"), "gradients have kernels of their own"),
+        Axis("length", ("whole chunks", "part of a chunk"), "the mask of the last chunk"),
+        Axis("initial_state", ("no", "yes"), "a state that is taken for zero"),
+        Axis("final_state", ("no", "yes"), "a state that is not written"),
+        Axis("gate", ("no", "yes"), "the decay computed inside the kernel"),
+        Axis("beta", ("head", "vector"), "one step size a head, or one an element"),
+        Axis("qk_norm", ("no", "yes"), "normalisation inside the kernel"),
+        Axis("value_heads", ("equal", "grouped"), "which key head a value head reads"),
+        Axis("head_dims", ("equal", "different"), "D and Dv mixed up"),
+        Axis("dtype", ("bfloat16", "float16", "float32"), "the precision that users have"),
+    ),
+    read=lambda definition, case: read(str(definition["test"]), case),
+)

@@ -1,0 +1,111 @@
+"""Where records come from: planned cases, what generated tests recorded, a kernel library's own tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from traceproof.coverage.model import Coverage, Values, cover
+from traceproof.coverage.recurrent_tests import SPACE, read
+from traceproof.coverage.spaces import SPACES
+from traceproof.dataset.tree import read_tree
+from traceproof.errors import TraceproofError
+
+SECONDS = 3600.0  # of a library's whole suite
+
+
+def of_plan(folder: Path) -> list[Coverage]:
+    """Coverage of planned cases, one file an op_type, skipped ones left out.
+
+    Raises:
+        TraceproofError: nothing is planned there.
+    """
+    records: dict[str, list[Values]] = {}
+    for path in sorted(folder.glob("*.json")):
+        planned = json.loads(path.read_text(encoding="utf-8"))
+        space = SPACES.get(planned["op_type"])
+        if space is None:
+            continue
+        records[space.op_type] = [
+            space.read(entry["definition"], case["case"])
+            for entry in planned["definitions"].values()
+            for case in entry["cases"]
+            if case["skip"] is None and case["case"]["size"] != "workloads"
+        ]
+    if not records:
+        raise TraceproofError(f"{folder} holds no planned cases", todo="Run `snakemake cases` first.")
+    return [cover(SPACES[name], found) for name, found in records.items()]
+
+
+def of_recorded(file: Path, dataset: Path) -> list[Coverage]:
+    """Coverage of what generated tests recorded with `--record`.
+
+    Raises:
+        TraceproofError: the file can not be used, or the dataset is none.
+    """
+    tree = read_tree(dataset)
+    records: dict[str, list[Values]] = {}
+    try:
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        for line in {json.dumps(line, sort_keys=True): line for line in lines}.values():
+            space = SPACES.get(line["op_type"])
+            entry = tree.definitions.get(line["definition"])
+            if space is not None and entry is not None:
+                records.setdefault(space.op_type, []).append(space.read(entry.definition.as_json(), line["case"]))
+    except (OSError, ValueError, KeyError) as error:
+        todo = "Write one with `pytest tests/references --record FILE`."
+        raise TraceproofError(f"{file} holds no records: {error}", todo=todo) from error
+    return [cover(SPACES[name], found) for name, found in sorted(records.items())]
+
+
+def of_suite(path: Path, *, python: str, run: bool) -> Coverage:
+    """Coverage of a kernel library's tests of linear attention, by their parameters.
+
+    Raises:
+        TraceproofError: no test could be collected.
+    """
+    order = json.dumps({"path": str(path.resolve()), "run": run})
+    source = str(Path(__file__).resolve().parents[2])
+    known = [part for part in (source, os.environ.get("PYTHONPATH")) if part]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(known)}
+    command = [python, "-m", "traceproof.coverage.collect", order]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    if not rows:
+        problems = done.stderr.strip().splitlines()[-5:]
+        raise TraceproofError(f"{path}: no test was {'run' if run else 'collected'}", problems=problems)
+    return cover(SPACE, [read(row["test"], row["parameters"]) for row in rows])
+
+
+def as_text(coverages: Iterable[Coverage], *, gaps: int) -> str:
+    """A table, then each gap with its smallest case: all single ones, the first `gaps` pairs of an op_type."""
+    found = list(coverages)
+    lines = [f"{'op_type':18} {'cases':>6} {'one-way':>12} {'pairwise':>14}"]
+    lines += [f"{one.op_type:18} {one.cases:6} {_share(one.one_way):>12} {_share(one.pairs):>14}" for one in found]
+    for one in found:
+        for gap in [*one.gaps, *one.pair_gaps[:gaps]]:
+            lines.append(
+                f"{one.op_type}: not exercised: {_said(gap.missing)}; smallest case: {_said(gap.smallest)}"
+            )
+        if len(one.pair_gaps) > gaps:
+            lines.append(f"{one.op_type}: and {len(one.pair_gaps) - gaps} more pairs")
+        lines += [f"{one.op_type}: {text} is not declared" for text in one.unknown]
+    return "\n".join(lines) + "\n"
+
+
+def _share(counts: tuple[int, int]) -> str:
+    covered, reachable = counts
+    return f"{covered}/{reachable} {covered / reachable:4.0%}" if reachable else "-"
+
+
+def _said(chosen: object) -> str:
+    assert isinstance(chosen, dict)
+    return ", ".join(f"{name} {value}" for name, value in chosen.items())
+
+
+def as_json(coverages: Sequence[Coverage]) -> dict[str, object]:
+    """The reports as one JSON object."""
+    return {"op_types": [one.as_json() for one in coverages]}

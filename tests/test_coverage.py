@@ -1,0 +1,151 @@
+"""Coverage: what records cover, what is reachable, and cases that close gaps."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+from op_support import cases, definitions
+
+from traceproof.coverage.model import Axis, Space, cover, smallest
+from traceproof.coverage.recurrent_tests import SPACE, read
+from traceproof.coverage.run import as_text, of_plan, of_recorded, of_suite
+from traceproof.coverage.spaces import SPACES
+from traceproof.errors import TraceproofError
+from traceproof.ops import registry
+from traceproof.stages.plan import Selection, plan
+
+ROOT = Path(__file__).parent / "dataset"
+LETTERS = (Axis("a", ("1", "2"), "why"), Axis("b", ("x", "y"), "why"), Axis("c", ("p", "q", "r"), "why"))
+TOY = Space(
+    op_type="toy",
+    axes=LETTERS,
+    read=lambda _, case: {name: frozenset(case[name]) for name in "abc"},
+    reachable=lambda chosen: not (chosen.get("a") == "2" and chosen.get("b") == "y"),
+)
+FLA_SUITE = """
+import pytest
+
+@pytest.mark.parametrize("varlen", [False, True])
+@pytest.mark.parametrize(("T", "H", "HV", "D", "expand_v"), [(64, 2, 2, 64, 1), (100, 2, 4, 64, 2)])
+@pytest.mark.parametrize("dtype", ["torch.float16", "torch.bfloat16"])
+def test_chunk(varlen, T, H, HV, D, expand_v, dtype):
+    if varlen:
+        pytest.skip("no device")
+
+@pytest.mark.parametrize("initial_state", [False, True])
+@pytest.mark.parametrize("T", [63])
+def test_chunk_bwd(T, initial_state):
+    assert T == 63
+"""
+
+
+def test_every_op_type_has_its_axes_and_values_that_can_be_reached() -> None:
+    assert set(SPACES) == set(registry.known())
+    for space in SPACES.values():
+        for axis in space.axes:
+            for value in axis.values:
+                assert smallest(space, {axis.name: value}) is not None, (space.op_type, axis.name, value)
+
+
+@pytest.mark.parametrize("op_type", sorted(set(registry.known()) - {"dsa_paged", "mla_paged", "gqa_ragged"}))
+def test_our_cases_say_nothing_that_is_not_declared(op_type: str) -> None:
+    space = SPACES[op_type]
+    for definition in definitions(op_type):
+        for case in cases(definition, "small", "medium", "large"):
+            for name, values in space.read(definition.as_json(), case.as_json()).items():
+                assert values <= set(space.axis(name).values), (case.id, name)
+
+
+def test_pairs_that_can_not_go_together_are_not_counted() -> None:
+    records = [
+        {"a": frozenset(a), "b": frozenset(b), "c": frozenset(c)} for a, b, c in [("1", "x", "p"), ("1", "y", "q")]
+    ]
+    found = cover(TOY, records)
+    assert found.one_way == (5, 7)
+    assert found.pairs == (6, 4 + 6 + 6 - 1)
+    assert {"a": "2"} in [gap.missing for gap in found.gaps]
+    assert not any(gap.missing == {"a": "2", "b": "y"} for gap in found.pair_gaps)
+
+
+def test_adding_the_smallest_cases_closes_every_gap() -> None:
+    found = cover(TOY, [])
+    records = [{name: frozenset({value}) for name, value in gap.smallest.items()} for gap in found.pair_gaps]
+    closed = cover(TOY, records)
+    assert closed.gaps == closed.pair_gaps == ()
+    assert (
+        closed.pairs[0]
+        == closed.pairs[1]
+        == sum(
+            smallest(TOY, {one.name: x, other.name: y}) is not None
+            for one, other in ((LETTERS[0], LETTERS[1]), (LETTERS[0], LETTERS[2]), (LETTERS[1], LETTERS[2]))
+            for x, y in product(one.values, other.values)
+        )
+    )
+
+
+def test_the_smallest_case_takes_the_first_value_of_what_is_open() -> None:
+    assert smallest(TOY, {"c": "q"}) == {"a": "1", "b": "x", "c": "q"}
+    assert smallest(TOY, {"a": "2", "b": "y"}) is None
+
+
+def test_what_a_definition_fixes_no_case_can_change() -> None:
+    space = SPACES["rmsnorm"]
+    definition = next(one for one in definitions("rmsnorm") if "residual" not in one.inputs)
+    records = [space.read(definition.as_json(), case.as_json()) for case in cases(definition)]
+    found = cover(space, records)
+    assert not any(gap.missing.get("residual") == "added" for gap in (*found.gaps, *found.pair_gaps))
+
+
+def test_a_value_that_is_not_declared_is_said() -> None:
+    found = cover(TOY, [{"a": frozenset({"3"})}])
+    assert found.unknown == ("a=3",)
+    assert "toy: a=3 is not declared" in as_text([found], gaps=0)
+
+
+def test_planned_cases_are_read(tmp_path: Path) -> None:
+    plan(ROOT, tmp_path, Selection(op_types=("gemm", "rmsnorm")))
+    found = of_plan(tmp_path)
+    assert [one.op_type for one in found] == ["gemm", "rmsnorm"]
+    assert found[1].one_way == (7, 7)
+    assert "rmsnorm" in as_text(found, gaps=1)
+    with pytest.raises(TraceproofError, match="holds no planned cases"):
+        of_plan(tmp_path / "none")
+
+
+def test_recorded_cases_are_read_once_each(tmp_path: Path) -> None:
+    definition = definitions("gemm")[0]
+    line = {"definition": definition.name, "op_type": "gemm", "case": cases(definition)[0].as_json()}
+    record = tmp_path / "record.jsonl"
+    record.write_text(f"{json.dumps(line)}\n" * 3)
+    assert of_recorded(record, ROOT)[0].cases == 1
+    record.write_text("{")
+    with pytest.raises(TraceproofError, match="holds no records"):
+        of_recorded(record, ROOT)
+
+
+def test_a_library_suite_is_collected_or_run(tmp_path: Path) -> None:
+    path = tmp_path / "test_delta.py"
+    path.write_text(FLA_SUITE)
+    collected = of_suite(path, python=sys.executable, run=False)
+    ran = of_suite(path, python=sys.executable, run=True)
+    assert (collected.cases, ran.cases) == (10, 6)
+    assert not any(gap.missing == {"layout": "variable"} for gap in collected.gaps)
+    assert any(gap.missing == {"layout": "variable"} for gap in ran.gaps)
+    path.write_text("")
+    with pytest.raises(TraceproofError, match="no test was collected"):
+        of_suite(path, python=sys.executable, run=False)
+
+
+def test_parameters_of_a_linear_attention_test_say_its_axes() -> None:
+    values = read(
+        "test_chunk_varlen_bwd", {"cu_seqlens": [0, 15, 100], "H": 2, "HV": 4, "D": 64, "use_qk_norm": 1}
+    )
+    assert values["layout"] == {"variable"}
+    assert values["direction"] == {"backward"}
+    assert values["length"] == {"part of a chunk"}
+    assert values["value_heads"] == {"grouped"}
+    assert {axis.name for axis in SPACE.axes} == set(values)
