@@ -1,0 +1,81 @@
+"""Adapters are chosen by form; what is missing is a typed skip."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from traceproof.actors.base import Unavailable
+from traceproof.adapters import lookup
+from traceproof.adapters.base import Stack
+from traceproof.adapters.flashinfer.attention import outputs_of
+from traceproof.adapters.sglang.boot import align
+from traceproof.dataset.definition import Definition
+from traceproof.reasons import Skip
+
+ROOT = Path(__file__).parent
+FILES = sorted([*(ROOT / "dataset").rglob("definitions/*/*.json"), *(ROOT / "gpu").rglob("definitions/*/*.json")])
+
+
+def read(path: Path) -> Definition:
+    return Definition.model_validate(json.loads(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_definition_has_a_ground_truth(path: Path) -> None:
+    definition = read(path)
+    assert any(lookup.adapter(stack, definition) for stack in lookup.STACKS)
+
+
+@pytest.mark.parametrize("name", lookup.STACKS)
+def test_adapters_call_only_what_the_table_holds(name: str) -> None:
+    table = lookup.stack(name).apis
+    op_types = {read(path).op_type for path in FILES}
+    used = {api for op_type in op_types for item in lookup.adapters(name, op_type) for api in item.apis}
+    assert used
+    assert used <= table.keys()
+
+
+def test_without_a_gpu_the_skip_says_so() -> None:
+    definition = read(ROOT / "dataset/definitions/rmsnorm/rmsnorm_h96.json")
+    adapter = lookup.adapter("flashinfer", definition)
+    assert adapter is not None
+    blocked = adapter.machine(torch.device("cpu"))
+    assert blocked is not None
+    assert blocked.reason is Skip.NO_CUDA
+
+
+@pytest.mark.parametrize(
+    ("distribution", "place", "reason"),
+    [("pytest", "json:vanished", Skip.API_ABSENT), ("no-such-thing", "json:loads", Skip.PACKAGE_ABSENT)],
+)
+def test_what_is_missing_is_a_typed_skip(distribution: str, place: str, reason: Skip) -> None:
+    stack = Stack(name="s", package="json", distribution=distribution, apis={"call": (place,)})
+    found = stack.resolve(("call",))
+    assert isinstance(found, Unavailable)
+    assert found.reason is reason
+
+
+def test_the_newest_name_that_exists_is_taken() -> None:
+    stack = Stack(name="s", package="json", distribution="pytest", apis={"call": ("json:vanished", "json:loads")})
+    found = stack.resolve(("call",))
+    assert not isinstance(found, Unavailable)
+    assert found["call"] is json.loads
+
+
+def test_the_stand_in_for_minus_infinity_is_mapped_and_nothing_else() -> None:
+    definition = read(next(path for path in FILES if path.stem.startswith("gqa_paged_decode")))
+    lse = torch.tensor([-5e4, -49998.4141, -6369.2866, 3.0])
+    assert outputs_of(definition, (torch.zeros(1), lse))["lse"].isinf().tolist() == [True, True, False, False]
+
+
+def test_pairs_are_sorted_into_blocks_of_one_expert() -> None:
+    ids = torch.tensor([[2, 3, -1], [1, 2, -1]])
+    tokens, experts, total = (torch.zeros(n, dtype=torch.int32) for n in (12, 6, 1))
+    align(ids, 5, 2, tokens, experts, total)
+    assert tokens.tolist() == [2, 5, 3, 6, 0, 4, 1, 6, 6, 6, 6, 6]
+    assert experts.tolist() == [-1, 1, 2, 3, -1, -1]
+    assert total.item() == 8
