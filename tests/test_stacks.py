@@ -11,7 +11,7 @@ import pytest
 from traceproof import stacks
 from traceproof.config import Config
 from traceproof.errors import TraceproofError
-from traceproof.stacks import Stack, build, probe, resolve
+from traceproof.stacks import Stack, build, probe, ready, resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKED = ("uv.lock", *(f"envs/{path.name}" for path in sorted((ROOT / "envs").glob("*.txt"))))
@@ -82,6 +82,32 @@ def test_an_environment_that_cannot_be_had_says_what_the_installer_said(
         build("fla", tmp_path / "stamp.json", root=tmp_path)
     assert "no-such-package" in str(caught.value)
     assert not (tmp_path / "stamp.json").exists()
+
+
+def test_an_environment_is_built_once_and_again_when_its_pins_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    said: list[str] = []
+    monkeypatch.setattr(stacks, "_run", lambda _, name: made.append(name))
+    pins = tmp_path / "envs" / "fla.txt"
+    pins.parent.mkdir()
+    stack = Stack("fla", "fla", ".venvs/fla/bin/python")
+    steps = ("first==1\n", "first==1\n", "first==2\n", "first==2\n")
+    counts = []
+    for text in steps:
+        pins.write_text(text)
+        assert ready(stack, root=tmp_path, say=said.append) == tmp_path / stack.python
+        counts.append(len(made) // 2)  # an environment, then its packages
+    assert counts == [1, 1, 2, 2]
+    assert ["once" in said[0], "its pins changed" in said[1], len(said)] == [True, True, 2]
+
+
+def test_a_torn_stamp_counts_as_half_built(tmp_path: Path) -> None:
+    stamp = tmp_path / ".venvs" / "fla" / "installed.json"
+    stamp.parent.mkdir(parents=True)
+    stamp.write_text('{"environment": "fla", "pi')
+    assert not stacks.built("fla", root=tmp_path)
 
 
 def test_the_exported_pins_agree_with_the_lock() -> None:

@@ -87,7 +87,20 @@ def build(environment: str, stamp: Path, *, root: Path) -> None:
     else:
         uv = [sys.executable, "-m", "uv", "pip", "sync", "--quiet", "--require-hashes"]
         _run([*uv, "--python", str(python), str(pins)], environment)
-    write_json(stamp, {"environment": environment, "pins": digest_json(pins.read_text(encoding="utf-8"))})
+    write_json(stamp, {"environment": environment, "pins": _pins(root, environment)})
+
+
+def built(environment: str, *, root: Path) -> bool:
+    """Whether .venvs/<environment> is whole and of the present pins."""
+    try:
+        found = json.loads((root / FOLDER / environment / INSTALLED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("pins") == _pins(root, environment)
+
+
+def _pins(root: Path, environment: str) -> str:
+    return digest_json((root / PINS / f"{environment}.txt").read_text(encoding="utf-8"))
 
 
 def install_cpu(python: Path, pins: Path, environment: str) -> None:
@@ -109,7 +122,9 @@ def install_cpu(python: Path, pins: Path, environment: str) -> None:
 
 
 def ready(stack: Stack, *, root: Path, say: Callable[[str], None]) -> Path:
-    """A stack's interpreter, for a command that runs without Snakemake; its environment is built once, if absent.
+    """A stack's interpreter, for a command that runs without Snakemake.
+
+    Its environment is built first, if it is absent or of other pins than envs/ has now.
 
     Raises:
         TraceproofError: the environment can not be built.
@@ -121,8 +136,9 @@ def ready(stack: Stack, *, root: Path, say: Callable[[str], None]) -> Path:
     lock.parent.mkdir(exist_ok=True)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # two commands at once build it once
-        if not stamp.is_file():
-            say(f"building {FOLDER / stack.environment}, which may take minutes")
+        if not built(stack.environment, root=root):
+            why = "its pins changed" if stamp.is_file() else "once"
+            say(f"building {FOLDER / stack.environment} ({why}), which may take minutes")
             build(stack.environment, stamp, root=root)
     return root / stack.python
 
