@@ -18,7 +18,7 @@ from traceproof.ops.base import Unsupported, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.sampling import OP
 from traceproof.ops.sampling.filters import support
-from traceproof.ops.sampling.patterns import PACKS, PLAIN, TRICKY
+from traceproof.ops.sampling.patterns import CLOSE_TO_P, FLAT, PACKS, PLAIN, TRICKY
 
 BY_FILTER = {
     "k": ops.load("sampling", "top_k_sampling_from_probs_v1000"),
@@ -100,7 +100,9 @@ def test_boundaries(k: int | None, p: float | None, certain: list[int], optional
 
 def filtered(row: torch.Tensor, k: int | None, p: float | None, bug: str) -> torch.Tensor:
     """Weights that a sampler draws by, in float64, with a place for a mistake."""
-    row = row.double()
+    row = row.double() if bug != "bfloat16" else row.bfloat16().double()
+    if p is not None:
+        p *= {"p x 0.96": 0.96, "p x 1.04": 1.04}.get(bug, 1.0)
     if k is not None:
         k = max(1, k + {"one more": 1, "one less": -1}.get(bug, 0))
     if bug == "argmax":
@@ -113,8 +115,7 @@ def filtered(row: torch.Tensor, k: int | None, p: float | None, bug: str) -> tor
         row = top_k(row, k, bug)
     if p is not None and bug != "no top-p":
         row = top_p(row, p, bug)
-    if bug == "flat":
-        row = (row > 0).double()
+    row = torch.where(row > 0, row ** {"flat": 0.0, "squared": 2.0}.get(bug, 1.0), 0.0)
     if bug == "not renormalised":  # what is left of the unit interval falls to the last token
         row = row.clone()
         row[row.nonzero()[-1]] += 1 - row.sum()
@@ -190,6 +191,8 @@ def test_right_samplers_pass(definition: Definition, bug: str, seed: int) -> Non
         *[("kp", bug) for bug in ("one more", "one less", "crossing token dropped", "one token too many")],
         *[("kp", bug) for bug in ("top-p first", "mass not renormalised", "not renormalised", "no top-k")],
         *[("kp", bug) for bug in ("no top-p", "no filter", "flat", "argmax")],
+        *[(filters, bug) for filters in ("k", "p", "kp") for bug in ("squared", "bfloat16")],
+        *[(filters, bug) for filters in ("p", "kp") for bug in ("p x 0.96", "p x 1.04")],
     ],
 )
 def test_a_mistake_is_seen_with_few_draws(filters: str, bug: str) -> None:
@@ -251,7 +254,7 @@ def test_a_large_vocabulary_has_few_draws(definition: Definition) -> None:
 
 def test_the_patterns_are_what_their_names_say() -> None:
     assert all(list(one.weights) == sorted(one.weights, reverse=True) for pack in PACKS.values() for one in pack)
-    names = [pattern.name for pattern in (*PLAIN, *TRICKY)]
+    names = [pattern.name for pattern in (*PLAIN, *TRICKY, FLAT, CLOSE_TO_P)]
     assert len(set(names)) == len(names)
     by_name = {pattern.name: pattern for pattern in TRICKY}
     tied = by_name["tie-at-k"]

@@ -1,7 +1,8 @@
 """Rows of probabilities that tell samplers apart: a few tokens with weight, all others zero.
 
 A CPU reference pays for every draw from a vocabulary of 128k tokens, so a case has a few dozen draws. That is
-enough when each row puts a fifth of its mass or more on the token that a wrong filter would add or drop.
+enough when each row puts a fifth of its mass or more on the token that a wrong filter would add or drop, and when
+many rows share a distribution, since their draws are judged together.
 """
 
 from __future__ import annotations
@@ -50,11 +51,18 @@ TRICKY = (
     Pattern("tie-inside", (4, 4, 3, 3, 2), 4, 0.75, 0.75),  # both or one of a pair, by filter
     Pattern("p-on-a-sum", (8, 4, 2, 2), 3, 0.75, 0.75),  # .5 + .25 is p exactly: the next token may stay or go
     Pattern("k-beyond-mass", (3, 1), 6, 0.9, 0.9),  # tokens without mass are never drawn
+    Pattern("p-just-below", (8, 7, 1), 2, 0.49, 0.52),  # the second token stays away, and comes in at 1.03 p
+    Pattern("close", tuple(range(4007, 3999, -1)), 3, 0.3, 0.5),  # alike in bfloat16: another choice shows
     Pattern("rounded", (7, 6, 5, 4, 3, 2, 2), 6, 0.85, 0.85),  # 29 is no power of two: float32 rounds
 )
+# One in five against 80 in a hundred each: squared they are 83 to 17, so that 40 draws tell a temperature
+FLAT = Pattern("one-and-many", (20, *(1,) * 80), WHOLE_VOCABULARY, 1.0, 1.0)
+# .53 .47: the second token stays for p and goes for 0.96 p, so that 40 draws tell a p that is a little small
+CLOSE_TO_P = Pattern("p-just-above", (8, 7, 1), 2, 0.52, 0.55)
 PACKS = {
     "single": PLAIN[:1],
     "plain": PLAIN,
-    "weights": (PLAIN[2], PLAIN[2], PLAIN[2], PLAIN[3]),  # rows alike but for their places are judged together
+    # rows alike but for their places are judged together
+    "weights": (PLAIN[2], FLAT, PLAIN[2], CLOSE_TO_P, PLAIN[2], FLAT, PLAIN[3], CLOSE_TO_P),
     "tricky": TRICKY,
 }
