@@ -214,11 +214,11 @@ def _swap_arguments(node: ast.AST) -> None:
 
 
 def _drop_method(node: ast.AST) -> None:
-    """`x.name(...)` becomes `x.view_as(x)`, which is x."""
+    """`x.name(...)` becomes `x.detach()`, which is x, and evaluates x once: it may be a draw."""
     assert isinstance(node, ast.Call)
     assert isinstance(node.func, ast.Attribute)
-    node.func.attr = "view_as"
-    node.args, node.keywords = [copy.deepcopy(node.func.value)], []
+    node.func.attr = "detach"
+    node.args, node.keywords = [], []
 
 
 def _block_edits(node: Any) -> Iterator[Change]:  # noqa: ANN401
