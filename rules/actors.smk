@@ -23,6 +23,16 @@ def actor_builds(wildcards):
     return FLOW.builds(wildcards.op_type, wildcards.actor)
 
 
+def actor_lanes(wildcards):
+    """How many definitions run side by side."""
+    return FLOW.lanes(wildcards.op_type, wildcards.actor)
+
+
+def actor_memory(wildcards):
+    """Memory of the job, as planned."""
+    return FLOW.job_mb(wildcards.op_type, wildcards.actor)
+
+
 rule actor:
     """Run one actor over one op_type's cases; what the store holds already is not run again."""
     input:
@@ -34,9 +44,11 @@ rule actor:
         f"{FLOW.run}/actors/{{op_type}}/{{actor}}.json",
     log:
         f"{FLOW.run}/logs/actors/{{op_type}}-{{actor}}.log",
-    threads: 1
+    wildcard_constraints:
+        actor="(?!reference|sglang).*",
+    threads: actor_lanes
     resources:
-        mem_mb=job_memory,
+        mem_mb=actor_memory,
     params:
         python=actor_python,
         code=actor_code,
@@ -48,4 +60,12 @@ rule actor:
         "PYTHONPATH=src {params.python:q} scripts/actor.py --actor {wildcards.actor} --cases {input.cases}"
         " --stack {input.stack} --manifest {output} --built {input.built}"
         " --caches {params.caches:q} --store {params.store} --code {params.outputs_code}"
-        " --limits {params.limits:q} --threads {threads} {FLOW.force_flag} --log {log}"
+        " --limits {params.limits:q} --lanes {threads} --memory-mb {resources.mem_mb} {FLOW.force_flag} --log {log}"
+
+
+# References take longest, since each definition gets workers of its own, and SGLang takes long to import: these jobs
+# decide when a run is done, so they start first.
+use rule actor as actor_first with:
+    wildcard_constraints:
+        actor="reference|sglang",
+    priority: 5

@@ -21,7 +21,8 @@ PARSER.add_argument("--caches", type=Path, required=True, help="folder for what 
 PARSER.add_argument("--built", type=Path, nargs="*", default=[], help="what came of the kernel modules")
 PARSER.add_argument("--code", required=True, help="digest of the code that outputs depend on")
 PARSER.add_argument("--limits", type=json.loads, required=True, help="JSON, `limits` of config.yaml")
-PARSER.add_argument("--threads", type=int, required=True)
+PARSER.add_argument("--lanes", type=int, required=True, help="definitions that run side by side")
+PARSER.add_argument("--memory-mb", type=int, required=True, help="what the job is planned to take, MiB")
 PARSER.add_argument("--force", action="store_true", help="run what the store holds too")
 PARSER.add_argument("--log", type=Path, required=True)
 
@@ -35,7 +36,8 @@ def main() -> None:
         code=options.code,
         stack={key: stack[key] for key in ("digest", "versions", "device")},
         device=stack["device_type"],
-        threads=options.threads,
+        threads=1,
+        lanes=options.lanes,
         limits=Limits(
             seconds=limits["wall_s"],
             memory_bytes=int(limits["memory_gb"] * 2**30),
@@ -46,7 +48,7 @@ def main() -> None:
         if stack["device_type"] == "cuda"
         else {},
     )
-    with lease():
+    with lease(memory_mib=options.memory_mb):
         run(options.cases, options.manifest, options.store, job)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -56,18 +58,59 @@ def test_workers_compile_with_the_builders_compiler(tmp_path: Path, monkeypatch:
     assert "CXX" not in variables
 
 
+def other_process(found: list[Gpu], folder: Path, memory_mib: int = 0) -> subprocess.Popen[str]:
+    """A process that takes a lease, says of what, and holds it until its stdin is closed."""
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom traceproof.gpu_lease import Gpu, lease\n"
+        f"with lease({found!r}, memory_mib={memory_mib}, folder=Path({str(folder)!r})) as place:\n"
+        "    print(place, flush=True)\n    sys.stdin.read()\n"
+    )
+    variables = {name: value for name, value in os.environ.items() if name != gpu_lease.VARIABLE}
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=variables | {"PYTHONPATH": "src"},
+    )
+
+
+def place_of(process: subprocess.Popen[str]) -> str:
+    """What the process was given; waits for it."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
 def test_leases_spread_over_gpus_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(gpu_lease.VARIABLE, raising=False)
     found = [Gpu("0", 40_000), Gpu("1", 40_000)]
-    taken = []
-    with lease(found, folder=tmp_path) as first:
-        taken.append(first)
-        del os.environ[gpu_lease.VARIABLE]  # as another process would see it
-        with lease(found, folder=tmp_path) as second:
-            taken.append(second)
-        os.environ[gpu_lease.VARIABLE] = str(first)
-    assert taken == ["0", "1"]
+    with other_process(found, tmp_path) as other:
+        assert place_of(other) == "0"
+        with lease(found, folder=tmp_path) as mine:
+            assert mine == "1"
+            assert os.environ[gpu_lease.VARIABLE] == "1"
+        other.communicate()
     assert gpu_lease.VARIABLE not in os.environ
+    with lease(found, folder=tmp_path) as mine:
+        assert mine == "0"
+
+
+def test_a_large_job_waits_for_room_and_is_not_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(gpu_lease.VARIABLE, raising=False)
+    found = [Gpu("0", 3 * gpu_lease.PLACE_MIB)]
+    with lease(found, folder=tmp_path):
+        large = other_process(found, tmp_path, memory_mib=99 * gpu_lease.PLACE_MIB)
+        turn = tmp_path / "turn.lock"
+        while subprocess.run(["flock", "-n", turn, "true"], check=False).returncode == 0:  # until it waits
+            time.sleep(0.02)
+        small = other_process(found, tmp_path)
+        with pytest.raises(subprocess.TimeoutExpired):
+            small.wait(0.3)
+    with large, small:
+        assert place_of(large) == "0"
+        large.communicate()
+        assert place_of(small) == "0"
+        small.communicate()
 
 
 def test_an_assignment_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

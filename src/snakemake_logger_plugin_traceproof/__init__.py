@@ -17,6 +17,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 CLEAR = "\r\x1b[K"  # a job may have left a live line on the terminal
 TABLES = "verify_"  # rules of this prefix end with a table of their own
+EARLY = "_first"  # the same rule with a higher priority
 # What Snakemake says beside JOB_ERROR when a job failed.
 ECHOES = (
     "RuleException",
@@ -86,7 +87,8 @@ class LogHandler(LogHandlerBase):
         return ""
 
     def _announced(self, values: Mapping[str, Any]) -> str:
-        name = " ".join([values["rule_name"], *map(str, values["wildcards"].values())])
+        rule = values["rule_name"].removesuffix(EARLY)
+        name = " ".join([rule, *map(str, values["wildcards"].values())])
         self._names[values["jobid"]] = name
         if self.common_settings.dryrun:
             return f"would run {name}: {' '.join(str(values['reason']).split())}"

@@ -6,6 +6,7 @@ Several jobs share a GPU as its memory allows: most of a job's time is starting 
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shutil
 import subprocess
@@ -17,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-SHARE_MIB = 16 * 1024  # of GPU memory, for one job: twice what the largest medium case was seen to take
-MOST = 8  # jobs on one GPU; more do not finish sooner, they wait for each other's launches
+PLACE_MIB = 8 * 1024  # of GPU memory: a context, libraries' workspaces and the cases of an ordinary job
 POLL_SECONDS = 0.05
 QUERY_SECONDS = 60.0
 
@@ -32,8 +32,8 @@ class Gpu:
 
     @property
     def places(self) -> int:
-        """How many jobs share it."""
-        return max(1, min(MOST, self.memory_mib // SHARE_MIB))
+        """How many ordinary jobs share it."""
+        return max(1, self.memory_mib // PLACE_MIB)
 
 
 def gpus() -> list[Gpu]:
@@ -51,14 +51,17 @@ def gpus() -> list[Gpu]:
 
 
 @contextmanager
-def lease(found: Sequence[Gpu] | None = None, *, folder: Path | None = None) -> Iterator[str | None]:
-    """Wait for a place on a GPU, the emptiest first, and point CUDA at it; gives its index.
+def lease(
+    found: Sequence[Gpu] | None = None, *, memory_mib: int = 0, folder: Path | None = None
+) -> Iterator[str | None]:
+    """Wait for room on a GPU, the emptiest first, and point CUDA at it; gives its index.
 
     Gives None and changes nothing where there is no GPU, or where somebody has assigned one already: a batch
     system, or whoever started this.
 
     Args:
         found: the GPUs; None: this machine's.
+        memory_mib: what the job may take of a GPU's memory; a job that none has room for gets a whole one.
         folder: of the lock files; None: one in the temporary folder, shared by all runs of this user.
     """
     if os.environ.get(VARIABLE) is not None:
@@ -68,32 +71,49 @@ def lease(found: Sequence[Gpu] | None = None, *, folder: Path | None = None) -> 
     if not available:
         yield None
         return
-    place, lock = _wait(available, folder or Path(tempfile.gettempdir()) / f"traceproof-gpus-{os.getuid()}")
+    folder = folder or Path(tempfile.gettempdir()) / f"traceproof-gpus-{os.getuid()}"
+    place, locks = _wait(available, max(1, math.ceil(memory_mib / PLACE_MIB)), folder)
     os.environ[VARIABLE] = place.index
     try:
         yield place.index
     finally:
         del os.environ[VARIABLE]
-        os.close(lock)
+        _release(locks)
 
 
-def _wait(available: Sequence[Gpu], folder: Path) -> tuple[Gpu, int]:
-    """First places of all GPUs before second ones, so that jobs spread."""
+def _wait(available: Sequence[Gpu], wanted: int, folder: Path) -> tuple[Gpu, list[int]]:
+    """Places on the GPU that has most of them free. One job waits at a time, so that a large one gets its turn."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    while True:
-        for number in range(max(gpu.places for gpu in available)):
-            for gpu in available:
-                lock = _try(folder / f"{gpu.index}-{number}.lock") if number < gpu.places else None
-                if lock is not None:
-                    return gpu, lock
-        time.sleep(POLL_SECONDS)
-
-
-def _try(path: Path) -> int | None:
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    turn = os.open(folder / "turn.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        while True:
+            free = {gpu: _take(gpu, folder) for gpu in available}
+            chosen = max(available, key=lambda gpu: len(free[gpu]))
+            enough = min(wanted, chosen.places)
+            kept = free[chosen][:enough] if len(free[chosen]) >= enough else []
+            _release([lock for locks in free.values() for lock in locks if lock not in kept])
+            if kept:
+                return chosen, kept
+            time.sleep(POLL_SECONDS)
+    finally:
+        os.close(turn)
+
+
+def _take(gpu: Gpu, folder: Path) -> list[int]:
+    """Locks on the GPU's free places."""
+    taken = []
+    for number in range(gpu.places):
+        lock = os.open(folder / f"{gpu.index}-{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+        else:
+            taken.append(lock)
+    return taken
+
+
+def _release(locks: Sequence[int]) -> None:
+    for lock in locks:
         os.close(lock)
-        return None
-    return lock

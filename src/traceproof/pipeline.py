@@ -39,6 +39,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 GIB = 1 << 30
 MIB = 1 << 20
 BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and torch loaded in each
+LANES = 4  # references of one op_type that share a GPU side by side
 SLACK = 1.25  # estimates were up to a fifth below what was measured
 
 
@@ -200,16 +201,30 @@ class Pipeline:
         """The file of known findings: one, or none."""
         return [] if self.config.known is None else [str(self.config.known)]
 
-    def job_mb(self, op_type: str) -> int:
-        """Memory of a job over one op_type's cases, in MiB: its largest case, and what is there anyway."""
+    def lanes(self, op_type: str, actor: str) -> int:
+        """How many definitions an actor's job runs side by side.
+
+        One, but for references where there is a GPU: Python that launches small kernels leaves most of it idle.
+        """
+        if ACTORS[actor].trusted or not has_driver():
+            return 1
+        return max(1, min(LANES, len(self._needs(op_type))))
+
+    def job_mb(self, op_type: str, actor: str = "oracle") -> int:
+        """Memory of a job over one op_type's cases, in MiB: its largest cases, and what is there anyway."""
+        lanes = self.lanes(op_type, actor)
+        return BASE_MB + int(SLACK * sum(sorted(self._needs(op_type))[-lanes:]) / MIB)
+
+    def _needs(self, op_type: str) -> list[int]:
+        """Bytes of each definition's largest case."""
         try:
             planned = json.loads((self.root / self.run / "cases" / f"{op_type}.json").read_text(encoding="utf-8"))
         except FileNotFoundError:  # a dry run before anything is planned
-            return BASE_MB
-        cases = [
-            case for entry in planned["definitions"].values() for case in entry["cases"] if case["skip"] is None
+            return []
+        return [
+            max((case["memory"] for case in entry["cases"] if case["skip"] is None), default=0)
+            for entry in planned["definitions"].values()
         ]
-        return BASE_MB + int(SLACK * max((case["memory"] for case in cases), default=0) / MIB)
 
     @cached_property
     def cases_code(self) -> str:

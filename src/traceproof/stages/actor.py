@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,7 @@ class Job:
         device: `cpu` or `cuda`.
         threads: torch threads of a worker.
         limits: of one case.
+        lanes: definitions of strangers' code that run side by side, each in a worker of its own.
         force: run what the store already holds.
         environment: variables for the workers, beside the few that are always passed on.
     """
@@ -60,6 +64,7 @@ class Job:
     device: str
     threads: int
     limits: Limits
+    lanes: int = 1
     force: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -83,9 +88,14 @@ class Progress:
     done: int = 0
     tally: Counter[str] = field(default_factory=Counter)
     started: float = field(default_factory=time.monotonic)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def show(self, name: str, status: str) -> None:
         """Count one case; rewrite the line on a terminal, or print every tenth part of the way."""
+        with self.lock:
+            self._show(name, status)
+
+    def _show(self, name: str, status: str) -> None:
         self.done += 1
         self.tally[status] += 1
         counts = " ".join(f"{key} {value}" for key, value in sorted(self.tally.items()))
@@ -111,7 +121,6 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
     progress = Progress(f"{job.actor:10} {planned['op_type']:12}", total)
     manifest.parent.mkdir(parents=True, exist_ok=True)
     store.mkdir(parents=True, exist_ok=True)
-    records: dict[str, dict[str, Any]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="scratch-", dir=store) as scratch,
         Pool(
@@ -123,11 +132,8 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
         ) as pool,
     ):
         runner = _Runner(job, outputs, pool, Path(scratch), planned["dataset"], progress)
-        if job.trusted:
-            records = runner.together(planned["definitions"])
-        else:
-            for name, entry in planned["definitions"].items():
-                records[name] = dict(runner.definition(name, entry))
+        run_all = runner.together if job.trusted else runner.apart
+        records = run_all(planned["definitions"])
     Manifest(
         actor=job.actor,
         op_type=planned["op_type"],
@@ -150,12 +156,21 @@ class _Runner:
     dataset: str
     progress: Progress
 
-    def definition(self, name: str, entry: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def definition(self, name: str, entry: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Records of one definition by case id: from the store, else by running."""
         records, items = self._known(name, entry)
-        yield from records.items()
-        if items:
-            yield from self._run(name, entry, items)
+        return records | dict(self._run(name, entry, items)) if items else records
+
+    def apart(self, entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Records of all definitions, each run in a worker of its own, `lanes` of them at a time."""
+        with ThreadPoolExecutor(self.job.lanes) as lanes:
+            started = {
+                name: lanes.submit(partial(self.definition, name, entry)) for name, entry in entries.items()
+            }
+            try:
+                return {name: running.result() for name, running in started.items()}
+            finally:  # a full disk, say, ends all of them
+                lanes.shutdown(cancel_futures=True)
 
     def together(self, entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """Records of all definitions, run in one worker: most of a short case's time would be starting up."""
