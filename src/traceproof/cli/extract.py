@@ -46,6 +46,10 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
         Literal["full", "rank"], typer.Option(help="The model's whole projections, or one rank's share.")
     ] = "full",
     sglang_path: Annotated[Path | None, typer.Option(help="An SGLang checkout to read instead.")] = None,
+    flashinfer_path: Annotated[
+        Path | None,
+        typer.Option(help="A FlashInfer wheel or folder: its trace templates are held against the definitions."),
+    ] = None,
     dataset: Annotated[
         Path | None, typer.Option(help="Compare with this dataset; the output folder if left out.")
     ] = None,
@@ -84,6 +88,7 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
         page_sizes=pages,
         rank_gemms=gemm_shapes == "rank",
         second_reading=not single_reading,
+        flashinfer=flashinfer_path,
     )
     extraction = extract(models, settings, say=_say)
     publish(extraction, settings, dataset=dataset or output_dir, out=output_dir, report=report_dir)
@@ -151,5 +156,8 @@ def _summary(extraction: Extraction, root: Path) -> None:
         _say(f"conflict between models: {clash.renamed}: {'; '.join(clash.differences)}")
     for item, finding in extraction.refused:
         _say(f"not written: {item.name}: no oracle: {finding.no_oracle}")
+    if extraction.testimonies:
+        differ = sum(bool(said.differences) for said in extraction.testimonies)
+        _say(f"FlashInfer's trace templates differ from {differ} of them: templates.md says how")
     said = ", ".join(f"{count} {status}" for status, count in sorted(counted.items()))
     sys.stdout.write(f"{len(extraction.outcomes)} definitions in {root}: {said}\n")

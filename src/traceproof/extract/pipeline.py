@@ -22,6 +22,8 @@ from traceproof.extract.kernels import Unmapped
 from traceproof.extract.merge import Outcome, merge, write
 from traceproof.extract.reading import Environment, Reading
 from traceproof.extract.recall import recall_table
+from traceproof.extract.templates import Templates, read_templates
+from traceproof.extract.witness import Testimony, testimonies, witness_report
 
 PAGE_SIZES = (1, 64)  # what the dataset has
 
@@ -46,6 +48,7 @@ class Settings:
         page_sizes: of paged attention.
         rank_gemms: projections as one rank launches them.
         second_reading: whether config.json's formulas must agree.
+        flashinfer: a wheel or folder whose trace templates are the third witness; None: there is none.
     """
 
     environment: Environment
@@ -53,6 +56,7 @@ class Settings:
     page_sizes: tuple[int, ...] = PAGE_SIZES
     rank_gemms: bool = False
     second_reading: bool = True
+    flashinfer: Path | None = None
 
 
 @dataclass(slots=True)
@@ -63,7 +67,9 @@ class Extraction:
         wanted: definitions whose references hold against their oracles.
         refused: definitions that are not written, each with its finding.
         unmapped: by model, the modules that become no definition.
-        costs: by model and parallelism: seconds and peak megabytes of the reading.
+        readings: by model and parallelism.
+        templates: FlashInfer's; None: no FlashInfer was given.
+        testimonies: what they say of each definition.
     """
 
     wanted: list[Wanted]
@@ -74,6 +80,8 @@ class Extraction:
     check_seconds: float = 0.0
     peak_mb: int = 0
     outcomes: list[Outcome] = field(default_factory=list)
+    templates: Templates | None = None
+    testimonies: list[Testimony] = field(default_factory=list)
 
 
 def model_of(
@@ -136,6 +144,7 @@ def extract(models: Sequence[Model], settings: Settings, *, say: Callable[[str],
     Raises:
         TraceproofError: a config is wrong, SGLang does not read it, or the two readings disagree.
     """
+    templates = read_templates(settings.flashinfer) if settings.flashinfer is not None else None
     second = {
         (model.name, parallel): formulas.expected(model.config, parallel, where=f"config.json of {model.name}")
         for model in models
@@ -160,7 +169,7 @@ def extract(models: Sequence[Model], settings: Settings, *, say: Callable[[str],
     wanted, clashes = collect(asked)
     started = time.monotonic()
     kept, refused = _checked(wanted, settings.torch_python)
-    extraction = Extraction(kept, clashes, refused, unmapped, readings)
+    extraction = Extraction(kept, clashes, refused, unmapped, readings, templates=templates)
     extraction.check_seconds = round(time.monotonic() - started, 1)
     extraction.peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
     say(f"{len(kept)} references hold against their oracles, {extraction.check_seconds:.0f} s")
@@ -225,6 +234,10 @@ def publish(extraction: Extraction, settings: Settings, *, dataset: Path, out: P
     written = write(extraction.outcomes, out)
     report.mkdir(parents=True, exist_ok=True)
     (report / "recall.md").write_text(recall, encoding="utf-8")
+    if extraction.templates is not None:
+        extraction.testimonies = testimonies(definitions, extraction.templates)
+        text = witness_report(extraction.testimonies, extraction.templates)
+        (report / "templates.md").write_text(text, encoding="utf-8")
     (report / "sharing.md").write_text(sharing_table(extraction.wanted, extraction.clashes), encoding="utf-8")
     (report / "report.json").write_text(json.dumps(as_json(extraction), indent=1) + "\n", encoding="utf-8")
     return written
@@ -253,6 +266,10 @@ def as_json(extraction: Extraction) -> dict[str, Any]:
         "clashes": [
             {"name": clash.name, "renamed": clash.renamed, "differences": list(clash.differences)}
             for clash in extraction.clashes
+        ],
+        "templates": [
+            {"name": said.name, "template": said.template, "differences": list(said.differences)}
+            for said in extraction.testimonies
         ],
         "no_oracle": {item.name: finding.no_oracle for item, finding in extraction.refused},
         "not_described": {

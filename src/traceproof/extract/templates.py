@@ -1,0 +1,266 @@
+"""FlashInfer's trace templates, read off its source: nothing of it is imported or run.
+
+A template is a module's `name = TraceTemplate(op_type=..., axes={...}, inputs={...}, outputs={...}, ...)`, its
+dicts written out there or under a name of the module. What is built by a function or out of another template can
+not be read so; such statements are only counted.
+"""
+
+from __future__ import annotations
+
+import ast
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from traceproof.errors import TraceproofError
+from traceproof.lint.flashinfer_names import Package
+
+PACKAGE = "flashinfer"
+TEMPLATES = f"{PACKAGE}/trace/templates/"
+NO_CODE = f"{PACKAGE}/data/"  # headers and kernels, and other packages' Python
+DECORATOR = "flashinfer_api"
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateAxis:
+    """An axis: whether its size is fixed, and what stands before the size in a name (None: nothing does)."""
+
+    const: bool
+    prefix: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateTensor:
+    """An input or output; a scalar has no shape. A dtype that FlashInfer takes from what it is given is None."""
+
+    shape: tuple[str, ...] | None
+    dtype: str | None
+    optional: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A template in our terms.
+
+    Attributes:
+        place: file and name.
+        apis: the functions that carry it, dotted.
+        reference: source of its reference; empty: it has none, or it is not in the same file.
+    """
+
+    place: str
+    op_type: str
+    prefix: str
+    axes: Mapping[str, TemplateAxis]
+    inputs: Mapping[str, TemplateTensor]
+    outputs: Mapping[str, TemplateTensor]
+    reference: str
+    apis: tuple[str, ...]
+
+    def name(self, sizes: Mapping[str, int]) -> str | None:
+        """The name of its definition with these sizes of const axes; None: one of its axes has none."""
+        named = [(axis.prefix, name) for name, axis in self.axes.items() if axis.prefix is not None]
+        if any(name not in sizes for _, name in named):
+            return None
+        return "_".join([self.prefix, *(f"{prefix}{sizes[name]}" for prefix, name in named)])
+
+
+@dataclass(frozen=True, slots=True)
+class Templates:
+    """All templates of a FlashInfer, its version, and how many could not be read."""
+
+    version: str
+    found: tuple[Template, ...]
+    unread: int
+
+
+def read_templates(path: Path) -> Templates:
+    """The templates of a FlashInfer: a wheel, or a folder that holds the package.
+
+    Raises:
+        TraceproofError: there is no FlashInfer, or it is one from before there were templates.
+    """
+    texts = dict(_texts(path))
+    if not any(name.startswith(TEMPLATES) for name in texts):
+        raise TraceproofError(
+            f"the FlashInfer at {path} has no trace templates", todo="0.6.13 and 0.7.2 are known to have them."
+        )
+    carried = _carriers(texts)
+    found, unread = [], 0
+    for name in sorted(name for name in texts if name.startswith(TEMPLATES)):
+        module = ast.parse(texts[name])
+        functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
+        dicts = _dicts(module)
+        calls = [node for node in ast.walk(module) if isinstance(node, ast.Call) and _makes_template(node)]
+        read = [_template(node, name, functions, dicts, carried) for node in module.body]
+        made = [template for template in read if template is not None]
+        found += made
+        unread += len(calls) - len(made)
+    return Templates(_version(path), tuple(found), unread)
+
+
+def _texts(path: Path) -> Iterator[tuple[str, str]]:
+    """Python files by their path inside the package."""
+    try:
+        if path.is_file():
+            with zipfile.ZipFile(path) as wheel:
+                for name in wheel.namelist():
+                    if _wanted(name):
+                        yield name, wheel.read(name).decode("utf-8")
+            return
+        root = Package(path).root
+        for file in sorted((root / PACKAGE).rglob("*.py")):
+            name = file.relative_to(root).as_posix()
+            if _wanted(name):
+                yield name, file.read_text(encoding="utf-8")
+    except (zipfile.BadZipFile, OSError, UnicodeDecodeError) as error:
+        raise TraceproofError(
+            f"{path} cannot be read: {error}", todo="Give FlashInfer's wheel or folder."
+        ) from error
+
+
+def _wanted(name: str) -> bool:
+    return name.startswith(f"{PACKAGE}/") and name.endswith(".py") and not name.startswith(NO_CODE)
+
+
+def _version(path: Path) -> str:
+    if path.is_file():
+        return path.name.split("-")[1] if path.name.count("-") > 1 else "unknown"
+    root = Package(path).root
+    names = [item.name.removesuffix(".dist-info") for item in root.glob("flashinfer_python-*.dist-info")]
+    return names[0].partition("-")[2] if names else "unknown"
+
+
+def _carriers(texts: Mapping[str, str]) -> dict[str, list[str]]:
+    """Dotted names of the functions that carry each template, by the template's name."""
+    found: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        if f"{DECORATOR}(" not in text:
+            continue
+        place = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        for dotted, node in _functions(ast.parse(text), place):
+            for decorator in node.decorator_list:
+                if isinstance(decorator, ast.Call) and _called(decorator) == DECORATOR:
+                    for keyword in decorator.keywords:
+                        if keyword.arg == "trace" and isinstance(keyword.value, ast.Name):
+                            found.setdefault(keyword.value.id, []).append(dotted)
+    return found
+
+
+def _functions(module: ast.Module, place: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef):
+            yield f"{place}.{node.name}", node
+        elif isinstance(node, ast.ClassDef):
+            for inner in node.body:
+                if isinstance(inner, ast.FunctionDef):
+                    yield f"{place}.{node.name}.{inner.name}", inner
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def _makes_template(node: ast.Call) -> bool:
+    return _called(node).endswith("TraceTemplate")  # or a class derived from it, which adds behaviour alone
+
+
+def _dicts(module: ast.Module) -> dict[str, ast.expr]:
+    """What the module's names stand for."""
+    found: dict[str, ast.expr] = {}
+    for node in module.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = node.value
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            found[node.target.id] = node.value
+    return found
+
+
+def _template(
+    node: ast.stmt,
+    file: str,
+    functions: Mapping[str, ast.FunctionDef],
+    dicts: Mapping[str, ast.expr],
+    carried: Mapping[str, list[str]],
+) -> Template | None:
+    """The template that a statement makes; None: it makes none, or one that is not written out."""
+    if not (isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)):
+        return None
+    call = node.value
+    if not (isinstance(call, ast.Call) and _makes_template(call)):
+        return None
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    try:
+        op_type = ast.literal_eval(given["op_type"])
+        prefix = ast.literal_eval(given["name_prefix"]) if "name_prefix" in given else op_type
+        axes = {name: _axis(value, name) for name, value in _entries(given["axes"], dicts)}
+        inputs = {name: _tensor(value) for name, value in _entries(given["inputs"], dicts)}
+        outputs = {name: _tensor(value) for name, value in _entries(given["outputs"], dicts)}
+    except (KeyError, ValueError, TypeError):
+        return None
+    reference = given.get("reference")
+    function = functions.get(reference.id) if isinstance(reference, ast.Name) else None
+    target = node.targets[0].id
+    return Template(
+        place=f"{file}: {target}",
+        op_type=op_type,
+        prefix=prefix,
+        axes=axes,
+        inputs=inputs,
+        outputs=outputs,
+        reference=ast.unparse(function) if function is not None else "",
+        apis=tuple(carried.get(target, ())),
+    )
+
+
+def _entries(node: ast.expr, dicts: Mapping[str, ast.expr]) -> Iterator[tuple[str, ast.Call]]:
+    """Names and calls of a dict that is written out: here, under a name, or as `dict(other)` or `{**other, ...}`.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if isinstance(node, ast.Name) and node.id in dicts:
+        yield from _entries(dicts[node.id], {name: value for name, value in dicts.items() if name != node.id})
+        return
+    if isinstance(node, ast.Call) and _called(node) == "dict" and len(node.args) == 1:
+        yield from _entries(node.args[0], dicts)
+        yield from ((str(item.arg), _call(item.value)) for item in node.keywords)
+        return
+    if not isinstance(node, ast.Dict):
+        raise ValueError(ast.unparse(node))  # noqa: TRY004 - as below
+    for key, value in zip(node.keys, node.values, strict=True):
+        if key is None:
+            yield from _entries(value, dicts)
+        else:
+            yield ast.literal_eval(key), _call(value)
+
+
+def _call(node: ast.expr) -> ast.Call:
+    if not isinstance(node, ast.Call):
+        raise ValueError(ast.unparse(node))  # noqa: TRY004 - a value that is not written out, as all others here
+    return node
+
+
+def _options(call: ast.Call) -> dict[str, Any]:
+    return {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
+
+
+def _axis(call: ast.Call, name: str) -> TemplateAxis:
+    kind = _called(call)
+    if kind not in {"Var", "Const"}:
+        raise ValueError(kind)
+    prefix = _options(call).get("abbrev", name)
+    return TemplateAxis(kind == "Const", (prefix if prefix != "" else None) if kind == "Const" else None)
+
+
+def _tensor(call: ast.Call) -> TemplateTensor:
+    kind, options = _called(call), _options(call)
+    if kind == "Scalar":
+        dtype = ast.literal_eval(call.args[0]) if call.args else options.get("dtype", "float32")
+        return TemplateTensor(None, dtype, bool(options.get("optional")))
+    if kind != "Tensor":
+        raise ValueError(kind)
+    shape = ast.literal_eval(call.args[0]) if call.args else options["dim_names"]
+    return TemplateTensor(tuple(shape), options.get("dtype"), bool(options.get("optional")))
