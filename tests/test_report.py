@@ -90,6 +90,15 @@ def test_a_known_finding_that_was_not_run_is_no_news() -> None:
     assert not failed(summarise([row(case="small-1")], known()))
 
 
+def test_a_finding_with_a_digest_means_that_definition_alone() -> None:
+    entry = known(definitions={"rmsnorm_h8": "a" * 32})
+    same, other = ({"digests": {"definition": digit * 32}} for digit in "ab")
+    assert failed(summarise([row(**same)], entry))
+    assert not failed(summarise([row(**other)], entry))
+    assert not failed(summarise([row(verdict="fail", reason="nan", **same)], entry))
+    assert failed(summarise([row(verdict="fail", reason="nan", **other)], entry))
+
+
 def test_nothing_compared_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     summary = report([tmp_path / "empty.jsonl"], tmp_path / "summary.json", known=None)

@@ -1,6 +1,8 @@
 """known.yaml: findings that are known, each with its reason, so that only news fails a run.
 
 An entry names definitions, cases, outputs and an actor, and the verdict and reason code that are expected there.
+A fault of a reference is one of its text: there a definition's digest stands beside its name, and another
+definition of that name (extracted, or in another dataset) is not meant.
 Whatever it names and was run must come out exactly so: a pass where a finding is listed fails the run too.
 """
 
@@ -17,20 +19,22 @@ from ruamel.yaml.error import YAMLError
 from traceproof.errors import TraceproofError
 
 Names = Annotated[list[str], Field(min_length=1)]
+Digests = Annotated[dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]], Field(min_length=1)]
 
 
 class Entry(BaseModel):
     """One known finding.
 
     Attributes:
-        definitions, cases, outputs: exact names; `outputs` may hold `*`, the row about a case as a whole.
+        definitions: exact names, or names with the digests of what is meant.
+        cases, outputs: exact names; `outputs` may hold `*`, the row about a case as a whole.
         actor: whose verdict it is.
         verdict, reason: what is expected.
         why: whose fault it is and where the evidence stands.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    definitions: Names
+    definitions: Names | Digests
     cases: Names
     outputs: Names
     actor: str = "reference"
@@ -38,11 +42,17 @@ class Entry(BaseModel):
     reason: str
     why: Annotated[str, Field(min_length=20)]
 
+    def means(self, definition: str, digest: str | None) -> bool:
+        """Whether it speaks of a definition."""
+        if definition not in self.definitions:
+            return False
+        return not isinstance(self.definitions, dict) or self.definitions[definition] == digest
+
     def names(self, row: Mapping[str, Any]) -> bool:
         """Whether a verdict row is one that this entry speaks of."""
         return (
             row["actor"] == self.actor
-            and row["definition"] in self.definitions
+            and self.means(row["definition"], row.get("digests", {}).get("definition"))
             and row["case"] in self.cases
             and row["output"] in self.outputs
         )

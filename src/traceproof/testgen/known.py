@@ -38,7 +38,7 @@ class Divergences:
             if row["digests"]["definition"] == definition.digest
         }
         for entry in self._known:
-            if definition.name in entry.definitions and entry.actor == "reference":
+            if entry.means(definition.name, definition.digest) and entry.actor == "reference":
                 found.update(dict.fromkeys(entry.cases, entry.reason))
         return tuple(f"case {case}: {reason}" for case, reason in sorted(found.items()))
 
