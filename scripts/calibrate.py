@@ -5,20 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from traceproof.calibrate import page
 from traceproof.calibrate.families import MODULES
-from traceproof.calibrate.measure import measure, memory
+from traceproof.calibrate.measure import memory
+from traceproof.calibrate.units import SIZES, Unit, run, together, units
+from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
+from traceproof.errors import TraceproofError
 from traceproof.worker import GIB
-
-SIZES = ("small", "medium")
 
 
 def main() -> int:
-    """One JSON file an op_type in --out; --page writes the tables of all that are there."""
+    """One JSON file an op_type in --out; --page writes the tables of all that are there.
+
+    What is measured is kept by definition and seed in --out/units and not measured again; remove it after a
+    change.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", type=Path, action="append", required=True, help="may be given several times")
     parser.add_argument("--out", type=Path, default=Path("results/calibration"))
@@ -28,23 +34,16 @@ def main() -> int:
     parser.add_argument("--per-kind", type=int, default=1, help="definitions for each set of input names")
     parser.add_argument("--page", type=Path, help="the page to write into")
     parser.add_argument("--memory-gib", type=int, default=6, help="leave definitions out that need more")
+    parser.add_argument("--jobs", type=int, default=1, help="processes; 0: only put together what is kept")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    for op_type in options.op_type:
-        kinds: dict[tuple[str, ...], list[str]] = {}
-        chosen = []
-        for dataset in options.dataset:
-            for name, entry in read_tree(dataset).definitions.items():
-                names = kinds.setdefault(tuple(entry.definition.inputs), [])
-                wanted = entry.definition.op_type == op_type and len(names) < options.per_kind
-                if wanted and memory(entry.definition, SIZES) <= options.memory_gib * GIB:
-                    names.append(name)
-                    chosen.append(entry.definition)
-        if not chosen:
-            continue
-        sys.stderr.write(f"{op_type}: {', '.join(definition.name for definition in chosen)}\n")
-        rates = measure(chosen, seeds=options.seeds, wrong_seeds=options.wrong_seeds, sizes=SIZES)
-        (options.out / f"{op_type}.json").write_text(json.dumps(asdict(rates), indent=1), encoding="utf-8")
+    chosen = list(_chosen(options))
+    found = units(chosen, seeds=options.seeds, wrong_seeds=options.wrong_seeds)
+    failed = _run(found, options)
+    for op_type in sorted({definition.op_type for definition in chosen}):
+        rates = together(op_type, found, options.out / "units")
+        if rates.definitions:
+            text = json.dumps(asdict(rates), indent=1)
+            (options.out / f"{op_type}.json").write_text(text, encoding="utf-8")
     if options.page:
         tables = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(options.out.glob("*.json"))]
         text = page.rates_tables(tables)
@@ -52,7 +51,34 @@ def main() -> int:
         if mutants:
             text += "\n" + page.mutation_tables([json.loads(path.read_text(encoding="utf-8")) for path in mutants])
         options.page.write_text(page.insert(options.page.read_text(encoding="utf-8"), text), encoding="utf-8")
+    if failed:
+        raise TraceproofError(f"{len(failed)} of {len(found)} measurements failed", problems=failed)
     return 0
+
+
+def _chosen(options: argparse.Namespace) -> Iterator[Definition]:
+    """Up to --per-kind definitions for each op_type and set of input names, those of the first dataset first."""
+    kinds: dict[tuple[str, ...], int] = {}
+    for dataset in options.dataset:
+        for entry in read_tree(dataset).definitions.values():
+            definition = entry.definition
+            kind = (definition.op_type, *definition.inputs)
+            if definition.op_type not in options.op_type or kinds.get(kind, 0) >= options.per_kind:
+                continue
+            if memory(definition, SIZES) <= options.memory_gib * GIB:
+                kinds[kind] = kinds.get(kind, 0) + 1
+                yield definition
+
+
+def _run(found: list[Unit], options: argparse.Namespace) -> list[str]:
+    """What failed, a line each."""
+    failed = []
+    for unit, error in run(found, options.out / "units", jobs=options.jobs):
+        what = f"{unit.definition.op_type} {unit.definition.name} seed {unit.seed}"
+        if error is not None:
+            failed.append(f"{what}: {type(error).__name__}: {error}")
+        sys.stderr.write(f"{what}: {'measured' if error is None else 'FAILED'}\n")
+    return failed
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import op_support as ops
 import pytest
@@ -13,6 +14,7 @@ from traceproof.calibrate.generic import wrong_answers
 from traceproof.calibrate.measure import OURS, Rates, Tally, judge, measure
 from traceproof.calibrate.model import Answer, Family, Subject
 from traceproof.calibrate.rivals import RIVALS
+from traceproof.calibrate.units import SIZES, Unit, run, together, units
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.errors import TraceproofError
@@ -208,3 +210,28 @@ def test_a_single_escape_is_not_rounded_away() -> None:
 def test_the_page_names_answers_that_were_never_given() -> None:
     table = page.rates_tables([asdict(Rates("gemm", ["g"], {"one dead head": Tally(hidden=3)}, {}))])
     assert "- gemm: one dead head" in table
+
+
+def test_units_put_together_are_one_measurement(tmp_path: Path) -> None:
+    folder = tmp_path / "units"
+    found = units([NORM], seeds=2, wrong_seeds=1)
+    assert [(unit.seed, unit.wrong) for unit in found] == [(0, True), (1, False)]
+    assert [error for _, error in run(found, folder, jobs=1)] == [None, None]
+    assert not list(run(found, folder, jobs=1))  # all are kept
+    whole = measure([NORM], seeds=2, wrong_seeds=1, sizes=SIZES)
+    assert together("rmsnorm", found, folder) == whole
+
+
+def test_a_unit_that_raises_is_told_and_not_kept(tmp_path: Path) -> None:
+    broken = NORM.model_copy(update={"op_type": "nonesuch"})
+    found = [Unit(broken, 0, wrong=True)]
+    ((unit, error),) = run(found, tmp_path, jobs=1)
+    assert unit is found[0]
+    assert isinstance(error, KeyError)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_job_measures_nothing(tmp_path: Path) -> None:
+    found = units([NORM], seeds=1, wrong_seeds=1)
+    assert not list(run(found, tmp_path, jobs=0))
+    assert together("rmsnorm", found, tmp_path) == Rates("rmsnorm")

@@ -60,14 +60,16 @@ def memory(definition: Definition, sizes: Sequence[str]) -> int:
     return max((op.memory(definition, case) for case in op.cases(definition, sizes=sizes, seed=0)), default=0)
 
 
-def measure(definitions: Sequence[Definition], *, seeds: int, wrong_seeds: int, sizes: Sequence[str]) -> Rates:
-    """Rates over definitions of one op_type: right answers on `seeds` seeds, wrong ones on `wrong_seeds`."""
+def measure(
+    definitions: Sequence[Definition], *, seeds: int, wrong_seeds: int, sizes: Sequence[str], first_seed: int = 0
+) -> Rates:
+    """Rates over definitions of one op_type: right answers on seeds below `seeds`, wrong ones below the other."""
     op_type = definitions[0].op_type
     found = family(op_type)
     rates = Rates(op_type, [definition.name for definition in definitions])
     wrongs = (*wrong_answers(found.right[0]), *found.wrong)
     for definition in definitions:
-        for seed in range(seeds):
+        for seed in range(first_seed, seeds):
             subjects = list(_subjects(definition, seed, sizes))
             baseline = [found.right[0].make(subject) for subject in subjects]
             label = f"{definition.name} seed {seed}"
