@@ -7,19 +7,22 @@ import sys
 from pathlib import Path
 
 from traceproof.errors import TraceproofError
-from traceproof.publish.parts import write_parts
+from traceproof.publish.parts import Answers, write_parts
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--cases", type=Path, required=True)
 PARSER.add_argument("--ledger", type=Path, required=True)
 PARSER.add_argument("--out", type=Path, required=True)
+PARSER.add_argument("--oracle", type=Path, help="manifest of the oracle's outputs; needs --store")
+PARSER.add_argument("--store", type=Path)
 PARSER.add_argument("--only", nargs="*", required=True, help="names of the definitions wanted")
 
 
 if __name__ == "__main__":
     options = PARSER.parse_args()
     try:
-        write_parts(options.cases, options.ledger, options.out, only=frozenset(options.only))
+        answers = Answers.of(options.oracle, options.store) if options.oracle is not None else None
+        write_parts(options.cases, options.ledger, options.out, only=frozenset(options.only), answers=answers)
     except TraceproofError as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(2) from None

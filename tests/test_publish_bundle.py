@@ -11,6 +11,7 @@ import pytest
 import torch
 from definitions import GOOD, rmsnorm
 from publish_support import CASES, dataset, finished, path_of, row, with_piece
+from safetensors.torch import save_file
 
 from traceproof.actors import registry as actors
 from traceproof.actors.inputs import make_inputs
@@ -23,8 +24,10 @@ from traceproof.publish.baseline import solution
 from traceproof.publish.bundle import Folder, joined, resolve
 from traceproof.publish.check import problems
 from traceproof.publish.ledger import Ledger, keep, tagged
-from traceproof.publish.parts import is_random
-from traceproof.publish.prepare import Prepared, Source, dry_run, prepare, without_secrets
+from traceproof.publish.parts import Answers, is_random, write_parts
+from traceproof.publish.prepare import Prepared, Source, dry_run, prepare, without_secrets, write_ledger
+from traceproof.stages.manifest import Manifest
+from traceproof.store import Store
 
 OURS = sorted((Path(__file__).parent / "dataset" / "definitions").rglob("*.json"))
 ACTORS = ("reference", "torch")
@@ -294,3 +297,21 @@ def test_a_baseline_stands_alone_and_does_what_its_adapter_does(path: Path) -> N
 def test_programs_beside_the_pusher_see_no_secrets() -> None:
     kept = without_secrets({"HF_TOKEN": "x", "MY_api_key": "x", "AWS_SECRET_ACCESS": "x", "PATH": "/bin"})
     assert kept == {"PATH": "/bin"}
+
+
+def test_a_case_whose_right_answer_is_infinite_is_no_workload(source: Source, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store", "outputs")
+    cases = {}
+    for name, value in (("small-0", 1.0), ("small-1", float("-inf"))):
+        save_file({"output": torch.full((2, 2), value)}, tmp_path / "made")
+        store.finish(f"{name}key", {}, tmp_path / "made")
+        cases[name] = {"key": f"{name}key", "status": "ok"}
+    answers = Answers(
+        Manifest(actor="oracle", op_type="rmsnorm", code="", environment={}, cases={"alpha": cases}), store
+    )
+    plan, ledger = source.run / "cases" / "rmsnorm.json", source.run / "ledger.jsonl"
+    write_ledger(source, read_tree(source.dataset))
+    write_parts(plan, ledger, tmp_path / "parts", only={"alpha"}, answers=answers)
+    notes = json.loads((tmp_path / "parts" / "alpha" / "parts.json").read_text())
+    assert notes["workloads"] == 1
+    assert "infinities" in notes["left_out"]["small-1"]

@@ -10,6 +10,7 @@ import math
 import shutil
 import uuid
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ from traceproof.ops.cases import SIZES, Case
 from traceproof.publish.baseline import as_text, solution
 from traceproof.publish.ledger import Ledger
 from traceproof.publish.partial import Unemittable
-from traceproof.store import write_json, write_text
+from traceproof.stages.manifest import Manifest
+from traceproof.store import Store, write_json, write_text
 
 NOTES = "parts.json"
+OUTPUTS = "outputs"  # kind of the store's objects that hold what actors returned
 NAMESPACE = uuid.UUID("9c2b7f43-5d0a-4c58-9d53-2f1e0f0a6b1e")  # ours, so that equal cases get equal uuids
 SMALL = 64  # elements: a tensor this small is stored, whatever it holds
 LIMIT = 4 << 20  # bytes a workload may store; the dataset keeps its workloads' blobs far below it
@@ -35,7 +38,29 @@ SIGMAS = 5.0  # a statistic of a standard normal sample further off than this is
 NORMAL = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
-def write_parts(cases: Path, ledger: Path, out: Path, *, only: Collection[str]) -> None:
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the oracle said of an op_type's cases: its manifest, and the store that holds its outputs."""
+
+    manifest: Manifest
+    store: Store
+
+    @classmethod
+    def of(cls, manifest: Path, store: Path) -> Answers:
+        """The oracle's answers of a run."""
+        return cls(Manifest.read(manifest), Store(store, OUTPUTS))
+
+    def finite(self, definition: Definition, case: str) -> bool:
+        """Whether all that a case's right outputs hold is finite."""
+        record = self.manifest.cases.get(definition.name, {}).get(case)
+        if record is None or record["status"] != "ok":
+            return True  # nothing is known against it
+        tensors = self.store.tensors(record["key"])
+        values = [tensors[name] for name in definition.outputs if name in tensors]
+        return all(bool(torch.isfinite(value).all()) for value in values if value.is_floating_point())
+
+
+def write_parts(cases: Path, ledger: Path, out: Path, *, only: Collection[str], answers: Answers | None) -> None:
     """Write the parts of every verified definition of one op_type's cases file.
 
     Args:
@@ -43,6 +68,7 @@ def write_parts(cases: Path, ledger: Path, out: Path, *, only: Collection[str]) 
         ledger: says which definitions are verified, and by which ground truths.
         out: folder; `<out>/<definition>/` is replaced.
         only: names of the definitions wanted.
+        answers: the oracle's, to leave out what no solution can pass in flashinfer-bench; None: not known.
 
     Raises:
         TraceproofError: the ledger can not be read, or the disk is full.
@@ -62,7 +88,7 @@ def write_parts(cases: Path, ledger: Path, out: Path, *, only: Collection[str]) 
         ran = {item["case"]["id"] for item in entry["cases"] if item["skip"] is None}
         passed = ran & set(kept.records[name]["reference"].cases)
         chosen = [Case(**item["case"]) for item in entry["cases"] if item["case"]["id"] in passed]
-        notes |= _workloads(definition, chosen, folder, planned["dataset"])
+        notes |= _workloads(definition, chosen, folder, planned["dataset"], answers)
         write_json(folder / NOTES, notes)
 
 
@@ -83,12 +109,17 @@ def _baseline(definition: Definition, versions: Mapping[str, Mapping[str, str]],
     return {"solution": None, "truth": None, "no_baseline": problems}
 
 
-def _workloads(definition: Definition, cases: Iterable[Case], folder: Path, dataset: str) -> dict[str, Any]:
+def _workloads(
+    definition: Definition, cases: Iterable[Case], folder: Path, dataset: str, answers: Answers | None
+) -> dict[str, Any]:
     op, _ = registry.for_definition(definition)
     lines, left_out = [], {}
     for case in cases:
         if case.size not in SIZES:
             continue  # edges and adversaries test a reference; a workload is something to be fast at
+        if answers is not None and not answers.finite(definition, case.id):
+            left_out[case.id] = "its right answer holds infinities, which flashinfer-bench's evaluator refuses"
+            continue
         line = _workload(definition, op, case, folder, Path(dataset))
         if line is None:
             left_out[case.id] = f"would store more than {LIMIT >> 20} MiB"
