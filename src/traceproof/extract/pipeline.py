@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from traceproof.extract.templates import Templates, read_templates
 from traceproof.extract.witness import Testimony, testimonies, witness_report
 
 PAGE_SIZES = (1, 64)  # what the dataset has
+READERS = 2  # readings at a time: each takes one core and up to 0.8 GB
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +157,16 @@ def extract(models: Sequence[Model], settings: Settings, *, say: Callable[[str],
     asked: list[tuple[Draft, Use]] = []
     unmapped: dict[str, list[Unmapped]] = {}
     readings: dict[str, Reading] = {}
-    for model in models:
-        for parallel in model.parallel:
-            label = f"{model.name} tp{parallel.tp} ep{parallel.ep}"
-            reading = settings.environment.read(model.config, parallel)
-            say(f"{label}: {len(reading.modules)} modules, {reading.seconds:.0f} s, {reading.peak_mb} MB")
-            calls, left = kernels.from_reading(reading)
-            if settings.second_reading:
-                agree(label, calls, second[model.name, parallel])
-            made, formless = drafts(calls, page_sizes=settings.page_sizes, rank_gemms=settings.rank_gemms)
-            asked += [(d, Use(model.name, model.tags, parallel, call.paths, call.count)) for call, d in made]
-            unmapped[label] = [*left, *formless]
-            readings[label] = reading
+    for model, parallel, reading in _readings(models, settings.environment):
+        label = f"{model.name} tp{parallel.tp} ep{parallel.ep}"
+        say(f"{label}: {len(reading.modules)} modules, {reading.seconds:.0f} s, {reading.peak_mb} MB")
+        calls, left = kernels.from_reading(reading)
+        if settings.second_reading:
+            agree(label, calls, second[model.name, parallel])
+        made, formless = drafts(calls, page_sizes=settings.page_sizes, rank_gemms=settings.rank_gemms)
+        asked += [(d, Use(model.name, model.tags, parallel, call.paths, call.count)) for call, d in made]
+        unmapped[label] = [*left, *formless]
+        readings[label] = reading
     wanted, clashes = collect(asked)
     started = time.monotonic()
     kept, refused = _checked(wanted, settings.torch_python)
@@ -174,6 +175,18 @@ def extract(models: Sequence[Model], settings: Settings, *, say: Callable[[str],
     extraction.peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
     say(f"{len(kept)} references hold against their oracles, {extraction.check_seconds:.0f} s")
     return extraction
+
+
+def _readings(models: Sequence[Model], environment: Environment) -> Iterator[tuple[Model, Parallel, Reading]]:
+    """Every reading in order, some made ahead; a refusal is raised in its turn and the rest is not begun."""
+    jobs = [(model, parallel) for model in models for parallel in model.parallel]
+    pool = ThreadPoolExecutor(min(READERS, os.cpu_count() or 1))
+    try:
+        made = [pool.submit(environment.read, model.config, parallel) for model, parallel in jobs]
+        for (model, parallel), reading in zip(jobs, made, strict=True):
+            yield model, parallel, reading.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def agree(label: str, sglang: Sequence[kernels.Kernel], config: Sequence[kernels.Kernel]) -> None:
