@@ -27,11 +27,11 @@ class Run:
         self.selection = selection or Selection(sizes=("small",))
         self.limits = limits
 
-    def verify(self, *, code: str = "0") -> dict[str, Rows]:
-        """Plan, run reference and oracle, judge; verdict rows by definition."""
+    def verify(self, *actors: str, code: str = "0") -> dict[str, Rows]:
+        """Plan, run reference, oracle and the actors named, judge; verdict rows by definition."""
         rows: dict[str, Rows] = defaultdict(list)
         for cases in plan(self.dataset, self.out / "cases", self.selection):
-            manifests = [self._actor(cases, name) for name in ("reference", "oracle")]
+            manifests = [self._actor(cases, name) for name in ("reference", "oracle", *actors)]
             verdicts = self.out / "verdicts" / f"{cases.stem}.jsonl"
             store = self.out / "store"
             bench = Bench(

@@ -45,6 +45,9 @@ TRUTHS: Mapping[str, str] = MappingProxyType(
 )
 
 
+PAIR = "~"  # joins two ground truths where a verdict is about both: `flashinfer~sglang`
+
+
 def _truth(stack: str, kind: str) -> ActorInfo:
     modules = (f"traceproof.adapters.{stack}", f"traceproof.adapters.{stack}.{{op_type}}")
     builds = stack == "flashinfer"

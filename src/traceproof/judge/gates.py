@@ -50,12 +50,18 @@ def _rms(rows: torch.Tensor) -> torch.Tensor:
     return (rows * rows).mean(-1).sqrt()
 
 
-def close(actual: torch.Tensor, expected: torch.Tensor, floor: torch.Tensor, kind: Close) -> Gate:
+def close(
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    floor: torch.Tensor,
+    kind: Close,
+    dtype: torch.dtype | None = None,
+) -> Gate:
     """Error against the oracle, elementwise and by row, at most `factor` times the floor's, plus one rounding.
 
-    `actual` and `floor` are in the output's dtype, `expected` is float64; all have one shape. A row's
-    own floor may be small by luck, so a row is also allowed what the whole output's floor loses in proportion to
-    its magnitude. Positions that are not finite on either side have been judged before.
+    `actual` and `floor` hold values of the output's `dtype` (None: that of `actual`), `expected` is float64; all
+    have one shape. A row's own floor may be small by luck, so a row is also allowed what the whole output's floor
+    loses in proportion to its magnitude. Positions that are not finite on either side have been judged before.
     """
     a, e, f = (_rows(t.to(torch.float64), kind.row_axes) for t in (actual, expected, floor))
     finite = torch.isfinite(a) & torch.isfinite(e) & torch.isfinite(f)
@@ -64,7 +70,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, floor: torch.Tensor, kin
     lost = torch.where(finite, f - e, zero).abs()
     e = torch.where(finite, e, zero)
     scale = _rms(e)
-    rounding = unit_roundoff(actual.dtype)
+    rounding = unit_roundoff(dtype or actual.dtype)
     pooled = float(_rms((_rms(lost) / scale.clamp_min(TINY))[scale > 0].reshape(1, -1)).nan_to_num().sum())
     own_peak = lost.amax(-1, keepdim=True)
     limit = kind.factor * torch.maximum(own_peak, PEAK * pooled * scale[:, None]) + rounding * e.abs() + TINY
@@ -80,12 +86,18 @@ def close(actual: torch.Tensor, expected: torch.Tensor, floor: torch.Tensor, kin
     return Gate("floor", ratios[which], detail)
 
 
-def backward(actual: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor, kind: Backward) -> Gate:
+def backward(
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    bound: torch.Tensor,
+    kind: Backward,
+    dtype: torch.dtype | None = None,
+) -> Gate:
     """|actual - expected| <= limit * bound + one rounding, elementwise."""
     a = actual.to(torch.float64)
     finite = torch.isfinite(a) & torch.isfinite(expected)
     error = torch.where(finite, (a - expected).abs(), torch.zeros((), dtype=torch.float64))
-    limit = kind.limit * bound + unit_roundoff(actual.dtype) * expected.abs().nan_to_num() + TINY
+    limit = kind.limit * bound + unit_roundoff(dtype or actual.dtype) * expected.abs().nan_to_num() + TINY
     margin = float((error / limit).max())
     return Gate(
         "backward",
@@ -95,7 +107,11 @@ def backward(actual: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor, 
 
 
 def quantised(
-    actual: torch.Tensor, expected: torch.Tensor, roundings: torch.Tensor | None, kind: Quantised
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    roundings: torch.Tensor | None,
+    kind: Quantised,
+    dtype: torch.dtype | None = None,
 ) -> Gate:
     """Relative RMS error of every row, and the slope against the oracle over the whole output.
 
@@ -108,12 +124,13 @@ def quantised(
         expected: the oracle's.
         roundings: the oracle's entry `@roundings`, float64 [1]; None: so many that none of it is left to luck.
         kind: the limits.
+        dtype: the output's; None: `actual`'s own.
     """
     a, e = _rows(actual.to(torch.float64)), _rows(expected)
     finite = torch.isfinite(a) & torch.isfinite(e)
     zero = torch.zeros((), dtype=torch.float64)
     a, e = torch.where(finite, a, zero), torch.where(finite, e, zero)
-    rounding = unit_roundoff(actual.dtype)
+    rounding = unit_roundoff(dtype or actual.dtype)
     rows = float((_rms(a - e) / ((kind.rms + rounding) * _rms(e) + TINY)).max())
     energy = float((e * e).sum())
     slope = float((a * e).sum()) / energy if energy else 1.0

@@ -79,7 +79,7 @@ def _numerics(actual: torch.Tensor, expected: Expected, comparison: Comparison, 
         return _fail(reason, message, **details)
     if not actual.numel():
         return Ruling(Verdict.PASS, None, "empty, as it should be", details)
-    return _ruling(_gate(actual, expected.oracle, comparison), details)
+    return _ruling(_gate(actual, expected.oracle, comparison, actual.dtype), details)
 
 
 def _ruling(gate: Gate, details: Mapping[str, Any]) -> Ruling:
@@ -90,15 +90,32 @@ def _ruling(gate: Gate, details: Mapping[str, Any]) -> Ruling:
     return _fail(Failure.NUMERICS, gate.detail, **details)
 
 
-def _gate(actual: torch.Tensor, oracle: Mapping[str, torch.Tensor], comparison: Comparison) -> Gate:
+def shares_limits(
+    one: torch.Tensor, other: torch.Tensor, oracle: Mapping[str, torch.Tensor], comparison: Comparison
+) -> float:
+    """Half the difference of two answers as a part of the limit on each, so two that pass are never above 1."""
+    if _misplaced(one, other.to(torch.float64)) is not None:
+        return float("inf")
+    if not one.numel():
+        return 0.0
+    value = oracle[""].to(torch.float64)
+    if isinstance(comparison, Exact):
+        return gates.exact(one, other, comparison).margin
+    middle = value + (one.to(torch.float64) - other.to(torch.float64)) / 2
+    return _gate(middle, oracle, comparison, one.dtype).margin
+
+
+def _gate(
+    actual: torch.Tensor, oracle: Mapping[str, torch.Tensor], comparison: Comparison, dtype: torch.dtype
+) -> Gate:
     value = oracle[""]
     match comparison:
         case Close():
-            return gates.close(actual, value, oracle["floor"], comparison)
+            return gates.close(actual, value, oracle["floor"], comparison, dtype)
         case Backward():
-            return gates.backward(actual, value, oracle["bound"], comparison)
+            return gates.backward(actual, value, oracle["bound"], comparison, dtype)
         case Quantised():
-            return gates.quantised(actual, value, oracle.get("roundings"), comparison)
+            return gates.quantised(actual, value, oracle.get("roundings"), comparison, dtype)
         case Exact():
             return gates.exact(actual, value, comparison)
         case _:

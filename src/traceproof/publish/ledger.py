@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from traceproof.actors.registry import TRUTHS
+from traceproof.actors.registry import PAIR, TRUTHS
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_bytes, digest_json
 from traceproof.errors import TraceproofError
@@ -154,6 +154,8 @@ def keep(verdicts: Sequence[Path], path: Path, store: Path, *, references: Mappi
     rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for file in verdicts:
         for row in _rows(file):
+            if PAIR in row["actor"]:  # two ground truths held against each other: evidence beside the point
+                continue
             rows.setdefault((row["definition"], row["actor"]), []).append(row)
     dates = Store(store, "ledger")
     ledger = Ledger(_record(group, dates, references.get(name, "")) for (name, _), group in rows.items())

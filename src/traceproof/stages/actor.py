@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from traceproof.digests import digest_json
 from traceproof.ops.registry import known
 from traceproof.reasons import Error
 from traceproof.stages.manifest import Manifest
-from traceproof.store import Store
+from traceproof.store import Store, disk_errors
 from traceproof.worker import Isolation, ItemOutcome, Limits, Pool, Status, policy
 
 SETUP = "traceproof.actors.execute:setup"
@@ -288,6 +289,9 @@ class _Runner:
 
     def _record(self, key: str, outcome: ItemOutcome) -> dict[str, Any]:
         """What the manifest says of an outcome; a lasting one goes into the store, tensors first."""
+        if outcome.status == Status.OK and "no_space" in outcome.value:
+            with disk_errors(self.scratch / f"{key}.safetensors"):
+                raise OSError(errno.ENOSPC, outcome.value["no_space"])
         record: dict[str, Any] = {"key": key, "status": "ok", "peak_bytes": outcome.peak_bytes}
         tensors: Path | None = None
         if outcome.status != Status.OK:

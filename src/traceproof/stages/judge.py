@@ -8,19 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
-from traceproof.judge.output import Expected, Ruling, judge_output
+from traceproof.judge.output import Ruling, judge_output
 from traceproof.ops import registry
-from traceproof.ops.base import TORCH_DTYPES, Op
-from traceproof.ops.cases import Case
+from traceproof.ops.base import Op
 from traceproof.reasons import Error, Failure, Skip, Verdict
+from traceproof.stages.dispute import WHOLE, Dispute, entries_of, expectation
 from traceproof.stages.manifest import Manifest
+from traceproof.stages.replay import Bundles
 from traceproof.store import Store, write_text
-
-WHOLE = "*"  # the `output` of a row about a case as a whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +48,23 @@ def judge(cases: Path, manifests: Sequence[Path], verdicts: Path, bench: Bench) 
     read = {manifest.actor: manifest for manifest in map(Manifest.read, manifests)}
     oracle = read.pop("oracle")
     lines = [_broken_row(planned["op_type"], broken) for broken in planned["broken"]]
+    run = verdicts.parent.parent
+    bundles = Bundles(run, run / "replay" / planned["op_type"], bench.outputs)
+    bundles.clear()
     for name, entry in planned["definitions"].items():
-        for actor in sorted(read):
-            lines += _definition_rows(name, entry, read[actor], oracle, bench)
+        rows = [row for actor in sorted(read) for row in _definition_rows(name, entry, read[actor], oracle, bench)]
+        dispute = Dispute(
+            entry=entry,
+            oracle=oracle.cases.get(name, {}),
+            records={actor: manifest.cases.get(name, {}) for actor, manifest in read.items()},
+            outputs=bench.outputs,
+            judged=bench.judged,
+            code=bench.code,
+            dataset=planned["dataset"],
+        )
+        rows = dispute.arbitrated(rows)
+        bundles.write(rows, entry, dispute)
+        lines += rows
     write_text(verdicts, "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines))
 
 
@@ -132,11 +143,13 @@ class _CaseJudge:
         if blocked is not None:
             return [self._row(WHOLE, blocked, record)]
         outputs = self.bench.outputs.tensors(record["key"])
-        oracle = self._oracle(expected)
-        rows = [
-            self._row(name, self._rule(name, outputs.get(name), oracle), record)
-            for name in self.definition.outputs
-        ]
+        oracle = entries_of(self.bench.outputs, expected, self.definition)
+        rows = []
+        for name in self.definition.outputs:
+            held = expectation(self.definition, self.op, self.planned, name, oracle)
+            rows.append(
+                self._row(name, judge_output(outputs.get(name), held, tolerance=self.bench.tolerance), record)
+            )
         rows += [
             self._row(name, _surplus(name), record) for name in outputs if name not in self.definition.outputs
         ]
@@ -154,31 +167,6 @@ class _CaseJudge:
             differ = f"inputs {record['inputs']} were seen, the oracle saw {expected['inputs']}"
             return Ruling(Verdict.ERROR, Error.INPUTS_DIFFER, differ, {})
         return None
-
-    def _oracle(self, expected: Mapping[str, Any] | None) -> dict[str, dict[str, torch.Tensor]]:
-        """The oracle's entries by output and by what follows `@`."""
-        entries: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.definition.outputs}
-        if expected is not None and expected["status"] == "ok":
-            for name, value in self.bench.outputs.tensors(expected["key"]).items():
-                output, _, what = name.partition("@")
-                entries[output][what] = value
-        return entries
-
-    def _rule(
-        self, name: str, actual: torch.Tensor | None, oracle: Mapping[str, Mapping[str, torch.Tensor]]
-    ) -> Ruling:
-        case = Case(**self.planned["case"])
-        spec = self.definition.outputs[name]
-        trials = self.op.trials(self.definition, case)
-        comparisons = self.op.comparisons(self.definition)
-        shape = self.definition.shape_of(spec, case.axes)
-        expected = Expected(
-            shape=(trials, *shape) if trials and shape is not None else shape,
-            dtype=TORCH_DTYPES[spec.dtype],
-            oracle=oracle[name],
-            comparison=comparisons.get(name),
-        )
-        return judge_output(actual, expected, tolerance=self.bench.tolerance)
 
     def _row(self, output: str, ruling: Ruling, record: Mapping[str, Any] | None) -> dict[str, Any]:
         case = self.planned["case"]

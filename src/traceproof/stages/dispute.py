@@ -1,0 +1,221 @@
+"""Where actors differ: ground truths held against each other, and who is outvoted where one fails."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from traceproof.actors.inputs import make_inputs
+from traceproof.actors.registry import PAIR, TRUTHS
+from traceproof.calibrate.model import Subject
+from traceproof.dataset.definition import Definition
+from traceproof.digests import digest_json
+from traceproof.judge.arbitration import agree, explain
+from traceproof.judge.output import Expected
+from traceproof.ops import registry
+from traceproof.ops.base import TORCH_DTYPES, Op
+from traceproof.ops.cases import Case
+from traceproof.reasons import Failure, Verdict
+from traceproof.store import Store
+
+WHOLE = "*"  # the `output` of a row about a case as a whole
+ORACLE = "oracle"
+DISPUTED = frozenset({Failure.NUMERICS, Failure.NAN, Failure.INFINITY})
+EXPLAINED_BYTES = 1 << 28  # larger cases are not computed again to find out what is wrong with them
+Rows = list[dict[str, Any]]
+
+
+def entries_of(
+    outputs: Store, expected: Mapping[str, Any] | None, definition: Definition
+) -> dict[str, dict[str, torch.Tensor]]:
+    """The oracle's entries by output and by what follows `@`; empty ones where it left none."""
+    entries: dict[str, dict[str, torch.Tensor]] = {name: {} for name in definition.outputs}
+    if expected is not None and expected["status"] == "ok":
+        for name, value in outputs.tensors(expected["key"]).items():
+            output, _, what = name.partition("@")
+            entries[output][what] = value
+    return entries
+
+
+def expectation(
+    definition: Definition,
+    op: Op,
+    planned: Mapping[str, Any],
+    name: str,
+    oracle: Mapping[str, Mapping[str, torch.Tensor]],
+) -> Expected:
+    """What the judge expects of an output of a planned case."""
+    case = Case(**planned["case"])
+    spec = definition.outputs[name]
+    trials = op.trials(definition, case)
+    shape = definition.shape_of(spec, case.axes)
+    return Expected(
+        shape=(trials, *shape) if trials and shape is not None else shape,
+        dtype=TORCH_DTYPES[spec.dtype],
+        oracle=oracle[name],
+        comparison=op.comparisons(definition).get(name),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispute:
+    """All that was said of one definition.
+
+    Attributes:
+        entry: the definition and its cases, as planned.
+        oracle: the oracle's records by case id.
+        records: each other actor's.
+        outputs: where outputs lie.
+        judged: where finished rows lie.
+        code: digest of the judge's code.
+        dataset: root of the dataset, for workload lines' blobs.
+    """
+
+    entry: Mapping[str, Any]
+    oracle: Mapping[str, Mapping[str, Any]]
+    records: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    outputs: Store
+    judged: Store
+    code: str
+    dataset: str
+
+    def arbitrated(self, rows: Rows) -> Rows:
+        """The rows, those of numeric failures with who is outvoted, and one more a pair of ground truths."""
+        key = digest_json(["arbitration", self.code, self.entry["digest"], rows, self._keys()])
+        kept = self.judged.record(key)
+        if kept is None:
+            kept = {"rows": list(self._fresh(rows))}
+            self.judged.finish(key, kept)
+        return list(kept["rows"])
+
+    def _keys(self) -> list[Any]:
+        actors = {ORACLE: self.oracle, **self.records}
+        return [
+            [actor, case, record.get("key")] for actor, cases in actors.items() for case, record in cases.items()
+        ]
+
+    def _fresh(self, rows: Rows) -> Iterator[dict[str, Any]]:
+        definition = Definition.model_validate(self.entry["definition"])
+        op, _ = registry.for_definition(definition)
+        by_case: dict[str, Rows] = defaultdict(list)
+        for row in rows:
+            by_case[row["case"]].append(row)
+        explained: set[str] = set()
+        pairs: Rows = []
+        for planned in sorted(self.entry["cases"], key=lambda planned: int(planned["memory"])):
+            here = by_case[planned["case"]["id"]]
+            if not any(row["actor"] in TRUTHS or row["verdict"] == Verdict.FAIL for row in here):
+                continue
+            hearing = _Hearing(self, definition, op, planned, here)
+            pairs += hearing.pairs()
+            for row in here:
+                if row["verdict"] == Verdict.FAIL and row["reason"] in DISPUTED and row["output"] != WHOLE:
+                    again = row["actor"] in explained or planned["memory"] > EXPLAINED_BYTES
+                    hearing.arbitrate(row, explaining=not again)
+            explained |= {row["actor"] for row in here if "arbitration" in row}
+        yield from rows
+        order = {planned["case"]["id"]: index for index, planned in enumerate(self.entry["cases"])}
+        yield from sorted(pairs, key=lambda row: (row["actor"], order[row["case"]], row["output"]))
+
+
+class _Hearing:
+    """One case: the outputs of all that ran it."""
+
+    def __init__(
+        self, dispute: Dispute, definition: Definition, op: Op, planned: Mapping[str, Any], rows: Rows
+    ) -> None:
+        self._definition, self._op, self._planned, self._rows = definition, op, planned, rows
+        self._dataset = dispute.dataset
+        self.case_id = planned["case"]["id"]
+        expected = dispute.oracle.get(self.case_id)
+        self._oracle = entries_of(dispute.outputs, expected, definition)
+        inputs = (expected or {}).get("inputs")
+        self._outputs = {}
+        for actor, cases in dispute.records.items():
+            record = cases.get(self.case_id, {})
+            if record.get("status") == "ok" and record["inputs"] == inputs:
+                self._outputs[actor] = dispute.outputs.tensors(record["key"])
+
+    def _expected(self, output: str) -> Expected:
+        return expectation(self._definition, self._op, self._planned, output, self._oracle)
+
+    def _apart(self, one: str, other: str, output: str) -> float | None:
+        return agree(self._outputs[one].get(output), self._outputs[other].get(output), self._expected(output))
+
+    def _passed(self, output: str) -> list[str]:
+        """Actors whose output passed."""
+        rows = [row for row in self._rows if row["output"] == output and row["verdict"] == Verdict.PASS]
+        return [row["actor"] for row in rows]
+
+    def pairs(self) -> Rows:
+        """A row for each output of two ground truths that passed by themselves: how far they lie apart."""
+        found = []
+        for output in self._definition.outputs:
+            passed = [truth for truth in TRUTHS if truth in self._passed(output) and truth in self._outputs]
+            for one, other in combinations(passed, 2):
+                apart = self._apart(one, other, output)
+                if apart is not None:
+                    found.append(self._pair(one, other, output, apart))
+        return found
+
+    def _pair(self, one: str, other: str, output: str, apart: float) -> dict[str, Any]:
+        kinds = ("definition", "op_type", "case", "size", "seed", "axes")
+        row = next(row for row in self._rows if row["actor"] == one and row["output"] == output)
+        matches = apart <= 1
+        found = "match" if matches else "differ"
+        return {kind: row[kind] for kind in kinds} | {
+            "actor": f"{one}{PAIR}{other}",
+            "against": other,
+            "output": output,
+            "verdict": Verdict.PASS if matches else Verdict.FAIL,
+            "reason": None if matches else Failure.NUMERICS,
+            "message": f"ground truths {found}: half of what parts them is {apart:.3g} of the limit",
+            "gate": {"kind": "pair", "margin": apart if math.isfinite(apart) else None},
+            "repeat": row["repeat"],
+        }
+
+    def arbitrate(self, row: dict[str, Any], *, explaining: bool) -> None:
+        """Say in a failing row who agrees with whom, who is outvoted, and what the answer looks like."""
+        actor, output = row["actor"], row["output"]
+        if actor not in self._outputs or not self._oracle[output]:
+            return
+        others = [other for other in self._outputs if other != actor]
+        apart = {other: self._apart(actor, other, output) for other in others}
+        ours = sorted([actor, *(other for other, value in apart.items() if value is not None and value <= 1)])
+        theirs = [ORACLE, *sorted(other for other in self._passed(output) if other not in ours)]
+        outvoted = ours if len(ours) < len(theirs) else theirs if len(theirs) < len(ours) else []
+        recognised = self._explained(output, actor) if explaining else []
+        row["arbitration"] = {"with": ours, "against": theirs, "outvoted": outvoted, "recognised": recognised}
+        row["message"] += f"; {_told(ours, theirs, outvoted)}" + "".join(f"; {text}" for text in recognised)
+
+    def _explained(self, output: str, actor: str) -> list[str]:
+        case = Case(**self._planned["case"])
+        dataset = Path(self._dataset)
+        inputs = make_inputs(self._op, self._definition, case, device=torch.device("cpu"), dataset=dataset)
+        subject = Subject(
+            definition=self._definition,
+            op=self._op,
+            case=case,
+            inputs=inputs,
+            oracle={
+                f"{name}@{what}" if what else name: value
+                for name, entries in self._oracle.items()
+                for what, value in entries.items()
+            },
+            seed=case.seed,
+        )
+        return explain(subject, output, self._outputs[actor][output], self._expected(output))
+
+
+def _told(ours: Sequence[str], theirs: Sequence[str], outvoted: Sequence[str]) -> str:
+    if len(ours) == 1 and len(theirs) == 1:
+        return "no other witness"
+    sides = f"{', '.join(ours)} against {', '.join(theirs)}"
+    return f"{sides}: {', '.join(outvoted)} outvoted" if outvoted else f"{sides}: undecided"

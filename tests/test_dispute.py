@@ -1,0 +1,141 @@
+"""Where actors disagree: who is outvoted, what an answer looks like, and what is left to look at."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from definitions import GOOD, rmsnorm, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline import Run
+from safetensors.torch import load_file
+
+from traceproof.actors.inputs import fingerprints, make_inputs
+from traceproof.calibrate.families import family
+from traceproof.calibrate.model import Subject
+from traceproof.dataset.definition import Definition
+from traceproof.digests import digest_json
+from traceproof.judge.arbitration import agree, explain
+from traceproof.judge.output import Expected, judge_output
+from traceproof.ops import registry
+from traceproof.ops.cases import Case
+from traceproof.ops.compare import Backward, Close, Comparison, Quantised
+from traceproof.reasons import Verdict
+from traceproof.stages.dispute import expectation
+from traceproof.worker import Limits
+
+LIMITS = Limits(seconds=20.0, memory_bytes=2 << 30)
+OWN = Path(__file__).parent / "dataset" / "definitions"
+
+
+def subject(path: str, case_id: str = "small-1") -> Subject:
+    definition = Definition.model_validate_json((OWN / f"{path}.json").read_text(encoding="utf-8"))
+    op = registry.get(definition.op_type)
+    case = next(case for case in op.cases(definition, sizes=("small",), seed=0) if case.id == case_id)
+    inputs = make_inputs(op, definition, case, device=torch.device("cpu"))
+    oracle = op.oracle(definition, inputs)
+    oracle |= {f"{name}@floor": value for name, value in op.floor(definition, inputs).items()}
+    return Subject(definition=definition, op=op, case=case, inputs=inputs, oracle=oracle, seed=0)
+
+
+def expected_of(about: Subject, output: str) -> Expected:
+    entries = {
+        name.partition("@")[2]: value for name, value in about.oracle.items() if name.partition("@")[0] == output
+    }
+    planned = {"case": about.case.as_json()}
+    return expectation(about.definition, about.op, planned, output, {output: entries})
+
+
+def own(prefix: str) -> str:
+    """A definition of ours whose name starts so."""
+    return next(path.relative_to(OWN).with_suffix("").as_posix() for path in sorted(OWN.rglob(f"{prefix}*.json")))
+
+
+def test_a_logarithm_of_the_other_base_is_recognised() -> None:
+    about = subject(own("mla_ragged"))
+    expected = expected_of(about, "lse")
+    natural = (expected.oracle[""] * math.log(2)).to(expected.dtype)
+    [told, *_] = explain(about, "lse", natural, expected)
+    assert told == "ratio 0.69315 everywhere: the natural logarithm where base 2 is meant"
+
+
+@pytest.mark.parametrize("prefix", ["mla_ragged", "rmsnorm_h96", "rope", "mamba_ssu"])
+def test_most_bugs_of_the_calibration_are_recognised_by_name(prefix: str) -> None:
+    about = subject(own(prefix))
+    missed, seen = [], 0
+    for answer in family(about.definition.op_type).wrong:
+        made = answer.make(about)
+        for output in about.definition.outputs if made is not None else ():
+            assert made is not None
+            expected = expected_of(about, output)
+            if judge_output(made[output], expected, tolerance=None).verdict != Verdict.FAIL:
+                continue
+            seen += 1
+            told = explain(about, output, made[output], expected)
+            if f"as with: {answer.name}" not in told and not any(text.startswith("ratio") for text in told):
+                missed.append((answer.name, output, told))
+    assert seen
+    assert len(missed) * 4 <= seen, missed  # several bugs may give one answer, and only a few are named
+
+
+def test_a_right_answer_that_only_rounds_badly_is_not_given_a_name() -> None:
+    about = subject("rmsnorm/rmsnorm_h96")
+    expected = expected_of(about, "output")
+    noise = 1 + 0.05 * torch.sin(torch.arange(expected.oracle[""].numel())).view_as(expected.oracle[""])
+    assert explain(about, "output", (expected.oracle[""] * noise).to(expected.dtype), expected) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from([Close(), Backward(), Quantised()]),
+    one=st.floats(-1.5, 1.5),
+    other=st.floats(-1.5, 1.5),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_two_answers_that_pass_agree(kind: Comparison, one: float, other: float, dtype: torch.dtype) -> None:
+    value = torch.linspace(0.5, 2, 64, dtype=torch.float64).view(4, 16)
+    step = torch.cos(torch.arange(64, dtype=torch.float64)).view(4, 16)
+    oracle = {"": value, "floor": (value + 0.004 * step).to(dtype), "bound": (0.002 * step).abs() + 1e-4}
+    expected = Expected(shape=(4, 16), dtype=dtype, oracle=oracle, comparison=kind)
+    answers = [(value + 0.01 * size * step).to(dtype) for size in (one, other)]
+    apart = agree(answers[0], answers[1], expected)
+    assert apart is not None
+    if all(judge_output(answer, expected, tolerance=None).verdict == Verdict.PASS for answer in answers):
+        assert apart <= 1
+    assert agree(answers[0], answers[0], expected) == 0
+
+
+def test_an_outvoted_reference_is_named_and_leaves_a_replay(tmp_path: Path) -> None:
+    wrong = GOOD.replace("EPS = 1e-6", "EPS = 1e-6 * 100000")
+    write(tmp_path / "dataset", rmsnorm("alpha"))
+    write(tmp_path / "dataset", rmsnorm("beta", wrong.replace("+ EPS", "+ 10 * EPS").replace("* 100000", "")))
+    run = Run(tmp_path / "dataset", tmp_path / "results", limits=LIMITS)
+    rows = run.verify("torch")
+    failing = [row for row in rows["beta"] if row["verdict"] == "fail" and row["actor"] == "reference"]
+    assert failing
+    for row in failing:
+        assert row["arbitration"]["outvoted"] == ["reference"]
+        assert "reference against oracle, torch: reference outvoted" in row["message"]
+    assert any(row["arbitration"]["recognised"] for row in failing)
+    bundle = run.out / failing[0]["replay"]
+    replay = json.loads((bundle / "replay.json").read_text(encoding="utf-8"))
+    definition, case = Definition.model_validate(replay["definition"]), Case(**replay["case"])
+    inputs = make_inputs(registry.get("rmsnorm"), definition, case, device=torch.device("cpu"))
+    assert digest_json(fingerprints(inputs)) == failing[0]["digests"]["inputs"]
+    assert load_file(bundle / "outputs.safetensors")["output"].dtype == torch.bfloat16
+    assert "output" in load_file(bundle / "oracle.safetensors")
+    assert replay["repeat"] == failing[0]["repeat"]
+    assert not list((run.out / "replay" / "rmsnorm").glob("alpha*"))
+
+
+def test_ground_truths_are_held_against_each_other_once_a_pair(tmp_path: Path) -> None:
+    write(tmp_path / "dataset", rmsnorm("alpha"))
+    rows = Run(tmp_path / "dataset", tmp_path / "results", limits=LIMITS).verify("torch", "sglang")["alpha"]
+    pairs = [row for row in rows if "~" in row["actor"]]
+    both = {row["case"] for row in rows if row["actor"] == "sglang" and row["verdict"] == "pass"}
+    assert {row["case"] for row in pairs} == both  # none where SGLang is absent
+    assert all(row["verdict"] == "pass" and row["gate"]["margin"] <= 1 for row in pairs)
