@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 from definitions import GOOD, HIDDEN, rmsnorm, write
-from pipeline import Run, verdicts
+from pipeline import STACK, Run, verdicts
 from safetensors.torch import save_file
 
+from traceproof.actors.execute import NO_SPACE
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
+from traceproof.stages.actor import Job, Progress, _Runner
 from traceproof.stages.plan import Selection, plan
-from traceproof.worker import Limits
+from traceproof.store import Store
+from traceproof.worker import ItemOutcome, Limits, Pool, Status
 
 LIMITS = Limits(seconds=20.0, memory_bytes=2 << 30)
 PASSED = {("pass", None)}
@@ -138,3 +141,19 @@ def test_the_plan_names_what_does_not_exist(dataset: Path, tmp_path: Path) -> No
 
 def test_every_registered_op_calls_itself_by_its_module() -> None:
     assert {name: registry.get(name).op_type for name in registry.known()} == {n: n for n in registry.known()}
+
+
+def test_a_full_disk_ends_the_job_and_is_no_verdict(dataset: Path, tmp_path: Path) -> None:
+    full = "Error while serializing: I/O error: No space left on device (os error 28)"  # as safetensors tells it
+    assert NO_SPACE.search(full)
+    assert not NO_SPACE.search(full.replace("28", "2"))
+    run = Run(dataset, tmp_path / "results", limits=LIMITS)
+    run.verify()
+    job = Job(actor="reference", code="0", stack=STACK, device="cpu", threads=1, limits=LIMITS)
+    store = Store(run.out / "store", "outputs")
+    with Pool() as pool:
+        runner = _Runner(job, store, pool, tmp_path, str(dataset), Progress("", 1))
+        outcome = ItemOutcome(index=0, status=Status.OK, value={"no_space": full})
+        with pytest.raises(TraceproofError, match="no space left while writing"):
+            runner._record("0" * 64, outcome)
+    assert store.record("0" * 64) is None

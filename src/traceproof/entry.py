@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -23,12 +25,14 @@ class Tee:
     def write(self, text: str) -> int:
         """Write to both; a line that is rewritten in place goes to the terminal only."""
         if not text.startswith("\r"):
-            self._log.write(text)
+            with contextlib.suppress(OSError):  # a full disk: the terminal has it
+                self._log.write(text)
         return self._terminal.write(text)
 
     def flush(self) -> None:
         """Flush both."""
-        self._log.flush()
+        with contextlib.suppress(OSError):
+            self._log.flush()
         self._terminal.flush()
 
     def isatty(self) -> bool:
@@ -46,9 +50,8 @@ def run(main: Callable[[], None], *, log: Path) -> None:
     Raises:
         SystemExit: 2 on a TraceproofError, which is shown as text; a crash stays a crash.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
     terminal = sys.stderr
-    with log.open("w", encoding="utf-8", buffering=1) as file:
+    with _opened(log) as file:
         sys.stderr = Tee(terminal, file)
         try:
             main()
@@ -56,7 +59,25 @@ def run(main: Callable[[], None], *, log: Path) -> None:
             sys.stderr.write(f"{error}\n")
             raise SystemExit(BAD_INPUT) from None
         except Exception:
-            traceback.print_exc(file=file)
+            with contextlib.suppress(OSError):
+                traceback.print_exc(file=file)
             raise  # Python shows it on the terminal
         finally:
             sys.stderr = terminal
+
+
+@contextlib.contextmanager
+def _opened(log: Path) -> Iterator[TextIO]:
+    """The log; where there is no place for one, a sink: the work will say what is the matter, if anything is."""
+    file: TextIO
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = log.open("w", encoding="utf-8", buffering=1)
+    except OSError as error:
+        sys.stderr.write(f"{log} can not be written ({error.strerror}); going on without it\n")
+        file = io.StringIO()
+    try:
+        yield file
+    finally:
+        with contextlib.suppress(OSError):  # what is left in its buffer, on a full disk
+            file.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import sys
 import time
 import traceback
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from traceproof.actors import registry as actors
@@ -23,6 +26,7 @@ from traceproof.ops import registry as ops
 from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import Case
 
+NO_SPACE = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EFBIG})\b")  # as safetensors tells it
 GOLDEN = 0x9E3779B97F4A7C15
 CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
 OTHER_SEED = 1_000_003  # added to a case's seed to get the second, different inputs of the same shapes
@@ -118,7 +122,12 @@ class _Runner:
         tensors = {name: _plain(value) for name, value in returned.items() if value is not None}
         if item["repeat"]:
             notes |= self._repeat(case, tensors)
-        save_file(tensors, self.scratch / f"{item['key']}.safetensors")
+        try:
+            save_file(tensors, self.scratch / f"{item['key']}.safetensors")
+        except SafetensorError as error:
+            if not NO_SPACE.search(str(error)):
+                raise
+            return {"no_space": str(error)}  # the disk's doing and no property of the case
         return {"inputs": digest_json(before), "returned": _described(returned), "seconds": seconds, **notes}
 
     def _call(self, case: Case, inputs: Values) -> Any:  # noqa: ANN401 - what strangers return
