@@ -118,3 +118,10 @@ def test_an_assignment_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with lease([Gpu("0", 40_000)], folder=tmp_path) as place:
         assert place is None
         assert os.environ[gpu_lease.VARIABLE] == "3"
+
+
+def test_of_several_assigned_gpus_one_is_leased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(gpu_lease.VARIABLE, "1,2")
+    with lease([Gpu("0", 90_000), Gpu("1", 40_000), Gpu("2", 60_000)], folder=tmp_path) as place:
+        assert place == os.environ[gpu_lease.VARIABLE] == "2"
+    assert os.environ[gpu_lease.VARIABLE] == "1,2"

@@ -57,17 +57,20 @@ def lease(
     """Wait for room on a GPU, the emptiest first, and point CUDA at it; gives its index.
 
     Gives None and changes nothing where there is no GPU, or where somebody has assigned one already: a batch
-    system, or whoever started this.
+    system, or whoever started this. Of several assigned ones, it gives one.
 
     Args:
         found: the GPUs; None: this machine's.
         memory_mib: what the job may take of a GPU's memory; a job that none has room for gets a whole one.
         folder: of the lock files; None: one in the temporary folder, shared by all runs of this user.
     """
-    if os.environ.get(VARIABLE) is not None:
+    assigned = os.environ.get(VARIABLE)
+    if assigned is not None and "," not in assigned:
         yield None
         return
     available = gpus() if found is None else list(found)
+    if assigned is not None:
+        available = [gpu for gpu in available if gpu.index in assigned.split(",")]
     if not available:
         yield None
         return
@@ -77,7 +80,10 @@ def lease(
     try:
         yield place.index
     finally:
-        del os.environ[VARIABLE]
+        if assigned is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = assigned
         _release(locks)
 
 
