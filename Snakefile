@@ -25,6 +25,7 @@ localrules:
     verify_all,
     dataset,
     environment,
+    sources,
     report,
     report_family,
 

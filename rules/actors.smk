@@ -1,11 +1,16 @@
 def actor_stack(wildcards):
-    """The record of the stack that an actor runs in."""
-    return f"{FLOW.results}/stacks/{FLOW.actor_stack(wildcards.actor)}.json"
+    """The record of the stack that an actor runs in, as far as the op_type depends on it."""
+    return record_of(FLOW.actor_stack(wildcards.actor), wildcards.op_type)
 
 
 def actor_python(wildcards):
     """The interpreter that an actor runs in."""
     return FLOW.python(FLOW.actor_stack(wildcards.actor))
+
+
+def actor_path(wildcards):
+    """PYTHONPATH of the actor."""
+    return FLOW.sources.path(FLOW.actor_stack(wildcards.actor))
 
 
 def actor_code(wildcards):
@@ -51,13 +56,14 @@ rule actor:
         mem_mb=actor_memory,
     params:
         python=actor_python,
+        path=actor_path,
         code=actor_code,
         outputs_code=outputs_code,
         limits=FLOW.limits,
         store=f"{FLOW.results}/store",
         caches=FLOW.caches,
     shell:
-        "PYTHONPATH=src {params.python:q} scripts/actor.py --actor {wildcards.actor} --cases {input.cases}"
+        "PYTHONPATH={params.path:q} {params.python:q} scripts/actor.py --actor {wildcards.actor} --cases {input.cases}"
         " --stack {input.stack} --manifest {output} --built {input.built}"
         " --caches {params.caches:q} --store {params.store} --code {params.outputs_code}"
         " --limits {params.limits:q} --lanes {threads} --memory-mb {resources.mem_mb} {FLOW.force_flag} --log {log}"

@@ -3,11 +3,21 @@ def jit_python(wildcards):
     return FLOW.python(wildcards.stack)
 
 
+def jit_stack(wildcards):
+    """The record of the stack, as far as the op_type depends on it."""
+    return record_of(wildcards.stack, wildcards.op_type)
+
+
+def jit_path(wildcards):
+    """PYTHONPATH of the builders."""
+    return FLOW.sources.path(wildcards.stack)
+
+
 rule jit:
     """Build the kernel modules that an op_type's definitions need, side by side, while other jobs use the GPU."""
     input:
         cases=f"{FLOW.run}/cases/{{op_type}}.json",
-        stack=f"{FLOW.results}/stacks/{{stack}}.json",
+        stack=jit_stack,
     output:
         f"{FLOW.run}/jit/{{op_type}}-{{stack}}.json",
     log:
@@ -15,9 +25,10 @@ rule jit:
     priority: 10  # the longest build decides when a first run is done
     params:
         python=jit_python,
+        path=jit_path,
         code=FLOW.jit_code,
         caches=FLOW.caches,
         seconds=FLOW.config.limits.build_s,
     shell:
-        "PYTHONPATH=src {params.python:q} scripts/jit.py --cases {input.cases} --stack {input.stack}"
+        "PYTHONPATH={params.path:q} {params.python:q} scripts/jit.py --cases {input.cases} --stack {input.stack}"
         " --caches {params.caches:q} --seconds {params.seconds} --out {output} --log {log}"

@@ -5,19 +5,30 @@ def verdict_files(wildcards):
     return expand(f"{FLOW.run}/verdicts/{{op_type}}.jsonl", op_type=op_types)
 
 
+def report_stacks(wildcards):
+    """Records of the stacks that anything ran in; known once planning is done."""
+    checkpoints.cases.get()
+    stacks = FLOW.stacks_of(FLOW.op_types(family=wildcards.get("family", "")))
+    return expand(f"{FLOW.results}/stacks/{{stack}}.json", stack=stacks)
+
+
 rule report:
-    """Put all verdicts in one summary."""
+    """Put all verdicts in one summary, and keep them for later comparison."""
     input:
         verdicts=verdict_files,
         known=FLOW.known,
+        stacks=report_stacks,
+        lock=FLOW.lock,
     output:
         f"{FLOW.run}/summary.json",
     log:
         f"{FLOW.run}/logs/report.log",
     params:
         code=FLOW.report_code,
+        history=FLOW.history,
     shell:
-        "{DRIVER} scripts/report.py --verdicts {input.verdicts} --known {input.known} --summary {output} --log {log}"
+        "{DRIVER} scripts/report.py --verdicts {input.verdicts} --known {input.known} --stacks {input.stacks}"
+        " --lock {input.lock} --history {params.history:q} --summary {output} --log {log}"
 
 
 use rule report as report_family with:

@@ -22,15 +22,70 @@ def stack_python(wildcards):
     return FLOW.python(wildcards.stack)
 
 
-rule stack:
-    """Record what a stack is: versions, device, and the digest that keys its outputs."""
-    input:
-        stack_environment,
+def stack_clones(wildcards):
+    """What came of cloning the stack's source, if it is taken from sources.lock."""
+    return FLOW.sources.clones(wildcards.stack)
+
+
+def stack_source(wildcards):
+    """Where the stack's package is taken from instead of its environment."""
+    return FLOW.sources.of(wildcards.stack)
+
+
+def stack_linked(wildcards):
+    """Where a checkout's package is imported from."""
+    return FLOW.sources.linked(wildcards.stack)
+
+
+def stack_source_state(wildcards):
+    """What that source is now."""
+    return FLOW.sources.state(wildcards.stack)
+
+
+def stack_code(wildcards):
+    """Digest of the code that decides the stack's records."""
+    return FLOW.sources.code(wildcards.stack)
+
+
+rule sources:
+    """Bring the sources that stacks take from sources.lock to sources/, each as it is pinned there."""
     output:
-        f"{FLOW.results}/stacks/{{stack}}.json",
+        FLOW.sources.cloned,
+    log:
+        f"{FLOW.results}/logs/sources.log",
+    params:
+        pins=FLOW.sources.pins,
+    shell:
+        "{DRIVER} scripts/sources.py --pins {params.pins:q} --out {output} --log {log}"
+
+
+checkpoint stack:
+    """Record what a stack is: versions, device, and an op_type's digest of the code that it can run.
+
+    A checkpoint: an op_type whose record stays the same reruns nothing.
+    """
+    input:
+        environment=stack_environment,
+        cloned=stack_clones,
+    output:
+        record=f"{FLOW.results}/stacks/{{stack}}.json",
+        records=directory(f"{FLOW.results}/stacks/{{stack}}"),
     log:
         f"{FLOW.results}/logs/stack-{{stack}}.log",
     params:
         python=stack_python,
+        source=stack_source,
+        state=stack_source_state,
+        linked=stack_linked,
+        code=stack_code,
     shell:
-        "{DRIVER} scripts/stack.py --stack {wildcards.stack} --python {params.python:q} --out {output} --log {log}"
+        "{DRIVER} scripts/stack.py --stack {wildcards.stack} --python {params.python:q} --source={params.source:q}"
+        " --linked {params.linked:q} --out {output.record} --records {output.records} --log {log}"
+
+
+def record_of(stack, op_type):
+    """A stack's record for an op_type; known once the stack is recorded."""
+    record = FLOW.sources.record(stack, op_type)
+    if record != f"{FLOW.results}/stacks/{stack}.json":
+        checkpoints.stack.get(stack=stack)
+    return record

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from traceproof import entry
+from traceproof.bumps.history import keep
+from traceproof.sources.lock import read_lock
 from traceproof.stages.report import report
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--verdicts", type=Path, nargs="*", required=True)
 PARSER.add_argument("--known", type=Path, nargs="?", help="the file of known findings")
+PARSER.add_argument("--stacks", type=Path, nargs="*", required=True, help="records of the stacks")
+PARSER.add_argument("--lock", type=Path, nargs="?", help="the file of the sources' pins")
+PARSER.add_argument("--history", type=Path, required=True, help="folder of kept verdicts")
 PARSER.add_argument("--summary", type=Path, required=True)
 PARSER.add_argument("--log", type=Path, required=True)
 
 
 def main() -> None:
-    """Summarise."""
+    """Summarise, and keep the verdicts under the digest of all that they stand on."""
+    stacks = [json.loads(path.read_text(encoding="utf-8")) for path in options.stacks]
+    keep(options.history, options.verdicts, stacks, read_lock(options.lock) if options.lock else {})
     report(options.verdicts, options.summary, known=options.known)
 
 

@@ -119,14 +119,20 @@ class TorchStack(Stack):
     env: Literal["auto", "cpu", "cuda"] = "auto"
 
 
+class TruthStack(Stack):
+    """The stack of a ground truth; `source` takes its package from a checkout: `locked`, or a folder."""
+
+    source: Text | None = None
+
+
 class Stacks(BaseModel):
     """The stacks by name."""
 
     model_config = CLOSED
     torch: TorchStack = TorchStack()
-    flashinfer: Stack = Stack()
-    sglang: Stack = Stack()
-    fla: Stack = Stack()
+    flashinfer: TruthStack = TruthStack()
+    sglang: TruthStack = TruthStack()
+    fla: TruthStack = TruthStack()
     extract: Stack = Stack()
 
 

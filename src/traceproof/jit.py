@@ -177,7 +177,7 @@ def environment(caches: Path, stack: Mapping[str, Any], built: Sequence[Path] = 
         stack: its record.
         built: files that say what came of the modules that were built ahead.
     """
-    folder = (caches / stack["digest"][:16]).absolute()
+    folder = (caches / stack.get("cache", stack["digest"])[:16]).absolute()
     compilers = {name: os.environ[name] for name in COMPILERS if name in os.environ}
     return compilers | {
         RECORDS: os.pathsep.join(str(path.absolute()) for path in built),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,12 +12,15 @@ from types import MappingProxyType
 from typing import Any
 
 from traceproof.actors.registry import ACTORS, TRUTHS, for_op_type
+from traceproof.bumps.flow import Sources
+from traceproof.bumps.roots import PACKAGES
 from traceproof.codedigest import code_digest
 from traceproof.config import Config, read_config
 from traceproof.dataset.fetch import FETCHED, folder_of, scan_digest, untouched
 from traceproof.digests import digest_bytes, digest_json
 from traceproof.extract import catalogue
 from traceproof.ops import registry
+from traceproof.sources.lock import NAME
 from traceproof.stacks import EXTRACT, FOLDER, INSTALLED, NAMES, Stack, has_driver, resolve
 from traceproof.store import write_text
 
@@ -111,6 +114,26 @@ class Pipeline:
         """Stamp of the environment that a stack needs built first: one, or none where an interpreter is given."""
         name = self.stacks[stack].environment
         return [] if name is None else [f"{FOLDER}/{name}/{INSTALLED}"]
+
+    @cached_property
+    def sources(self) -> Sources:
+        """Where the stacks' packages come from, and the records that key their outputs."""
+        taken = {stack: getattr(getattr(self.config.stacks, stack), "source", None) for stack in PACKAGES}
+        return Sources(root=self.root, results=self.results, taken=taken)
+
+    def stacks_of(self, op_types: Iterable[str]) -> list[str]:
+        """The stacks that anything of some op_types runs in."""
+        return sorted({self.actor_stack(actor) for op_type in op_types for actor in self.actors_of(op_type)})
+
+    @property
+    def history(self) -> str:
+        """Where the verdicts of every state are kept."""
+        return f"{self.results}/history"
+
+    @property
+    def lock(self) -> list[str]:
+        """The file of the sources' pins: one, or none."""
+        return [NAME] if (self.root / NAME).is_file() else []
 
     @property
     def source(self) -> str:

@@ -155,14 +155,16 @@ def _run(command: Sequence[str], environment: str) -> None:
         )
 
 
-def probe(stack: Stack, *, root: Path) -> dict[str, Any]:
+def probe(stack: Stack, *, root: Path, path: Sequence[Path] = ()) -> dict[str, Any]:
     """What a stack is: versions, device, and the digest of it all that keys outputs.
+
+    `path` names folders that its packages are searched in first.
 
     Raises:
         TraceproofError: the interpreter is missing or has no torch.
     """
     command = [stack.python, "-P", "-m", "traceproof.probe"]
-    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*path, root / "src"]))}
     try:
         done = subprocess.run(command, check=False, text=True, capture_output=True, env=environment, cwd=root)
     except OSError as error:

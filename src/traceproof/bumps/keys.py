@@ -5,21 +5,26 @@ So a bump reruns the op_types whose digest changes, and no others.
 
 from __future__ import annotations
 
+import json
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from traceproof.bumps.roots import PACKAGES
+from traceproof.bumps.roots import OTHER, PACKAGES, op_types
+from traceproof.bumps.source import folder_of, importable
 from traceproof.bumps.touches import touches
-from traceproof.dependents.tree import PackageTree
+from traceproof.dependents.tree import FolderTree, PackageTree, Tree
 from traceproof.digests import digest_json
+from traceproof.sources.model import ORIGINS
+from traceproof.stacks import Stack, probe
+from traceproof.store import write_json
 
 # Found, not imported: importing would need a GPU's libraries.
 FIND = (
     "import importlib.util, sys; spec = importlib.util.find_spec(sys.argv[1]); print(spec.origin if spec else '')"
 )
-DISTRIBUTIONS: Mapping[str, str] = {"flashinfer": "flashinfer-python", "sglang": "sglang", "fla": "fla-core"}
 
 
 def package_root(python: str, stack: str) -> Path | None:
@@ -29,18 +34,87 @@ def package_root(python: str, stack: str) -> Path | None:
     return Path(origin).parent.parent if done.returncode == 0 and origin else None
 
 
-def source_digests(stack: str, root: Path) -> dict[str, str]:
-    """Digest by op_type of what a stack's ground truths can run; `root` holds the package's folder."""
-    found = touches(stack, PackageTree(root, PACKAGES[stack]))
-    return {op_type: touch.digest for op_type, touch in found.items()}
+def source_digests(stack: str, tree: Tree) -> dict[str, str]:
+    """Digest by op_type of what a stack's ground truths can run."""
+    return {op_type: touch.digest for op_type, touch in touches(stack, tree).items()}
 
 
-def keyed(record: Mapping[str, Any], digest: str) -> dict[str, Any]:
+def installed(python: str, stack: str) -> dict[str, str]:
+    """The same for the package that is installed in an environment; nothing where it is not."""
+    root = package_root(python, stack)
+    return {} if root is None else source_digests(stack, PackageTree(root, PACKAGES[stack]))
+
+
+def checked_out(stack: str, checkout: Path) -> dict[str, str]:
+    """The same for a checkout or an unpacked package."""
+    return source_digests(stack, FolderTree(checkout))
+
+
+def keyed(record: Mapping[str, Any], digest: str | None) -> dict[str, Any]:
     """A stack's record with a digest that names the ground truth's code instead of its version.
 
     Everything else of the environment still counts: torch, the compilers, the device.
     """
-    distribution = DISTRIBUTIONS.get(str(record["stack"]))
+    distribution = ORIGINS[str(record["stack"])].package
     versions = {name: value for name, value in record["versions"].items() if name != distribution}
     rest = {key: value for key, value in record.items() if key not in {"digest", "versions", "sources"}}
     return {**record, "digest": digest_json([rest, versions, digest])}
+
+
+def write_records(
+    folder: Path, record: Mapping[str, Any], sources: Mapping[str, str], op_types: Iterable[str]
+) -> list[str]:
+    """One record an op_type, `<op_type>.json`; gives the op_types whose digest is new.
+
+    A record with the digest that is there already is left alone, so that nothing that depends on it runs again: it
+    names the version at which the code became what it is. Beside the stack's own a record has `cache`, the name
+    under which compiled kernels are kept, which all op_types of one state share.
+    """
+    cache = digest_json([record["digest"], dict(sorted(sources.items()))])
+    folder.mkdir(parents=True, exist_ok=True)
+    changed = []
+    for op_type in op_types:
+        path = folder / f"{op_type}.json"
+        new = keyed(record, sources.get(op_type)) | {"cache": cache}
+        if _digest(path) != new["digest"]:
+            write_json(path, new)
+            changed.append(op_type)
+    return changed
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["digest"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def record_all(stack: Stack, source: str, *, linked: Path, out: Path, records: Path) -> None:
+    """Write a stack's record and one an op_type.
+
+    Args:
+        stack: whose.
+        source: where its package is taken from: `locked`, a folder, or empty for its environment.
+        linked: from where a checkout's package is imported; written.
+        out: its record. The digest covers all of the package that any op_type can run.
+        records: folder of the op_types' records.
+
+    Raises:
+        TraceproofError: the interpreter can not be used, or the source holds no such package.
+    """
+    sources: dict[str, str] = {}
+    path: list[Path] = []
+    if source:
+        checkout = folder_of(stack.name, source)
+        path = [importable(checkout, stack.name, linked)]
+        sources = checked_out(stack.name, checkout)
+    elif stack.name in PACKAGES:
+        sources = installed(stack.python, stack.name)
+    record = probe(stack, root=Path.cwd(), path=path)
+    records.mkdir(parents=True, exist_ok=True)
+    if stack.name in PACKAGES:
+        names = [*op_types(stack.name), OTHER]
+        changed = write_records(records, record, sources, names)
+        record = {**record, "digest": digest_json([record["digest"], sources]), "sources": sources}
+        sys.stderr.write(f"stack      {stack.name:10}  new for {', '.join(changed) or 'no op_type'}\n")
+    write_json(out, record)

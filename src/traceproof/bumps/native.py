@@ -39,7 +39,7 @@ class Native:
         self.tree = tree
         self.by_base: dict[str, list[str]] = defaultdict(list)
         for path in tree.files:
-            if path.endswith(NATIVE) or path.endswith(OTHER):
+            if is_source(path) or path.endswith(OTHER):
                 self.by_base[path.rpartition("/")[2]].append(path)
 
     @cached_property
@@ -78,7 +78,7 @@ class Native:
         """The files that C++ and CUDA sources include, directly or not: file -> the file that includes it."""
         found: dict[str, str] = {}
         seen = set(starts)
-        waiting = [path for path in seen if path.endswith(NATIVE)]
+        waiting = [path for path in seen if is_source(path)]
         while waiting:
             path = waiting.pop()
             for target in self.includes(path):
@@ -91,7 +91,7 @@ class Native:
     @cache  # noqa: B019 - lives as long as the tree is looked at
     def includes(self, path: str) -> tuple[str, ...]:
         """Files that one file may include."""
-        if not path.endswith(NATIVE):
+        if not is_source(path):
             return ()
         text = self.tree.read([path])[path].decode(errors="replace")
         return tuple(self.includes_of(text, folder=path.rpartition("/")[0]))
@@ -116,6 +116,11 @@ class Native:
         return tuple(
             path for paths in self.by_base.values() for path in paths if path.rpartition("/")[0] == folder
         )
+
+
+def is_source(path: str) -> bool:
+    """Whether a C++ or CUDA compiler may read a file; a header like the standard library's has no suffix."""
+    return path.endswith(NATIVE) or "." not in path.rpartition("/")[2]
 
 
 def _regex(pattern: str) -> str:

@@ -16,6 +16,7 @@ from traceproof import codedigest
 ADAPTERS = "traceproof.adapters"
 # The package that a stack's ground truths are; a stack without one is keyed by its versions alone.
 PACKAGES = {"flashinfer": "flashinfer", "sglang": "sglang", "fla": "fla"}
+OTHER = "other"  # the name of the record for op_types that a stack has no adapter for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,17 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import traceproof
 from traceproof.bumps.keys import keyed
-from traceproof.bumps.roots import PACKAGES
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.pipeline import Pipeline
 from traceproof.store import write_json
 
-FOLDERS = ("", "src", "python")  # where repositories keep their package
-# What FlashInfer's build puts beside its Python files: name in the package -> place in the repository.
-DATA = {"csrc": "csrc", "include": "include", "cutlass": "3rdparty/cutlass", "spdlog": "3rdparty/spdlog"}
 TAIL = 8  # lines of a failed stage that an error shows
 
 
@@ -88,7 +82,8 @@ class Trial:
             / "compiled",  # of this code only: a cache by version would serve another commit's kernels
             "code": self.flow.outputs_code(self.op_type, actor),
             "limits": self.flow.limits,
-            "threads": 1,
+            "lanes": 1,
+            "memory-mb": self.flow.job_mb(self.op_type, actor),
         }
         self._run("actor", "torch" if actor == "oracle" else self.stack, options, package)
         return manifest
@@ -145,31 +140,3 @@ def worst(rows: list[dict[str, Any]]) -> str:
     """The verdict that counts: the worst one, and `skip` only if nothing was compared."""
     seen = {row["verdict"] for row in rows}
     return next((verdict for verdict in ("error", "fail", "pass") if verdict in seen), "skip")
-
-
-def importable(checkout: Path, stack: str, scratch: Path) -> Path:
-    """A folder of links from which a checkout's package can be imported, its kernels' sources and traceproof too.
-
-    traceproof is among them because workers see one folder beside their interpreter's own: the one it lies in.
-
-    Raises:
-        TraceproofError: the checkout holds no such package.
-    """
-    package = PACKAGES[stack]
-    place = next((checkout / one for one in FOLDERS if (checkout / one / package / "__init__.py").is_file()), None)
-    if place is None:
-        raise TraceproofError(f"{checkout} holds no package {package}")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    (scratch / "traceproof").symlink_to(Path(traceproof.__file__).parent)
-    for about in place.glob("*.dist-info"):
-        (scratch / about.name).symlink_to(about)
-    if stack != "flashinfer" or (place / package / "data").exists() or not (checkout / "csrc").is_dir():
-        (scratch / package).symlink_to(place / package)
-        return scratch
-    (scratch / package / "data").mkdir(parents=True)
-    for entry in (place / package).iterdir():
-        (scratch / package / entry.name).symlink_to(entry)
-    for name, source in DATA.items():
-        (scratch / package / "data" / name).symlink_to(checkout / source)
-    return scratch

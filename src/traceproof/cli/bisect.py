@@ -12,8 +12,9 @@ import typer
 
 from traceproof.bumps.bisect import Bisection, Verdict
 from traceproof.bumps.roots import PACKAGES, op_types
+from traceproof.bumps.source import importable
 from traceproof.bumps.touches import Touch, stack_of
-from traceproof.bumps.trial import Trial, importable
+from traceproof.bumps.trial import Trial
 from traceproof.cli import run
 from traceproof.dataset.fetch import fetch
 from traceproof.dependents.tree import CommitTree, git

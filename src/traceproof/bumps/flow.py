@@ -1,0 +1,74 @@
+"""What the Snakemake rules ask about the sources of stacks: paths, pins and digests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from traceproof.bumps.roots import OTHER, PACKAGES, op_types
+from traceproof.bumps.source import LOCKED, pins_of, state
+from traceproof.codedigest import code_digest
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the stacks' packages come from.
+
+    Attributes:
+        root: the repository; paths are relative to it.
+        results: where everything is written.
+        taken: by stack, `locked` or a folder; None: the package is the installed one.
+    """
+
+    root: Path
+    results: str
+    taken: Mapping[str, str | None]
+
+    def record(self, stack: str, op_type: str) -> str:
+        """The record of a stack that keys an op_type's outputs.
+
+        Of a stack whose package is followed, one an op_type: it changes with the code that the op_type can run.
+        """
+        if stack not in PACKAGES:
+            return f"{self.results}/stacks/{stack}.json"
+        name = op_type if op_type in op_types(stack) else OTHER
+        return f"{self.results}/stacks/{stack}/{name}.json"
+
+    def of(self, stack: str) -> str:
+        """`locked`, a folder, or nothing: the installed package."""
+        return self.taken.get(stack) or ""
+
+    @property
+    def cloned(self) -> str:
+        """What came of the sources that are taken as sources.lock pins them."""
+        return f"{self.results}/sources.json"
+
+    def clones(self, stack: str) -> list[str]:
+        """The file that says that a stack's source is there: one, or none where none is cloned for it."""
+        return [self.cloned] if self.of(stack) == LOCKED else []
+
+    @cached_property
+    def pins(self) -> str:
+        """The pins of the sources that are taken as sources.lock has them, as JSON."""
+        return json.dumps(pins_of(self.taken, root=self.root))
+
+    def state(self, stack: str) -> str:
+        """Changes when a file of a stack's source does, other than by cloning it."""
+        source = self.of(stack)
+        return state(stack, source, root=self.root, cloned=self.root / self.cloned) if source else ""
+
+    def linked(self, stack: str) -> str:
+        """Where a checkout's package is imported from."""
+        return f"{self.results}/linked/{stack}"
+
+    def path(self, stack: str) -> str:
+        """PYTHONPATH of what runs in a stack."""
+        return f"{self.linked(stack)}:src" if self.of(stack) else "src"
+
+    def code(self, stack: str) -> str:
+        """Digest of the code that decides a stack's records: the adapters' roots among it."""
+        adapters = [f"traceproof.adapters.{stack}.{name}" for name in op_types(stack)]
+        return code_digest("traceproof.bumps.keys", "traceproof.probe", *(adapters if stack in PACKAGES else ()))
