@@ -123,9 +123,9 @@ def test_an_answer_with_the_right_bits_is_not_counted(monkeypatch: pytest.Monkey
 
 def test_an_escape_names_its_definition_and_seed() -> None:
     tally = Tally()
-    tally.add({OURS: True}, "a seed 0")
-    tally.add({OURS: False}, "a seed 1")
-    assert (tally.runs, tally.refused, tally.escaped) == (2, {OURS: 1}, ["a seed 1"])
+    tally.add({OURS: True}, "a seed 0", wanted=True)
+    tally.add({OURS: False}, "a seed 1", wanted=True)
+    assert (tally.runs, tally.refused, tally.wronged) == (2, {OURS: 1}, ["a seed 1"])
 
 
 def test_the_rivals_judge_as_they_do_elsewhere() -> None:
@@ -214,11 +214,11 @@ def test_the_page_names_answers_that_were_never_given() -> None:
 
 def test_units_put_together_are_one_measurement(tmp_path: Path) -> None:
     folder = tmp_path / "units"
-    found = units([NORM], seeds=2, wrong_seeds=1)
-    assert [(unit.seed, unit.wrong) for unit in found] == [(0, True), (1, False)]
-    assert [error for _, error in run(found, folder, jobs=1)] == [None, None]
+    found = units([NORM], seeds=3, wrong_seeds=2)
+    assert [(unit.seed, unit.wrong) for unit in found] == [(0, True), (1, True), (2, False)]
+    assert [error for _, error in run(found, folder, jobs=1)] == [None, None, None]
     assert not list(run(found, folder, jobs=1))  # all are kept
-    whole = measure([NORM], seeds=2, wrong_seeds=1, sizes=SIZES)
+    whole = measure([NORM], seeds=3, wrong_seeds=2, sizes=SIZES)
     assert together("rmsnorm", found, folder) == whole
 
 

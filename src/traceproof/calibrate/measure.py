@@ -27,21 +27,21 @@ class Tally:
 
     A run is one definition and seed: it is refused when any output of any of its cases is. `hidden` counts runs in
     which a wrong answer gave the same bits as the right one in every case, or could not be given at all: it is
-    equivalent there, so not counted.
+    equivalent there, so not counted. `wronged` names the runs that our judge got wrong.
     """
 
     runs: int = 0
     hidden: int = 0
     refused: dict[str, int] = field(default_factory=dict)
-    escaped: list[str] = field(default_factory=list)
+    wronged: list[str] = field(default_factory=list)
 
-    def add(self, refused: Mapping[str, bool], label: str) -> None:
-        """Count one run."""
+    def add(self, refused: Mapping[str, bool], label: str, *, wanted: bool) -> None:
+        """Count one run of an answer that is to be refused, or not."""
         self.runs += 1
         for gate, value in refused.items():
             self.refused[gate] = self.refused.get(gate, 0) + value
-        if not refused[OURS]:
-            self.escaped.append(label)
+        if refused[OURS] != wanted:
+            self.wronged.append(label)
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ def _count(
         for gate, value in judge(subject, outputs).items():
             refused[gate] = refused.get(gate, False) or value
     if refused:
-        tally.add(refused, label)
+        tally.add(refused, label, wanted=baseline is not None)
     else:
         tally.hidden += 1
 

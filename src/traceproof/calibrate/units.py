@@ -51,7 +51,8 @@ def run(found: Sequence[Unit], folder: Path, *, jobs: int) -> Iterator[tuple[Uni
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_single) as pool:
         futures = {
-            pool.submit(_measured, unit.definition.as_json(), unit.seed, unit.wrong): unit for unit in missing
+            pool.submit(_measured, unit.definition.as_json(), unit.seed, unit.seed + unit.wrong): unit
+            for unit in missing
         }
         for future in as_completed(futures):
             unit, error = futures[future], future.exception()
@@ -90,6 +91,6 @@ def _add(tallies: dict[str, Tally], more: Mapping[str, Mapping[str, Any]]) -> No
         tally = tallies.setdefault(name, Tally())
         tally.runs += entry["runs"]
         tally.hidden += entry["hidden"]
-        tally.escaped += entry["escaped"]
+        tally.wronged += entry["wronged"]
         for gate, count in entry["refused"].items():
             tally.refused[gate] = tally.refused.get(gate, 0) + count
