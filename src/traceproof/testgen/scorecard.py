@@ -3,7 +3,8 @@
 A mutant takes the reference's place in a copy of the dataset, and in a test file that holds a copy of the
 reference, there as well: suites are compared by what they check, not by what they load. Each run is a fork
 of one process that has torch and pytest imported. A mutant counts if it gives other bits than the reference
-somewhere (`traceproof.mutate`); it is killed if a test that passes on the reference does not pass any more.
+somewhere (`traceproof.mutate`); it is killed if a test that passes on the reference does not pass any more. A test
+that returns False passed in every pytest before 8.4: such mutants are counted apart, as `denied`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import shutil
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,12 +24,16 @@ from typing import Any
 from traceproof.audit.source import TestFile
 from traceproof.audit.trial import stand_in
 from traceproof.dataset.definition import Definition
+from traceproof.digests import digest_json
 from traceproof.mutate.mutants import Mutant, mutants
 from traceproof.mutate.trial import setup
 
 SECONDS = 120  # of one run of one definition's tests; the child is ended by an alarm
 CRASHED = "the run"  # stands in the place of a test where there is no outcome of any
 COUNTED = frozenset({"killed", "survived"})
+PASSED = "passed"
+DENIED = "denied"  # passed, and returned False
+Known = dict[str, dict[str, str]]  # fates by digests of definition and mutant
 
 
 @dataclass(slots=True)
@@ -38,7 +43,8 @@ class Card:
     Attributes:
         total: mutants that give other bits; `equivalent` ones do not.
         killed: how many of `total` the suite refuses.
-        survivors: the others, each with its kind, line and change.
+        denied: how many more it would refuse if a returned False were a failure.
+        survivors: all that are not killed, each with its kind, line and change.
         tests: how many tests pass on the reference; 0 kills nothing.
         alarms: seeds on which a test fails on the unchanged reference.
     """
@@ -48,6 +54,7 @@ class Card:
     tests: int = 0
     total: int = 0
     killed: int = 0
+    denied: int = 0
     equivalent: int = 0
     survivors: list[dict[str, Any]] = field(default_factory=list)
     alarms: list[int] = field(default_factory=list)
@@ -78,44 +85,81 @@ class Suite:
             path.write_text(text if source is None else _replaced(path, text, source), encoding="utf-8")
 
 
-def score(suite: Suite, entry: Path, definition: Definition, *, seeds: int, every: int = 1) -> Card:
-    """Put mutants of a definition before a suite: each `every`-th of them."""
+def score(  # noqa: PLR0913 - each a choice of the measurement
+    suite: Suite,
+    entry: Path,
+    definition: Definition,
+    *,
+    seeds: int,
+    most: int | None = None,
+    known: Known | None = None,
+) -> Card:
+    """Put mutants of a definition before a suite: all that count, or `most` of them, evenly spread.
+
+    Args:
+        suite: what is scored.
+        entry: the definition's file in the suite's copy of the dataset.
+        definition: what it holds.
+        seeds: how many, for false alarms; seed 0 is the one that mutants run with.
+        most: None takes all.
+        known: fates found before; what is missing is added.
+    """
     card = Card(definition.name, definition.op_type)
     suite.plant(entry, None)
     right = suite.run(definition)
-    card.tests = sum(outcome == "passed" for outcome in right.values())
+    card.tests = sum(outcome == PASSED for outcome in right.values())
     for seed in range(1, seeds):
         found = suite.run(definition, seed)
         if _worse(right, found):
             card.alarms.append(seed)
-    chosen = list(mutants(definition.reference))[::every]
-    for mutant, fate in zip(chosen, fates(definition, chosen), strict=True):
-        if fate == "equivalent":
-            card.equivalent += 1
-        if fate not in COUNTED:
-            continue
+    chosen = list(mutants(definition.reference))
+    fate = _fates(definition, chosen, known if known is not None else {})
+    card.equivalent = sum(how == "equivalent" for how in fate)
+    counted = [mutant for mutant, how in zip(chosen, fate, strict=True) if how in COUNTED]
+    for mutant in _spread(counted, most):
         card.total += 1
         suite.plant(entry, mutant.source)
         found = suite.run(definition, first=True)
         if _worse(right, found):
             card.killed += 1
-        else:
-            card.survivors.append({"operator": mutant.operator, "line": mutant.line, "what": mutant.what})
+            continue
+        card.denied += _denied(right, found)
+        card.survivors.append({"operator": mutant.operator, "line": mutant.line, "what": mutant.what})
     suite.plant(entry, None)
     return card
 
 
+def _spread(counted: Sequence[Mutant], most: int | None) -> list[Mutant]:
+    if most is None or len(counted) <= most:
+        return list(counted)
+    return [counted[place * len(counted) // most] for place in range(most)]
+
+
 def _worse(right: Mapping[str, str], found: Mapping[str, str]) -> bool:
     """Whether a test that passed does not pass now, or the whole run broke."""
-    return CRASHED in found or any(right.get(test) == "passed" and how != "passed" for test, how in found.items())
+    good = {PASSED, DENIED}
+    return CRASHED in found or any(right.get(test) in good and how not in good for test, how in found.items())
 
 
-def fates(definition: Definition, chosen: Sequence[Mutant]) -> Iterator[str]:
+def _denied(right: Mapping[str, str], found: Mapping[str, str]) -> bool:
+    return any(right.get(test) == PASSED and how == DENIED for test, how in found.items())
+
+
+def _fates(definition: Definition, chosen: Sequence[Mutant], known: Known) -> list[str]:
     """By the judge: whether each mutant gives other bits. One that crashes or hangs does."""
-    judge = setup({"definition": definition.as_json(), "sizes": ("small", "medium"), "seed": 0}, Path())
-    for mutant in chosen:
-        found = forked(partial(judge, {"source": mutant.source, "line": mutant.line, "operator": mutant.operator}))
-        yield found["fate"] if found else "killed"
+    mine = known.setdefault(definition.digest, {})
+    keys = [digest_json(mutant.source) for mutant in chosen]
+    judge = None
+    for key, mutant in zip(keys, chosen, strict=True):
+        if key not in mine:
+            judge = judge or setup(_payload(definition), Path())
+            order = {"source": mutant.source, "line": mutant.line, "operator": mutant.operator}
+            mine[key] = forked(partial(judge, order)).get("fate", "killed")
+    return [mine[key] for key in keys]
+
+
+def _payload(definition: Definition) -> dict[str, Any]:
+    return {"definition": definition.as_json(), "sizes": ("small", "medium"), "seed": 0}
 
 
 def forked(work: Callable[[], dict[str, str]]) -> dict[str, str]:
@@ -163,11 +207,21 @@ class _Watch:
 
     def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}
+        self._denied: set[str] = set()
+
+    def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool:  # noqa: ANN401 - pytest's function
+        """Call a test; what it returns is nobody's business, as in pytest before 8.4, but it is noted."""
+        names = pyfuncitem._fixtureinfo.argnames  # noqa: SLF001 - as pytest's own hook does
+        returned = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+        if returned is False:
+            self._denied.add(pyfuncitem.nodeid)
+        return True
 
     def pytest_runtest_logreport(self, report: Any) -> None:  # noqa: ANN401 - pytest's report
         """A failure in any phase counts."""
-        if report.when == "call" or report.outcome != "passed":
-            self.outcomes[report.nodeid] = report.outcome
+        if report.when == "call" or report.outcome != PASSED:
+            denied = report.nodeid in self._denied and report.outcome == PASSED
+            self.outcomes[report.nodeid] = DENIED if denied else report.outcome
 
 
 def _originals(root: Path, entry: Path) -> list[tuple[Path, str]]:
@@ -226,12 +280,14 @@ def table(cards: Sequence[Card]) -> str:
     rows: dict[str, list[Card]] = {}
     for card in cards:
         rows.setdefault(card.op_type, []).append(card)
-    lines = [f"{'op_type':12} {'definitions':>11} {'mutants':>8} {'killed':>7} {'rate':>7} {'alarms':>7}"]
+    lines = [
+        f"{'op_type':12} {'definitions':>11} {'mutants':>8} {'killed':>7} {'rate':>7} {'denied':>7} {'alarms':>7}"
+    ]
     for op_type, found in sorted(rows.items()):
         total, killed = sum(card.total for card in found), sum(card.killed for card in found)
         rate = f"{killed / total:7.1%}" if total else f"{'-':>7}"
-        alarms = sum(len(card.alarms) for card in found)
-        lines.append(f"{op_type:12} {len(found):11} {total:8} {killed:7} {rate} {alarms:7}")
+        denied, alarms = sum(card.denied for card in found), sum(len(card.alarms) for card in found)
+        lines.append(f"{op_type:12} {len(found):11} {total:7} {killed:7} {rate} {denied:7} {alarms:7}")
     return "\n".join(lines) + "\n"
 
 
