@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from traceproof.audit.source import TestFile
+from traceproof.audit.source import Function, TestFile
 from traceproof.audit.trial import stand_in
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
@@ -197,6 +198,8 @@ def _pytest(root: Path, arguments: Sequence[str], *, first: bool) -> dict[str, s
 
     watch = _Watch()
     os.chdir(root)
+    sys.dont_write_bytecode = False  # rewritten assertions are kept for the next run
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # others' plugins cost seconds a run
     options = ["-q", "-p", "no:cacheprovider", *(["-x"] if first else [])]
     pytest.main([*arguments, *options], plugins=[watch])
     return watch.outcomes
@@ -252,11 +255,15 @@ def _replaced(path: Path, text: str, source: str) -> str:
     file = TestFile(path, text)
     old = file.functions.get("run")
     new = next((n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == "run"), None)
-    if old is None or new is None:
-        return text
+    if old is None or new is None or _parameters(old) != _parameters(new):
+        return text  # a copy with other parameters is another function: no mutant can take its place
     start = min([old.lineno, *(decorator.lineno for decorator in old.decorator_list)])
     lines = text.splitlines()
     return "\n".join([*lines[: start - 1], ast.unparse(new), *lines[old.end_lineno :]]) + "\n"
+
+
+def _parameters(function: Function) -> list[str]:
+    return [argument.arg for argument in function.args.args]
 
 
 def generated(definition: Definition) -> list[str]:
