@@ -79,6 +79,7 @@ def finished(folder: Path, root: Path, rows: list[dict[str, Any]]) -> Source:
         store=folder / "store",
         python=sys.executable,
         provenance={"dataset": "made for tests"},
+        tests=False,
     )
 
 

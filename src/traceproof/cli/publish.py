@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TextIO
 
 import typer
 
@@ -13,12 +14,14 @@ from traceproof.cli import run
 from traceproof.config import Config
 from traceproof.dataset.fetch import folder_of
 from traceproof.errors import TraceproofError
+from traceproof.publish.coverage_branch import prepare as prepare_branch
 from traceproof.publish.git import Remote
 from traceproof.publish.hub import Hub
 from traceproof.publish.prepare import Prepared, Source, dry_run, pinned, prepare, source_commit
 from traceproof.stacks import resolve
 
 DATASET = "flashinfer-ai/flashinfer-trace"
+COVERAGE = "docs/model_coverage.mdx"
 
 
 def publish(  # noqa: PLR0913 - one parameter an option
@@ -45,7 +48,15 @@ def publish(  # noqa: PLR0913 - one parameter an option
     tests: Annotated[
         list[Path] | None, typer.Option(help="Folder with generated tests, in the dataset's layout.")
     ] = None,
+    without_tests: Annotated[
+        bool, typer.Option("--without-tests", help="Generate no reference tests for definitions that have none.")
+    ] = False,
     tests_output: Annotated[Path | None, typer.Option(help="What the tests printed, for the description.")] = None,
+    coverage_clone: Annotated[
+        Path | None,
+        typer.Option(help="Prepare the coverage document's pull request as a branch of this clone."),
+    ] = None,
+    coverage_file: Annotated[str, typer.Option(help="The coverage document in that clone.")] = COVERAGE,
     selection: Annotated[str, typer.Option(help="Folder below results of a narrower run.")] = "",
     out: Annotated[
         Path | None, typer.Option(help="Where the dry run goes; <results>/publish if left out.")
@@ -61,6 +72,7 @@ def publish(  # noqa: PLR0913 - one parameter an option
     root = run.repository()
     config = run.config_of(root, {})
     source = _source(root, config, selection, [*(traces or []), *(tests or [])], tests_output)
+    source = replace(source, tests=not without_tests)
     made = prepare(source, definitions=definition_name or [], op_types=op_type or [], per=per)
     folder = out or source.run / "publish"
     listed = [dry_run(item, folder, allow_changes=allow_changes) for item in made]
@@ -74,6 +86,8 @@ def publish(  # noqa: PLR0913 - one parameter an option
         pushed = _push(target, made, allow_changes=allow_changes)
     else:
         told.write("dry run: nothing was sent; --push opens the pull requests\n")
+    if coverage_clone is not None:
+        _coverage(coverage_clone, coverage_file, made[0], folder, told)
     run.write_result(json_file, {"exit_code": run.FINE, "bundles": listed, "pushed": pushed})
 
 
@@ -85,6 +99,15 @@ def _push(target: Remote | Hub, made: Sequence[Prepared], *, allow_changes: bool
         sys.stderr.write(f"{item.bundle.slug}: {outcome.where}: {what}\n")
         pushed.append({"bundle": item.bundle.slug, "where": outcome.where, "committed": outcome.committed})
     return pushed
+
+
+def _coverage(clone: Path, file: str, made: Prepared, folder: Path, told: TextIO) -> None:
+    provenance = made.source.provenance
+    origin = f"Dataset: {provenance['dataset']}; traceproof {provenance['traceproof'] or 'of no commit'}."
+    branch = prepare_branch(clone, file, made.coverage, origin=origin, out=folder)
+    what = "a commit" if branch.committed else "nothing new"
+    told.write(f"coverage: {what} on {branch.branch} ({branch.base}); text: {branch.text}\n")
+    told.write(f"coverage: to push it: {branch.command}\n")
 
 
 def _source(root: Path, config: Config, selection: str, extra: list[Path], tests_output: Path | None) -> Source:

@@ -14,6 +14,7 @@ from traceproof.dataset.tree import Tree, strict_json
 from traceproof.errors import TraceproofError
 from traceproof.publish.difference import differences
 from traceproof.publish.ledger import Ledger, Standing, tagged
+from traceproof.publish.references import joined_tests
 
 PARTS = "parts.json"
 
@@ -131,6 +132,7 @@ def assemble(  # noqa: PLR0913 - all that a bundle is made of
     title: str,
     parts: Path,
     extra: Sequence[Path] = (),
+    notes: Sequence[str] = (),
 ) -> Bundle:
     """A bundle of definitions out of the dataset, the ledger and the parts that were written beside.
 
@@ -143,6 +145,7 @@ def assemble(  # noqa: PLR0913 - all that a bundle is made of
         parts: folder with `<definition>/` from `write_parts`.
         extra: further folders in the dataset's layout (measured traces, generated tests); of them only the files
             that belong to the definitions are taken.
+        notes: what was left out before.
 
     Raises:
         TraceproofError: a definition is not verified, or its parts are missing or of another state.
@@ -150,7 +153,7 @@ def assemble(  # noqa: PLR0913 - all that a bundle is made of
     definitions: dict[str, Definition] = {}
     standings: dict[str, Standing] = {}
     pieces: list[Piece] = []
-    notes: list[str] = []
+    said: list[str] = [*notes]
     problems: list[str] = []
     for name in names:
         definition = tree.definitions[name].definition
@@ -161,7 +164,7 @@ def assemble(  # noqa: PLR0913 - all that a bundle is made of
             problems.append(f"{name} is not verified: {standing.reason}")
             continue
         found = _parts(parts / name, definition)
-        notes += _notes(name, found)
+        said += _notes(name, found)
         pieces.append(_definition_piece(tree.root / tree.definitions[name].path, definitions[name]))
         pieces += _files(parts / name, definition, found)
         for folder in extra:
@@ -176,7 +179,7 @@ def assemble(  # noqa: PLR0913 - all that a bundle is made of
         definitions=definitions,
         standings=standings,
         pieces=tuple(unique[path] for path in sorted(unique)),
-        notes=tuple(notes),
+        notes=tuple(said),
     )
 
 
@@ -249,6 +252,9 @@ def _resolve(piece: Piece, old: bytes | None, change: Change, *, allow_changes: 
     elif lines:
         change.files[piece.path] = new
         change.differs.append(f"{piece.path}: {_count(new) - _count(old)} lines more, the others as they were")
+    elif piece.kind is Kind.TEST and (both := joined_tests(piece.path, old, new)) is not None:
+        change.files |= {piece.path: both} if both != old else {}
+        (change.same if both == old else change.differs).append(piece.path)
     elif piece.kind is Kind.TEST and not allow_changes:
         change.kept.append(piece.path)
     else:

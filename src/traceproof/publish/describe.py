@@ -6,13 +6,20 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from traceproof.publish.bundle import Bundle, Change
+from traceproof.publish.coverage import Row, table
 from traceproof.publish.ledger import REFERENCE, Ledger, Record
 
 SHOWN = 60  # lines of a list; the dry run's file list has all
 
 
-def description(
-    bundle: Bundle, change: Change, ledger: Ledger, provenance: Mapping[str, str], output: str = ""
+def description(  # noqa: PLR0913 - all that it tells
+    bundle: Bundle,
+    change: Change,
+    ledger: Ledger,
+    provenance: Mapping[str, str],
+    *,
+    rows: Sequence[Row],
+    output: str = "",
 ) -> str:
     """Markdown; the same bytes whenever the bundle, the base and the ledger are.
 
@@ -21,6 +28,7 @@ def description(
         change: what it comes to on top of the base.
         ledger: the verdicts.
         provenance: where things come from, by what they are called (dataset, models, sources, ...).
+        rows: model coverage of its definitions.
         output: of the generated tests; empty: they were not run.
     """
     parts = [
@@ -28,6 +36,8 @@ def description(
         "\n".join(["## Provenance", "", *_provenance(bundle, ledger, provenance)]),
         "\n".join(["## Verdicts", "", *_verdicts(bundle, ledger)]),
     ]
+    if rows:
+        parts.append("\n".join(["## Model coverage", "", *_short(table(rows))]))
     if change.differs:
         changed = [f"- {line}" for line in change.differs]
         parts.append("\n".join(["## Changes to what is there", "", *_short(changed)]))

@@ -15,8 +15,10 @@ from traceproof.dataset.tree import Tree, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.publish.bundle import Base, Bundle, Change, Folder, assemble, resolve
 from traceproof.publish.check import problems
+from traceproof.publish.coverage import Row, coverage
 from traceproof.publish.describe import description, file_list
 from traceproof.publish.ledger import Ledger, keep
+from traceproof.publish.references import write_tests
 from traceproof.store import write_json, write_text
 
 Per = Literal["definition", "op_type", "all"]
@@ -37,7 +39,8 @@ class Source:
         store: root of the store.
         python: interpreter of the torch stack.
         provenance: where things come from, for the description.
-        extra: folders in the dataset's layout with measured traces and generated tests.
+        extra: folders in the dataset's layout with measured traces and tests.
+        tests: whether tests are generated for definitions that have none.
         tests_output: what the generated tests printed.
     """
 
@@ -48,6 +51,7 @@ class Source:
     python: str
     provenance: Mapping[str, str]
     extra: tuple[Path, ...] = ()
+    tests: bool = True
     tests_output: str = ""
 
 
@@ -58,11 +62,19 @@ class Prepared:
     bundle: Bundle
     ledger: Ledger
     source: Source
+    coverage: tuple[Row, ...]
 
     def describe(self, change: Change) -> str:
         """The description on top of a base."""
         source = self.source
-        return description(self.bundle, change, self.ledger, source.provenance, source.tests_output)
+        return description(
+            self.bundle, change, self.ledger, source.provenance, rows=self.rows, output=source.tests_output
+        )
+
+    @property
+    def rows(self) -> list[Row]:
+        """Model coverage of its definitions."""
+        return [row for row in self.coverage if row.definition in self.bundle.definitions]
 
 
 def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[str], per: Per) -> list[Prepared]:
@@ -77,12 +89,16 @@ def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[st
     parts = source.run / "publish" / "parts"
     verified = [name for name in names if ledger.standing(tree.definitions[name].definition).verified]
     _write_parts(source, tree, verified, parts)  # assembling tells what is wrong with the others
-    return [
-        Prepared(
-            assemble(tree, ledger, group, slug=slug, title=title, parts=parts, extra=source.extra), ledger, source
-        )
-        for slug, title, group in _groups(tree, names, per)
-    ]
+    rows = coverage(tree, ledger)
+    made = []
+    for slug, title, group in _groups(tree, names, per):
+        tests = source.run / "publish" / "tests" / slug
+        own = [name for name in group if name in verified]
+        notes = write_tests(tree, own, tests) if source.tests else []
+        extra = (*([tests] if source.tests else []), *source.extra)
+        bundle = assemble(tree, ledger, group, slug=slug, title=title, parts=parts, extra=extra, notes=notes)
+        made.append(Prepared(bundle, ledger, source, rows))
+    return made
 
 
 def write_ledger(source: Source, tree: Tree) -> Ledger:
@@ -176,6 +192,7 @@ def dry_run(prepared: Prepared, out: Path, *, allow_changes: bool, base: Base | 
     }
     write_json(folder / "files.json", listed)
     write_text(folder / "description.md", prepared.describe(change))
+    write_json(folder / "coverage.json", [row.as_json() for row in prepared.rows])
     if found:
         todo = f"What it would hold is in {folder}."
         if change.problems:

@@ -1,0 +1,140 @@
+"""The second pull request: the coverage document of a GitHub repository, as a branch in a local clone.
+
+The clone's working tree, index and other branches are not touched, and nothing is pushed: the branch is there, the
+pull request's text is beside it, and the command that pushes it is told.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from traceproof.errors import TraceproofError
+from traceproof.publish.coverage import Row, inserted, section, totals
+from traceproof.store import write_text
+
+BRANCH = "traceproof/model-coverage"
+TITLE = "docs: bring the coverage of models up to date"
+REMOTE = "origin"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A branch that is ready to push.
+
+    Attributes:
+        branch: its name.
+        base: the branch and commit that it goes on top of.
+        committed: whether a commit was made; False: the branch holds exactly this already.
+        text: file with the pull request's title and text.
+        command: what pushes it.
+    """
+
+    branch: str
+    base: str
+    committed: bool
+    text: Path
+    command: str
+
+
+def prepare(clone: Path, file: str, rows: Sequence[Row], *, origin: str, out: Path) -> Prepared:
+    """Commit the document to the branch and write the pull request's text.
+
+    Args:
+        clone: a clone of the repository that holds the document.
+        file: the document in it; it is made where it is absent.
+        rows: model coverage of the whole dataset.
+        origin: what the rows come from, one line.
+        out: folder for the text.
+
+    Raises:
+        TraceproofError: it is no clone, the path leaves it, or git knows no author.
+    """
+    if Path(file).is_absolute() or ".." in Path(file).parts:
+        raise TraceproofError(f"{file!r} is no path inside {clone}")
+    name = _base(clone)
+    base = _git(clone, "rev-parse", "--verify", f"{name}^{{commit}}").strip()
+    present = _git(clone, "ls-tree", "-z", "--name-only", base, "--", file).strip("\0") == file
+    text = _git(clone, "cat-file", "blob", f"{base}:{file}") if present else ""
+    tree = _tree(clone, base, file, inserted(text, section(rows, origin)))
+    body = _body(rows, origin, file)
+    committed = _commit(clone, tree, base, f"{TITLE}\n\n{body}")
+    target = out / "coverage" / "pull-request.md"
+    write_text(target, f"# {TITLE}\n\n{body}")
+    command = f"git -C {clone} push {REMOTE} {BRANCH}"
+    return Prepared(BRANCH, f"{name} {base}", committed, target, command)
+
+
+def _base(clone: Path) -> str:
+    """The branch to go on top of: the remote's default one, else the clone's current one."""
+    found = _git(clone, "for-each-ref", "--format=%(symref:short)", f"refs/remotes/{REMOTE}/HEAD").strip()
+    return found or "HEAD"
+
+
+def _tree(clone: Path, base: str, file: str, text: str) -> str:
+    """The base's tree with the document in it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        index = Path(scratch) / "index"
+        _git(clone, "read-tree", base, index=index)
+        blob = _git(clone, "hash-object", "-w", "--stdin", data=text).strip()
+        _git(clone, "update-index", "--add", "--cacheinfo", f"100644,{blob},{file}", index=index)
+        return _git(clone, "write-tree", index=index).strip()
+
+
+def _commit(clone: Path, tree: str, base: str, message: str) -> bool:
+    """One commit on top of the base, put on the branch unless it is there; what it had before is replaced."""
+    tip = _git(clone, "for-each-ref", "--format=%(objectname)", f"refs/heads/{BRANCH}").strip()
+    if tree == _git(clone, "rev-parse", f"{base}^{{tree}}").strip():
+        return False
+    if tip:
+        same = _git(clone, "rev-parse", f"{tip}^{{tree}}").strip() == tree
+        if same and _git(clone, "rev-parse", f"{tip}^").strip() == base:
+            return False
+        if _git(clone, "symbolic-ref", "--quiet", "HEAD", accept=(0, 1)).strip() == f"refs/heads/{BRANCH}":
+            todo = f"Change to another branch there: {BRANCH} is written anew."
+            raise TraceproofError(f"{clone} has {BRANCH} checked out", todo=todo)
+    commit = _git(clone, "commit-tree", tree, "-p", base, data=message).strip()
+    _git(clone, "update-ref", f"refs/heads/{BRANCH}", commit, tip or "0" * len(commit))
+    return True
+
+
+def _body(rows: Sequence[Row], origin: str, file: str) -> str:
+    lines = [
+        f"`{file}` says which kernel definitions of each model are verified. A definition counts as verified",
+        "while its reference and at least one ground truth pass every comparison with an independent float64",
+        f"oracle. {origin}",
+        "",
+        *totals(rows),
+        "",
+        "Only the part between the two `traceproof` marks is written; the rest of the document stays as it is.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _git(
+    clone: Path,
+    *arguments: str,
+    data: str | None = None,
+    index: Path | None = None,
+    accept: tuple[int, ...] = (0,),
+) -> str:
+    environment = {**os.environ, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
+    if index is not None:
+        environment["GIT_INDEX_FILE"] = str(index)
+    command = ["git", "-C", str(clone), *arguments]
+    done = subprocess.run(
+        command,
+        input=data.encode() if data is not None else None,
+        capture_output=True,
+        env=environment,
+        check=False,
+    )
+    if done.returncode not in accept:
+        todo = "Give a clone of the repository with the coverage document; git needs user.name and user.email."
+        said = done.stderr.decode(errors="replace").strip().splitlines()[-4:]
+        raise TraceproofError(f"git {arguments[0]} failed in {clone}", problems=said, todo=todo)
+    return done.stdout.decode()

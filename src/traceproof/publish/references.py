@@ -1,0 +1,49 @@
+"""Generated reference tests of a bundle: a class a definition, and the support package that they need."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from traceproof.dataset.tree import Tree
+from traceproof.testgen.files import MARKER, classes, render, state
+from traceproof.testgen.generate import PLACE, Order, generate
+from traceproof.testgen.known import Divergences
+
+
+def write_tests(tree: Tree, names: Sequence[str], out: Path) -> list[str]:
+    """Write tests of the definitions that have none into `out`, in the dataset's layout; what was left out.
+
+    Args:
+        tree: the dataset; it is only read.
+        names: definitions, all of them verified.
+        out: folder, written anew.
+
+    Raises:
+        TraceproofError: a definition's file can not be read.
+    """
+    shutil.rmtree(out, ignore_errors=True)
+    folder = tree.root / PLACE
+    if state(folder / "conftest.py") == "foreign":
+        return [f"no tests: {PLACE / 'conftest.py'} of the dataset is another's"]
+    tested = [name for name in names if (folder / f"test_{name}.py").is_file()]
+    fresh = [name for name in names if name not in tested]
+    for name in fresh:
+        place = tree.definitions[name].path
+        (out / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(tree.root / place, out / place)
+    if fresh:
+        generate(Order(root=out, definitions=tuple(fresh)), Divergences(verdicts=None, known=None))
+    return [f"{name}: no generated test, the dataset has {PLACE / f'test_{name}.py'}" for name in tested]
+
+
+def joined_tests(path: str, old: bytes, new: bytes) -> bytes | None:
+    """A generated file with the classes of both, those that are there as they are; None: one is not generated."""
+    before, after = old.decode(errors="replace"), new.decode()
+    if MARKER not in before or MARKER not in after or not classes(after):
+        return None
+    both = classes(after) | classes(before)
+    if both == classes(before):
+        return old
+    return render(Path(path).stem.removeprefix("test_"), (), both).encode()
