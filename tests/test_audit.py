@@ -73,6 +73,17 @@ def test_an_assertion_of_a_helper_about_its_arguments_is_no_assertion_about_an_o
     assert "TA101" not in codes(dataset, "def check(x):\n    assert x == 1\n\ndef test_a():\n    check(f())\n")
 
 
+def test_a_true_returned_behind_an_assertion_hides_nothing(dataset: Path) -> None:
+    assert "TA102" not in codes(dataset, "def test_a():\n    assert f() == 1\n    return True\n")
+    assert "TA102" in codes(dataset, "def test_a():\n    print(f())\n    return True\n")
+
+
+def test_a_script_that_drops_the_exit_status_of_pytest_is_found(dataset: Path) -> None:
+    text = 'def test_a():\n    assert f() == 1\n\nif __name__ == "__main__":\n    '
+    assert "TA104" in codes(dataset, text + "pytest.main(sys.argv)\n")
+    assert "TA104" not in codes(dataset, text + "sys.exit(pytest.main(sys.argv))\n")
+
+
 def test_permuted_pages_are_no_identity_table(dataset: Path) -> None:
     text = (
         "def test_a():\n    pages = torch.randperm(7)\n    kv_indices = pages[:3]\n    page_ids = torch.arange(3)"

@@ -171,10 +171,12 @@ def run_pytest(dataset: Path, *arguments: str) -> subprocess.CompletedProcess[st
         "-rsf",
         "-p",
         "no:cacheprovider",
+        "--assert=plain",  # rewriting the support package costs seconds
         "tests/references",
+        "--test-sizes=small",
         *arguments,
     ]
-    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(command, cwd=dataset, env=environment, check=False, capture_output=True, text=True)
 
 

@@ -66,7 +66,8 @@ def _is_precondition(test: ast.expr) -> bool:
 def _returned(file: TestFile, test: Function) -> Iterator[Finding]:
     own = [node for node in _own_nodes(test) if isinstance(node, ast.Return) and node.value is not None]
     values = [node for node in own if not (isinstance(node.value, ast.Constant) and node.value.value is None)]
-    if values:
+    always = all(isinstance(node.value, ast.Constant) and node.value.value is True for node in values)
+    if values and not (always and _asserts(test)):  # `return True` behind assertions hides nothing
         text = ", ".join(sorted({ast.unparse(node) for node in values}))
         yield at(file.path, values[0], "TA102", f"{test.name}: {text}", file.lines)
 
@@ -80,7 +81,7 @@ def _swallowed(file: TestFile, test: Function) -> Iterator[Finding]:
 
 
 def _script_status(file: TestFile) -> Iterator[Finding]:
-    """A `main` that catches everything and never exits with a status: the script succeeds whatever happens."""
+    """A `main` that catches everything and never exits with a status, or `pytest.main` whose status is dropped."""
     for name in ("main", "run_all", "run_tests"):
         function = file.functions.get(name)
         if function is None:
@@ -91,8 +92,13 @@ def _script_status(file: TestFile) -> Iterator[Finding]:
             and not any(_goes_on(node) for node in handlers)
             and not set(called(file.tree)) & {"exit", "_exit"}
         ):
-            what = f"{name}() prints failures; as a script the file exits with 0"
+            what = f"{name}() prints failures; they do not change the script's exit status"
             yield at(file.path, handlers[0], "TA104", what, file.lines)
+    for node in ast.walk(file.tree):
+        call = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(call, ast.Call) and dotted(call.func) == "pytest.main":
+            what = "pytest.main() returns the exit status, and nobody uses it"
+            yield at(file.path, node, "TA104", what, file.lines)
 
 
 def _silent_return(file: TestFile, test: Function) -> Iterator[Finding]:
