@@ -1,8 +1,8 @@
 """What shutting references in costs: the same cases with walls, with processes only, and with neither.
 
 "together" runs all definitions in one worker without walls, as our own code runs; "apart" gives each definition a
-worker of its own with limits only; "walls" is what a run does. References run without walls here: use a dataset that
-you trust.
+worker of its own with limits only; "walls" is what a run does. References run without walls here: use a dataset
+that you trust.
 """
 
 from __future__ import annotations
