@@ -1,6 +1,11 @@
 def actor_stack(wildcards):
-    """The record of the stack that an actor runs in, as far as the op_type depends on it."""
-    return record_of(FLOW.actor_stack(wildcards.actor), wildcards.op_type)
+    """What says what the actor's stack is."""
+    return FLOW.sources.recorded(FLOW.actor_stack(wildcards.actor))
+
+
+def actor_record(wildcards):
+    """The record of the actor's stack, as far as the op_type depends on it."""
+    return FLOW.sources.record(FLOW.actor_stack(wildcards.actor), wildcards.op_type)
 
 
 def actor_python(wildcards):
@@ -56,6 +61,7 @@ rule actor:
         mem_mb=actor_memory,
     params:
         python=actor_python,
+        record=actor_record,
         path=actor_path,
         code=actor_code,
         outputs_code=outputs_code,
@@ -64,7 +70,7 @@ rule actor:
         caches=FLOW.caches,
     shell:
         "PYTHONPATH={params.path:q} {params.python:q} scripts/actor.py --actor {wildcards.actor} --cases {input.cases}"
-        " --stack {input.stack} --manifest {output} --built {input.built}"
+        " --stack {params.record} --manifest {output} --built {input.built}"
         " --caches {params.caches:q} --store {params.store} --code {params.outputs_code}"
         " --limits {params.limits:q} --lanes {threads} --memory-mb {resources.mem_mb} {FLOW.force_flag} --log {log}"
 

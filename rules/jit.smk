@@ -3,11 +3,6 @@ def jit_python(wildcards):
     return FLOW.python(wildcards.stack)
 
 
-def jit_stack(wildcards):
-    """The record of the stack, as far as the op_type depends on it."""
-    return record_of(wildcards.stack, wildcards.op_type)
-
-
 def jit_path(wildcards):
     """PYTHONPATH of the builders."""
     return FLOW.sources.path(wildcards.stack)
@@ -17,7 +12,7 @@ rule jit:
     """Build the kernel modules that an op_type's definitions need, side by side, while other jobs use the GPU."""
     input:
         cases=f"{FLOW.run}/cases/{{op_type}}.json",
-        stack=jit_stack,
+        stack=f"{FLOW.results}/stacks/{{stack}}.json",
     output:
         f"{FLOW.run}/jit/{{op_type}}-{{stack}}.json",
     log:

@@ -59,17 +59,13 @@ rule sources:
         "{DRIVER} scripts/sources.py --pins {params.pins:q} --out {output} --log {log}"
 
 
-checkpoint stack:
-    """Record what a stack is: versions, device, and an op_type's digest of the code that it can run.
-
-    A checkpoint: an op_type whose record stays the same reruns nothing.
-    """
+rule stack:
+    """Record what a stack is: versions and device."""
     input:
         environment=stack_environment,
         cloned=stack_clones,
     output:
-        record=f"{FLOW.results}/stacks/{{stack}}.json",
-        records=directory(f"{FLOW.results}/stacks/{{stack}}"),
+        f"{FLOW.results}/stacks/{{stack}}.json",
     log:
         f"{FLOW.results}/logs/stack-{{stack}}.log",
     params:
@@ -77,15 +73,27 @@ checkpoint stack:
         source=stack_source,
         state=stack_source_state,
         linked=stack_linked,
-        code=stack_code,
     shell:
         "{DRIVER} scripts/stack.py --stack {wildcards.stack} --python {params.python:q} --source={params.source:q}"
-        " --linked {params.linked:q} --out {output.record} --records {output.records} --log {log}"
+        " --state={params.state:q} --linked {params.linked:q} --out {output} --log {log}"
 
 
-def record_of(stack, op_type):
-    """A stack's record for an op_type; known once the stack is recorded."""
-    record = FLOW.sources.record(stack, op_type)
-    if record != f"{FLOW.results}/stacks/{stack}.json":
-        checkpoints.stack.get(stack=stack)
-    return record
+rule dependencies:
+    """Digest what each op_type's ground truths can run of a stack's package: outputs are keyed by it.
+
+    A record an op_type goes beside the output; what it leaves the same is found in the store.
+    """
+    input:
+        f"{FLOW.results}/stacks/{{stack}}.json",
+    output:
+        f"{FLOW.results}/stacks/{{stack}}/dependencies.json",
+    log:
+        f"{FLOW.results}/logs/dependencies-{{stack}}.log",
+    params:
+        python=stack_python,
+        source=stack_source,
+        state=stack_source_state,
+        code=stack_code,
+    shell:
+        "{DRIVER} scripts/dependencies.py --stack {wildcards.stack} --record {input} --python {params.python:q}"
+        " --source={params.source:q} --out {output} --log {log}"

@@ -12,6 +12,8 @@ from traceproof.bumps.roots import OTHER, PACKAGES, op_types
 from traceproof.bumps.source import LOCKED, pins_of, state
 from traceproof.codedigest import code_digest
 
+DEPENDENCIES = "dependencies.json"
+
 
 @dataclass(frozen=True)
 class Sources:
@@ -36,6 +38,11 @@ class Sources:
             return f"{self.results}/stacks/{stack}.json"
         name = op_type if op_type in op_types(stack) else OTHER
         return f"{self.results}/stacks/{stack}/{name}.json"
+
+    def recorded(self, stack: str) -> str:
+        """The file after which that record is there."""
+        folder = f"{self.results}/stacks/{stack}"
+        return f"{folder}/{DEPENDENCIES}" if stack in PACKAGES else f"{folder}.json"
 
     def of(self, stack: str) -> str:
         """`locked`, a folder, or nothing: the installed package."""

@@ -57,7 +57,7 @@ def keyed(record: Mapping[str, Any], digest: str | None) -> dict[str, Any]:
     """
     distribution = ORIGINS[str(record["stack"])].package
     versions = {name: value for name, value in record["versions"].items() if name != distribution}
-    rest = {key: value for key, value in record.items() if key not in {"digest", "versions", "sources"}}
+    rest = {key: value for key, value in record.items() if key not in {"digest", "versions", "cache"}}
     return {**record, "digest": digest_json([rest, versions, digest])}
 
 
@@ -66,55 +66,57 @@ def write_records(
 ) -> list[str]:
     """One record an op_type, `<op_type>.json`; gives the op_types whose digest is new.
 
-    A record with the digest that is there already is left alone, so that nothing that depends on it runs again: it
-    names the version at which the code became what it is. Beside the stack's own a record has `cache`, the name
-    under which compiled kernels are kept, which all op_types of one state share.
+    A record with the digest that is there already is left alone: it names the version at which the code became
+    what it is. Its `cache`, the name under which compiled kernels are kept, is the stack's own.
     """
-    cache = digest_json([record["digest"], dict(sorted(sources.items()))])
     folder.mkdir(parents=True, exist_ok=True)
     changed = []
     for op_type in op_types:
         path = folder / f"{op_type}.json"
-        new = keyed(record, sources.get(op_type)) | {"cache": cache}
-        if _digest(path) != new["digest"]:
-            write_json(path, new)
+        new = keyed(record, sources.get(op_type))
+        if _read(path).get("digest") != new["digest"]:
             changed.append(op_type)
+        elif _read(path)["cache"] == new["cache"]:
+            continue
+        write_json(path, new)
     return changed
 
 
-def _digest(path: Path) -> str | None:
+def _read(path: Path) -> dict[str, Any]:
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["digest"])
-    except (OSError, ValueError, KeyError):
-        return None
+        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value
 
 
-def record_all(stack: Stack, source: str, *, linked: Path, out: Path, records: Path) -> None:
-    """Write a stack's record and one an op_type.
+def record_stack(stack: Stack, source: str, *, state: str, linked: Path, out: Path) -> None:
+    """Write a stack's record; its digest is that of its versions, its device and what its source is.
 
     Args:
         stack: whose.
         source: where its package is taken from: `locked`, a folder, or empty for its environment.
+        state: what that source is now.
         linked: from where a checkout's package is imported; written.
-        out: its record. The digest covers all of the package that any op_type can run.
-        records: folder of the op_types' records.
+        out: the record.
 
     Raises:
         TraceproofError: the interpreter can not be used, or the source holds no such package.
     """
-    sources: dict[str, str] = {}
-    path: list[Path] = []
-    if source:
-        checkout = folder_of(stack.name, source)
-        path = [importable(checkout, stack.name, linked)]
-        sources = checked_out(stack.name, checkout)
-    elif stack.name in PACKAGES:
-        sources = installed(stack.python, stack.name)
+    path = [importable(folder_of(stack.name, source), stack.name, linked)] if source else []
     record = probe(stack, root=Path.cwd(), path=path)
-    records.mkdir(parents=True, exist_ok=True)
-    if stack.name in PACKAGES:
-        names = [*op_types(stack.name), OTHER]
-        changed = write_records(records, record, sources, names)
-        record = {**record, "digest": digest_json([record["digest"], sources]), "sources": sources}
-        sys.stderr.write(f"stack      {stack.name:10}  new for {', '.join(changed) or 'no op_type'}\n")
-    write_json(out, record)
+    digest = digest_json([record["digest"], state]) if source else record["digest"]
+    write_json(out, {**record, "digest": digest, "cache": digest})
+
+
+def record_dependencies(stack: Stack, record: Mapping[str, Any], source: str, out: Path) -> None:
+    """Digest what each op_type can run, into `out`, and write a record an op_type beside it.
+
+    Raises:
+        TraceproofError: the interpreter can not be used.
+    """
+    checkout = folder_of(stack.name, source) if source else None
+    sources = installed(stack.python, stack.name) if checkout is None else checked_out(stack.name, checkout)
+    changed = write_records(out.parent, record, sources, [*op_types(stack.name), OTHER])
+    sys.stderr.write(f"stack      {stack.name:10}  new for {', '.join(changed) or 'no op_type'}\n")
+    write_json(out, sources)
