@@ -43,6 +43,10 @@ HOSTILE: dict[str, tuple[str, tuple[str, str]]] = {
     ),
     "aliased_output": ("return hidden_states", ("fail", "aliased_output")),
     "random": ("return norm(hidden_states, weight) + 1e-3 * torch.rand(1).bfloat16()", ("fail", "determinism")),
+    "unwritten_row": (
+        "y = torch.empty_like(hidden_states)\ny[1:] = norm(hidden_states, weight)[1:]\nreturn y",
+        ("fail", "nan"),
+    ),
     "zeros": ("return torch.zeros_like(hidden_states)", ("fail", "numerics")),
     "reads_environment": ("import os\nos.environ['HOME']\n" + RIGHT, ("error", "refused")),
     "reads_home": ("open('/root/.profile').read()\n" + RIGHT, ("error", "refused")),
@@ -67,6 +71,10 @@ CACHE = reference(
     "return SEEN[key].clone()",
     head="SEEN = {}\n",
 )
+REUSED = reference(
+    "y = norm(hidden_states, weight)\nreturn HELD.setdefault(tuple(y.shape), torch.empty_like(y)).copy_(y)",
+    head="HELD = {}\n",
+)
 SUBCLASS = reference(
     "return norm(hidden_states, weight).as_subclass(Lazy)",
     head="\nclass Lazy(torch.Tensor):\n    pass\n",
@@ -84,6 +92,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory, outside: Path) -> dict[str, R
     for name, (body, _) in HOSTILE.items():
         write(root, rmsnorm(name, reference(body.replace("OUTSIDE", str(outside)))))
     write(root, rmsnorm("cached_answer", CACHE))
+    write(root, rmsnorm("reused_output", REUSED))
     write(root, rmsnorm("tensor_subclass", SUBCLASS))
     write(root, rmsnorm("good"))
     folder = root / "definitions" / "rmsnorm"
@@ -109,6 +118,10 @@ def test_a_file_that_is_no_definition_is_an_error_of_that_file(name: str, rows: 
 
 def test_an_answer_from_a_cache_shows(rows: dict[str, Rows]) -> None:
     assert ("fail", "cached_answer") in verdicts(rows["cached_answer"])
+
+
+def test_an_answer_in_the_memory_of_an_earlier_one_shows(rows: dict[str, Rows]) -> None:
+    assert ("fail", "aliased_output") in verdicts(rows["reused_output"])
 
 
 def test_a_tensor_subclass_shows(rows: dict[str, Rows]) -> None:

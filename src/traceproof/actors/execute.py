@@ -8,7 +8,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,8 @@ class _Runner:
         notes = self._notes(inputs, returned, before)
         tensors = {name: _plain(value) for name, value in returned.items() if value is not None}
         if item["repeat"]:
-            notes |= self._repeat(case, tensors)
+            notes |= self._repeat(case, tensors, returned)
+            notes["aliased"] = sorted({*notes["aliased"], *notes.pop("reused")})
         try:
             save_file(tensors, self.scratch / f"{item['key']}.safetensors")
         except SafetensorError as error:
@@ -145,21 +146,29 @@ class _Runner:
             draws.append({name: _plain(value) for name, value in returned.items()})
         return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
 
-    def _repeat(self, case: Case, first: dict[str, torch.Tensor]) -> dict[str, Any]:
-        """Run again on the same inputs, and once on others: equal bits, and answers that are not remembered."""
-        again = self._outputs(case)
+    def _repeat(self, case: Case, first: dict[str, torch.Tensor], returned: Mapping[str, Any]) -> dict[str, Any]:
+        """Run again on the same inputs, and once on others: equal bits, and answers that are not remembered.
+
+        What the first call returned is still held, so memory that a later call returns again is one and the same.
+        """
+        held = {_address(value) for value in returned.values()} - {None}
+        again, reused = self._outputs(case, held)
         other_case = Case(case.id, case.size, case.axes, case.seed + OTHER_SEED, case.params)
-        other = self._outputs(other_case)
+        other, _ = self._outputs(other_case, held)
         return {
+            "reused": reused,
             "varying": sorted(name for name in first if not _same_bits(first[name], again.get(name))),
             "other": {name: fingerprints({name: value})[name] for name, value in other.items()},
             "remembered": bool(first) and all(_same_bits(value, other.get(name)) for name, value in first.items()),
         }
 
-    def _outputs(self, case: Case) -> dict[str, torch.Tensor]:
+    def _outputs(self, case: Case, held: Container[int | None]) -> tuple[dict[str, torch.Tensor], list[str]]:
+        """Outputs of one more call, and the names of those that lie in memory that is held."""
         inputs = make_inputs(self.op, self.definition, case, device=self.device, dataset=self.dataset)
         returned = named_outputs(self.definition, self._call(case, inputs))
-        return {name: _plain(value) for name, value in returned.items() if value is not None}
+        self._synchronise()  # a copy to the host waits for the current stream alone
+        reused = [name for name, value in returned.items() if _address(value) in held]
+        return {name: _plain(value) for name, value in returned.items() if value is not None}, reused
 
     def _notes(self, inputs: Values, returned: Mapping[str, Any], before: dict[str, str]) -> dict[str, Any]:
         after = fingerprints(inputs)

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from traceproof.actors.base import Actor
+from traceproof.actors.poison import Poisoned
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Op, Values
 
@@ -36,7 +37,8 @@ class Reference(Actor):
         self._run = module.run
 
     def run(self, definition: Definition, op: Op, inputs: Values) -> Any:  # noqa: ANN401 - what strangers return
-        """Call `run` with the inputs in the definition's order."""
+        """Call `run` with the inputs in the definition's order; memory that it leaves unwritten shows."""
         del definition, op
         assert self._run is not None
-        return self._run(*inputs.values())
+        with Poisoned():
+            return self._run(*inputs.values())

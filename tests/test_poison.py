@@ -1,0 +1,63 @@
+"""Memory without a value is filled so that it shows, and only while the mode is active."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from traceproof.actors.poison import Poisoned
+
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+INTEGERS = [torch.int64, torch.int32, torch.int8, torch.uint8]
+GIVEN = torch.zeros(3, 4)
+MAKERS: dict[str, Callable[[], torch.Tensor]] = {
+    "empty": lambda: torch.empty(3, 4),
+    "empty_like": lambda: torch.empty_like(GIVEN),
+    "empty_strided": lambda: torch.empty_strided((3, 4), (1, 3)),
+    "empty_permuted": lambda: torch.empty_permuted((3, 4), (1, 0)),
+    "new_empty": lambda: GIVEN.new_empty(3, 4),
+    "new_empty_strided": lambda: GIVEN.new_empty_strided((3, 4), (4, 1)),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_floats_are_nan(dtype: torch.dtype) -> None:
+    with Poisoned():
+        value = torch.empty(5, dtype=dtype)
+    assert bool(value.float().isnan().all())
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_are_the_largest(dtype: torch.dtype) -> None:
+    with Poisoned():
+        value = torch.empty(5, dtype=dtype)
+    assert value.tolist() == [torch.iinfo(dtype).max] * 5
+
+
+def test_bools_and_tensors_without_elements() -> None:
+    with Poisoned():
+        assert bool(torch.empty(5, dtype=torch.bool).all())
+        assert torch.empty(0, 7).shape == (0, 7)
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_every_way_to_get_such_memory(make: Callable[[], torch.Tensor]) -> None:
+    with Poisoned():
+        value = make()
+    assert bool(value.isnan().all())
+    assert value.shape == (3, 4)
+
+
+def test_what_has_a_value_keeps_it() -> None:
+    with Poisoned():
+        assert torch.equal(torch.zeros(3), torch.tensor([0.0, 0.0, 0.0]))
+        assert torch.equal(torch.empty(3).fill_(2.0) + 1, torch.full((3,), 3.0))
+
+
+def test_a_tensor_that_wants_a_gradient_is_filled_as_well() -> None:
+    with Poisoned():
+        value = torch.empty(3, requires_grad=True)
+    assert bool(value.isnan().all())
+    assert value.requires_grad
