@@ -42,6 +42,11 @@ class RmsNorm(Op):
                 return float(constants[name])
         raise Unsupported("the reference assigns no single number to a name EPS")
 
+    @staticmethod
+    def weight_offset(definition: Definition) -> float:
+        """Added to the weight: Gemma's checkpoints store it minus one; references say WEIGHT_OFFSET = 1.0."""
+        return float(named_constants(definition).get("weight_offset", 0.0))
+
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The specification's batch sizes; beside them a tiny scale, where eps shows, and an outlier column."""
         rows = definition.var_axes[0]
@@ -89,9 +94,8 @@ class RmsNorm(Op):
         if isinstance(residual, torch.Tensor):
             x = x + residual.to(dtype)
         mean_square = (x * x).sum(-1, keepdim=True) / x.shape[-1]
-        # Gemma's checkpoints store the weight minus one; its references say so as WEIGHT_OFFSET = 1.0
-        offset = named_constants(definition).get("weight_offset", 0)
-        y = x / torch.sqrt(mean_square + self.eps(definition)) * (weight.to(dtype) + offset)
+        gain = weight.to(dtype) + self.weight_offset(definition)
+        y = x / torch.sqrt(mean_square + self.eps(definition)) * gain
         outputs = {"output": y, "residual_out": x}
         return {name: outputs[name] for name in definition.outputs}
 

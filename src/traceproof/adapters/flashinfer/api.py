@@ -13,6 +13,8 @@ APIS = MappingProxyType(
     {
         "rmsnorm": ("flashinfer.norm:rmsnorm",),
         "fused_add_rmsnorm": ("flashinfer.norm:fused_add_rmsnorm",),
+        "gemma_rmsnorm": ("flashinfer.norm:gemma_rmsnorm",),
+        "gemma_fused_add_rmsnorm": ("flashinfer.norm:gemma_fused_add_rmsnorm",),
         "decode": ("flashinfer.decode:BatchDecodeWithPagedKVCacheWrapper",),
         "prefill_paged": ("flashinfer.prefill:BatchPrefillWithPagedKVCacheWrapper",),
         "prefill_ragged": ("flashinfer.prefill:BatchPrefillWithRaggedKVCacheWrapper",),

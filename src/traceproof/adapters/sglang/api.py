@@ -14,6 +14,7 @@ STACK = Stack(
     apis=MappingProxyType(
         {
             "RMSNorm": ("sglang.srt.layers.layernorm:RMSNorm",),
+            "GemmaRMSNorm": ("sglang.srt.layers.layernorm:GemmaRMSNorm",),
             "apply_rotary_emb": (
                 "sglang.srt.layers.rotary_embedding.utils:apply_rotary_emb",
                 "sglang.srt.layers.rotary_embedding:_apply_rotary_emb",

@@ -14,7 +14,10 @@ def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
     total = hidden.float()
     if "residual" in inputs:
         total = total + tensor(inputs, "residual").float()
-    y = api["rms_norm"](total, weight.shape, weight.float(), eps=OP.eps(definition))
+    gain = weight.float()
+    if OP.weight_offset(definition):
+        gain = gain + OP.weight_offset(definition)
+    y = api["rms_norm"](total, weight.shape, gain, eps=OP.eps(definition))
     outputs = {"output": y.to(hidden.dtype), "residual_out": total.to(hidden.dtype)}
     return {name: outputs[name] for name in definition.outputs}
 

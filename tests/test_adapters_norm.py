@@ -1,0 +1,53 @@
+"""Norms whose weight is stored minus one: each ground truth calls its Gemma form, or says that it has none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from extract_support import drafts_of, named
+
+from traceproof.actors import registry as actors
+from traceproof.actors.inputs import make_inputs
+from traceproof.adapters import lookup
+from traceproof.dataset.definition import Definition
+from traceproof.ops import registry
+from traceproof.publish.baseline import solution
+
+FORMS = ("gemma_rmsnorm_h2048", "gemma_fused_add_rmsnorm_h2048")
+CALLED = {
+    ("flashinfer", FORMS[0]): "norm.gemma_rmsnorm",
+    ("flashinfer", FORMS[1]): "norm.gemma_fused_add_rmsnorm",
+    ("flashinfer", "fused_add_rmsnorm_h2048"): "norm.fused_add_rmsnorm",
+    ("sglang", FORMS[0]): "GemmaRMSNorm.forward_native",
+    ("sglang", FORMS[1]): None,
+}
+
+
+def definition(name: str) -> Definition:
+    """What extraction writes of a stored reading."""
+    model = "qwen3_next" if name.startswith("gemma") else "qwen3_30b"
+    return drafts_of(named(model))[name].definition([])
+
+
+@pytest.mark.parametrize(("truth", "name"), list(CALLED))
+def test_the_call_is_of_the_definitions_form(truth: str, name: str) -> None:
+    found = lookup.adapter(truth, definition(name))
+    assert (found.name if found is not None else None) == CALLED[truth, name]
+    if truth == "flashinfer" and found is not None:
+        text = solution(definition(name), truth, None).sources[0].content
+        assert f"from flashinfer.norm import {found.apis[0]} as" in text
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_pytorch_adds_the_offset(name: str) -> None:
+    torch.set_num_threads(1)
+    wanted = definition(name)
+    op, _ = registry.for_definition(wanted)
+    actor = actors.get("torch")
+    assert actor.unavailable(wanted, op) is None
+    case = next(iter(op.cases(wanted, sizes=("small",), seed=0)))
+    inputs = make_inputs(op, wanted, case, device=torch.device("cpu"))
+    expected = op.oracle(wanted, dict(inputs))["output"]
+    given = actor.run(wanted, op, dict(inputs))["output"]
+    assert torch.allclose(given.double(), expected, rtol=2**-7, atol=1e-6)
+    assert "1.0" in solution(wanted, "torch", None).sources[0].content
