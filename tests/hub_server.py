@@ -221,7 +221,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Refusal(401, "Invalid username or password.")
         if found := re.fullmatch(r"/datasets/([\w.-]+/[\w.-]+)\.git/info/lfs/objects/(batch|verify)", path):
             return self._batch(found[1], json.loads(body)) if found[2] == "batch" else {}
-        if found := re.fullmatch(r"/datasets/([\w.-]+/[\w.-]+)/resolve/(refs/pr/\d+|[^/]+)/(.+)", path):
+        if found := re.fullmatch(r"(?:/datasets)?/([\w.-]+/[\w.-]+)/resolve/(refs/pr/\d+|[^/]+)/(.+)", path):
             return self._resolve(*found.groups())
         if found := re.fullmatch(r"/api/datasets/([\w.-]+/[\w.-]+)(?:/(\w+))?(?:/(refs/pr/\d+|[^/]+))?/?", path):
             name, what, which = found.groups()

@@ -1,0 +1,155 @@
+"""`models:` in config.yaml, run: a model is extracted, verified with the dataset, and only news runs again.
+
+SGLang's part is played by a stored reading; all else is what a user runs. The run through the pipeline takes 20 s
+of an idle machine, so it waits for TRACEPROOF_LONG=1; the stage by itself is always run, its check of references
+told the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from extract_support import golden, named
+from repository import Repository, own_dataset
+
+from traceproof.config import ModelChoice
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.fetch import scan_digest
+from traceproof.errors import TraceproofError
+from traceproof.extract import catalogue, pipeline, stage
+from traceproof.extract.check import Finding
+from traceproof.extract.pipeline import Settings
+from traceproof.extract.reading import Environment
+
+MODEL = "llama_3_1_70b"
+NORM = "rmsnorm_h8192"
+OWN = "rmsnorm_h96"
+# Answers as the bootstrap in the extract environment does, from a file beside it.
+STAND_IN = """#!{python}
+import json, pathlib, sys
+given = dict(zip(sys.argv[5::2], sys.argv[6::2]))
+config = json.loads(pathlib.Path(given["--folder"], "config.json").read_text())
+answer = json.loads(pathlib.Path({reading!r}).read_text())
+assert config["architectures"] == [answer["architecture"]]
+pathlib.Path(given["--out"]).write_text(json.dumps(answer))
+"""
+
+
+def stand_in(folder: Path) -> Path:
+    """An interpreter that knows one reading."""
+    stored = golden(named(MODEL))
+    costs = {"experts": "routed only", "seconds": 0.0, "peak_mb": 0, "transformers": "", "torch": ""}
+    reading = folder / "reading.json"
+    reading.write_text(json.dumps(stored | costs | {"sglang": stored["sglang"][-1]}))
+    python = folder / "python"
+    python.write_text(STAND_IN.format(python=sys.executable, reading=str(reading)))
+    python.chmod(0o755)
+    return python
+
+
+def settings(folder: Path) -> Settings:
+    return Settings(environment=Environment(stand_in(folder)), torch_python=Path(sys.executable))
+
+
+def extracted(folder: Path, dataset: Path, *, tp: int = 4) -> Path:
+    out = folder / "out"
+    choice = ModelChoice(name=MODEL, tp=(tp,))
+    stage.run((choice,), settings(folder), dataset=dataset, out=out, report=folder / "report", say=lambda _: None)
+    return out
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """One definition of ours."""
+    return own_dataset(tmp_path / "dataset", f"rmsnorm/{OWN}")
+
+
+@pytest.fixture
+def right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every reference holds."""
+
+    def check(definitions: Sequence[Definition], **_: object) -> list[Finding]:
+        return [Finding(1, ()) for _ in definitions]
+
+    monkeypatch.setattr(pipeline, "check", check)
+
+
+@pytest.mark.usefixtures("right")
+def test_the_stage_puts_a_models_definitions_beside_the_datasets(tmp_path: Path, dataset: Path) -> None:
+    before = scan_digest(dataset)
+    out = extracted(tmp_path, dataset)
+    names = {path.stem for path in out.glob("definitions/*/*.json")}
+    assert {OWN, NORM, "gqa_paged_decode_h16_kv2_d128_ps64"} < names
+    assert len(names) == 16
+    assert scan_digest(dataset) == before
+    stamp = json.loads((out / ".fetched.json").read_text())
+    assert stamp["source"]["models"][0]["name"] == MODEL
+    written = {path: path.read_bytes() for path in out.glob("definitions/*/*.json")}
+    extracted(tmp_path, dataset)
+    assert {path: path.read_bytes() for path in out.glob("definitions/*/*.json")} == written
+
+
+@pytest.mark.usefixtures("right")
+def test_what_the_model_no_longer_makes_goes_and_a_refusal_leaves_all_as_it_was(
+    tmp_path: Path, dataset: Path
+) -> None:
+    out = extracted(tmp_path, dataset)
+    stale = out / "definitions" / "rmsnorm" / "stale.json"
+    stale.write_text("{}")
+    extracted(tmp_path, dataset)
+    assert not stale.exists()
+    held = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(TraceproofError, match="disagree"):
+        extracted(tmp_path, dataset, tp=2)  # the stored reading is of 4 ranks
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == held
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """A copy whose configuration extracts a model beside a dataset of one definition."""
+    if not os.environ.get("TRACEPROOF_LONG"):
+        pytest.skip("excluded by selection: TRACEPROOF_LONG=1 runs it")
+    folder = tmp_path_factory.mktemp("models")
+    own = own_dataset(folder / "dataset", f"rmsnorm/{OWN}")
+    (folder / "config.json").write_text(json.dumps(dict(catalogue.entries()[MODEL].config)))
+    stacks = {
+        "torch": {"env": "cpu", "python": sys.executable},
+        "extract": {"python": str(stand_in(folder))},
+    }
+    return Repository.copy(
+        tmp_path_factory.mktemp("repository"),
+        dataset={"path": str(own)},
+        models=[{"name": MODEL, "config": str(folder / "config.json"), "tp": 4}],
+        selection={"definition_name": [NORM, OWN]},
+        stacks=stacks,
+    )
+
+
+def test_a_model_is_extracted_verified_and_not_extracted_again(repository: Repository) -> None:
+    first = repository.run("snakemake", "--cores", "1", "verify_all")
+    assert first.code == 0, first.out
+    assert first.jobs.index("extract") < first.jobs.index("cases")
+    assert repository.summary()["definitions"] == {NORM: "pass", OWN: "pass"}
+    assert repository.dry("verify_all").jobs == ["verify_all"]  # which prints the table
+
+
+def test_an_extraction_that_comes_out_the_same_reruns_nothing_behind_it(repository: Repository) -> None:
+    stamp = json.loads((repository.root / "results/extract/dataset/.fetched.json").read_text())
+    config = Path(stamp["source"]["models"][0]["config"])
+    config.write_text(json.dumps(json.loads(config.read_text()), indent=4))
+    again = repository.run("snakemake", "--cores", "1", "verify_all")
+    assert again.code == 0, again.out
+    assert again.jobs == ["extract", "cases"]
+
+
+def test_the_dataset_itself_gets_nothing(repository: Repository) -> None:
+    merged = repository.root / "results/extract/dataset/definitions/rmsnorm"
+    assert {path.stem for path in merged.iterdir()} == {NORM, f"fused_add_{NORM}", OWN}
+    stamp = json.loads((repository.root / "results/extract/dataset/.fetched.json").read_text())
+    own = Path(stamp["source"]["models"][0]["config"]).parent / "dataset" / "definitions" / "rmsnorm"
+    assert [path.stem for path in own.iterdir()] == [OWN]
