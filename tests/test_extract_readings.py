@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -224,3 +225,9 @@ def test_a_bootstrap_that_dies_is_an_error_and_no_reading(tmp_path: Path) -> Non
         environment.architectures()
     with pytest.raises(TraceproofError, match="there is no interpreter"):
         Environment(tmp_path / "none").architectures()
+
+
+def test_a_checkout_without_sglang_is_not_replaced_by_what_is_installed(tmp_path: Path) -> None:
+    environment = Environment(Path(sys.executable), tmp_path)
+    with pytest.raises(TraceproofError, match="no SGLang at"):
+        environment.architectures()

@@ -154,7 +154,12 @@ class Environment:
         path = [str(source)]
         if self.sglang_path is not None:
             inner = self.sglang_path / "python"  # a checkout keeps the package there; an unpacked wheel does not
-            path.insert(0, str((inner if inner.is_dir() else self.sglang_path).resolve()))
+            root = (inner if inner.is_dir() else self.sglang_path).resolve()
+            if not (root / "sglang").is_dir():
+                raise TraceproofError(
+                    f"no SGLang at {self.sglang_path}", todo="Give a checkout or an unpacked wheel."
+                )
+            path.insert(0, str(root))
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "PYTHON"))}
         return kept | {"PYTHONPATH": os.pathsep.join(path), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 
