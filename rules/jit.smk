@@ -8,11 +8,21 @@ def jit_path(wildcards):
     return FLOW.sources.path(wildcards.stack)
 
 
+def jit_stack(wildcards):
+    """What says what the stack is."""
+    return FLOW.sources.recorded(wildcards.stack)
+
+
+def jit_record(wildcards):
+    """The stack's record for the op_type: what it can run names the folder that its kernels are kept in."""
+    return FLOW.sources.record(wildcards.stack, wildcards.op_type)
+
+
 rule jit:
     """Build the kernel modules that an op_type's definitions need, side by side, while other jobs use the GPU."""
     input:
         cases=f"{FLOW.run}/cases/{{op_type}}.json",
-        stack=f"{FLOW.results}/stacks/{{stack}}.json",
+        stack=jit_stack,
     output:
         f"{FLOW.run}/jit/{{op_type}}-{{stack}}.json",
     log:
@@ -20,10 +30,11 @@ rule jit:
     priority: 10  # the longest build decides when a first run is done
     params:
         python=jit_python,
+        record=jit_record,
         path=jit_path,
         code=FLOW.jit_code,
         caches=FLOW.caches,
         seconds=FLOW.config.limits.build_s,
     shell:
-        "PYTHONPATH={params.path:q} {params.python:q} scripts/jit.py --cases {input.cases} --stack {input.stack}"
+        "PYTHONPATH={params.path:q} {params.python:q} scripts/jit.py --cases {input.cases} --stack {params.record}"
         " --caches {params.caches:q} --seconds {params.seconds} --out {output} --log {log}"

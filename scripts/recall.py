@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--stack", required=True)
 PARSER.add_argument("--root", type=Path, required=True, help="the folder that holds the package")
-PARSER.add_argument("--dataset", type=Path, required=True)
+PARSER.add_argument("--dataset", type=Path, nargs="+", required=True)
 PARSER.add_argument("--op-type", nargs="*", default=[])
 PARSER.add_argument("--imported", help="internal: list the files that importing these modules opens")
 CAPABILITIES = ((8, 0), (9, 0), (10, 0))
@@ -63,40 +66,56 @@ def below(names: Iterable[str], root: Path) -> set[str]:
     return found
 
 
-def headers(stack: str, op_type: str, dataset: Path, root: Path) -> tuple[int, set[str]]:
-    """How many modules were described, and every file of the package that nvcc reads for their sources."""
+def headers(
+    stack: str, op_type: str, datasets: Iterable[Path], reached: Iterable[tuple[str, str]]
+) -> dict[str, object]:
+    """The modules that the adapters name for the datasets' definitions, and those of the stack's own generators.
+
+    A generator is a function `gen_*` in the set that needs no argument: what a call may compile although no
+    adapter names it.
+    """
     from traceproof.adapters import lookup
     from traceproof.dataset.definition import Definition
 
-    modules = {}
-    for path in sorted((dataset / "definitions" / op_type).glob("*.json")):
+    modules: dict[str, tuple[tuple[str, ...], tuple[object, ...]]] = {}
+    for path in sorted(
+        path for dataset in datasets for path in (dataset / "definitions" / op_type).glob("*.json")
+    ):
         definition = Definition.model_validate_json(path.read_text(encoding="utf-8"))
         adapter = lookup.adapter(stack, definition)
         for capability in CAPABILITIES if adapter else ():
             assert adapter is not None
-            modules.update({module.label: module for module in adapter.modules(definition, capability)})
-    read: set[str] = set()
-    done: set[str] = set()
-    for label, module in modules.items():
-        for place in lookup.stack(stack).apis[module.generator]:
-            name, _, attribute = place.partition(":")
-            import torch
-
-            args = [
-                getattr(torch, a[6:]) if isinstance(a, str) and a.startswith("torch.") else a for a in module.args
-            ]
-            try:
-                spec = getattr(importlib.import_module(name), attribute)(*args)
-            except (ImportError, AttributeError, TypeError, RuntimeError) as error:
-                sys.stderr.write(f"{label}: {type(error).__name__}: {error}\n")
-                continue
-            read |= preprocessed(spec, root, done)
-            break
-    return len(modules), read
+            for module in adapter.modules(definition, capability):
+                modules[module.label] = (lookup.stack(stack).apis[module.generator], module.args)
+    for file, name in sorted(reached):
+        if name.startswith("gen_") and "." not in name and file.endswith(".py"):
+            place = f"{file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}:{name}"
+            modules.setdefault(place, ((place,), ()))
+    specs = {label: described(label, places, args) for label, (places, args) in modules.items()}
+    return {label: spec for label, spec in specs.items() if spec is not None}
 
 
-def preprocessed(spec: object, root: Path, done: set[str]) -> set[str]:
-    """Files that nvcc reads for a module's sources."""
+def described(label: str, places: Iterable[str], args: tuple[object, ...]) -> object | None:
+    """What a module is made of; None: it can not be described here, and stderr says why."""
+    import torch
+
+    for place in places:
+        name, _, attribute = place.partition(":")
+        given = [getattr(torch, a[6:]) if isinstance(a, str) and a.startswith("torch.") else a for a in args]
+        try:
+            function = getattr(importlib.import_module(name), attribute)
+            inspect.signature(function).bind(*given)
+        except (ImportError, AttributeError, TypeError):
+            continue
+        try:
+            return cast("object", function(*given))
+        except (ImportError, AttributeError, TypeError, RuntimeError, ValueError) as error:
+            sys.stderr.write(f"{label}: {type(error).__name__}: {error}\n")
+    return None
+
+
+def preprocessed(spec: object, root: Path, done: dict[str, set[str]]) -> set[str]:
+    """Files that nvcc reads for a module's sources; `done` keeps what it said of each source."""
     import tvm_ffi.libinfo  # type: ignore[import-not-found] # of the stack
 
     data = root / "flashinfer" / "data"
@@ -113,18 +132,19 @@ def preprocessed(spec: object, root: Path, done: set[str]) -> set[str]:
         flag for flag in getattr(spec, "extra_cuda_cflags", None) or [] if flag.startswith(("-D", "-gencode"))
     ]
     flags = [flag for flag in flags if not re.search(r"sm_(10[1-9]|11|12)", flag)]
-    found: set[str] = set()
-    for source in map(str, getattr(spec, "sources", [])):
-        if source in done:
-            continue
-        done.add(source)
-        command = ["nvcc", "-M", "-std=c++17", *DEFINES, *flags, *(f"-I{folder}" for folder in folders), source]
-        ran = subprocess.run(command, check=False, text=True, capture_output=True)
-        if ran.returncode:
-            sys.stderr.write(f"nvcc -M {source}: {ran.stderr.splitlines()[:2]}\n")
-            continue
-        found |= below(ran.stdout.replace("\\\n", " ").split()[1:], root)
-    return found
+    command = ["nvcc", "-M", "-std=c++17", *DEFINES, *flags, *(f"-I{folder}" for folder in folders)]
+    sources = [source for source in map(str, getattr(spec, "sources", [])) if source not in done]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        done.update(zip(sources, threads.map(lambda source: _read(command, source, root), sources), strict=True))
+    return set().union(*(done[str(source)] for source in getattr(spec, "sources", [])))
+
+
+def _read(command: list[str], source: str, root: Path) -> set[str]:
+    ran = subprocess.run([*command, source], check=False, text=True, capture_output=True)
+    if ran.returncode:
+        sys.stderr.write(f"nvcc -M {source}: {ran.stderr.splitlines()[:2]}\n")
+        return set()
+    return below(ran.stdout.replace("\\\n", " ").split()[1:], root)
 
 
 def main() -> int:
@@ -137,18 +157,23 @@ def main() -> int:
     root = options.root.resolve()
     sources = Sources(PackageTree(root, PACKAGES[options.stack]), PACKAGES[options.stack])
     missed = 0
+    done: dict[str, set[str]] = {}
     for op_type in options.op_type or op_types(options.stack):
-        names = set(touch(options.stack, op_type, sources).files)
+        found = touch(options.stack, op_type, sources)
+        names = set(found.files)
         modules = sorted({place.partition(":")[0] for place in roots(options.stack, op_type).apis})
         opened = imported(modules, root)
-        count, read = headers(options.stack, op_type, options.dataset, root)
+        specs = headers(options.stack, op_type, options.dataset, found.reach.units)
+        read = set().union(*(preprocessed(spec, root, done) for spec in specs.values()))
         outside = sorted((opened | read) - names)
         missed += len(outside)
         sys.stdout.write(
-            f"{op_type:12} set {len(names)}  opened by imports {len(opened)}  modules {count}"
+            f"{op_type:12} set {len(names)}  opened by imports {len(opened)}  modules {len(specs)}"
             f"  read by nvcc {len(read)}  outside the set {len(outside)} {outside[:5]}\n"
         )
         sys.stdout.flush()
+    unread = sum(not files for files in done.values())
+    sys.stdout.write(f"{len(done)} sources through nvcc -M, {unread} of which it could not read\n")
     return int(missed > 0)
 
 

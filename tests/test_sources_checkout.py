@@ -9,17 +9,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from source_remotes import SOON, Upstream, git
 
 from traceproof.errors import TraceproofError
-from traceproof.sources.checkout import State, Wanted, bring, changes, scratch_of
+from traceproof.sources.checkout import BUSY, State, Wanted, bring, changes, scratch_of
 from traceproof.sources.gitrun import Git, GitError
 
-KILLS = 4
+KILLS = int(os.environ.get("TRACEPROOF_KILLS", "4"))  # docs/bumps.md has the figures of a run with 50
 CLONE = """
 import sys
 from pathlib import Path
@@ -250,14 +250,21 @@ def test_a_full_disk_is_an_error_that_says_so(tmp_path: Path, upstream: Upstream
 @pytest.mark.parametrize("seed", range(KILLS))
 @pytest.mark.parametrize("updates", [False, True], ids=["clone", "update"])
 def test_a_killed_run_leaves_nothing_that_looks_whole(
-    tmp_path: Path, upstream: Upstream, seed: int, *, updates: bool
+    tmp_path: Path,
+    upstream: Upstream,
+    seed: int,
+    record_property: Callable[[str, object], None],
+    *,
+    updates: bool,
 ) -> None:
     first, second = fill(upstream, 1), fill(upstream, 2)
     target = tmp_path / "out"
     if updates:
         clone(target, want(upstream, first))
     moment = random.Random(seed).uniform(0.1, 0.6)  # noqa: S311 - a moment, no secret
-    kill_at(moment, target, upstream.url, second)
+    running = kill_at(moment, target, upstream.url, second)
+    begun = (target / ".git" / BUSY).exists() if updates else scratch_of(target).exists()
+    record_property("hit", "midway" if running and begun else "before" if running else "after")
     if not updates and target.exists():
         assert same(target, upstream, second)
     clone(target, want(upstream, second))
@@ -265,10 +272,11 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(
     assert not changes(Git(target))
 
 
-def kill_at(seconds: float, target: Path, url: str, commit: str) -> None:
-    """Start a clone in a process of its own and kill it with every git that it started."""
+def kill_at(seconds: float, target: Path, url: str, commit: str) -> bool:
+    """Start a clone in a process of its own and kill it with every git that it started; whether it still ran."""
     process = subprocess.Popen([sys.executable, "-c", CLONE, str(target), url, commit], start_new_session=True)
     time.sleep(seconds)
+    running = process.poll() is None
     children = descendants(process.pid)
     for pid in (process.pid, *children):
         try:
@@ -278,6 +286,7 @@ def kill_at(seconds: float, target: Path, url: str, commit: str) -> None:
     process.wait()
     while any(Path(f"/proc/{pid}/exe").exists() for pid in children):
         time.sleep(0.01)
+    return running
 
 
 def descendants(pid: int) -> list[int]:

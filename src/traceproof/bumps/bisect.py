@@ -9,7 +9,7 @@ from typing import Any
 
 from traceproof.bumps.reach import Sources
 from traceproof.bumps.roots import PACKAGES
-from traceproof.bumps.touches import Touch, touch
+from traceproof.bumps.touches import Touch, touch, uncollected
 from traceproof.bumps.units import FileUnits
 from traceproof.dependents.tree import CommitTree, git
 from traceproof.errors import TraceproofError
@@ -115,12 +115,13 @@ class Bisection:
     def _touching(self, commits: Sequence[str]) -> list[tuple[str, Touch]]:
         """The first commit, and each one whose digest differs from the one before."""
         steps: list[tuple[str, Touch]] = []
-        for commit in commits:
-            tree = CommitTree(self.repository, commit)
-            found = touch(self.stack, self.op_type, Sources(tree, PACKAGES[self.stack], self._parsed))
-            if not steps or found.digest != steps[-1][1].digest:
-                steps.append((commit, found))
-            tree.close()
+        with uncollected():
+            for commit in commits:
+                tree = CommitTree(self.repository, commit)
+                found = touch(self.stack, self.op_type, Sources(tree, PACKAGES[self.stack], self._parsed))
+                if not steps or found.digest != steps[-1][1].digest:
+                    steps.append((commit, found))
+                tree.close()
         return steps
 
     def _narrow(self, steps: Sequence[tuple[str, Touch]], good: str, bad: str) -> tuple[int, list[int]]:

@@ -67,18 +67,18 @@ def write_records(
     """One record an op_type, `<op_type>.json`; gives the op_types whose digest is new.
 
     A record with the digest that is there already is left alone: it names the version at which the code became
-    what it is. Its `cache`, the name under which compiled kernels are kept, is the stack's own.
+    what it is, and its `cache` the folder in which that code's kernels were compiled. All records written at once
+    share one, since op_types share modules.
     """
+    cache = digest_json([record["digest"], dict(sorted(sources.items()))])
     folder.mkdir(parents=True, exist_ok=True)
     changed = []
     for op_type in op_types:
         path = folder / f"{op_type}.json"
-        new = keyed(record, sources.get(op_type))
+        new = keyed(record, sources.get(op_type)) | {"cache": cache}
         if _read(path).get("digest") != new["digest"]:
+            write_json(path, new)
             changed.append(op_type)
-        elif _read(path)["cache"] == new["cache"]:
-            continue
-        write_json(path, new)
     return changed
 
 
@@ -106,7 +106,7 @@ def record_stack(stack: Stack, source: str, *, state: str, linked: Path, out: Pa
     path = [importable(folder_of(stack.name, source), stack.name, linked)] if source else []
     record = probe(stack, root=Path.cwd(), path=path)
     digest = digest_json([record["digest"], state]) if source else record["digest"]
-    write_json(out, {**record, "digest": digest, "cache": digest})
+    write_json(out, {**record, "digest": digest})
 
 
 def record_dependencies(stack: Stack, record: Mapping[str, Any], source: str, out: Path) -> None:
