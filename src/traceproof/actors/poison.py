@@ -1,7 +1,7 @@
 """Memory that is handed out without a value holds one that shows.
 
-A reference that forgets to write a part of `torch.empty` gives whatever lay there: zeros of a fresh page, or its own
-earlier and right answer. So what it allocates that way is filled first: NaN, the largest integer, or True.
+A reference that forgets to write a part of `torch.empty` gives whatever lay there: zeros of a fresh page, or its
+own earlier and right answer. So what it allocates that way is filled first: NaN, the largest integer, or True.
 """
 
 from __future__ import annotations
