@@ -10,12 +10,12 @@ def jit_path(wildcards):
 
 def jit_stack(wildcards):
     """What says what the stack is."""
-    return FLOW.sources.recorded(wildcards.stack)
+    return FLOW.sources.built_by(wildcards.stack, wildcards.op_type)[1]
 
 
 def jit_record(wildcards):
-    """The stack's record for the op_type: what it can run names the folder that its kernels are kept in."""
-    return FLOW.sources.record(wildcards.stack, wildcards.op_type)
+    """The record that names the folder in which kernels are kept."""
+    return FLOW.sources.built_by(wildcards.stack, wildcards.op_type)[0]
 
 
 rule jit:

@@ -44,6 +44,16 @@ class Sources:
         folder = f"{self.results}/stacks/{stack}"
         return f"{folder}/{DEPENDENCIES}" if stack in PACKAGES else f"{folder}.json"
 
+    def built_by(self, stack: str, op_type: str) -> tuple[str, str]:
+        """The record that kernels are built by, and the file after which it is there.
+
+        Of an installed package the stack's own, so that builds start at once.
+        """
+        if self.of(stack):
+            return self.record(stack, op_type), self.recorded(stack)
+        own = f"{self.results}/stacks/{stack}.json"
+        return own, own
+
     def of(self, stack: str) -> str:
         """`locked`, a folder, or nothing: the installed package."""
         return self.taken.get(stack) or ""

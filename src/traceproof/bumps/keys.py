@@ -62,23 +62,32 @@ def keyed(record: Mapping[str, Any], digest: str | None) -> dict[str, Any]:
 
 
 def write_records(
-    folder: Path, record: Mapping[str, Any], sources: Mapping[str, str], op_types: Iterable[str]
+    folder: Path, record: Mapping[str, Any], sources: Mapping[str, str], op_types: Iterable[str], cache: str | None
 ) -> list[str]:
     """One record an op_type, `<op_type>.json`; gives the op_types whose digest is new.
 
-    A record with the digest that is there already is left alone: it names the version at which the code became
-    what it is, and its `cache` the folder in which that code's kernels were compiled. All records written at once
-    share one, since op_types share modules.
+    A record with the digest that is there already names the version at which the code became what it is. Its
+    `cache` names the folder in which kernels are compiled; op_types share modules, so they share it.
+
+    Args:
+        folder: of the records.
+        record: the stack's.
+        sources: digest of what each op_type can run.
+        op_types: all that get one.
+        cache: that folder's name; None: a new one for what is new, and what is the same keeps its own.
     """
-    cache = digest_json([record["digest"], dict(sorted(sources.items()))])
+    fresh = digest_json([record["digest"], dict(sorted(sources.items()))])
     folder.mkdir(parents=True, exist_ok=True)
     changed = []
     for op_type in op_types:
         path = folder / f"{op_type}.json"
-        new = keyed(record, sources.get(op_type)) | {"cache": cache}
-        if _read(path).get("digest") != new["digest"]:
+        new = keyed(record, sources.get(op_type)) | {"cache": cache or fresh}
+        old = _read(path)
+        if old.get("digest") != new["digest"]:
             write_json(path, new)
             changed.append(op_type)
+        elif cache is not None and old["cache"] != cache:
+            write_json(path, old | {"cache": cache})
     return changed
 
 
@@ -117,6 +126,8 @@ def record_dependencies(stack: Stack, record: Mapping[str, Any], source: str, ou
     """
     checkout = folder_of(stack.name, source) if source else None
     sources = installed(stack.python, stack.name) if checkout is None else checked_out(stack.name, checkout)
-    changed = write_records(out.parent, record, sources, [*op_types(stack.name), OTHER])
+    # A release compiles everything in a folder of its own; what a checkout leaves the same is not compiled again.
+    cache = str(record["digest"]) if checkout is None else None
+    changed = write_records(out.parent, record, sources, [*op_types(stack.name), OTHER], cache)
     sys.stderr.write(f"stack      {stack.name:10}  new for {', '.join(changed) or 'no op_type'}\n")
     write_json(out, sources)
