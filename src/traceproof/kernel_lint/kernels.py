@@ -5,14 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 
 from traceproof.audit.findings import Finding, at
 from traceproof.audit.source import dotted, last_name
-from traceproof.kernel_lint.values import BARE, NOTHING, Value, evaluate, spanned
+from traceproof.kernel_lint.addresses import pointers
+from traceproof.kernel_lint.values import BARE, NOTHING, Known, Value, addends, evaluate, spanned, text_of
 
-MEMORY = frozenset(
-    {"load", "store", "atomic_add", "atomic_max", "atomic_min", "atomic_cas", "atomic_xchg", "make_block_ptr"}
-)
+CALLS = 3  # helpers of helpers; nothing here goes deeper
+NO_FACTS: Known = MappingProxyType({})
 MASKED = frozenset({"mask", "boundary_check"})
 
 
@@ -37,23 +38,40 @@ class Kernel:
         lines: of its file.
         partial: names of block sizes by which the file divides a length, rounding up: their last block may be
             partial. None: the file launches nothing, so any block may.
+        given: facts of parameters, where another kernel calls this one.
+
+    Attributes:
+        calls: calls of plain names, with the facts of their arguments in order and by name.
     """
 
     def __init__(
-        self, path: Path, function: ast.FunctionDef, lines: list[str], partial: frozenset[str] | None
+        self,
+        path: Path,
+        function: ast.FunctionDef,
+        lines: list[str],
+        partial: frozenset[str] | None,
+        given: Known = NO_FACTS,
     ) -> None:
         self._path = path
         self._function = function
         self._lines = lines
         self._partial = partial
-        self._pointers = _pointers(function)
+        self._pointers = pointers(function) - {name for name, value in given.items() if value.grid}
         self._branched: dict[str, tuple[dict[str, Value], dict[str, Value], dict[str, Value]]] = {}
-        self._known: dict[str, Value] = {}
+        self._known: dict[str, Value] = dict(given)
+        self.calls: list[tuple[str, list[Value], dict[str, Value]]] = []
         self._found: dict[tuple[int, int, str], Finding] = {}
+        self._unmasked: list[tuple[ast.Call, Value]] = []
+        self._guards: set[frozenset[str]] = set()  # sums that the kernel compares with a length somewhere
+        self._counting = _counting(function) | (partial or frozenset())
 
     def findings(self) -> list[Finding]:
         """Addresses that may wrap, and blocks that may reach beyond the end."""
         self._block(self._function.body)
+        for call, address in self._unmasked:
+            launched = address.tail if self._partial is None else address.tail & self._partial
+            if launched or any(guard <= address.spans for guard in self._guards):
+                self._add(call, "KL103", f"{self._function.name}: {ast.unparse(call)[:80]}")
         return sorted(self._found.values())
 
     def _block(self, body: list[ast.stmt]) -> None:
@@ -99,7 +117,7 @@ class Kernel:
         self._block(orelse)
         second = self._known
         self._known = {
-            name: first.get(name, NOTHING).merged(second.get(name, NOTHING))
+            name: _joined(first.get(name, NOTHING), second.get(name, NOTHING))
             for name in first.keys() | second.keys()
         }
         self._branched[key] = (first, second, dict(self._known))
@@ -113,11 +131,11 @@ class Kernel:
         elif isinstance(target, ast.Name):
             self._known[target.id] = self._facts(target, value)
 
-    def _facts(self, target: ast.expr, value: ast.expr) -> Value:
+    def _facts(self, target: ast.expr, value: ast.expr, known: Known | None = None) -> Value:
         """Facts of what is assigned; an address is 64 bits wide whatever was added to it."""
-        facts = evaluate(value, self._known)
+        facts = evaluate(value, self._known if known is None else known)
         if isinstance(target, ast.Name) and target.id in self._pointers:
-            return Value(blocks=facts.blocks, ranges=facts.ranges, tail=facts.tail)
+            return Value(blocks=facts.blocks, ranges=facts.ranges, tail=facts.tail, spans=facts.spans)
         return facts
 
     def _assign_loop(self, target: ast.expr, iterable: ast.expr) -> None:
@@ -129,23 +147,33 @@ class Kernel:
         self._look(value)
         if target.id in self._pointers:
             self._addend(node, value)
-        joined = ast.BinOp(ast.Name(target.id, ast.Load()), op, value)
-        self._known[target.id] = self._facts(target, ast.copy_location(joined, node))
+        sum_ = ast.copy_location(ast.BinOp(ast.Name(target.id, ast.Load()), op, value), node)
+        before = self._known.get(target.id)
+        self._known[target.id] = after = self._facts(target, sum_)
+        for taken, other, joined in self._branched.values():
+            if before is not None and joined.get(target.id) is before:  # each way's own value moves along
+                joined[target.id] = after
+                for way in (taken, other):
+                    mine = way.get(target.id, NOTHING)
+                    known = {**self._known, target.id: mine}
+                    way[target.id] = after if mine is before else self._facts(target, sum_, known)
 
     def _look(self, expression: ast.expr) -> None:
         """Every address computed in an expression, and every access to memory."""
         inner: set[int] = set()
         for node in ast.walk(expression):
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub) and id(node) not in inner:
-                addends = list(_addends(node))
+                terms = list(addends(node))
                 inner |= {id(one) for one in ast.walk(node) if one is not node and isinstance(one, ast.BinOp)}
-                if any(isinstance(one, ast.Name) and one.id in self._pointers for one in addends):
-                    for addend in addends:
+                if any(isinstance(one, ast.Name) and one.id in self._pointers for one in terms):
+                    for addend in terms:
                         if not (isinstance(addend, ast.Name) and addend.id in self._pointers):
                             self._addend(addend, addend)
-                inner -= {id(one) for addend in addends for one in ast.walk(addend)}
+                inner -= {id(one) for addend in terms for one in ast.walk(addend)}
             elif isinstance(node, ast.Call):
                 self._access(node)
+            elif isinstance(node, ast.Compare):
+                self._guard(node)
 
     def _addend(self, node: ast.AST, expression: ast.expr) -> None:
         facts = evaluate(expression, self._known)
@@ -156,6 +184,9 @@ class Kernel:
 
     def _access(self, call: ast.Call) -> None:
         name = last_name(call.func)
+        if isinstance(call.func, ast.Name):
+            keywords = {one.arg: evaluate(one.value, self._known) for one in call.keywords if one.arg}
+            self.calls.append((name, [evaluate(one, self._known) for one in call.args], keywords))
         if name == "make_block_ptr":
             self._add(call, "KL102", f"{self._function.name}: {ast.unparse(call)[:80]}")
         if name not in {"load", "store"} or not call.args or not dotted(call.func).startswith(("tl.", "triton.")):
@@ -163,93 +194,75 @@ class Kernel:
         masked = any(keyword.arg in MASKED for keyword in call.keywords) or len(call.args) > (
             1 if name == "load" else 2
         )
-        tail = evaluate(call.args[0], self._known).tail
-        if not masked and (tail if self._partial is None else tail & self._partial):
-            self._add(call, "KL103", f"{self._function.name}: {ast.unparse(call)[:80]}")
+        if not masked:
+            self._unmasked.append((call, evaluate(call.args[0], self._known)))
+
+    def _guard(self, node: ast.Compare) -> None:
+        """A block held against a length, as masks do; two blocks against each other say nothing of an end."""
+        if not isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):
+            return
+        sides = [(one, evaluate(one, self._known)) for one in (node.left, *node.comparators)]
+        blocks = [one for one, facts in sides if facts.spans]
+        others = {
+            name.id
+            for one, facts in sides
+            if not facts.spans
+            for name in ast.walk(one)
+            if isinstance(name, ast.Name)
+        }
+        if len(blocks) == 1 and not others & self._counting:
+            self._guards.add(frozenset(text_of(one) for one in addends(blocks[0])))
 
     def _add(self, node: ast.AST, code: str, evidence: str) -> None:
         finding = at(self._path, node, code, evidence, self._lines)
         self._found.setdefault((finding.line, finding.column, code), finding)
 
 
-def partial_blocks(tree: ast.Module) -> frozenset[str] | None:
-    """Names by which a file divides lengths, rounding up; None if it does so nowhere."""
+def _joined(one: Value, other: Value) -> Value:
+    """Of two ways; the value itself where both have it, since it is known again by its identity."""
+    return one if one is other else one.merged(other)
+
+
+def _counting(function: ast.FunctionDef) -> frozenset[str]:
+    """Names that are no length: sizes of blocks, and what loops count."""
     found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and last_name(node.func) == "cdiv" and len(node.args) == 2:
-            for inner in ast.walk(node.args[1]):
-                if isinstance(inner, ast.Name):
-                    found.add(inner.id)
-                elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
-                    found.add(inner.value)
-    return frozenset(found) or None
-
-
-def _addends(node: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
-        yield from _addends(node.left)
-        yield from _addends(node.right)
-    else:
-        yield node
-
-
-def _pointers(function: ast.FunctionDef) -> frozenset[str]:
-    """Names that hold addresses: what memory is accessed through, and what those were computed from."""
-    assigned: dict[str, list[ast.expr]] = {}
-    waiting: list[ast.expr] = []
     for node in ast.walk(function):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                _bind(target, node.value, assigned)
-        elif isinstance(node, ast.Call) and last_name(node.func) in MEMORY and node.args:
-            waiting.append(node.args[0])
-            waiting += [keyword.value for keyword in node.keywords if keyword.arg in {"base", "pointer"}]
-    found: set[str] = set()
-    while waiting:
-        for leaf in _addends(waiting.pop()):
-            if isinstance(leaf, ast.Name) and leaf.id not in found and _is_address(leaf.id, function, assigned):
-                found.add(leaf.id)
-                waiting += assigned.get(leaf.id, [])
+        if isinstance(node, ast.Call) and last_name(node.func) == "arange":
+            found |= {inner.id for one in node.args for inner in ast.walk(one) if isinstance(inner, ast.Name)}
+        elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
     return frozenset(found)
 
 
-def _bind(target: ast.expr, value: ast.expr, assigned: dict[str, list[ast.expr]]) -> None:
-    if isinstance(target, ast.Name):
-        assigned.setdefault(target.id, []).append(value)
-    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-        for one, other in zip(target.elts, value.elts, strict=False):
-            _bind(one, other, assigned)
+def findings_of(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Finding]:
+    """Findings of every kernel of a file, and of its helpers with the arguments that kernels give them."""
+    partial, found = partial_blocks(tree), list(kernels(tree))
+    helpers = {function.name: function for function in found}
+    seen: set[Finding] = set()
+    for function in found:
+        waiting: list[tuple[ast.FunctionDef, Known, int]] = [(function, NO_FACTS, 0)]
+        while waiting:
+            one, given, depth = waiting.pop()
+            kernel = Kernel(path, one, lines, partial, given)
+            seen |= set(kernel.findings())
+            for name, values, keywords in kernel.calls if depth < CALLS else ():
+                if name in helpers and any(value.grid for value in (*values, *keywords.values())):
+                    parameters = [argument.arg for argument in helpers[name].args.args]
+                    facts = {**dict(zip(parameters, values, strict=False)), **keywords}
+                    waiting.append((helpers[name], facts, depth + 1))
+    yield from sorted(seen)
 
 
-def _is_address(name: str, function: ast.FunctionDef, assigned: dict[str, list[ast.expr]], depth: int = 8) -> bool:
-    """Whether a name in an address is the base, not an offset: a parameter, or computed from one by adding.
-
-    A parameter that is multiplied, compared or constexpr is a size.
-    """
-    parameters = {arg.arg: arg for arg in function.args.args}
-    if name in parameters:
-        annotation = parameters[name].annotation
-        constexpr = annotation is not None and "constexpr" in ast.unparse(annotation)
-        return not constexpr and not _is_size(name, function)
-    values = assigned.get(name, [])
-    return depth > 0 and any(
-        isinstance(leaf, ast.Name) and leaf.id != name and _is_address(leaf.id, function, assigned, depth - 1)
-        for value in values
-        for leaf in _addends(value)
-        if not isinstance(value, ast.Call)
-    )
+def partial_blocks(tree: ast.Module) -> frozenset[str] | None:
+    """Names by which a file divides lengths, rounding up; None if it does so nowhere. Blocks hold whole blocks."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and last_name(node.func) == "cdiv")
+    found = [(_named(call.args[0]), _named(call.args[1])) for call in calls if len(call.args) == 2]
+    blocks = {name for _, by in found for name in by}
+    return frozenset(name for length, by in found if not length & blocks for name in by) or None
 
 
-def _is_size(name: str, function: ast.FunctionDef) -> bool:
-    for node in ast.walk(function):
-        if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.Add | ast.Sub):
-            sides = (node.left, node.right)
-        elif isinstance(node, ast.Compare):
-            sides = (node.left, *node.comparators)  # type: ignore[assignment]
-            if any(isinstance(side, ast.Constant) and side.value is None for side in sides):
-                continue
-        else:
-            continue
-        if any(isinstance(side, ast.Name) and side.id == name for side in sides):
-            return True
-    return False
+def _named(expression: ast.expr) -> set[str]:
+    """Names, and keys as in `meta["BT"]`."""
+    nodes = list(ast.walk(expression))
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return texts | {node.id for node in nodes if isinstance(node, ast.Name)}

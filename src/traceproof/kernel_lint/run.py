@@ -13,7 +13,7 @@ from pathlib import Path
 from traceproof.audit.findings import Code, Finding, at
 from traceproof.audit.source import dotted
 from traceproof.errors import TraceproofError
-from traceproof.kernel_lint.kernels import Kernel, kernels, partial_blocks
+from traceproof.kernel_lint.kernels import findings_of, kernels
 from traceproof.lint.baseline import VERSION, read_baseline
 
 CODES: Mapping[str, Code] = {
@@ -100,10 +100,8 @@ def _file(path: Path, relative: Path, report: Report) -> Iterator[Finding]:
         yield Finding(relative, 1, 1, 1, 1, "KL000", str(error))
         return
     lines = text.splitlines()
-    partial = partial_blocks(tree)
-    for function in kernels(tree):
-        report.kernels += 1
-        yield from Kernel(relative, function, lines, partial).findings()
+    report.kernels += sum(1 for _ in kernels(tree))
+    yield from findings_of(relative, tree, lines)
     if _is_test(path):
         yield from _platform(relative, tree, lines)
 

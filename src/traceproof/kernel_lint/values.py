@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from traceproof.audit.source import dotted, last_name
@@ -29,6 +29,7 @@ class Value:
         blocks: names X for which `<program id or loop variable> * X` is a term of it.
         ranges: names X for which `tl.arange(0, X)` is a term of it.
         tail: names X for which both are: its last block of X may reach beyond the end.
+        spans: of a value with a range in it, texts of what is added up: by these a mask elsewhere means it too.
         origin: where its program id was read, for messages.
     """
 
@@ -39,6 +40,7 @@ class Value:
     blocks: frozenset[str] = frozenset()
     ranges: frozenset[str] = frozenset()
     tail: frozenset[str] = frozenset()
+    spans: frozenset[str] = frozenset()
     origin: str = ""
     counts: bool = False  # a bare program id or loop variable
 
@@ -55,6 +57,7 @@ class Value:
             blocks=self.blocks | other.blocks,
             ranges=self.ranges | other.ranges,
             tail=self.tail | other.tail,
+            spans=self.spans | other.spans,
             counts=False,
         )
 
@@ -67,7 +70,8 @@ def evaluate(node: ast.expr, known: Known) -> Value:
     """Facts of an expression, by those of the names in it."""
     match node:
         case ast.Name(id=name):
-            return known.get(name, NOTHING)
+            found = known.get(name, NOTHING)
+            return replace(found, spans=found.spans | {name}) if found.spans else found
         case ast.BinOp():
             return _binary(node, known)
         case ast.Call():
@@ -91,6 +95,8 @@ def _binary(node: ast.BinOp, known: Known) -> Value:
         wide=wide,
         wrapped=left.wrapped or right.wrapped or (wide and late),
         ranges=left.ranges | right.ranges,
+        tail=left.tail | right.tail,
+        spans=left.spans | right.spans,
         origin=source.origin,
     )
     match node.op:
@@ -98,12 +104,37 @@ def _binary(node: ast.BinOp, known: Known) -> Value:
             return _product(node, both, (left, right))
         case ast.Add() | ast.Sub():
             blocks = left.blocks | right.blocks
-            tail = left.tail | right.tail | (blocks & both.ranges)
-            return replace(both, blocks=blocks, tail=tail)
+            spans = both.spans
+            if spans:
+                spans |= {text_of(one) for one in addends(node) if not evaluate(one, known).spans}
+            return replace(both, blocks=blocks, tail=both.tail | (blocks & both.ranges), spans=spans)
         case ast.FloorDiv() | ast.Mod() | ast.Div():
-            return replace(both, ranges=frozenset(), level=min(both.level, INDEX), counts=both.grid)
+            none = frozenset[str]()
+            spans = none if isinstance(node.op, ast.Mod) else both.spans  # a remainder has its bound in it
+            level = min(both.level, INDEX)
+            return replace(both, ranges=none, tail=none, spans=spans, level=level, counts=both.grid)
         case _:
             return both
+
+
+def addends(node: ast.expr) -> Iterator[ast.expr]:
+    """What a sum adds up; the expression itself where it is none."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        yield from addends(node.left)
+        yield from addends(node.right)
+    else:
+        yield node
+
+
+def text_of(node: ast.expr) -> str:
+    """An expression without the `[:, None]` that only say along which axis it lies."""
+    return ast.unparse(_Flat().visit(ast.parse(ast.unparse(node), mode="eval")))
+
+
+class _Flat(ast.NodeTransformer):
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """What is indexed."""
+        return self.visit(node.value)  # type: ignore[no-any-return]
 
 
 def spanned(arguments: Sequence[ast.expr], known: Known) -> Value:
@@ -136,8 +167,10 @@ def _call(node: ast.Call, known: Known) -> Value:
     name = last_name(node.func)
     if name in GRID:
         return Value(grid=True, origin=f"tl.{name} in line {node.lineno}", counts=True)
-    if name == "arange" and len(node.args) == 2 and isinstance(node.args[1], ast.Name):
-        return Value(ranges=frozenset({node.args[1].id}))
+    if name == "arange" and len(node.args) == 2:
+        end = node.args[1]
+        ranges = frozenset({end.id}) if isinstance(end, ast.Name) else frozenset[str]()
+        return Value(ranges=ranges, spans=frozenset({ast.unparse(node)}))
     if name in {"to", "cast"} and (node.args or name == "to"):
         inner = node.func.value if name == "to" and isinstance(node.func, ast.Attribute) else node.args[0]
         return _cast(evaluate(inner, known), inner, node, known)
