@@ -14,9 +14,10 @@ rule publish:
         code=code_digest("traceproof.publish.prepare", "traceproof.publish.parts"),
         python=FLOW.python("torch"),
         dataset=FLOW.dataset,
+        base=FLOW.source,
         origin=FLOW.dataset_source,
         store=f"{FLOW.results}/store",
         run=FLOW.run,
     shell:
-        "{DRIVER} scripts/publish.py --dataset {params.dataset:q} --origin {params.origin:q} --run {params.run:q}"
-        " --store {params.store:q} --python {params.python:q} --list {output} --log {log}"
+        "{DRIVER} scripts/publish.py --dataset {params.dataset:q} --base {params.base:q} --origin {params.origin:q}"
+        " --run {params.run:q} --store {params.store:q} --python {params.python:q} --list {output} --log {log}"

@@ -12,6 +12,7 @@ from traceproof.store import write_json
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--dataset", type=Path, required=True)
+PARSER.add_argument("--base", type=Path, required=True, help="the dataset as it is published")
 PARSER.add_argument("--origin", required=True, help="where the dataset comes from, as JSON")
 PARSER.add_argument("--run", type=Path, required=True, help="the run's folder")
 PARSER.add_argument("--store", type=Path, required=True)
@@ -28,6 +29,7 @@ def main() -> None:
     source = Source(
         root=root,
         dataset=options.dataset,
+        base=options.base,
         run=options.run,
         store=options.store,
         python=str(python if python.is_absolute() else root / python),

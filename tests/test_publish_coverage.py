@@ -161,3 +161,15 @@ def test_what_is_no_clone_and_a_branch_in_use_are_told(
     git(clone, "checkout", "--quiet", BRANCH)
     with pytest.raises(TraceproofError, match="checked out"):
         prepare_branch(clone, DOCUMENT, rows[:1], origin="", out=tmp_path)
+
+
+def test_a_definition_that_the_published_dataset_lacks_is_among_the_files(
+    prepared: dict[str, Prepared], tmp_path: Path
+) -> None:
+    published = dataset(tmp_path / "published", "beta")
+    item = prepared["alpha"]
+    listed = dry_run(
+        replace(item, source=replace(item.source, base=published)), tmp_path / "dry", allow_changes=False
+    )
+    assert "definitions/rmsnorm/alpha.json" in {file["path"] for file in listed["files"]}
+    assert "definitions/rmsnorm/alpha.json" in dry_run(item, tmp_path / "dry", allow_changes=False)["unchanged"]

@@ -57,6 +57,10 @@ def publish(  # noqa: PLR0913 - one parameter an option
         typer.Option(help="Prepare the coverage document's pull request as a branch of this clone."),
     ] = None,
     coverage_file: Annotated[str, typer.Option(help="The coverage document in that clone.")] = COVERAGE,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(help="The dataset that was verified, if not the configured one; with --selection."),
+    ] = None,
     selection: Annotated[str, typer.Option(help="Folder below results of a narrower run.")] = "",
     out: Annotated[
         Path | None, typer.Option(help="Where the dry run goes; <results>/publish if left out.")
@@ -72,6 +76,8 @@ def publish(  # noqa: PLR0913 - one parameter an option
     root = run.repository()
     config = run.config_of(root, {})
     source = _source(root, config, selection, [*(traces or []), *(tests or [])], tests_output)
+    if dataset is not None:
+        source = replace(source, dataset=dataset.absolute())
     source = replace(source, tests=not without_tests)
     made = prepare(source, definitions=definition_name or [], op_types=op_type or [], per=per)
     folder = out or source.run / "publish"
@@ -115,11 +121,12 @@ def _source(root: Path, config: Config, selection: str, extra: list[Path], tests
     missing = [str(path) for path in (*extra, *([tests_output] if tests_output else [])) if not path.exists()]
     if missing:
         raise TraceproofError("some paths given do not exist", problems=missing)
-    dataset = root / folder_of(config.dataset, root=results / "dataset")
+    published = root / folder_of(config.dataset, root=results / "dataset")
     python = Path(resolve(config, "torch").python)
     return Source(
         root=root,
-        dataset=dataset,
+        dataset=results / "extract" / "dataset" if config.models else published,
+        base=published,
         run=results / (selection or config.run),
         store=results / "store",
         python=str(python if python.is_absolute() else root / python),

@@ -35,6 +35,7 @@ class Source:
     Attributes:
         root: the repository.
         dataset: folder of the dataset that was verified.
+        base: the dataset as it is published, where what was verified holds more (extracted definitions).
         run: the run's folder, with `verdicts/` and `cases/`.
         store: root of the store.
         python: interpreter of the torch stack.
@@ -50,6 +51,7 @@ class Source:
     store: Path
     python: str
     provenance: Mapping[str, str]
+    base: Path | None = None
     extra: tuple[Path, ...] = ()
     tests: bool = True
     tests_output: str = ""
@@ -172,7 +174,7 @@ def dry_run(prepared: Prepared, out: Path, *, allow_changes: bool, base: Base | 
     Raises:
         TraceproofError: the bundle breaks a rule; what was written stays, to be looked at.
     """
-    on_top = base or Folder(prepared.source.dataset)
+    on_top = base or Folder(prepared.source.base or prepared.source.dataset)
     change = resolve(prepared.bundle, on_top, allow_changes=allow_changes)
     found = problems(prepared.bundle, change, on_top)
     folder = out / prepared.bundle.slug
