@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from traceproof.bumps.roots import PACKAGES
+from traceproof.bumps.roots import PACKAGES, op_types
 from traceproof.bumps.touches import Touch, changed_parts, touches
 from traceproof.dependents.tree import CommitTree
 
@@ -30,9 +30,12 @@ PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 PARSER.add_argument("--stack", choices=PACKAGES, required=True)
 PARSER.add_argument("--release", type=Path, nargs="+", required=True, help="unpacked packages, oldest first")
 PARSER.add_argument("--plant", action="append", default=[], metavar="LABEL:FILE:OLD=>NEW", help="one commit")
-PARSER.add_argument("--dataset", type=Path, nargs="+", required=True, help="one definition an op_type is taken")
+PARSER.add_argument(
+    "--dataset", type=Path, nargs="+", required=True, help="one definition an op_type of the stack's is taken"
+)
 PARSER.add_argument("--work", type=Path, required=True, help="a new folder")
 PARSER.add_argument("--python", default=sys.executable, help="interpreter of all stacks")
+FOLDERS = {"sglang": "python"}  # where a repository keeps its package, and what of it is checked out
 WHO = ("-c", "user.name=bumps", "-c", "user.email=bumps@example.org")
 
 
@@ -55,16 +58,16 @@ def history(upstream: Path) -> list[tuple[str, str]]:
     git(upstream, "init", "--quiet", "--initial-branch=main")
     for key in ("uploadpack.allowFilter", "uploadpack.allowAnySHA1InWant"):
         git(upstream, "config", key, "true")
+    place = upstream / FOLDERS.get(options.stack, "src")
     commits = []
     for release in options.release:
-        for old in upstream.glob("[!.]*"):
-            shutil.rmtree(old)
-        shutil.copytree(release, upstream, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(release, place, ignore=shutil.ignore_patterns("__pycache__"))
         commits.append(commit(upstream, release.name))
     for plant in options.plant:
         label, name, edit = plant.split(":", 2)
         old, _, new = edit.partition("=>")
-        path = upstream / name
+        path = place / name
         text = path.read_text(encoding="utf-8")
         if old not in text:
             sys.exit(f"{name} does not hold {old!r}")
@@ -81,7 +84,8 @@ def repository(folder: Path) -> None:
     chosen: dict[str, Path] = {}
     for dataset in options.dataset:
         for path in sorted((dataset / "definitions").glob("*/*.json")):
-            chosen.setdefault(path.parent.name, path)
+            if path.parent.name in op_types(options.stack):
+                chosen.setdefault(path.parent.name, path)
     for op_type, path in chosen.items():
         target = folder / "dataset" / "definitions" / op_type / path.name
         target.parent.mkdir(parents=True)
@@ -157,7 +161,7 @@ def main() -> None:
     for label, at in commits:
         after = depends(upstream, at)
         affected = [
-            f"{name} {len(changed_parts(before[name], touch))}/{len(touch.parts)}"
+            f"{name} {len(changed_parts(before[name], touch))}/{len({**before[name].parts, **touch.parts})}"
             for name, touch in after.items()
             if before and touch.digest != before[name].digest
         ]

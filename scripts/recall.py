@@ -109,7 +109,7 @@ def described(label: str, places: Iterable[str], args: tuple[object, ...]) -> ob
             continue
         try:
             return cast("object", function(*given))
-        except (ImportError, AttributeError, TypeError, RuntimeError, ValueError) as error:
+        except (ImportError, AttributeError, TypeError, RuntimeError, ValueError, AssertionError, OSError) as error:
             sys.stderr.write(f"{label}: {type(error).__name__}: {error}\n")
     return None
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from traceproof.bumps.reach import Sources
 from traceproof.bumps.roots import PACKAGES
-from traceproof.bumps.touches import Touch, touch, uncollected
+from traceproof.bumps.touches import Touch, touch
 from traceproof.bumps.units import FileUnits
+from traceproof.dependents.facts import uncollected
 from traceproof.dependents.tree import CommitTree, git
 from traceproof.errors import TraceproofError
 

@@ -21,6 +21,7 @@ from traceproof.dependents.tree import Tree
 
 Key = tuple[str, str]  # file, unit
 MODULE = re.compile(r"\.*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+PATTERN = re.compile(rf"[\w.]*{re.escape(ANYTHING)}[\w.{re.escape(ANYTHING)}]*")
 # Base classes that call no method of a subclass by themselves but its dunder ones.
 PASSIVE = frozenset(
     {"object", "ABC", "Enum", "IntEnum", "StrEnum", "IntFlag", "Flag", "str", "int", "Protocol", "NamedTuple"}
@@ -259,6 +260,9 @@ class Reach:
         path, name = key
         if pattern.strip(f"{ANYTHING}.") == "":
             unit = self.sources.file(path).units[name]
+            for text in unit.texts:  # a name that was put together a line before
+                if text.startswith(f"{self.sources.package}.") and PATTERN.fullmatch(text):
+                    self._dynamic(key, text)
             if LISTERS & (unit.attributes | {chain[-1] for chain in unit.chains}):
                 self.widened.append(f"{path} {name} imports whatever is there")
             self._guessed[key] = None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from traceproof.bumps.reach import Reach, Sources
 from traceproof.bumps.roots import PACKAGES, op_types, roots
 from traceproof.bumps.units import EFFECTS
+from traceproof.dependents.facts import uncollected
 from traceproof.dependents.tree import Tree
 from traceproof.digests import digest_bytes, digest_json
 
@@ -92,18 +91,6 @@ def touches(stack: str, tree: Tree) -> dict[str, Touch]:
     sources = Sources(tree, PACKAGES[stack])
     with uncollected():
         return {op_type: touch(stack, op_type, sources) for op_type in op_types(stack)}
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Without the garbage collector: syntax trees are millions of objects that stay, and it took half the time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 def stack_of(tree: Tree) -> str | None:

@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from typing import NamedTuple
 
 from traceproof.dependents import modules
-from traceproof.dependents.facts import ANYTHING, Facts, read_facts
+from traceproof.dependents.facts import ANYTHING, Facts, read_facts, uncollected
 from traceproof.dependents.modules import Modules
 from traceproof.dependents.tree import Tree, parents
 
@@ -87,7 +87,9 @@ class Graph:
     def of(cls, tree: Tree) -> Graph:
         """Read a tree."""
         index = Modules(tree)
-        graph = cls(tree, index, _read(tree, index.sources))
+        with uncollected():
+            read = _read(tree, index.sources)
+        graph = cls(tree, index, read)
         for path, facts in graph.facts.items():
             graph._add(path, facts)
         return graph
