@@ -197,6 +197,14 @@ def test_the_first_and_the_last_local_expert_have_work(definition: Definition) -
     assert bool((here[1] == local - 1).any())
 
 
+def test_in_steep_rows_one_weight_outdoes_the_others() -> None:
+    case = ops.case_named(DEEPSEEK, "adversarial-steep")
+    weights = chosen(form_of(DEEPSEEK), ops.inputs_of(DEEPSEEK, case)).weights
+    shares = weights / weights.sum(-1, keepdim=True)
+    assert bool((shares.amax(-1) > 0.45).all())
+    assert bool((shares.amin(-1) < 0.15).all())
+
+
 @EVERY_ROUTED
 def test_tied_experts_can_stand_in_for_each_other(definition: Definition, monkeypatch: pytest.MonkeyPatch) -> None:
     form = form_of(definition)

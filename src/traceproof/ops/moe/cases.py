@@ -7,6 +7,7 @@ from typing import Any
 
 from traceproof.ops.cases import Case
 from traceproof.ops.moe.form import Form, Scaling
+from traceproof.ops.moe.routing import Method
 
 SIZES = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
 HEAVY = 1 << 28  # weight elements; from here a reference takes seconds a case, so there are few cases
@@ -14,6 +15,7 @@ HEAVY_SIZES = {"small": (2,), "medium": (16,), "large": (64,)}
 MIXED_ROWS = ("plain", "negative", "equal", "remote", "hot", "plain")  # one pattern of logits a token
 ENDS = ("first", "last")  # the first and the last local expert have work: loops over experts end there
 HOT_TOKENS = 8
+STEEP_TOKENS = 8  # one sigmoid next to 1, the others small: a wrong constant in it shows in the weights
 TIED_TOKENS = 6
 
 # Bytes a weight element takes at the reference's peak, beside the element itself. References of the dataset widen
@@ -43,6 +45,8 @@ def cases_of(form: Form, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
         remote = _drawing(form, position=1) | {"rows": ["remote"]}
         yield Case("edge-remote", "edge", {form.tokens: 3}, seed, remote)
     yield _adversarial(form, "hot", HOT_TOKENS, seed, {"rows": ["hot"]})
+    if form.routing.method == Method.DEEPSEEK:
+        yield _adversarial(form, "steep", STEEP_TOKENS, seed, {"rows": ["steep"]})
     if form.experts % 2 == 0 and form.local % 2 == 0 and not form.routing.given:
         yield _adversarial(form, "ties", TIED_TOKENS, seed, {"ties": True})
 

@@ -32,6 +32,7 @@ FACTOR = 2.5  # routed_scaling_factor, as DeepSeek-V3 has it
 LOCAL_BOOST = 1.0  # added to local experts' logits, or an eighth of the experts would see little work
 HOT = 12.0
 REMOTE = 30.0
+WEAK, STRONG = 2.0, 5.0  # sigmoids of 0.12 and 0.993
 TWIN = 6.0
 
 
@@ -119,6 +120,7 @@ def _patterns(case: Case) -> Sequence[str]:
 # Which of the local experts a pattern sends a token to.
 FAVOURED: Mapping[str, Callable[[int], int]] = {
     "hot": lambda count: count // 2,
+    "steep": lambda count: count // 2,
     "first": lambda _: 0,
     "last": lambda count: count - 1,
 }
@@ -145,6 +147,9 @@ def _patterned(form: Form, case: Case, drawn: torch.Tensor) -> torch.Tensor:
                 row[:, here] -= REMOTE
             case "hot" | "first" | "last" as pattern:
                 row[:, _favoured(form, case, pattern)] += HOT
+            case "steep" as pattern:
+                row.copy_(row / 4 - WEAK)
+                row[:, _favoured(form, case, pattern)] = STRONG
             case _:
                 pass
     if case.params.get("ties"):
