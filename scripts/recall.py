@@ -28,6 +28,8 @@ PARSER.add_argument("--root", type=Path, required=True, help="the folder that ho
 PARSER.add_argument("--dataset", type=Path, nargs="+", required=True)
 PARSER.add_argument("--op-type", nargs="*", default=[])
 PARSER.add_argument("--imported", help="internal: list the files that importing these modules opens")
+# A module may need another package, a GPU's name, or a file that its maker has to download.
+UNDESCRIBED = (ImportError, AttributeError, TypeError, RuntimeError, ValueError, AssertionError, OSError)
 CAPABILITIES = ((8, 0), (9, 0), (10, 0))
 DEFINES = ["-DFLASHINFER_ENABLE_BF16", "-DFLASHINFER_ENABLE_F16", "-DFLASHINFER_ENABLE_FP8_E4M3"]
 
@@ -109,7 +111,7 @@ def described(label: str, places: Iterable[str], args: tuple[object, ...]) -> ob
             continue
         try:
             return cast("object", function(*given))
-        except (ImportError, AttributeError, TypeError, RuntimeError, ValueError, AssertionError, OSError) as error:
+        except UNDESCRIBED as error:
             sys.stderr.write(f"{label}: {type(error).__name__}: {error}\n")
     return None
 

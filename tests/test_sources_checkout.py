@@ -91,7 +91,7 @@ def test_submodules_are_brought_with_their_files(
     git(upstream.folder, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", library.url, "3rd/x")
     commit = upstream.commit({"a": "1"})
     target = tmp_path / "out"
-    clone(target, want(upstream, commit, submodules=("3rd/x",)))
+    clone(target, want(upstream, commit, submodules=("3rd/x", "3rd/of-another-commit")))
     assert (target / "3rd" / "x" / "include" / "x.h").read_text() == "// x"
 
 

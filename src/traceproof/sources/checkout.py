@@ -45,7 +45,7 @@ class Wanted:
         url: anything that git understands.
         commit: all 40 digits.
         folders: cone patterns of a sparse checkout; empty: everything.
-        submodules: paths of submodules to bring along.
+        submodules: paths of submodules to bring along, as far as the commit has them.
         lfs: whether files in LFS are fetched too.
     """
 
@@ -177,12 +177,19 @@ def fetch(git: Git, commit: str) -> None:
 
 def _finish(folder: Path, wanted: Wanted, git: Git) -> None:
     """Submodules, LFS, the final check, and the note that says which commit was put there."""
-    for path in wanted.submodules:
+    for path in _submodules(wanted, git):
         git.network("submodule", "update", "--init", "--force", "--depth=1", "--", path)
     if wanted.lfs:
         _pull_lfs(git)
     _check(folder, wanted, git)
     write_json(folder / ".git" / NOTE, {"commit": wanted.commit, "url": wanted.url})
+
+
+def _submodules(wanted: Wanted, git: Git) -> list[str]:
+    """Those of the wanted submodules that the commit has: older and newer ones may have others."""
+    return [
+        path for path in wanted.submodules if git.local("ls-tree", wanted.commit, "--", path).startswith("160000 ")
+    ]
 
 
 def _pull_lfs(git: Git) -> None:
@@ -205,7 +212,7 @@ def _check(folder: Path, wanted: Wanted, git: Git) -> None:
     """
     head = git.local("rev-parse", "HEAD").strip()
     changed = changes(git)
-    empty = [path for path in wanted.submodules if not any((folder / path).glob("[!.]*"))]
+    empty = [path for path in _submodules(wanted, git) if not any((folder / path).glob("[!.]*"))]
     if head != wanted.commit or changed or empty:
         raise GitError(
             f"{folder} did not become a checkout of {wanted.commit}",

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from traceproof.bumps.diff import Diff, diff
+from traceproof.bumps.history import Kept, find, keep
+from traceproof.errors import TraceproofError
+from traceproof.sources.model import Pin
+
+PINS = {"fla": Pin(url="https://example.org/x", commit="1" * 40)}
+STACKS = [{"stack": "fla", "digest": "d", "versions": {"fla-core": "0.5.0"}}]
+
+
+def row(verdict: str = "pass", *, margin: float | None = 0.5, **changes: object) -> dict[str, Any]:
+    """A verdict row."""
+    reason = None if verdict == "pass" else "x"
+    base = {"definition": "a", "op_type": "gdn", "case": "small-0", "actor": "fla", "output": "o", "message": "m"}
+    return {**base, "verdict": verdict, "reason": reason, "gate": {"margin": margin}, **changes}
+
+
+def compared(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> Diff:
+    about: dict[str, Any] = {"stacks": {}}
+    return diff(Kept("1", tuple(before), about), Kept("2", tuple(after), about))
+
+
+SKIP = {"output": "*", "reason": "api_absent", "message": "module has no x"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind", "worse"),
+    [
+        pytest.param([row()], [row("fail")], "failing", True, id="a pass fails"),
+        pytest.param([], [row("error")], "failing", True, id="a new row fails"),
+        pytest.param([row("fail")], [row()], "passing", False, id="a failure passes"),
+        pytest.param([row()], [row("skip", **SKIP)], "skipped", True, id="a pass is skipped"),
+        pytest.param([row()], [row(margin=0.9)], None, False, id="a margin within noise"),
+        pytest.param([row(margin=0.2)], [row(margin=0.9)], "moved", False, id="a margin that moved"),
+        pytest.param([row(margin=0.001)], [row(margin=0.04)], None, False, id="margins of the last bits"),
+        pytest.param([row(), row(output="p")], [row()], "vanished_rows", True, id="an output is gone"),
+        pytest.param([row("fail")], [row("fail")], None, False, id="what failed fails"),
+        pytest.param([row(definition="b")], [row()], None, False, id="another selection"),
+    ],
+)
+def test_a_change_is_of_one_kind(
+    before: list[dict[str, Any]], after: list[dict[str, Any]], kind: str | None, *, worse: bool
+) -> None:
+    found = compared(before, after)
+    kinds = ("failing", "passing", "skipped", "moved", "vanished_rows")
+    assert {name for name in kinds if getattr(found, name)} == ({kind} if kind else set())
+    assert found.worse is worse
+
+
+def test_apis_that_go_and_come_are_named() -> None:
+    gone = compared([row()], [row("skip", **SKIP)])
+    assert gone.vanished_apis == ["fla: module has no x"]
+    assert compared([row("skip", **SKIP)], [row()]).new_apis == ["fla: module has no x"]
+
+
+def verdicts(folder: Path, *rows: Mapping[str, Any]) -> list[Path]:
+    path = folder / "gdn.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return [path]
+
+
+def test_a_state_is_kept_under_what_it_stands_on(tmp_path: Path) -> None:
+    history = tmp_path / "history"
+    digest = keep(history, verdicts(tmp_path, row()), STACKS, PINS)
+    assert keep(history, verdicts(tmp_path, row("fail"), row(definition="b")), STACKS, PINS) == digest
+    assert [one["verdict"] for one in find(history, digest[:8]).rows] == ["fail", "pass"]
+    keep(history, verdicts(tmp_path, row(definition="c")), STACKS, PINS)  # another selection of the same state
+    assert [one["definition"] for one in find(history, "latest").rows] == ["a", "b", "c"]
+    other = keep(history, verdicts(tmp_path, row()), [{**STACKS[0], "digest": "e"}], PINS)
+    assert other != digest
+    assert find(history, digest).about["pins"]["fla"]["commit"] == "1" * 40
+
+
+def test_an_unknown_state_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
+    digest = keep(tmp_path / "history", verdicts(tmp_path, row()), STACKS, PINS)
+    with pytest.raises(TraceproofError, match=digest):
+        find(tmp_path / "history", "feed")
