@@ -149,3 +149,39 @@ def test_parameters_of_a_linear_attention_test_say_its_axes() -> None:
     assert values["length"] == {"part of a chunk"}
     assert values["value_heads"] == {"grouped"}
     assert {axis.name for axis in SPACE.axes} == set(values)
+
+
+LIBRARY = """
+import torch
+
+def delta_rule(q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None):
+    return q.sum(-1, keepdim=True) * v
+"""
+LIBRARY_TESTS = """
+import torch
+from toylibrary import delta_rule
+FUNCTIONS = {"delta": delta_rule}
+
+def inputs(heads, **options):
+    return [torch.ones(1, 4, h, d, **options) for h, d in ((2, 8), (2, 8), (heads, 16))]
+
+def test_one():
+    delta_rule(*inputs(2), torch.ones(1, 4, 2), initial_state=torch.ones(1))
+
+def test_two():
+    q, k, v = inputs(2, requires_grad=True)
+    FUNCTIONS["delta"](q, k, v, beta=torch.ones(1, 4, 2, 16), cu_seqlens=torch.tensor([0, 1, 4])).sum().backward()
+"""
+
+
+def test_a_suite_that_runs_is_read_by_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "toylibrary.py").write_text(LIBRARY)
+    (tmp_path / "test_toy.py").write_text(LIBRARY_TESTS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    found = of_suite(tmp_path / "test_toy.py", python=sys.executable, run=True, library="toylibrary")
+    assert found.cases == 3  # a call forward, and one forward and backward
+    missing = {(name, value) for gap in found.gaps for name, value in gap.missing.items()}
+    reached = {("layout", "variable"), ("direction", "backward"), ("beta", "vector"), ("initial_state", "yes")}
+    assert not missing & (reached | {("layout", "dense"), ("head_dims", "different"), ("dtype", "float32")})
+    assert ("value_heads", "grouped") in missing

@@ -29,6 +29,7 @@ def coverage(  # noqa: PLR0913 - one parameter an option
     ] = None,
     python: Annotated[Path, typer.Option(help="Interpreter with what --tests imports.")] = PYTHON,
     run_tests: Annotated[bool, typer.Option("--run", help="Run --tests, not only collect them.")] = False,
+    library: Annotated[str, typer.Option(help="Package whose calls --run notes.")] = "fla",
     gaps: Annotated[int, typer.Option(min=0, help="Pairs shown of each op_type.")] = 10,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write everything as JSON; - is stdout.")
@@ -41,7 +42,7 @@ def coverage(  # noqa: PLR0913 - one parameter an option
     if recorded is not None and dataset is None:
         raise TraceproofError("--recorded needs --dataset: the definitions tell what a case means")
     if tests is not None:
-        found = [of_suite(tests, python=str(python.absolute()), run=run_tests)]
+        found = [of_suite(tests, python=str(python.absolute()), run=run_tests, library=library)]
     elif recorded is not None and dataset is not None:
         found = of_recorded(recorded, dataset)
     else:

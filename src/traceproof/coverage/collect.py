@@ -1,7 +1,8 @@
 """What parametrised tests are called with: `python -m traceproof.coverage.collect ORDER` prints JSON lines.
 
-Runs in an environment with the packages that the suite imports. Collected tests are what a suite would exercise;
-run ones, what it did: those that passed or failed, not those that were skipped.
+Runs in an environment with the packages that the suite imports. Collected tests are what a suite would exercise,
+by their parameters. Run ones are what it did, by the calls of the library's functions; where a suite calls none by
+name, by the parameters of the tests that passed or failed.
 """
 
 from __future__ import annotations
@@ -12,12 +13,21 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from typing import Any
 
+from traceproof.coverage.calls import Calls
+
 
 class Recorder:
-    """A pytest plugin that notes the name and the parameters of tests."""
+    """A pytest plugin that notes the name and the parameters of tests, and calls of a library.
 
-    def __init__(self, *, ran: bool) -> None:
+    Args:
+        ran: whether the tests are run, or collected only.
+        library: the package whose calls are noted.
+    """
+
+    def __init__(self, *, ran: bool, library: str) -> None:
         self._ran = ran
+        self._calls = Calls(library, lambda parameters: self.seen.append({"test": "", "parameters": parameters}))
+        self.seen: list[dict[str, Any]] = []
         self._known: dict[str, dict[str, Any]] = {}
         self.rows: list[dict[str, Any]] = []
 
@@ -28,7 +38,9 @@ class Recorder:
             parameters = dict(callspec.params) if callspec is not None else {}
             name = getattr(item, "originalname", None) or item.name
             self._known[item.nodeid] = {"test": name, "parameters": {k: _plain(v) for k, v in parameters.items()}}
-        if not self._ran:
+        if self._ran:
+            self._calls.watch({item.module for item in session.items if hasattr(item, "module")})
+        else:
             self.rows = list(self._known.values())
 
     def pytest_runtest_logreport(self, report: Any) -> None:  # noqa: ANN401 - pytest's report
@@ -50,13 +62,15 @@ def main(order: Mapping[str, Any]) -> Recorder:
     """Collect or run a suite."""
     import pytest
 
-    recorder = Recorder(ran=order["run"])
-    arguments = [order["path"], "-q", "-p", "no:cacheprovider", *([] if order["run"] else ["--collect-only"])]
+    recorder = Recorder(ran=order["run"], library=order["library"])
+    quiet = ["-q", "-W", "ignore", "-p", "no:cacheprovider"]  # what a library warns of is not the question here
+    arguments = [order["path"], *quiet, *([] if order["run"] else ["--collect-only"])]
     with redirect_stdout(sys.stderr):
         pytest.main(arguments, plugins=[recorder])
     return recorder
 
 
 if __name__ == "__main__":
-    for row in main(json.loads(sys.argv[1])).rows:
+    recorded = main(json.loads(sys.argv[1]))
+    for row in recorded.seen or recorded.rows:
         sys.stdout.write(json.dumps(row) + "\n")

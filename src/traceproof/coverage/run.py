@@ -61,13 +61,13 @@ def of_recorded(file: Path, dataset: Path) -> list[Coverage]:
     return [cover(SPACES[name], found) for name, found in sorted(records.items())]
 
 
-def of_suite(path: Path, *, python: str, run: bool) -> Coverage:
-    """Coverage of a kernel library's tests of linear attention, by their parameters.
+def of_suite(path: Path, *, python: str, run: bool, library: str = "fla") -> Coverage:
+    """Coverage of a kernel library's tests of linear attention: by their calls if run, else by their parameters.
 
     Raises:
         TraceproofError: no test could be collected.
     """
-    order = json.dumps({"path": str(path.resolve()), "run": run})
+    order = json.dumps({"path": str(path.resolve()), "run": run, "library": library})
     source = str(Path(__file__).resolve().parents[2])
     known = [part for part in (source, os.environ.get("PYTHONPATH")) if part]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(known)}
