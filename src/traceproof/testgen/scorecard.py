@@ -150,17 +150,14 @@ def _fates(definition: Definition, chosen: Sequence[Mutant], known: Known) -> li
     """By the judge: whether each mutant gives other bits. One that crashes or hangs does."""
     mine = known.setdefault(definition.digest, {})
     keys = [digest_json(mutant.source) for mutant in chosen]
-    judge = None
+    if any(key not in mine for key in keys):
+        judge = setup({"definition": definition.as_json(), "sizes": ("small", "medium"), "seed": 0}, Path())
+        judge({"source": definition.reference, "line": 0, "operator": ""})  # draws other seeds, for all forks
     for key, mutant in zip(keys, chosen, strict=True):
         if key not in mine:
-            judge = judge or setup(_payload(definition), Path())
             order = {"source": mutant.source, "line": mutant.line, "operator": mutant.operator}
             mine[key] = forked(partial(judge, order)).get("fate", "killed")
     return [mine[key] for key in keys]
-
-
-def _payload(definition: Definition) -> dict[str, Any]:
-    return {"definition": definition.as_json(), "sizes": ("small", "medium"), "seed": 0}
 
 
 def forked(work: Callable[[], dict[str, str]]) -> dict[str, str]:
