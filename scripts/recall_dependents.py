@@ -1,6 +1,6 @@
 r"""Check what `traceproof dependents` finds against what really ran: coverage data of tests, or imports.
 
-    coverage run --context ... -m pytest        # [run] dynamic_context = test_function
+    pytest --cov=. --cov-context=test --cov-report=     # in the repository; pytest-cov
     python scripts/recall_dependents.py --root xarray-2025.6.1 --coverage .coverage
     PYTHONPATH=<root>:src python scripts/recall_dependents.py --root fla_core-0.6.0 --imports fla
 
@@ -20,12 +20,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from traceproof.dependents.graph import Graph, is_test
+from traceproof.dependents.graph import Graph
 from traceproof.dependents.tree import FolderTree
 
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 PARSER.add_argument("--root", type=Path, required=True, help="the repository, or an unpacked package")
-PARSER.add_argument("--coverage", type=Path, help="data file of coverage.py, with a context a test function")
+PARSER.add_argument("--coverage", type=Path, help="data file of coverage.py, with a context a test")
 PARSER.add_argument(
     "--imports", metavar="PACKAGE", help="import every module of a package, and note who imports whom"
 )
@@ -46,11 +46,8 @@ def ran(data_file: Path, root: Path) -> Pairs:
             continue
         name = path.relative_to(root).as_posix()
         for contexts in data.contexts_by_lineno(measured).values():
-            for context in filter(None, contexts):  # e.g. xarray.tests.test_utils.TestAlias.test
-                parts = context.split(".")
-                ends = [at for at in range(1, len(parts)) if is_test("/".join(parts[:at]) + ".py")]
-                if ends:
-                    found["/".join(parts[: ends[0]]) + ".py"].add(name)
+            for context in filter(None, contexts):  # e.g. xarray/tests/test_utils.py::TestAlias::test|run
+                found[context.partition("::")[0]].add(name)
     return found
 
 
