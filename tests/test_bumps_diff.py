@@ -28,7 +28,7 @@ def compared(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, A
     return diff(Kept("1", tuple(before), about), Kept("2", tuple(after), about))
 
 
-SKIP = {"output": "*", "reason": "api_absent", "message": "module has no x"}
+SKIP: dict[str, Any] = {"output": "*", "reason": "api_absent", "message": "module has no x"}
 
 
 @pytest.mark.parametrize(
