@@ -185,3 +185,9 @@ def test_a_suite_that_runs_is_read_by_its_calls(tmp_path: Path, monkeypatch: pyt
     reached = {("layout", "variable"), ("direction", "backward"), ("beta", "vector"), ("initial_state", "yes")}
     assert not missing & (reached | {("layout", "dense"), ("head_dims", "different"), ("dtype", "float32")})
     assert ("value_heads", "grouped") in missing
+
+
+def test_an_op_type_without_cases_says_so_in_one_line() -> None:
+    text = as_text([cover(TOY, [])], gaps=10)
+    assert "toy: no case was run" in text
+    assert "not exercised" not in text

@@ -85,7 +85,8 @@ def as_text(coverages: Iterable[Coverage], *, gaps: int) -> str:
     found = list(coverages)
     lines = [f"{'op_type':18} {'cases':>6} {'one-way':>12} {'pairwise':>14}"]
     lines += [f"{one.op_type:18} {one.cases:6} {_share(one.one_way):>12} {_share(one.pairs):>14}" for one in found]
-    for one in found:
+    lines += [f"{one.op_type}: no case was run" for one in found if not one.cases]
+    for one in (one for one in found if one.cases):
         for gap in [*one.gaps, *one.pair_gaps[:gaps]]:
             lines.append(
                 f"{one.op_type}: not exercised: {_said(gap.missing)}; smallest case: {_said(gap.smallest)}"
