@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,13 +69,17 @@ def _changed(root: Path, names: list[str]) -> dict[str, Any]:
             f"not in {root}: {', '.join(absent)}",
             todo="For deleted files, compare two commits: --between A B.",
         )
-    found: dict[str, Any] = {}
     stack = stack_of(tree)
-    for op_type, touch in (touches(stack, tree) if stack else {}).items():
-        reached = [name for name in names if name in touch.files]
-        if reached:
-            found[op_type] = {"parts": reached, "why": touch.why(reached[0])}
-    return {"stack": stack, "changed": names, "op_types": found, **_tests(names, tree)}
+    if stack is None:
+        return {"stack": None, "changed": names, "op_types": {}, **_tests(names, tree)}
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as beside:  # both read all of the repository
+        tests = beside.submit(_tests, names, tree)
+        found: dict[str, Any] = {}
+        for op_type, touch in touches(stack, tree).items():
+            reached = [name for name in names if name in touch.files]
+            if reached:
+                found[op_type] = {"parts": reached, "why": touch.why(reached[0])}
+        return {"stack": stack, "changed": names, "op_types": found, **tests.result()}
 
 
 def _between(root: Path, before: str, after: str) -> dict[str, Any]:

@@ -131,4 +131,5 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if before:
+            gc.freeze()  # or the next collection walks all of it
             gc.enable()
