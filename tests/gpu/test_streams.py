@@ -1,0 +1,48 @@
+"""Work that a reference leaves on another stream is waited for, in the first run and in its repeats; needs CUDA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from definitions import GOOD, rmsnorm
+from safetensors.torch import load_file
+
+from traceproof.actors import execute
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+LATE = (
+    GOOD.replace("def run(", "def norm(")
+    + """
+
+def run(hidden_states, weight):
+    output = torch.zeros_like(hidden_states)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(1 << 28)
+        output.copy_(norm(hidden_states, weight))
+    return output
+"""
+)
+CASE = {"id": "small-1", "size": "small", "axes": {"batch_size": 7}, "seed": 0, "params": {}}
+
+
+def outcome(reference: str, scratch: Path) -> tuple[dict[str, Any], torch.Tensor]:
+    """What a run of one case says, and its output."""
+    scratch.mkdir()
+    payload = {"actor": "reference", "device": "cuda", "threads": 1, "dataset": None}
+    run = execute.setup(payload | {"definition": rmsnorm("norm", reference)}, scratch)
+    said = run({"case": CASE, "key": "key", "repeat": True})
+    return said, load_file(scratch / "key.safetensors")["output"]
+
+
+def test_late_work_is_in_every_output(tmp_path: Path) -> None:
+    _, expected = outcome(GOOD, tmp_path / "good")
+    said, output = outcome(LATE, tmp_path / "late")
+    assert torch.equal(output, expected)
+    assert bool(output.any())
+    assert said["varying"] == []
+    assert not said["remembered"]
