@@ -1,4 +1,4 @@
-"""Work that a reference leaves on another stream is waited for, in the first run and in its repeats; needs CUDA."""
+"""Work that a reference leaves on another stream is waited for, also in its repeats; needs CUDA."""
 
 from __future__ import annotations
 
