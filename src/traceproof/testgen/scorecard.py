@@ -95,7 +95,7 @@ def score(  # noqa: PLR0913 - each a choice of the measurement
     most: int | None = None,
     known: Known | None = None,
 ) -> Card:
-    """Put mutants of a definition before a suite: all that count, or `most` of them, evenly spread.
+    """Put mutants of a definition before a suite: all of them, or `most`, evenly spread; equivalent ones drop out.
 
     Args:
         suite: what is scored.
@@ -108,16 +108,15 @@ def score(  # noqa: PLR0913 - each a choice of the measurement
     card = Card(definition.name, definition.op_type)
     suite.plant(entry, None)
     right = suite.run(definition)
-    card.tests = sum(outcome == PASSED for outcome in right.values())
+    card.tests = sum(outcome in {PASSED, DENIED} for outcome in right.values())
     for seed in range(1, seeds):
         found = suite.run(definition, seed)
         if _worse(right, found):
             card.alarms.append(seed)
-    chosen = list(mutants(definition.reference))
+    chosen = _spread(list(mutants(definition.reference)), most)
     fate = _fates(definition, chosen, known if known is not None else {})
     card.equivalent = sum(how == "equivalent" for how in fate)
-    counted = [mutant for mutant, how in zip(chosen, fate, strict=True) if how in COUNTED]
-    for mutant in _spread(counted, most):
+    for mutant in (mutant for mutant, how in zip(chosen, fate, strict=True) if how in COUNTED):
         card.total += 1
         suite.plant(entry, mutant.source)
         found = suite.run(definition, first=True)
@@ -130,10 +129,10 @@ def score(  # noqa: PLR0913 - each a choice of the measurement
     return card
 
 
-def _spread(counted: Sequence[Mutant], most: int | None) -> list[Mutant]:
-    if most is None or len(counted) <= most:
-        return list(counted)
-    return [counted[place * len(counted) // most] for place in range(most)]
+def _spread(found: list[Mutant], most: int | None) -> list[Mutant]:
+    if most is None or len(found) <= most:
+        return found
+    return [found[place * len(found) // most] for place in range(most)]
 
 
 def _worse(right: Mapping[str, str], found: Mapping[str, str]) -> bool:
