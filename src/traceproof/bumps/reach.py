@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from traceproof.bumps.native import Native
 from traceproof.bumps.roots import Roots
@@ -18,6 +19,7 @@ from traceproof.bumps.units import EFFECTS, LISTERS, Bound, FileUnits, Unit
 from traceproof.dependents.facts import ANYTHING, Import
 from traceproof.dependents.modules import Modules
 from traceproof.dependents.tree import Tree
+from traceproof.digests import digest_bytes
 
 Key = tuple[str, str]  # file, unit
 MODULE = re.compile(r"\.*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -41,6 +43,14 @@ class Sources:
         self._files: dict[str, FileUnits] = {}
         self._parsed = {} if parsed is None else parsed  # by content, shared by the commits of a bisection
         self._resolved: dict[tuple[Import, str], set[str]] = {}
+
+    @cached_property
+    def everything(self) -> Mapping[str, str]:
+        """Digest of every file; the tree's own where that costs nothing."""
+        names = sorted(self.tree.files)
+        unknown = [name for name in names if self.tree.identity(name) is None]
+        found = {name: digest_bytes(content) for name, content in self.tree.read(unknown).items()}
+        return {name: found.get(name) or str(self.tree.identity(name)) for name in names}
 
     def file(self, path: str) -> FileUnits:
         """A parsed file."""

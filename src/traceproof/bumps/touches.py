@@ -35,9 +35,7 @@ class Touch:
         """Digest by part: `file::unit` of Python, `file` of anything else, and what widened the set."""
         sources = self.reach.sources
         if self.reach.widened:
-            everything = sorted(sources.tree.files)
-            contents = sources.tree.read(everything)
-            return {name: digest_bytes(contents[name]) for name in everything if name in contents}
+            return sources.everything
         found: dict[str, str] = {}
         for path, name in self.reach.units:
             unit = sources.file(path).units[name]
