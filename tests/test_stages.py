@@ -15,9 +15,12 @@ from pipeline import STACK, Run, verdicts
 from safetensors.torch import save_file
 
 from traceproof.actors.execute import NO_SPACE
+from traceproof.actors.inputs import fingerprints
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
-from traceproof.stages.actor import Job, Progress, _Runner
+from traceproof.stages.actor import MANY_TRIALS, Job, Progress, _Runner
+from traceproof.stages.actor import run as run_job
+from traceproof.stages.manifest import Manifest
 from traceproof.stages.plan import Selection, plan
 from traceproof.store import Store
 from traceproof.worker import ItemOutcome, Limits, Pool, Status
@@ -53,6 +56,26 @@ def test_an_edit_of_one_reference_recomputes_that_definition_alone(dataset: Path
     assert len(after) - len(before) == 2 * cases
     assert verdicts(second["alpha"]) == verdicts(second["gamma"]) == PASSED
     assert ("fail", "numerics") in verdicts(second["beta"])
+
+
+def test_lanes_give_the_records_that_one_gives(tmp_path: Path) -> None:
+    own = Path(__file__).parent / "dataset" / "definitions" / "sampling" / "top_k_sampling_from_probs_v1000.json"
+    definition = json.loads(own.read_text(encoding="utf-8"))
+    write(tmp_path / "dataset", definition)
+    run = Run(tmp_path / "dataset", tmp_path / "results", limits=LIMITS)
+    [cases] = plan(run.dataset, run.out / "cases", Selection(sizes=("small",)))
+    entry = json.loads(cases.read_text(encoding="utf-8"))["definitions"][definition["name"]]
+    assert sum(planned["trials"] >= MANY_TRIALS for planned in entry["cases"]) > 1
+    found = []
+    for lanes in (1, 3):
+        job = Job(actor="reference", code="0", stack=STACK, device="cpu", threads=1, limits=LIMITS, lanes=lanes)
+        path = tmp_path / f"{lanes}.json"
+        run_job(cases, path, tmp_path / f"store-{lanes}", job)
+        records = Manifest.read(path).cases[definition["name"]]
+        store = Store(tmp_path / f"store-{lanes}", "outputs")
+        found.append({case: fingerprints(dict(store.tensors(record["key"]))) for case, record in records.items()})
+    assert list(found[0]) == list(found[1]) == [planned["case"]["id"] for planned in entry["cases"]]
+    assert found[0] == found[1]
 
 
 def test_a_changed_description_recomputes_nothing(dataset: Path, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 GIB = 1 << 30
 MIB = 1 << 20
 BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and torch loaded in each
-LANES = 4  # references of one op_type that share a GPU side by side
+LANES = 6  # references of one op_type that share a GPU side by side
 SLACK = 1.25  # estimates were up to a fifth below what was measured
 
 

@@ -38,6 +38,7 @@ REASONS: Mapping[Status, Error] = {
 }
 # CUDA does not start behind Landlock (cuInit gives 304, seen with driver 580); the file view of its own stays.
 CUDA_REFUSES = ("landlock",)
+MANY_TRIALS = 100  # draws of a reference, a call each: a second and more
 PATIENCE = 2  # timeouts of one definition after which its other cases are not waited for
 # Outcomes that the same code and inputs would meet again; a timeout or too much memory may be the machine's doing.
 LASTING = frozenset({Status.OK, Status.ERROR, Status.OUTPUT, Status.REFUSED})
@@ -148,6 +149,15 @@ def _op_modules(op_type: str) -> tuple[str, ...]:
     return (f"traceproof.ops.{op_type}",) if op_type in known() else ()
 
 
+def _parts(cases: list[dict[str, Any]], *, apart: bool) -> list[list[dict[str, Any]]]:
+    """Cases by the worker that runs them."""
+    if not apart:
+        return [cases]
+    long = [planned for planned in cases if planned["trials"] >= MANY_TRIALS]
+    rest = [planned for planned in cases if planned["trials"] < MANY_TRIALS]
+    return [*([planned] for planned in long), *([rest] if rest else [])]
+
+
 @dataclass(frozen=True, slots=True)
 class _Runner:
     job: Job
@@ -163,15 +173,28 @@ class _Runner:
         return records | dict(self._run(name, entry, items)) if items else records
 
     def apart(self, entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Records of all definitions, each run in a worker of its own, `lanes` of them at a time."""
+        """Records of all definitions, each run in a worker of its own, `lanes` of them at a time.
+
+        Where there are several lanes, a case of many draws has a worker to itself, and these start first: one
+        after another they would take longer than all other cases together.
+        """
+        apart = self.job.lanes > 1
+        parts = [
+            (name, {**entry, "cases": cases})
+            for name, entry in entries.items()
+            for cases in _parts(entry["cases"], apart=apart)
+        ]
+        parts.sort(key=lambda part: -sum(planned["trials"] for planned in part[1]["cases"]) if apart else 0)
         with ThreadPoolExecutor(self.job.lanes) as lanes:
-            started = {
-                name: lanes.submit(partial(self.definition, name, entry)) for name, entry in entries.items()
-            }
+            started = [(name, lanes.submit(partial(self.definition, name, part))) for name, part in parts]
             try:
-                return {name: running.result() for name, running in started.items()}
+                found: dict[str, dict[str, Any]] = {name: {} for name in entries}
+                for name, running in started:
+                    found[name] |= running.result()
             finally:  # a full disk, say, ends all of them
                 lanes.shutdown(cancel_futures=True)
+        order = {name: [planned["case"]["id"] for planned in entry["cases"]] for name, entry in entries.items()}
+        return {name: {case: found[name][case] for case in cases} for name, cases in order.items()}
 
     def together(self, entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """Records of all definitions, run in one worker: most of a short case's time would be starting up."""

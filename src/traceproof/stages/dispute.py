@@ -188,8 +188,11 @@ class _Hearing:
             return
         others = [other for other in self._outputs if other != actor]
         apart = {other: self._apart(actor, other, output) for other in others}
-        ours = sorted([actor, *(other for other, value in apart.items() if value is not None and value <= 1)])
-        theirs = [ORACLE, *sorted(other for other in self._passed(output) if other not in ours)]
+        passed = self._passed(output)
+        near = (
+            other for other, value in apart.items() if value is not None and value <= 1 and other not in passed
+        )
+        ours, theirs = sorted([actor, *near]), [ORACLE, *sorted(passed)]
         outvoted = ours if len(ours) < len(theirs) else theirs if len(theirs) < len(ours) else []
         recognised = self._explained(output, actor) if explaining else []
         row["arbitration"] = {"with": ours, "against": theirs, "outvoted": outvoted, "recognised": recognised}

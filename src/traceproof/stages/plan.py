@@ -131,7 +131,9 @@ def _cases(tree: Tree, definition: Definition, op: Op, selection: Selection) -> 
     for case in cases:
         need = op.memory(definition, case)
         skip = skips.get(case.id) or _too_large(need, selection.memory_limit)
-        planned.append({"case": case.as_json(), "digest": case.digest, "memory": need, "skip": skip})
+        trials = op.trials(definition, case)
+        entry = {"case": case.as_json(), "digest": case.digest, "memory": need, "trials": trials, "skip": skip}
+        planned.append(entry)
     return _mark_repeat(planned)
 
 
