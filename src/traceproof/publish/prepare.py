@@ -211,9 +211,11 @@ def source_commit(root: Path) -> str:
 
 
 def pinned(root: Path) -> dict[str, str]:
-    """Commits and versions of the sources that `sources.lock` pins; none where there is no such file."""
+    """Commits and versions that `sources.lock` pins; what was run may be of others, which is said apart."""
     try:
         found = json.loads((root / "sources.lock").read_text(encoding="utf-8"))["sources"]
     except (OSError, ValueError, KeyError):
         return {}
-    return {name: str(pin.get("commit") or pin.get("version") or "") for name, pin in sorted(found.items())}
+    return {
+        f"pinned {name}": str(pin.get("commit") or pin.get("version") or "") for name, pin in sorted(found.items())
+    }
