@@ -70,6 +70,8 @@ CHANGES: dict[str, Change] = {
     "rows shifted by one": _shifted,
 }
 
+IN_LAST = ("zeros", "scaled by 1.02", "one dead row", "rows shifted by one")  # of a state, a residual, an LSE
+
 
 def wrong_answers(right: Answer) -> tuple[Answer, ...]:
     """The generic wrong answers, from a right way of computing."""
@@ -85,5 +87,15 @@ def wrong_answers(right: Answer) -> tuple[Answer, ...]:
         outputs = right.make(subject)
         return None if outputs is None else _swapped(outputs)
 
+    def in_last(change: Change) -> Callable[[Subject], Tensors | None]:
+        def make(subject: Subject) -> Tensors | None:
+            outputs = right.make(subject)
+            if outputs is None or len(outputs) < 2:
+                return None
+            return _each_float(dict(reversed(outputs.items())), change)
+
+        return make
+
     answers = [Answer(name, changed(change)) for name, change in CHANGES.items()]
+    answers += [Answer(f"last output: {name}", in_last(CHANGES[name])) for name in IN_LAST]
     return (*answers, Answer("swapped outputs", swapped))

@@ -73,7 +73,10 @@ def close(
     rounding = unit_roundoff(dtype or actual.dtype)
     pooled = float(_rms((_rms(lost) / scale.clamp_min(TINY))[scale > 0].reshape(1, -1)).nan_to_num().sum())
     own_peak = lost.amax(-1, keepdim=True)
-    limit = kind.factor * torch.maximum(own_peak, PEAK * pooled * scale[:, None]) + rounding * e.abs() + TINY
+    once = rounding * e.abs()
+    limit = (
+        kind.factor * torch.maximum(torch.maximum(own_peak, PEAK * pooled * scale[:, None]), once) + once + TINY
+    )
     elementwise = float((error / limit).max())
     row_limit = kind.factor * torch.maximum(_rms(lost), pooled * scale) + rounding * scale / 3**0.5 + TINY
     by_row = float((_rms(error) / row_limit).max())

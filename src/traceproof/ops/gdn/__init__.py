@@ -100,7 +100,7 @@ class GatedDeltaRule(Op):
         """Close: chunks in bfloat16 round more often than the floor; float32 states feel hardware exponentials."""
         found = layout(definition)
         if found.form is Form.PREFILL:
-            return {"output": Close(4.0, reason=CHUNKED), found.final: Close(8.0, row_axes=2, reason=CHUNKED)}
+            return {"output": Close(4.0, reason=CHUNKED), found.final: Close(12.0, row_axes=2, reason=CHUNKED)}
         fast = definition.outputs[found.final].dtype == "float32"
         state = Close(factor=FAST_EXP_FACTOR, reason=FAST_EXP) if fast else Close()
         return {"output": Close(), found.final: state}

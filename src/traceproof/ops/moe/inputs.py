@@ -66,12 +66,16 @@ def _drawn_routing(form: Form, definition: Definition, case: Case, draw: Draw) -
     tokens = case.axes[form.tokens]
     dtype = TORCH_DTYPES[definition.inputs["routing_logits"].dtype]
     bias = _bias(form, definition, case, draw)
+    pairs = bool(case.params.get("ties"))
     drawn = draw.normal("routing_logits", (TRIALS, tokens, form.experts), scale=2.0).cpu()
     if form.routing.method == Method.LLAMA4:
         # the best of many would have a sigmoid next to 1, and leaving it out would not show
+        if (
+            pairs
+        ):  # twins first: else the level may be that of one that its twin replaces, and the best lie far below
+            drawn[..., 1::2] = drawn[..., 0::2]
         drawn += draw.normal("routing_level", (TRIALS, tokens, 1), scale=0.5).cpu() - drawn.amax(-1, keepdim=True)
     logits = _patterned(form, case, drawn).to(dtype)
-    pairs = bool(case.params.get("ties"))
     margin = (margins(form.routing, logits, bias, pairs=pairs).clamp(max=1.0) * DIGITS).round()
     worth = torch.where(margin >= CLEAR * DIGITS, 2 * DIGITS - margin, margin)
     best_trial = (worth + DIGITS * _as_meant(form, case, logits, bias)).argmax(0)
