@@ -9,7 +9,7 @@ from functools import cached_property
 
 from traceproof.bumps.reach import Reach, Sources
 from traceproof.bumps.roots import PACKAGES, op_types, roots
-from traceproof.bumps.units import EFFECTS
+from traceproof.bumps.units import EFFECTS, FileUnits
 from traceproof.dependents.facts import uncollected
 from traceproof.dependents.tree import Tree
 from traceproof.digests import digest_bytes, digest_json
@@ -84,9 +84,9 @@ def touch(stack: str, op_type: str, sources: Sources) -> Touch:
     return Touch(stack, op_type, Reach.of(sources, roots(stack, op_type)))
 
 
-def touches(stack: str, tree: Tree) -> dict[str, Touch]:
-    """The same for every op_type that the stack has adapters for."""
-    sources = Sources(tree, PACKAGES[stack])
+def touches(stack: str, tree: Tree, parsed: dict[str, FileUnits] | None = None) -> dict[str, Touch]:
+    """The same for every op_type that the stack has adapters for; `parsed` keeps files for other commits."""
+    sources = Sources(tree, PACKAGES[stack], parsed)
     with uncollected():
         return {op_type: touch(stack, op_type, sources) for op_type in op_types(stack)}
 

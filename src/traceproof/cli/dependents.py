@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from traceproof.bumps.touches import changed_parts, stack_of, touches
+from traceproof.bumps.units import FileUnits
 from traceproof.cli import run
 from traceproof.dependents.graph import Graph
 from traceproof.dependents.tree import CommitTree, FolderTree, Tree, changed_between, git
@@ -91,7 +92,8 @@ def _between(root: Path, before: str, after: str) -> dict[str, Any]:
     stack = stack_of(new) or stack_of(old)
     found: dict[str, Any] = {}
     if stack and names:
-        was, now = touches(stack, old), touches(stack, new)
+        parsed: dict[str, FileUnits] = {}
+        was, now = touches(stack, old, parsed), touches(stack, new, parsed)
         for op_type, touch in now.items():
             if touch.digest != was[op_type].digest:
                 parts = changed_parts(was[op_type], touch)

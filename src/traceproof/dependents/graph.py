@@ -82,6 +82,7 @@ class Graph:
     facts: Mapping[str, Facts]
     _needed_by: dict[str, dict[str, Link]] = field(default_factory=lambda: defaultdict(dict))
     _need_all: dict[str, Link] = field(default_factory=dict)
+    _contents: dict[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tree: Tree) -> Graph:
@@ -137,7 +138,7 @@ class Graph:
             chains[name] = ()
             waiting.append(name)
             everything = everything or self._why_everything(name)
-            if not name.endswith(modules.SUFFIXES):
+            if everything is None and not name.endswith(modules.SUFFIXES):
                 for reader, line in self._readers(name).items():
                     if reader not in chains:
                         chains[reader] = (Step(reader, line, "mentions", name),)
@@ -185,9 +186,10 @@ class Graph:
         base = name.rpartition("/")[2]
         stem = re.escape(base.partition(".")[0].encode())
         wanted = re.compile(rb"\b" + re.escape(base.encode()) + rb"\b|[\"'/]" + stem + rb"[\"']")
-        contents = self.tree.read(self.modules.sources)
+        if not self._contents:
+            self._contents.update(self.tree.read(self.modules.sources))
         found = {}
-        for path, content in contents.items():
+        for path, content in self._contents.items():
             match = wanted.search(content)
             if match is not None:
                 found[path] = content.count(b"\n", 0, match.start()) + 1
