@@ -90,6 +90,18 @@ def test_one_wrong_element_fails_the_floor_gate() -> None:
     assert ruling.details["worst"][0]["index"] == [5, 1, 7]
 
 
+def test_an_element_that_the_floor_hits_may_be_rounded_twice_and_once_more() -> None:
+    expected = torch.full((4, 64), 1.0, dtype=torch.float64)
+    expected[:, 0] = 8.0
+    floor = expected + 0.006
+    floor[:, 0] = 8.0  # hit by luck, where rounding once may lose 8 * 2**-8
+    for roundings, ok in ((2.0, True), (2.9, True), (3.1, False)):
+        actual = expected.clone()
+        actual[1, 0] += roundings * gates.unit_roundoff(torch.bfloat16) * 8.0
+        gate = gates.close(actual, expected, floor, Close(), torch.bfloat16)
+        assert gate.ok == ok, gate.detail
+
+
 def test_a_missing_output_fails() -> None:
     assert rule(None).reason == Failure.PRESENCE
 

@@ -205,6 +205,14 @@ def test_in_steep_rows_one_weight_outdoes_the_others() -> None:
     assert bool((shares.amin(-1) < 0.15).all())
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_chosen_sigmoid_is_never_next_to_nothing(seed: int) -> None:
+    """Where the routing weight scales the token, activations of a tiny one underflow in fp8."""
+    for case in OP.cases(PER_TENSOR, sizes=("small",), seed=seed):
+        logits = ops.tensor(ops.inputs_of(PER_TENSOR, case), "routing_logits").float()
+        assert not logits.numel() or float(logits.amax(-1).min()) > -4.0, case.id
+
+
 @EVERY_ROUTED
 def test_tied_experts_can_stand_in_for_each_other(definition: Definition, monkeypatch: pytest.MonkeyPatch) -> None:
     form = form_of(definition)
