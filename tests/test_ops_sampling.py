@@ -18,7 +18,7 @@ from traceproof.ops.base import Unsupported, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.sampling import OP
 from traceproof.ops.sampling.filters import support
-from traceproof.ops.sampling.patterns import CLOSE_TO_P, FLAT, PACKS, PLAIN, TRICKY
+from traceproof.ops.sampling.patterns import CLOSE_TO_P, FLAT, NOTHING, PACKS, PLAIN, TRICKY
 
 BY_FILTER = {
     "k": ops.load("sampling", "top_k_sampling_from_probs_v1000"),
@@ -199,6 +199,16 @@ def test_a_mistake_is_seen_with_few_draws(filters: str, bug: str) -> None:
     assert all(rejected(BY_FILTER[filters], bug, seed) for seed in range(3))
 
 
+@pytest.mark.parametrize("filters", ["p", "kp"])
+def test_a_p_of_zero_leaves_the_most_probable_token(filters: str) -> None:
+    definition = BY_FILTER[filters]
+    case = ops.case_named(definition, "edge-p-zero")
+    values = ops.inputs_of(definition, case)
+    known = OP.oracle(definition, values)
+    assert not ops.tensor(values, "top_p").any()
+    assert known["samples@tokens"].flatten().tolist() == ops.tensor(values, "probs").argmax(-1).tolist()
+
+
 @EVERY
 def test_the_reference_passes_every_case(definition: Definition) -> None:
     for case in ops.cases(definition):
@@ -254,7 +264,7 @@ def test_a_large_vocabulary_has_few_draws(definition: Definition) -> None:
 
 def test_the_patterns_are_what_their_names_say() -> None:
     assert all(list(one.weights) == sorted(one.weights, reverse=True) for pack in PACKS.values() for one in pack)
-    names = [pattern.name for pattern in (*PLAIN, *TRICKY, FLAT, CLOSE_TO_P)]
+    names = [pattern.name for pattern in (*PLAIN, *TRICKY, FLAT, CLOSE_TO_P, NOTHING)]
     assert len(set(names)) == len(names)
     by_name = {pattern.name: pattern for pattern in TRICKY}
     tied = by_name["tie-at-k"]

@@ -18,6 +18,7 @@ ROWS = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
 DRAWS = 160  # of a case, over all its rows, at a vocabulary where a draw takes a CPU 4 to 8 ms
 CHEAP_DRAWS = 1 << 21  # ... and that many divided by the vocabulary where it is small
 MAX_TRIALS = 512
+FEW_TRIALS = 4  # where one token alone is right
 DENSE_TRIALS = 6  # a full row sorts three times slower than one that is mostly zeros
 
 
@@ -52,6 +53,8 @@ class Sampling(Op):
                 name = "single" if count == 1 else "plain" if count < 16 else "weights"
                 yield Case(f"{size}-{index}", size, {rows: count}, seed, {"rows": name})
         yield Case("edge-empty", "edge", {rows: 0}, seed, {"rows": "plain"})
+        if "top_p" in definition.inputs:
+            yield Case("edge-p-zero", "edge", {rows: 2}, seed, {"rows": "nothing"})
         yield Case("adversarial-rows", "adversarial", {rows: len(PACKS["tricky"])}, seed, {"rows": "tricky"})
         yield Case("adversarial-dense", "adversarial", {rows: 3}, seed, {"rows": "dense"})
 
@@ -61,6 +64,8 @@ class Sampling(Op):
         draws = max(DRAWS, CHEAP_DRAWS // max(vocabulary, 1))
         if rows == 0:
             return 1
+        if case.params.get("rows") == "nothing":
+            return FEW_TRIALS
         if case.params.get("rows") == "dense":
             draws = max(DENSE_TRIALS * rows, CHEAP_DRAWS // max(vocabulary, 1))
         if case.size == "small":

@@ -59,7 +59,10 @@ TRICKY = (
 FLAT = Pattern("one-and-many", (20, *(1,) * 80), WHOLE_VOCABULARY, 1.0, 1.0)
 # .53 .47: the second token stays for p and goes for 0.96 p, so that 40 draws tell a p that is a little small
 CLOSE_TO_P = Pattern("p-just-above", (8, 7, 1), 2, 0.52, 0.55)
+# No mass at all is wanted: the most probable token, by a branch of its own in references
+NOTHING = Pattern("p-zero", (7, 5, 4), 3, 0.0, 0.0)
 PACKS = {
+    "nothing": (NOTHING,),
     "single": PLAIN[:1],
     "plain": PLAIN,
     # rows alike but for their places are judged together
