@@ -68,6 +68,7 @@ rule stack:
         f"{FLOW.results}/stacks/{{stack}}.json",
     log:
         f"{FLOW.results}/logs/stack-{{stack}}.log",
+    priority: 20  # builds wait for it, and a first run waits for builds
     params:
         python=stack_python,
         source=stack_source,

@@ -25,6 +25,7 @@ from traceproof.ops import registry
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Backward, Close, Comparison, Quantised
 from traceproof.reasons import Verdict
+from traceproof.stages import dispute
 from traceproof.stages.dispute import expectation
 from traceproof.worker import Limits
 
@@ -132,10 +133,15 @@ def test_an_outvoted_reference_is_named_and_leaves_a_replay(tmp_path: Path) -> N
     assert not list((run.out / "replay" / "rmsnorm").glob("alpha*"))
 
 
-def test_ground_truths_are_held_against_each_other_once_a_pair(tmp_path: Path) -> None:
+@pytest.mark.parametrize("held", [1 << 18, 0])  # computed, or bounded by what each one errs
+def test_ground_truths_are_held_against_each_other_once_a_pair(
+    held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispute, "HELD_APART", held)
     write(tmp_path / "dataset", rmsnorm("alpha"))
     rows = Run(tmp_path / "dataset", tmp_path / "results", limits=LIMITS).verify("torch", "sglang")["alpha"]
     pairs = [row for row in rows if "~" in row["actor"]]
     both = {row["case"] for row in rows if row["actor"] == "sglang" and row["verdict"] == "pass"}
     assert {row["case"] for row in pairs} == both  # none where SGLang is absent
     assert all(row["verdict"] == "pass" and row["gate"]["margin"] <= 1 for row in pairs)
+    assert all(("at most" in row["message"]) == (held == 0) for row in pairs)
