@@ -36,7 +36,7 @@ PARSER.add_argument(
 PARSER.add_argument("--work", type=Path, required=True, help="a new folder")
 PARSER.add_argument("--python", default=sys.executable, help="interpreter of all stacks")
 FOLDERS = {"sglang": "python"}  # where a repository keeps its package, and what of it is checked out
-WHO = ("-c", "user.name=bumps", "-c", "user.email=bumps@example.org")
+WHO = ("-c", "user.name=bumps", "-c", "user.email=bumps@example.org", "-c", "gc.auto=0")
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -77,10 +77,11 @@ def history(upstream: Path) -> list[tuple[str, str]]:
 
 
 def repository(folder: Path) -> None:
-    """A copy of this repository, by links, with results of its own, whose stack takes its source from the lock."""
+    """A copy of this repository, with results of its own, whose stack takes its source from the lock."""
     folder.mkdir()
-    for name in ("src", "scripts", "rules", "profiles", "envs", "Snakefile"):
-        (folder / name).symlink_to(ROOT / name)
+    for name in ("src", "scripts", "rules", "profiles", "envs"):  # copies: an edit meanwhile would rerun things
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy2(ROOT / "Snakefile", folder)
     chosen: dict[str, Path] = {}
     for dataset in options.dataset:
         for path in sorted((dataset / "definitions").glob("*/*.json")):

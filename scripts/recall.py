@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -34,23 +35,26 @@ CAPABILITIES = ((8, 0), (9, 0), (10, 0))
 DEFINES = ["-DFLASHINFER_ENABLE_BF16", "-DFLASHINFER_ENABLE_F16", "-DFLASHINFER_ENABLE_FP8_E4M3"]
 
 
-def list_imported(modules: Iterable[str]) -> None:
-    """Print every file that is opened while modules are imported, in this process."""
+def list_imported(stack: str, modules: Iterable[str]) -> None:
+    """Print every file that is opened while a stack's modules are imported, in this process."""
+    from traceproof.adapters import lookup
+
+    lookup.stack(stack).prepare()
     opened: list[str] = []
     sys.addaudithook(lambda event, given: opened.append(str(given[0])) if event == "open" else None)
     for module in modules:
         try:
             importlib.import_module(module)
-        except ImportError as error:
-            sys.stderr.write(f"{module}: {error}\n")
+        except (ImportError, KeyError) as error:
+            sys.stderr.write(f"{module}: {type(error).__name__}: {error}\n")
     # What the import system reads goes through C; the modules themselves tell.
     opened += [str(getattr(module, "__file__", "")) for module in list(sys.modules.values())]
     sys.stdout.write("\n".join(sorted(set(opened))) + "\n")
 
 
-def imported(modules: Iterable[str], root: Path) -> set[str]:
+def imported(stack: str, modules: Iterable[str], root: Path) -> set[str]:
     """The package's files that importing modules reads."""
-    command = [sys.executable, __file__, "--stack", "-", "--root", str(root), "--dataset", "-"]
+    command = [sys.executable, __file__, "--stack", stack, "--root", str(root), "--dataset", "-"]
     done = subprocess.run(
         [*command, "--imported", ",".join(modules)], check=True, text=True, stdout=subprocess.PIPE
     )
@@ -97,7 +101,8 @@ def headers(
     return {label: spec for label, spec in specs.items() if spec is not None}
 
 
-def described(label: str, places: Iterable[str], args: tuple[object, ...]) -> object | None:
+@cache
+def described(label: str, places: tuple[str, ...], args: tuple[object, ...]) -> object | None:
     """What a module is made of; None: it can not be described here, and stderr says why."""
     import torch
 
@@ -157,6 +162,7 @@ def main() -> int:
     from traceproof.dependents.tree import PackageTree
 
     root = options.root.resolve()
+    os.environ.setdefault("FLASHINFER_CUBINS_REPOSITORY", str(root))  # fetch nothing
     sources = Sources(PackageTree(root, PACKAGES[options.stack]), PACKAGES[options.stack])
     missed = 0
     done: dict[str, set[str]] = {}
@@ -164,7 +170,7 @@ def main() -> int:
         found = touch(options.stack, op_type, sources)
         names = set(found.files)
         modules = sorted({place.partition(":")[0] for place in roots(options.stack, op_type).apis})
-        opened = imported(modules, root)
+        opened = imported(options.stack, modules, root)
         specs = headers(options.stack, op_type, options.dataset, found.reach.units)
         read = set().union(*(preprocessed(spec, root, done) for spec in specs.values()))
         outside = sorted((opened | read) - names)
@@ -182,6 +188,6 @@ def main() -> int:
 if __name__ == "__main__":
     options = PARSER.parse_args()
     if options.imported is not None:
-        list_imported(filter(None, options.imported.split(",")))
+        list_imported(options.stack, filter(None, options.imported.split(",")))
         sys.exit(0)
     sys.exit(main())

@@ -29,6 +29,7 @@ PARSER.add_argument("--python", default=sys.executable, help="interpreter of all
 WHO = ("-c", "user.name=reproduce", "-c", "user.email=reproduce@example.org")
 # What a verdict row may differ in: times, and where the machine had its peak.
 TIMES = frozenset({"seconds", "peak_bytes", "time", "repeat"})
+PLACES = {"sglang": "python"}  # where a repository keeps its package
 Digests = Mapping[str, Mapping[str, str]]
 
 
@@ -51,8 +52,9 @@ def upstream(folder: Path, content: Path, place: str) -> tuple[str, str]:
 def verify(folder: Path, dataset: tuple[str, str], stack: str, source: tuple[str, str]) -> Digests:
     """A fresh copy, verified; its digests by kind."""
     folder.mkdir()
-    for name in ("src", "scripts", "rules", "profiles", "envs", "Snakefile"):
-        (folder / name).symlink_to(ROOT / name)
+    for name in ("src", "scripts", "rules", "profiles", "envs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy2(ROOT / "Snakefile", folder)
     here = {"python": options.python}
     stacks: dict[str, object] = dict.fromkeys(("torch", *PACKAGES), here)
     stacks[stack] = here | {"source": "locked"}
@@ -96,7 +98,7 @@ def main() -> int:
     stack, _, content = options.source.partition("=")
     options.work.mkdir(parents=True)
     dataset = upstream(options.work / "dataset-upstream", options.dataset, "dataset")
-    source = upstream(options.work / f"{stack}-upstream", Path(content), "python")
+    source = upstream(options.work / f"{stack}-upstream", Path(content), PLACES.get(stack, "src"))
     first, second = (verify(options.work / name, dataset, stack, source) for name in ("first", "second"))
     different = 0
     for kind, one in first.items():
