@@ -34,6 +34,7 @@ CRASHED = "the run"  # stands in the place of a test where there is no outcome o
 COUNTED = frozenset({"killed", "survived"})
 PASSED = "passed"
 DENIED = "denied"  # passed, and returned False
+GOOD = frozenset({PASSED, DENIED})
 Known = dict[str, dict[str, str]]  # fates by digests of definition and mutant
 
 
@@ -75,10 +76,12 @@ class Suite:
     select: Callable[[Definition], Sequence[str]]
     options: tuple[str, ...] = ()
 
-    def run(self, definition: Definition, seed: int = 0, *, first: bool = False) -> dict[str, str]:
-        """Outcome by test, of the definition's tests; `first` stops at the first failure."""
+    def run(
+        self, definition: Definition, seed: int = 0, *, right: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        """Outcome by test, of the definition's tests; stops where a test fails that does not in `right`."""
         arguments = [*self.select(definition), *(option.format(seed=seed) for option in self.options)]
-        return forked(lambda: _pytest(self.root, arguments, first=first)) or {CRASHED: "crashed"}
+        return forked(lambda: _pytest(self.root, arguments, right or {})) or {CRASHED: "crashed"}
 
     def plant(self, entry: Path, source: str | None) -> None:
         """Put a reference in the place of a definition's own, in its file and in copies; None: restore all."""
@@ -108,7 +111,7 @@ def score(  # noqa: PLR0913 - each a choice of the measurement
     card = Card(definition.name, definition.op_type)
     suite.plant(entry, None)
     right = suite.run(definition)
-    card.tests = sum(outcome in {PASSED, DENIED} for outcome in right.values())
+    card.tests = sum(outcome in GOOD for outcome in right.values())
     for seed in range(1, seeds):
         found = suite.run(definition, seed)
         if _worse(right, found):
@@ -119,7 +122,7 @@ def score(  # noqa: PLR0913 - each a choice of the measurement
     for mutant in (mutant for mutant, how in zip(chosen, fate, strict=True) if how in COUNTED):
         card.total += 1
         suite.plant(entry, mutant.source)
-        found = suite.run(definition, first=True)
+        found = suite.run(definition, right=right)
         if _worse(right, found):
             card.killed += 1
             continue
@@ -137,8 +140,7 @@ def _spread(found: list[Mutant], most: int | None) -> list[Mutant]:
 
 def _worse(right: Mapping[str, str], found: Mapping[str, str]) -> bool:
     """Whether a test that passed does not pass now, or the whole run broke."""
-    good = {PASSED, DENIED}
-    return CRASHED in found or any(right.get(test) in good and how not in good for test, how in found.items())
+    return CRASHED in found or any(right.get(test) in GOOD and how not in GOOD for test, how in found.items())
 
 
 def _denied(right: Mapping[str, str], found: Mapping[str, str]) -> bool:
@@ -189,24 +191,29 @@ def _quiet() -> None:
     os.dup2(silent, 2)
 
 
-def _pytest(root: Path, arguments: Sequence[str], *, first: bool) -> dict[str, str]:
+def _pytest(root: Path, arguments: Sequence[str], right: Mapping[str, str]) -> dict[str, str]:
     import pytest
 
-    watch = _Watch()
+    watch = _Watch(right)
     os.chdir(root)
     sys.dont_write_bytecode = False  # rewritten assertions are kept for the next run
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # others' plugins cost seconds a run
-    options = ["-q", "-p", "no:cacheprovider", *(["-x"] if first else [])]
-    pytest.main([*arguments, *options], plugins=[watch])
+    pytest.main([*arguments, "-q", "-p", "no:cacheprovider"], plugins=[watch])
     return watch.outcomes
 
 
 class _Watch:
-    """A pytest plugin that notes outcomes."""
+    """A pytest plugin that notes outcomes, and ends a session at the first failure of what passes in `right`."""
 
-    def __init__(self) -> None:
+    def __init__(self, right: Mapping[str, str]) -> None:
+        self._right = right
+        self._session: Any = None
         self.outcomes: dict[str, str] = {}
         self._denied: set[str] = set()
+
+    def pytest_sessionstart(self, session: Any) -> None:  # noqa: ANN401 - pytest's session
+        """Remember what can be stopped."""
+        self._session = session
 
     def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool:  # noqa: ANN401 - pytest's function
         """Call a test; what it returns is nobody's business, as in pytest before 8.4, but it is noted."""
@@ -221,6 +228,8 @@ class _Watch:
         if report.when == "call" or report.outcome != PASSED:
             denied = report.nodeid in self._denied and report.outcome == PASSED
             self.outcomes[report.nodeid] = DENIED if denied else report.outcome
+        if report.outcome != PASSED and self._right.get(report.nodeid) in GOOD:
+            self._session.shouldstop = "the suite has found it"
 
 
 def _originals(root: Path, entry: Path) -> list[tuple[Path, str]]:

@@ -1,0 +1,99 @@
+"""Scoring suites by planted bugs: what asserts kills, what returns denies, what looks at shapes does neither."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from definitions import GOOD, rmsnorm, write
+
+from traceproof.dataset.tree import read_tree
+from traceproof.testgen.generate import PLACE, Order, generate
+from traceproof.testgen.known import Divergences
+from traceproof.testgen.scorecard import Card, Known, Suite, existing, generated, score, table
+
+NAME = "rmsnorm_a"
+MOST = 3
+KNOWN: Known = {}  # the same definition everywhere: judged once
+CHECK = """
+def inputs():
+    torch.manual_seed(0)
+    return 1e-3 * torch.randn(8, 32).bfloat16(), torch.randn(32).bfloat16()
+
+def right(x, w):
+    x = x.double()
+    return x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * w.double()
+
+def test_correctness():
+    x, w = inputs()
+    close = torch.allclose(run(x, w).double(), right(x, w), atol=1e-2, rtol=1e-2)
+"""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Forks of a process with many threads hang."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def dataset(root: Path, test: str = "") -> Path:
+    write(root, rmsnorm(NAME))
+    if test:
+        path = root / PLACE / f"test_{NAME}.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(GOOD + test)
+    return root
+
+
+def card(root: Path, suite: Suite, seeds: int) -> Card:
+    entry = read_tree(root).definitions[NAME]
+    return score(suite, entry.path, entry.definition, seeds=seeds, most=MOST, known=KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("end", "killed", "denied"),
+    [
+        ("    assert close\n", True, False),
+        ("    return close\n", False, True),
+        ("    assert x.shape\n", False, False),
+    ],
+    ids=["asserts", "returns", "looks at shapes"],
+)
+def test_a_suite_with_a_pasted_copy_is_scored_by_what_it_asserts(
+    tmp_path: Path, end: str, *, killed: bool, denied: bool
+) -> None:
+    root = dataset(tmp_path, CHECK + end)
+    found = card(root, Suite(root, partial(existing, root=root)), 1)
+    assert found.tests == 1
+    assert found.total
+    assert (found.killed > 0, found.denied > 0) == (killed, denied)
+    assert found.killed + len(found.survivors) == found.total
+    assert (root / PLACE / f"test_{NAME}.py").read_text() == GOOD + CHECK + end  # as before
+
+
+def test_a_copy_with_other_parameters_is_left_as_it_is(tmp_path: Path) -> None:
+    root = dataset(tmp_path, CHECK + "    assert close\n")
+    path = root / PLACE / f"test_{NAME}.py"
+    path.write_text(
+        path.read_text().replace("def run(hidden_states, weight)", "def run(hidden_states, weight, eps=0)")
+    )
+    suite = Suite(root, partial(existing, root=root))
+    suite.plant(read_tree(root).definitions[NAME].path, GOOD.replace("1e-6", "1e-1"))
+    assert "1e-1" not in path.read_text()
+
+
+def test_our_suite_kills_and_fates_are_kept(tmp_path: Path) -> None:
+    root = dataset(tmp_path)
+    generate(Order(root=root, everything=True, sizes=("small",)), Divergences(verdicts=None, known=None))
+    found = card(root, Suite(root, generated, ("--seed={seed}", "--test-sizes=small")), 2)
+    assert found.killed == found.total > 0
+    assert found.alarms == []
+    fates = next(iter(KNOWN.values()))
+    assert len(fates) == found.total + found.equivalent
+    assert "100.0%" in table([found])
