@@ -18,10 +18,11 @@ from traceproof.actors.execute import NO_SPACE
 from traceproof.actors.inputs import fingerprints
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
-from traceproof.stages.actor import MANY_TRIALS, Job, Progress, _Runner
+from traceproof.stages.actor import MANY_TRIALS, Job, _Runner
 from traceproof.stages.actor import run as run_job
 from traceproof.stages.manifest import Manifest
 from traceproof.stages.plan import Selection, plan
+from traceproof.stages.progress import Progress
 from traceproof.store import Store
 from traceproof.worker import ItemOutcome, Limits, Pool, Status
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -236,18 +236,15 @@ class Pipeline:
     def job_mb(self, op_type: str, actor: str = "oracle") -> int:
         """Memory of a job over one op_type's cases, in MiB: its largest cases, and what is there anyway."""
         lanes = self.lanes(op_type, actor)
-        return BASE_MB + int(SLACK * sum(sorted(self._needs(op_type))[-lanes:]) / MIB)
+        return BASE_MB + int(SLACK * sum(self._needs(op_type)[-lanes:]) / MIB)
 
-    def _needs(self, op_type: str) -> list[int]:
-        """Bytes of each definition's largest case."""
+    def _needs(self, op_type: str) -> Sequence[int]:
+        """Bytes of each definition's largest case, in ascending order."""
+        path = self.root / self.run / "cases" / f"{op_type}.json"
         try:
-            planned = json.loads((self.root / self.run / "cases" / f"{op_type}.json").read_text(encoding="utf-8"))
+            return _needs(path, path.stat().st_mtime_ns)
         except FileNotFoundError:  # a dry run before anything is planned
-            return []
-        return [
-            max((case["memory"] for case in entry["cases"] if case["skip"] is None), default=0)
-            for entry in planned["definitions"].values()
-        ]
+            return ()
 
     @cached_property
     def cases_code(self) -> str:
@@ -289,6 +286,18 @@ class Pipeline:
         """The op_types that were planned, all or those of one family; call it after the checkpoint `cases`."""
         planned = sorted(path.stem for path in (self.root / self.run / "cases").glob("*.json"))
         return [name for name in planned if not family or name in FAMILIES[family]]
+
+
+@cache
+def _needs(cases: Path, stamp: int) -> tuple[int, ...]:
+    """What `Pipeline._needs` gives, read once a state of the file: several rules ask of every job."""
+    del stamp
+    planned = json.loads(cases.read_text(encoding="utf-8"))
+    needs = (
+        max((case["memory"] for case in entry["cases"] if case["skip"] is None), default=0)
+        for entry in planned["definitions"].values()
+    )
+    return tuple(sorted(needs))
 
 
 def _op(op_type: str) -> tuple[str, ...]:

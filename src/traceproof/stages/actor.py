@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-import sys
 import tempfile
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +18,7 @@ from traceproof.digests import digest_json
 from traceproof.ops.registry import known
 from traceproof.reasons import Error
 from traceproof.stages.manifest import Manifest
+from traceproof.stages.progress import Progress
 from traceproof.store import Store, disk_errors
 from traceproof.worker import Isolation, ItemOutcome, Limits, Pool, Status, policy
 
@@ -79,34 +77,6 @@ class Job:
     def isolation(self) -> Isolation:
         """How far workers are shut in."""
         return Isolation.TRUSTED if self.trusted else Isolation.UNTRUSTED
-
-
-@dataclass(slots=True)
-class Progress:
-    """A live line on stderr: how many cases are done and which comes next."""
-
-    label: str
-    total: int
-    done: int = 0
-    tally: Counter[str] = field(default_factory=Counter)
-    started: float = field(default_factory=time.monotonic)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def show(self, name: str, status: str) -> None:
-        """Count one case; rewrite the line on a terminal, or print every tenth part of the way."""
-        with self.lock:
-            self._show(name, status)
-
-    def _show(self, name: str, status: str) -> None:
-        self.done += 1
-        self.tally[status] += 1
-        counts = " ".join(f"{key} {value}" for key, value in sorted(self.tally.items()))
-        text = f"{self.label}  {self.done}/{self.total}  {counts}  {time.monotonic() - self.started:.0f} s  {name}"
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{text[:118]}" + ("\n" if self.done == self.total else ""))
-        elif self.done == self.total or self.done * 10 // self.total > (self.done - 1) * 10 // self.total:
-            sys.stderr.write(text + "\n")
-        sys.stderr.flush()
 
 
 def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ WHOLE = "*"  # the `output` of a row about a case as a whole
 ORACLE = "oracle"
 DISPUTED = frozenset({Failure.NUMERICS, Failure.NAN, Failure.INFINITY})
 HELD_APART = 1 << 18  # elements: of larger outputs the errors that are known already bound the difference
-EMPTY = torch.empty(0)
 EXPLAINED_BYTES = 1 << 28  # larger cases are not computed again to find out what is wrong with them
 Rows = list[dict[str, Any]]
 
@@ -114,8 +114,6 @@ class Dispute:
         pairs: Rows = []
         for planned in sorted(self.entry["cases"], key=lambda planned: int(planned["memory"])):
             here = by_case[planned["case"]["id"]]
-            if not any(row["actor"] in TRUTHS or row["verdict"] == Verdict.FAIL for row in here):
-                continue
             hearing = _Hearing(self, definition, op, planned, here)
             pairs += hearing.pairs()
             for row in here:
@@ -136,15 +134,25 @@ class _Hearing:
     ) -> None:
         self._definition, self._op, self._planned, self._rows = definition, op, planned, rows
         self._dataset = dispute.dataset
-        self.case_id = planned["case"]["id"]
-        expected = dispute.oracle.get(self.case_id)
-        self._oracle = entries_of(dispute.outputs, expected, definition)
-        inputs = (expected or {}).get("inputs")
-        self._outputs = {}
-        for actor, cases in dispute.records.items():
-            record = cases.get(self.case_id, {})
-            if record.get("status") == "ok" and record["inputs"] == inputs:
-                self._outputs[actor] = dispute.outputs.tensors(record["key"])
+        self._store = dispute.outputs
+        case_id = planned["case"]["id"]
+        self._expected_record = dispute.oracle.get(case_id)
+        inputs = (self._expected_record or {}).get("inputs")
+        here = {actor: cases.get(case_id, {}) for actor, cases in dispute.records.items()}
+        self._ran = {
+            actor: record
+            for actor, record in here.items()
+            if record.get("status") == "ok" and record["inputs"] == inputs
+        }
+
+    @cached_property
+    def _oracle(self) -> dict[str, dict[str, torch.Tensor]]:
+        return entries_of(self._store, self._expected_record, self._definition)
+
+    @cached_property
+    def _outputs(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What each actor gave; read when a case is in dispute, which most are not."""
+        return {actor: self._store.tensors(record["key"]) for actor, record in self._ran.items()}
 
     def _expected(self, output: str) -> Expected:
         return expectation(self._definition, self._op, self._planned, output, self._oracle)
@@ -160,12 +168,15 @@ class _Hearing:
     def pairs(self) -> Rows:
         """A row for each output of two ground truths that passed by themselves: how far they lie apart."""
         found = []
-        for output in self._definition.outputs:
-            if isinstance(self._expected(output).comparison, Samples | IndexSet):
+        comparisons = self._op.comparisons(self._definition)
+        axes = self._planned["case"]["axes"]
+        for output, spec in self._definition.outputs.items():
+            if isinstance(comparisons.get(output), Samples | IndexSet):
                 continue  # sets and draws do not lie apart by an amount
-            passed = [truth for truth in TRUTHS if truth in self._passed(output) and truth in self._outputs]
+            elements = math.prod(self._definition.shape_of(spec, axes) or ())
+            passed = [truth for truth in TRUTHS if truth in self._passed(output) and truth in self._ran]
             for one, other in combinations(passed, 2):
-                if self._oracle[output].get("", EMPTY).numel() > HELD_APART:
+                if elements > HELD_APART:
                     found.append(self._pair(one, other, output, self._bound(one, other, output), "at most "))
                     continue
                 apart = self._apart(one, other, output)
@@ -199,9 +210,9 @@ class _Hearing:
     def arbitrate(self, row: dict[str, Any], *, explaining: bool) -> None:
         """Say in a failing row who agrees with whom, who is outvoted, and what the answer looks like."""
         actor, output = row["actor"], row["output"]
-        if actor not in self._outputs or not self._oracle[output]:
+        if actor not in self._ran or not self._oracle[output]:
             return
-        others = [other for other in self._outputs if other != actor]
+        others = [other for other in self._ran if other != actor]
         apart = {other: self._apart(actor, other, output) for other in others}
         passed = self._passed(output)
         near = (
