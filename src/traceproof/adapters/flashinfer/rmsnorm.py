@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
 from traceproof.dataset.definition import Definition
 from traceproof.jit import Module
@@ -11,83 +13,54 @@ from traceproof.ops.rmsnorm import OP
 MODULES = (Module("gen_norm"),)
 
 
+def _gemma(definition: Definition) -> str:
+    """What the names of the kernels for a weight that is stored minus one begin with."""
+    return "gemma_" if OP.weight_offset(definition) else ""
+
+
 def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
     hidden, weight = tensor(inputs, "hidden_states"), tensor(inputs, "weight")
-    return {"output": api["rmsnorm"](hidden, weight, eps=OP.eps(definition))}
+    return {"output": api[_gemma(definition) + "rmsnorm"](hidden, weight, eps=OP.eps(definition))}
 
 
 def _fused_add(api: Api, definition: Definition, inputs: Values) -> Outputs:
     """In place: the first argument becomes the output, the second the sum."""
     output, total = tensor(inputs, "hidden_states").clone(), tensor(inputs, "residual").clone()
-    api["fused_add_rmsnorm"](output, total, tensor(inputs, "weight"), eps=OP.eps(definition))
+    weight = tensor(inputs, "weight")
+    api[_gemma(definition) + "fused_add_rmsnorm"](output, total, weight, eps=OP.eps(definition))
     outputs = {"output": output, "residual_out": total}
     return {name: outputs[name] for name in definition.outputs}
 
 
-def _gemma(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    hidden, weight = tensor(inputs, "hidden_states"), tensor(inputs, "weight")
-    return {"output": api["gemma_rmsnorm"](hidden, weight, eps=OP.eps(definition))}
+def _adapters(plain: str, fused: str, offset: float) -> tuple[Adapter, Adapter]:
+    """For weights that are stored less `offset`, by the API keys of the norm and of the fused one."""
 
+    def accepts(definition: Definition) -> bool:
+        return OP.weight_offset(definition) == offset
 
-def _gemma_fused_add(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    """In place, as the plain one."""
-    output, total = tensor(inputs, "hidden_states").clone(), tensor(inputs, "residual").clone()
-    api["gemma_fused_add_rmsnorm"](output, total, tensor(inputs, "weight"), eps=OP.eps(definition))
-    outputs = {"output": output, "residual_out": total}
-    return {name: outputs[name] for name in definition.outputs}
-
-
-def _is_plain(definition: Definition) -> bool:
-    return OP.weight_offset(definition) == 0.0
-
-
-def _is_gemma(definition: Definition) -> bool:
-    return OP.weight_offset(definition) == 1.0
-
-
-ADAPTERS = (
-    Adapter(
-        name="norm.rmsnorm",
+    norm = Adapter(
+        name=f"norm.{plain}",
         inputs=names("hidden_states weight"),
         outputs=names("output"),
-        accepts=_is_plain,
-        apis=("rmsnorm",),
+        accepts=accepts,
+        apis=(plain,),
         call=_norm,
         modules=lambda _, __: MODULES,
         sm=((7, 5), (12, 9)),
         rows="hidden_states",
-    ),
-    Adapter(
-        name="norm.fused_add_rmsnorm",
+    )
+    added = replace(
+        norm,
+        name=f"norm.{fused}",
         inputs=names("hidden_states residual weight"),
         outputs=names("output residual_out"),
-        accepts=_is_plain,
-        apis=("fused_add_rmsnorm",),
+        apis=(fused,),
         call=_fused_add,
-        modules=lambda _, __: MODULES,
-        sm=((7, 5), (12, 9)),
-        rows="hidden_states",
-    ),
-    Adapter(
-        name="norm.gemma_rmsnorm",
-        inputs=names("hidden_states weight"),
-        outputs=names("output"),
-        accepts=_is_gemma,
-        apis=("gemma_rmsnorm",),
-        call=_gemma,
-        modules=lambda _, __: MODULES,
-        sm=((7, 5), (12, 9)),
-        rows="hidden_states",
-    ),
-    Adapter(
-        name="norm.gemma_fused_add_rmsnorm",
-        inputs=names("hidden_states residual weight"),
-        outputs=names("output residual_out"),
-        accepts=_is_gemma,
-        apis=("gemma_fused_add_rmsnorm",),
-        call=_gemma_fused_add,
-        modules=lambda _, __: MODULES,
-        sm=((7, 5), (12, 9)),
-        rows="hidden_states",
-    ),
+    )
+    return norm, added
+
+
+ADAPTERS = (
+    *_adapters("rmsnorm", "fused_add_rmsnorm", 0.0),
+    *_adapters("gemma_rmsnorm", "gemma_fused_add_rmsnorm", 1.0),
 )

@@ -14,21 +14,14 @@ from traceproof.ops.rmsnorm import OP
 def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
     publish()
     hidden, weight = tensor(inputs, "hidden_states"), tensor(inputs, "weight")
-    norm = api["RMSNorm"](weight.shape[0], eps=OP.eps(definition))
+    kind = "GemmaRMSNorm" if OP.weight_offset(definition) else "RMSNorm"
+    norm = api[kind](weight.shape[0], eps=OP.eps(definition))
     norm.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
     if "residual" not in inputs:
         return {"output": norm.forward_native(hidden.clone())}
     output, total = norm.forward_native(hidden.clone(), tensor(inputs, "residual").clone())
     outputs = {"output": output, "residual_out": total}
     return {name: outputs[name] for name in definition.outputs}
-
-
-def _gemma(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    publish()
-    hidden, weight = tensor(inputs, "hidden_states"), tensor(inputs, "weight")
-    norm = api["GemmaRMSNorm"](weight.shape[0], eps=OP.eps(definition))
-    norm.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
-    return {"output": norm.forward_native(hidden.clone())}
 
 
 def _is_plain(definition: Definition) -> bool:
@@ -57,7 +50,7 @@ ADAPTERS = (
         outputs=names("output"),
         accepts=_is_gemma,
         apis=("GemmaRMSNorm",),
-        call=_gemma,
+        call=_norm,
         rows="hidden_states",
     ),
 )
