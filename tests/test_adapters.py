@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import op_support as support
 import pytest
 import torch
 
 from traceproof.actors.base import Unavailable
 from traceproof.adapters import lookup
 from traceproof.adapters.base import Stack
+from traceproof.adapters.flashinfer import gdn
 from traceproof.adapters.flashinfer.attention import outputs_of
 from traceproof.adapters.sglang.boot import align
 from traceproof.dataset.definition import Definition
@@ -79,3 +81,23 @@ def test_pairs_are_sorted_into_blocks_of_one_expert() -> None:
     assert tokens.tolist() == [2, 5, 3, 6, 0, 4, 1, 6, 6, 6, 6, 6]
     assert experts.tolist() == [-1, 1, 2, 3, -1, -1]
     assert total.item() == 8
+
+
+@pytest.mark.parametrize("case", ["small-1", "edge-empty", "edge-empty-sequence", "edge-no-state"])
+def test_no_empty_sequence_reaches_the_kernel_that_would_wait_for_its_tokens(case: str) -> None:
+    def kernel(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        bounds, before = given["cu_seqlens"], given["initial_state"]
+        assert q.shape[0] == k.shape[0] == v.shape[0] == bounds[-1]
+        assert bounds.diff().gt(0).all()
+        assert before.shape == given["output_state"].shape
+        return v, before + 1
+
+    definition = support.load("gdn", "gdn_prefill_qk2_v4_d32_k_last")
+    inputs = support.inputs_of(definition, support.case_named(definition, case))
+    found = gdn._prefill({"gdn_prefill": kernel}, definition, inputs)
+    grown = support.tensor(inputs, "cu_seqlens").diff().gt(0).float()[:, None, None, None]
+    before = inputs["state"] if inputs["state"] is not None else torch.zeros_like(found["new_state"])
+    assert torch.equal(found["new_state"], before + grown)
+    assert torch.equal(found["output"], support.tensor(inputs, "v"))

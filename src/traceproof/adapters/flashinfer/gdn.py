@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from traceproof.adapters.base import Adapter, Api, Outputs, dim, names, tensor
-from traceproof.adapters.gdn import DECODE, MTP, PREFILL, beta, is_form, log_decay, scale, state
+from traceproof.adapters.gdn import DECODE, MTP, PREFILL, beta, is_form, log_decay, scale, state, with_tokens
 from traceproof.dataset.definition import Definition
 from traceproof.jit import Module
 from traceproof.ops.base import Values
@@ -46,12 +46,19 @@ def _mtp(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 
 def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    """Wants the decay itself where others want its logarithm."""
+    """Wants the decay itself where others want its logarithm.
+
+    A sequence without tokens keeps its state and is left out: on Hopper the warps that compute its first tile wait
+    forever for the ones that load it, which load as many tiles as the sequence has.
+    """
     del definition
-    q, bounds = tensor(inputs, "q"), tensor(inputs, "cu_seqlens")
-    carried = state(inputs, len(bounds) - 1)
+    states = state(inputs, len(tensor(inputs, "cu_seqlens")) - 1)
+    rows, bounds = with_tokens(inputs)
+    if not tensor(inputs, "q").shape[0]:
+        return {"output": torch.empty_like(tensor(inputs, "v")), "new_state": states}
+    carried = states[rows]
     output, after = api["gdn_prefill"](
-        q,
+        tensor(inputs, "q"),
         tensor(inputs, "k"),
         tensor(inputs, "v"),
         g=torch.exp(log_decay(inputs)),
@@ -62,7 +69,8 @@ def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
         cu_seqlens=bounds,
         output_state=torch.empty_like(carried),
     )
-    return {"output": output, "new_state": after}
+    states[rows] = after
+    return {"output": output, "new_state": states}
 
 
 ADAPTERS = (
