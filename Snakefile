@@ -4,12 +4,14 @@ from pathlib import Path
 
 from traceproof import tokens
 from traceproof.pipeline import FAMILIES, Pipeline
+from traceproof.worker import shared
 
 
 configfile: "config.yaml"
 
 
 tokens.forget()  # jobs run references, which are strangers' code, and none of them publishes
+shared.announce()
 
 FLOW = Pipeline.of(config, root=Path.cwd())
 DRIVER = sys.executable

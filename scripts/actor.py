@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from traceproof import entry, jit
-from traceproof.gpu_lease import lease
+from traceproof.gpu_lease import lease, workers
 from traceproof.stages.actor import Job, run
 from traceproof.worker import Limits
 
@@ -30,6 +30,7 @@ PARSER.add_argument("--log", type=Path, required=True)
 def main() -> None:
     """Run it."""
     stack = json.loads(options.stack.read_text(encoding="utf-8"))
+    on_gpu = stack["device_type"] == "cuda"
     limits = options.limits
     job = Job(
         actor=options.actor,
@@ -44,9 +45,9 @@ def main() -> None:
             output_bytes=int(limits["output_mb"] * 2**20),
         ),
         force=options.force,
-        environment=jit.environment(options.caches, stack, options.built)
-        if stack["device_type"] == "cuda"
-        else {},
+        environment=jit.environment(options.caches, stack) if on_gpu else {},
+        variables=jit.variables(options.built) if on_gpu else {},
+        workers=workers() if on_gpu else None,
     )
     with lease(memory_mib=options.memory_mb):
         run(options.cases, options.manifest, options.store, job)

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -156,6 +157,22 @@ class Deeds:
                 except OSError:
                     continue
         return found
+
+    def who(self) -> int:
+        """This process's number as all see it: inside a process namespace it is another."""
+        return int(Path("/proc/self").readlink().name)
+
+    def remember(self) -> int:
+        """How often this worker was asked."""
+        count = int(os.environ.get("ASKED", "0")) + 1
+        os.environ["ASKED"] = str(count)
+        return count
+
+    def nap(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def where(self) -> list[str]:
+        return [str(Path.cwd()), tempfile.gettempdir(), str(self.scratch)]
 
     def read(self, path: str) -> str:
         return Path(path).read_text(encoding="utf-8")

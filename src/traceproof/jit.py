@@ -169,18 +169,21 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def environment(caches: Path, stack: Mapping[str, Any], built: Sequence[Path] = ()) -> dict[str, str]:
+def variables(built: Sequence[Path]) -> dict[str, str]:
+    """Environment variables that tell an actor what came of the modules that were built ahead."""
+    return {RECORDS: os.pathsep.join(str(path.absolute()) for path in built)}
+
+
+def environment(caches: Path, stack: Mapping[str, Any]) -> dict[str, str]:
     """Environment variables that put all that is compiled on the way where it is found next time.
 
     Args:
         caches: folder for all stacks; what this one compiles goes below a name that its versions and GPU decide.
         stack: its record.
-        built: files that say what came of the modules that were built ahead.
     """
     folder = (caches / stack.get("cache", stack["digest"])[:16]).absolute()
     compilers = {name: os.environ[name] for name in COMPILERS if name in os.environ}
     return compilers | {
-        RECORDS: os.pathsep.join(str(path.absolute()) for path in built),
         "FLASHINFER_WORKSPACE_BASE": str(folder),
         "TRITON_CACHE_DIR": str(folder / "triton"),
         "TRITON_CACHE_AUTOTUNING": "1",

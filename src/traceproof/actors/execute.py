@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import re
 import sys
@@ -36,10 +37,11 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
     """Called once in a worker: loads the actor and the definition; the result runs one case a call.
 
     Args:
-        payload: `definition` (JSON), `actor`, `device`, `threads`, `dataset` (root of the blobs, or null).
+        payload: `definition` (JSON), `actor`, `device`, `threads`, `dataset` (root of the blobs, or null), and
+            `variables` of the environment.
         scratch: the only folder that may be written; outputs go there as `<key>.safetensors`.
     """
-    torch.set_num_threads(payload["threads"])
+    _begin(payload)
     return _load(payload, payload["definition"], scratch)
 
 
@@ -48,7 +50,7 @@ def setup_many(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, An
 
     A definition is loaded at its first case, so that one that can not be loaded costs its own cases only.
     """
-    torch.set_num_threads(payload["threads"])
+    _begin(payload)
     loaded: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
     def run(item: dict[str, Any]) -> dict[str, Any]:
@@ -59,6 +61,15 @@ def setup_many(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, An
         return loaded[name](item)
 
     return run
+
+
+def _begin(payload: Mapping[str, Any]) -> None:
+    """Make this process, which may have served another job, ready for one."""
+    torch.set_num_threads(payload["threads"])
+    os.environ.update(payload.get("variables", {}))
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        gc.collect()
+        torch.cuda.empty_cache()  # other processes share the GPU
 
 
 def _load(

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+
 from traceproof.actors import execute
 from traceproof.draw.tables import upper_quantiles
+from traceproof.ops.registry import known
 
 __all__ = ["execute"]
 
 upper_quantiles()
+for op_type in known():
+    # One that does not import fails where it is used, and costs its own definitions.
+    with contextlib.suppress(Exception):
+        importlib.import_module(f"traceproof.ops.{op_type}")

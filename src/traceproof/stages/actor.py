@@ -15,7 +15,6 @@ from typing import Any
 
 from traceproof.actors.registry import ACTORS
 from traceproof.digests import digest_json
-from traceproof.ops.registry import known
 from traceproof.reasons import Error
 from traceproof.stages.manifest import Manifest
 from traceproof.stages.progress import Progress
@@ -55,7 +54,9 @@ class Job:
         limits: of one case.
         lanes: definitions of strangers' code that run side by side, each in a worker of its own.
         force: run what the store already holds.
-        environment: variables for the workers, beside the few that are always passed on.
+        environment: variables for the workers, beside the few that are always passed on; one set a stack.
+        variables: more of them, this job's own.
+        workers: how many workers for trusted code the jobs of a stack may have at once; None: one a job.
     """
 
     actor: str
@@ -67,6 +68,8 @@ class Job:
     lanes: int = 1
     force: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    workers: int | None = None
 
     @property
     def trusted(self) -> bool:
@@ -96,11 +99,13 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="scratch-", dir=store) as scratch,
         Pool(
-            preload=(*PRELOAD, *_op_modules(planned["op_type"])),
+            preload=PRELOAD,
             gpu=job.device == "cuda",
             env=job.environment,
             readable=[Path(planned["dataset"])],  # a workload line's blobs lie there
             without=CUDA_REFUSES if job.device == "cuda" else (),
+            shared=True,
+            most=job.workers,
         ) as pool,
     ):
         runner = _Runner(job, outputs, pool, Path(scratch), planned["dataset"], progress)
@@ -113,10 +118,6 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
         environment=job.stack,
         cases=records,
     ).write(manifest)
-
-
-def _op_modules(op_type: str) -> tuple[str, ...]:
-    return (f"traceproof.ops.{op_type}",) if op_type in known() else ()
 
 
 def _parts(cases: list[dict[str, Any]], *, apart: bool) -> list[list[dict[str, Any]]]:
@@ -217,6 +218,7 @@ class _Runner:
             "device": self.job.device,
             "threads": self.job.threads,
             "dataset": self.dataset,
+            "variables": self.job.variables,
         }
 
     def _outcomes(

@@ -7,6 +7,7 @@ import importlib
 import os
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -25,15 +26,18 @@ MEMORY_SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "
 
 
 def serve(channel: socket.socket, scratch: Path, limits: Limits, meter: Meter) -> None:
-    """Answer the supervisor until it hangs up."""
-    request = frames.receive(channel)
-    if request is None:
-        return
-    handler, answer = _set_up(request, scratch)
-    _send(channel, answer | {"id": request["id"]}, limits)
-    while handler is not None:
-        request = frames.receive(channel)
-        if request is None:
+    """Answer the supervisor until it hangs up. A worker may be set up again, for another job."""
+    handler: Handler | None = None
+    while (request := frames.receive(channel)) is not None:
+        if "setup" in request:
+            handler = None  # what the last job held is let go before the next one loads
+            if "scratch" in request:
+                scratch = Path(request["scratch"])
+                move_to(scratch)
+            handler, answer = _set_up(request, scratch)
+            _send(channel, answer | {"id": request["id"]}, limits)
+            continue
+        if handler is None:
             return
         meter.reset()
         started = time.perf_counter()
@@ -41,6 +45,13 @@ def serve(channel: socket.socket, scratch: Path, limits: Limits, meter: Meter) -
         seconds = time.perf_counter() - started
         _flush()
         _send(channel, answer | {"id": request["id"], "seconds": seconds, "peak": meter.peak()}, limits)
+
+
+def move_to(scratch: Path) -> None:
+    """Make a folder the working and the temporary one."""
+    os.environ["TMPDIR"] = str(scratch)
+    tempfile.tempdir = None  # asked for anew
+    os.chdir(scratch)
 
 
 def _set_up(request: dict[str, Any], scratch: Path) -> tuple[Handler | None, dict[str, Any]]:

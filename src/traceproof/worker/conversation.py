@@ -10,12 +10,15 @@ import selectors
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from traceproof.errors import TraceproofError
 from traceproof.worker import frames
 from traceproof.worker.model import MIB, Limits, Status
+from traceproof.worker.warden import SCRATCH_WORD
 
 ANSWER_SPACE = 4096  # beside the value: status, a message, the time
 MESSAGE_CHARACTERS = 8000
@@ -40,12 +43,16 @@ class Answer:
 class Conversation:
     """One worker process, from its start to its end. `over` says that it takes no more messages."""
 
+    moves = False  # whether it may go on in another scratch folder than its first
+    used = False  # whether it has served another job
+
     def __init__(self, data: socket.socket, output: int, life: socket.socket, limits: Limits) -> None:
         self._data, self._output, self._life = data, output, life
         self._limits = limits
         self._printed = bytearray()
         self._count = 0
         self.ended = False
+        self._asked = False  # a question is out
         data.setblocking(False)  # noqa: FBT003 - positional in the standard library
         os.set_blocking(output, False)
 
@@ -61,6 +68,7 @@ class Conversation:
         reader = frames.Reader(self._limits.message_bytes + ANSWER_SPACE)
         self._printed.clear()
         self._count = 0
+        self._asked = True
         started = time.monotonic()
         with contextlib.suppress(OSError):  # a warden that is gone has left a report, read below
             self._life.send(b"item")
@@ -162,6 +170,7 @@ class Conversation:
             return self._end(Status.CRASH, f"the worker's answer can not be read: {error}", started)
         if not in_turn:
             return self._end(Status.CRASH, "the worker answered another question", started)
+        self._asked = False
         value = answer.get("value") if status is Status.OK else None
         return Answer(status, value, message, seconds, peak, self._text())
 
@@ -192,6 +201,40 @@ class Conversation:
             self._drain()
         self.abandon()
         return report
+
+    def set_up(self, setup: str, payload: Any, scratch: Path, seconds: float) -> Answer:  # noqa: ANN401 - JSON
+        """`ask` it to load a handler, `setup`, to run items with; one that moves goes to `scratch` for them.
+
+        Raises:
+            TypeError, ValueError: the payload is not JSON.
+            TraceproofError: no worker could be started.
+        """
+        message = {"setup": setup, "payload": payload}
+        if self.moves:
+            message["scratch"] = str(scratch)
+            with contextlib.suppress(OSError):  # a warden that is gone has left a report
+                self._life.send(SCRATCH_WORD + os.fsencode(scratch))
+        return self.ask(message, seconds)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it lives and every question was answered: another job may go on with it."""
+        return not self._asked and not self.over()
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What a process needs that goes on with it: messages, output, life."""
+        return [self._data.fileno(), self._output, self._life.fileno()]
+
+    @classmethod
+    def of(cls, descriptors: Sequence[int], limits: Limits) -> Self:
+        """Go on with a worker from its descriptors, which are taken over."""
+        data, output, life = descriptors
+        return cls(socket.socket(fileno=data), output, socket.socket(fileno=life), limits)
+
+    def release(self) -> None:
+        """Say that it is not needed any more."""
+        self.close()
 
     def abandon(self) -> None:
         """Hang up without a word."""

@@ -9,9 +9,9 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import traceproof
 from traceproof.errors import TraceproofError
@@ -47,6 +47,15 @@ class Recipe:
     readable: Sequence[str]
     isolation: Isolation
     without: Sequence[str] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The recipe as a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, value: dict[str, Any]) -> Self:
+        """The recipe that `as_json` wrote."""
+        return cls(**value | {"isolation": Isolation(value["isolation"]), "preload": tuple(value["preload"])})
 
     def arguments(self) -> list[str]:
         """What the zygote's command line says after its socket's number."""
@@ -151,9 +160,10 @@ class Interpreter:
         """Whether it still serves."""
         return self.process.poll() is None
 
-    def worker(self, limits: Limits, scratch: Path) -> Conversation:
-        """Ask for a worker. A failure to start one shows at its first message."""
-        request = json.dumps({"limits": limits.as_json(), "scratch": str(scratch)}).encode()
+    def worker(self, limits: Limits, scratch: Path, visible: str | None = None) -> Conversation:
+        """Ask for a worker that sees the GPUs in `visible`. A failure to start one shows at its first message."""
+        said = {"limits": limits.as_json(), "scratch": str(scratch), "visible": visible}
+        request = json.dumps(said).encode()
         data, their_data = socket.socketpair()
         life, their_life = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         output, their_output = os.pipe()

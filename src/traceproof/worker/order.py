@@ -20,6 +20,7 @@ class Order:
         plan: the walls that this machine has.
         seen: what the worker keeps of the file system if the plan gives it a view of its own.
         stage: an empty folder to build that view at.
+        visible: the GPUs that the worker sees, as CUDA_VISIBLE_DEVICES has them; None: as the zygote does.
     """
 
     limits: Limits
@@ -28,6 +29,7 @@ class Order:
     seen: View
     stage: str
     gpu: bool
+    visible: str | None = None
 
     @property
     def walls(self) -> Plan:
@@ -52,4 +54,5 @@ class Order:
             seen=View(seen.readable, said["scratch"], seen.devices),
             stage=stage,
             gpu=gpu,
+            visible=said.get("visible") if gpu else None,
         )

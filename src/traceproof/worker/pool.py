@@ -16,6 +16,7 @@ from traceproof.worker.conversation import Answer, Conversation
 from traceproof.worker.interpreter import Interpreter, Recipe
 from traceproof.worker.model import Isolation, ItemOutcome, Limits, Status
 from traceproof.worker.sandbox import line_of
+from traceproof.worker.shared import Host
 
 
 class Pool:
@@ -32,6 +33,8 @@ class Pool:
         gpu: whether workers may use CUDA devices; if not, they see none, and memory limits hold more exactly.
         readable: files and folders that shut-in workers may read beside the interpreter and installed software.
         without: walls (keys of `layers`) to leave out: where one stands in the way, and to see what is left.
+        shared: whether to use, inside a run that announced itself, the interpreters that its jobs share.
+        most: how many trusted workers such an interpreter may have at once; None: any number.
     """
 
     def __init__(  # noqa: PLR0913 - all have defaults
@@ -43,6 +46,8 @@ class Pool:
         gpu: bool = False,
         readable: Sequence[Path] = (),
         without: Collection[str] = (),
+        shared: bool = False,
+        most: int | None = None,
     ) -> None:
         self._recipes = {
             isolation: Recipe(
@@ -56,6 +61,10 @@ class Pool:
             )
             for isolation in Isolation
         }
+        self._hosts = {
+            isolation: Host.of_run(recipe) if shared else None for isolation, recipe in self._recipes.items()
+        }
+        self._most = most
         self._lock = threading.Lock()
         self._running: dict[Isolation, Interpreter] = {}
 
@@ -110,8 +119,10 @@ class Pool:
         limits = (limits or Limits()).settled(isolation)
         done = 0
         while done < len(items):
-            with self._worker(limits, isolation, scratch) as worker:
-                start = worker.ask({"setup": setup, "payload": payload}, limits.setup_seconds)
+            with self._worker(limits, isolation, scratch) as (worker, folder):
+                start = worker.set_up(setup, payload, folder, limits.setup_seconds)
+                if start.status is Status.CRASH and worker.used:
+                    continue  # it ended while nobody used it
                 if start.status is not Status.OK:
                     yield from (_outcome(index, start, "setup: ") for index in range(done, len(items)))
                     return
@@ -120,15 +131,20 @@ class Pool:
                     done += 1
 
     @contextlib.contextmanager
-    def _worker(self, limits: Limits, isolation: Isolation, scratch: Path | None) -> Iterator[Conversation]:
+    def _worker(
+        self, limits: Limits, isolation: Isolation, scratch: Path | None
+    ) -> Iterator[tuple[Conversation, Path]]:
         with contextlib.ExitStack() as stack:
-            folder = scratch
-            if folder is None:
-                folder = Path(stack.enter_context(self._temporary()))
-            with self._lock:
-                worker = self._interpreter(isolation).worker(limits, folder.resolve())
-            stack.callback(worker.close)
-            yield worker
+            folder = (scratch or Path(stack.enter_context(self._temporary()))).resolve()
+            host = self._hosts[isolation]
+            worker: Conversation
+            if host is not None:
+                worker = host.borrow(limits, folder, most=self._most if isolation is Isolation.TRUSTED else None)
+            else:
+                with self._lock:
+                    worker = self._interpreter(isolation).worker(limits, folder)
+            stack.callback(worker.release)
+            yield worker, folder
 
     @staticmethod
     def _temporary() -> tempfile.TemporaryDirectory[str]:

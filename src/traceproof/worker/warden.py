@@ -22,7 +22,8 @@ from traceproof.worker.order import Order
 LOOK_SECONDS = 0.02
 SCRATCH_SECONDS = 0.25  # walking the scratch folder costs more than looking at /proc
 SCRATCH_ENTRIES = 100_000  # a folder of more files than this is a flood by itself
-WORD_BYTES = 16
+WORD_BYTES = 4096
+SCRATCH_WORD = b"scratch "  # and a folder: the worker serves another job now
 
 
 @dataclass(slots=True)
@@ -41,6 +42,10 @@ class Warden:
     order: Order
     _peak: int = field(default=0, init=False)
     _next_scratch: float = field(default=0.0, init=False)
+    _scratch: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._scratch = self.order.scratch
 
     def watch(self) -> None:
         """Return once the worker and everything it started are gone and the report is sent."""
@@ -56,7 +61,10 @@ class Warden:
                 self._finish({"reason": "ended", "wait_status": status})
                 return
             if self.life.fileno() in ready:
-                if self.life.recv(WORD_BYTES):
+                word = self.life.recv(WORD_BYTES)
+                if word.startswith(SCRATCH_WORD):
+                    self._scratch = Path(os.fsdecode(word.removeprefix(SCRATCH_WORD)))
+                elif word:
                     self._peak = 0
                 else:
                     reason = "asked"
@@ -79,7 +87,7 @@ class Warden:
         started = time.monotonic()
         if started < self._next_scratch:
             return False
-        full = folder_bytes(self.order.scratch) > self.order.limits.file_bytes
+        full = folder_bytes(self._scratch) > self.order.limits.file_bytes
         ended = time.monotonic()
         # A large folder is walked less often: a tenth of the time at most.
         self._next_scratch = ended + max(SCRATCH_SECONDS, 10 * (ended - started))

@@ -46,10 +46,11 @@ def work(order: Order, data: socket.socket, baseline: int, namespaces: Sequence[
             new_user()
         leave(walls, order.seen, order.stage)
     close_all_but(0, 1, 2, data.fileno())
-    os.environ["TMPDIR"] = str(order.scratch)
+    if order.visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = order.visible  # CUDA has not started: the zygote never touches it
     if order.isolation is Isolation.UNTRUSTED:
         os.environ["HOME"] = str(order.scratch)
-    os.chdir(order.scratch)
+    child.move_to(order.scratch)
     meter = child.Meter(baseline)
     set_limits(order)
     if order.isolation is Isolation.UNTRUSTED:

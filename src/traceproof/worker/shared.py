@@ -1,0 +1,230 @@
+"""One interpreter and its workers for all jobs of a run, instead of new ones for every job.
+
+A run says who it is in an environment variable. The first of its jobs that needs an interpreter starts a host for
+it (`traceproof.worker.host`); the jobs borrow workers from there and give trusted ones back. So a run imports
+torch a few times and not once a job, and a GPU is opened by a few processes: a driver opens it for one after the
+other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import traceproof
+from traceproof.digests import digest_json
+from traceproof.errors import TraceproofError
+from traceproof.worker.conversation import Conversation
+from traceproof.worker.interpreter import CACHES, PASSED, Recipe
+from traceproof.worker.model import Isolation, Limits
+
+RUN = "TRACEPROOF_RUN"  # environment variable: the process whose end is the run's end
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+PACKET_BYTES = 1 << 16
+MOST_DESCRIPTORS = 3
+LONGEST_SOCKET = 100  # characters of its path; the kernel takes 107
+WAITING = 128  # jobs that may wait for a host that is starting
+
+
+def announce() -> None:
+    """Make this process the run that jobs started from here share interpreters in, unless it is part of one."""
+    if not Owner(os.environ.get(RUN, "")).alive:
+        os.environ[RUN] = Owner.of(os.getpid()).text
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process, told apart from later ones of its number and from those of other machines and containers."""
+
+    text: str
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """The process of that number, which must be there."""
+        return cls(f"{pid}.{_started(pid)}.{_machine()}")
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, here."""
+        with contextlib.suppress(ValueError, OSError):
+            pid, started, machine = self.text.split(".")
+            return machine == _machine() and started == _started(int(pid))
+        return False
+
+
+def _started(pid: int) -> str:
+    """When it started, in ticks since the machine did: field 22 of proc(5)'s stat; "0" for one that is ended."""
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return "0" if fields[0] == b"Z" else fields[19].decode()
+
+
+def _machine() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    return digest_json([boot, str(Path("/proc/self/ns/pid").readlink())])[:12]
+
+
+class Loan(Conversation):
+    """A borrowed worker; released, it goes back if it is fit for another job, else it ends."""
+
+    host: socket.socket
+
+    def release(self) -> None:
+        """Give it back, or end it."""
+        if not self.moves or not self.idle:
+            self.close()
+            return
+        with contextlib.suppress(OSError):  # a host that is gone: the worker ends with its descriptors
+            socket.send_fds(self.host, [b"{}"], self.descriptors)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Hang up; the host sees that its worker is gone, or takes what was sent."""
+        super().abandon()
+        self.host.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where jobs of this run get workers of one recipe."""
+
+    recipe: Recipe
+    folder: Path
+
+    @classmethod
+    def of_run(cls, recipe: Recipe) -> Self | None:
+        """The host of the run that this process belongs to; None: it belongs to none, or none can be had here."""
+        owner = Owner(os.environ.get(RUN, ""))
+        if not owner.alive:
+            return None
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if (name in PASSED and name != VISIBLE) or name.startswith(CACHES) or name == "PYTHONUSERBASE"
+        }
+        key = digest_json([recipe.as_json(), environment, str(Path(traceproof.__file__).resolve())])[:16]
+        folder = Path(tempfile.gettempdir()) / f"traceproof-{os.getuid()}-{digest_json(owner.text)[:12]}" / key
+        if len(str(folder / "socket")) > LONGEST_SOCKET:
+            return None
+        return cls(recipe, folder)
+
+    def borrow(self, limits: Limits, scratch: Path, *, most: int | None = None) -> Loan:
+        """A worker; a trusted one may have served other jobs.
+
+        Args:
+            limits: of the worker.
+            scratch: its folder.
+            most: how many trusted workers may be there at once; more jobs than that wait. None: any number.
+
+        Raises:
+            TraceproofError: the interpreter does not start.
+        """
+        connection = self._connected()
+        request = {
+            "limits": limits.as_json(),
+            "scratch": str(scratch),
+            "visible": os.environ.get(VISIBLE) if self.recipe.gpu else None,
+            "most": most,
+        }
+        try:
+            connection.send(json.dumps(request).encode())
+            said, descriptors, _, _ = socket.recv_fds(connection, PACKET_BYTES, MOST_DESCRIPTORS)
+        except BaseException:
+            connection.close()
+            raise
+        if not descriptors:
+            connection.close()
+            why: dict[str, Any] = json.loads(said or b'{"what": "the interpreter that a run shares is gone"}')
+            raise TraceproofError(why["what"], problems=why.get("problems", ()), todo=why.get("todo", ""))
+        loan = Loan.of(descriptors, limits)
+        loan.host, loan.used = connection, json.loads(said)["used"]
+        loan.moves = self.recipe.isolation is Isolation.TRUSTED
+        return loan
+
+    def _connected(self) -> socket.socket:
+        address = str(self.folder / "socket")
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            return _connect(address)
+        for folder in (self.folder.parent, self.folder):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _check_private(folder)
+        with _locked(self.folder / "lock"):
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                return _connect(address)
+            self._start(address)
+            return _connect(address)
+
+    def _environment(self) -> dict[str, str]:
+        """The host's: which GPU a worker sees is said with each request."""
+        kept = {name: value for name, value in os.environ.items() if name != VISIBLE}
+        return kept | {"PYTHONPATH": str(Path(traceproof.__file__).parent.parent)}
+
+    def _start(self, address: str) -> None:
+        """Start the host; jobs can knock at once and are heard when its interpreter is up."""
+        Path(address).unlink(missing_ok=True)
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
+            (self.folder / "log").open("ab") as log,
+        ):
+            listener.bind(address)
+            listener.listen(WAITING)
+            order = json.dumps({"recipe": self.recipe.as_json(), "owner": os.environ[RUN]})
+            subprocess.run(  # it goes on by itself: it is the run's, and not this job's
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "traceproof.worker.host",
+                    str(listener.fileno()),
+                    str(self.folder),
+                    order,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+                check=True,
+                env=self._environment(),
+            )
+
+
+def _connect(address: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(address)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_private(folder: Path) -> None:
+    """Workers do what comes through this folder: nobody else may write to it.
+
+    Raises:
+        TraceproofError: somebody else may.
+    """
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077:
+        raise TraceproofError(
+            f"{folder} is not this user's own folder", todo="Remove it, or set TMPDIR elsewhere."
+        )
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
