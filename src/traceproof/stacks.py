@@ -85,7 +85,8 @@ def build(environment: str, stamp: Path, *, root: Path) -> None:
     if environment in UNHASHED:
         install_cpu(python, pins, environment)
     else:
-        uv = [sys.executable, "-m", "uv", "pip", "sync", "--quiet", "--require-hashes"]
+        # Workers write no bytecode: each would compile again what it imports.
+        uv = [sys.executable, "-m", "uv", "pip", "sync", "--quiet", "--require-hashes", "--compile-bytecode"]
         _run([*uv, "--python", str(python), str(pins)], environment)
     write_json(stamp, {"environment": environment, "pins": _pins(root, environment)})
 
