@@ -6,9 +6,11 @@ import ast
 import importlib.util
 import json
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -18,13 +20,15 @@ sys.path.insert(0, str(FOLDER))  # the support modules lie there
 
 from traceproof.ops.cases import ALWAYS, SIZES, Case  # noqa: E402 - after the line above
 from traceproof.testgen.support.definition import read_definition  # noqa: E402
-from traceproof.testgen.support.trial import Trial, cases_of, cheapest  # noqa: E402
+from traceproof.testgen.support.trial import Trial, cases_of, cheapest, threads  # noqa: E402
 
 DEFINITIONS = FOLDER.parent.parent / "definitions"
 TEST_SIZES: tuple[str, ...] = ("small", "medium")
 TOLERANCE: float | None = None
 FLASHINFER_PATH: str | None = None
 SGLANG_PATH: str | None = None
+# Trials that tests hold, by the definition's file and the case.
+LIVE: WeakValueDictionary[tuple[str, str], Trial] = WeakValueDictionary()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -92,38 +96,43 @@ def tolerance(request: pytest.FixtureRequest) -> float | None:
 
 
 @pytest.fixture(scope="class")
-def trial(request: pytest.FixtureRequest) -> Trial:
+def trial(request: pytest.FixtureRequest) -> Iterator[Trial]:
     """One ordinary case of the class's definition, shared by the tests of the class."""
-    return _trial(request)
+    yield from _trial(request)
 
 
 @pytest.fixture(scope="class")
-def edge_trial(request: pytest.FixtureRequest) -> Trial:
+def edge_trial(request: pytest.FixtureRequest) -> Iterator[Trial]:
     """One edge or adversarial case."""
-    return _trial(request)
+    yield from _trial(request)
 
 
 @pytest.fixture(scope="class")
-def cheap_trial(request: pytest.FixtureRequest) -> Trial:
+def cheap_trial(request: pytest.FixtureRequest) -> Iterator[Trial]:
     """The ordinary case that costs least."""
-    return _trial(request)
+    yield from _trial(request)
 
 
-def _trial(request: pytest.FixtureRequest) -> Trial:
+def _trial(request: pytest.FixtureRequest) -> Iterator[Trial]:
     case = request.param
     if isinstance(case, str):
         pytest.fail(case, pytrace=False)
     definition = _definition(request.cls.definition_file)
-    trial = Trial(definition, case, torch.device(request.config.getoption("device")))
+    key = (request.cls.definition_file, case.id)
+    trial = LIVE.get(key)  # the cheapest case is an ordinary one too: solved once for both
+    if trial is None:
+        trial = LIVE[key] = Trial(definition, case, torch.device(request.config.getoption("device")))
     blocked = trial.too_large()
     if blocked is not None:
         pytest.skip(f"{blocked.reason}: {blocked.message}")
+    torch.set_num_threads(threads(trial.need))
     record = request.config.getoption("record")
     if record is not None:
         line = {"definition": definition.name, "op_type": definition.op_type, "case": case.as_json()}
         with Path(record).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-    return trial
+    yield trial
+    trial.release()
 
 
 def _chosen(fixture: str, file: str, config: pytest.Config) -> list[Any]:

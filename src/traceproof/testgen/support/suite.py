@@ -14,7 +14,7 @@ from traceproof.judge.output import Ruling
 from traceproof.ops.base import TORCH_DTYPES
 from traceproof.ops.common.constants import named_constants
 from traceproof.reasons import Verdict
-from traceproof.testgen.support.trial import OTHER_SEED, Trial
+from traceproof.testgen.support.trial import OTHER_SEED, REFERENCE, Trial
 
 TRUTHS = ("flashinfer", "sglang", "fla", "torch")  # ground truths in the order of their authority
 FIGURES = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "hit_ratio")
@@ -58,16 +58,14 @@ class ReferenceTests:
     def test_specification(self, trial: Trial, tolerance: float | None) -> None:
         """The specification's tolerance holds wherever a naive computation at that precision can meet it."""
         need_oracle(trial)
-        outputs = trial.reference.outputs
-        rulings = {name: trial.rule(name, outputs.get(name), tolerance) for name in trial.definition.outputs}
         outside = {
             name: ruling
-            for name, ruling in rulings.items()
+            for name, ruling in trial.rulings(REFERENCE, tolerance).items()
             if not ruling.details.get("metrics", {}).get("within_specification", True)
             and trial.floor_within(name, tolerance)
         }
         if outside:
-            pytest.fail(report(trial, outside, "reference", "oracle"), pytrace=False)
+            pytest.fail(report(trial, outside, REFERENCE, "oracle"), pytrace=False)
 
     def test_correctness_vs_flashinfer(self, trial: Trial, tolerance: float | None) -> None:
         """The reference agrees with FlashInfer's kernel."""
@@ -92,8 +90,8 @@ class ReferenceTests:
         if len(outputs) < 2:
             lacking = [f"{s}: {v.reason}: {v.message}" for s, v in found.items() if isinstance(v, Unavailable)]
             pytest.skip(f"needs two ground truths, {len(outputs)} run here; {'; '.join(lacking)}")
-        for stack, value in outputs.items():
-            fail_on(trial, rulings_of(trial, value, tolerance), stack, "oracle")
+        for stack in outputs:
+            fail_on(trial, trial.rulings(stack, tolerance), stack, "oracle")
         for one, other in combinations(outputs, 2):
             fail_on(trial, direct(trial, outputs[one], outputs[other], tolerance), one, other)
 
@@ -121,8 +119,8 @@ def check(trial: Trial, tolerance: float | None) -> None:
     outputs = trial.reference.outputs
     surplus = sorted(outputs.keys() - trial.definition.outputs.keys())
     assert not surplus, f"{surplus} are no outputs of the definition"
-    rulings = rulings_of(trial, outputs, tolerance)
-    fail_on(trial, rulings, "reference", "oracle")
+    rulings = trial.rulings(REFERENCE, tolerance)
+    fail_on(trial, rulings, REFERENCE, "oracle")
     if any(ruling.verdict == Verdict.SKIP for ruling in rulings.values()):
         need_oracle(trial)
 
@@ -142,14 +140,9 @@ def against(trial: Trial, stack: str, tolerance: float | None) -> None:
     truth = trial.run_truth(stack)
     if isinstance(truth, Unavailable):
         pytest.skip(f"{truth.reason}: {truth.message}")
-    fail_on(trial, rulings_of(trial, trial.reference.outputs, tolerance), "reference", "oracle")
-    fail_on(trial, rulings_of(trial, truth, tolerance), stack, "oracle (the reference agrees with it)")
-    fail_on(trial, direct(trial, trial.reference.outputs, truth, tolerance), "reference", stack)
-
-
-def rulings_of(trial: Trial, outputs: Mapping[str, torch.Tensor], tolerance: float | None) -> dict[str, Ruling]:
-    """The judge's ruling on every output."""
-    return {name: trial.rule(name, outputs.get(name), tolerance) for name in trial.definition.outputs}
+    fail_on(trial, trial.rulings(REFERENCE, tolerance), REFERENCE, "oracle")
+    fail_on(trial, trial.rulings(stack, tolerance), stack, "oracle (the reference agrees with it)")
+    fail_on(trial, direct(trial, trial.reference.outputs, truth, tolerance), REFERENCE, stack)
 
 
 def direct(

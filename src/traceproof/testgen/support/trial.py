@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +17,7 @@ from traceproof.actors.reference import Reference
 from traceproof.adapters import lookup
 from traceproof.adapters.base import Adapter, Api
 from traceproof.dataset.definition import Definition
-from traceproof.draw import Draw, fingerprint
+from traceproof.draw import Draw
 from traceproof.judge.output import Expected, Ruling, judge_output
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
@@ -23,8 +25,11 @@ from traceproof.ops.cases import Case
 from traceproof.reasons import Skip
 from traceproof.worker import policy
 
+REFERENCE = "reference"
 GOLDEN = 0x9E3779B97F4A7C15
 OTHER_SEED = 1_000_003  # added to a case's seed to get other inputs of the same shapes
+GIVEN_THREADS = torch.get_num_threads()
+LARGE = 1 << 30  # bytes that a case needs for more than one thread to make it faster
 HEADROOM = 0.8  # of the free memory: the estimate of a case is not exact
 
 
@@ -37,7 +42,10 @@ class Returned:
 
 
 class Trial:
-    """A case, drawn and solved on first use. Everything is kept until the trial is dropped."""
+    """A case, drawn and solved on first use. Everything is kept until the trial is released.
+
+    That is one copy of the inputs, on the device; the oracle's entries, outputs and rulings, on the CPU.
+    """
 
     def __init__(self, definition: Definition, case: Case, device: torch.device) -> None:
         self.definition = definition
@@ -45,19 +53,38 @@ class Trial:
         self.device = device
         self.op, self.no_oracle = registry.for_definition(definition)
         self._truths: dict[str, Tensors | Unavailable] = {}
+        self._rulings: dict[tuple[str, float | None], dict[str, Ruling]] = {}
+
+    def release(self) -> None:
+        """Forget everything: an exception that somebody keeps holds the trial. It is solved again if asked for."""
+        for name in ("_drawn", "oracle", "reference"):
+            self.__dict__.pop(name, None)
+        self._truths.clear()
+        self._rulings.clear()
+
+    @cached_property
+    def need(self) -> int:
+        """Bytes that solving the case takes at most, about."""
+        return self.op.memory(self.definition, self.case)
 
     def too_large(self) -> Unavailable | None:
         """Why the case does not fit into this machine; None if it does."""
-        need = self.op.memory(self.definition, self.case)
         free = _free_memory(self.device) * HEADROOM
-        if need <= free:
+        if self.need <= free:
             return None
-        message = f"needs about {need / 2**30:.1f} GiB, {free / 2**30:.1f} GiB may be used"
+        message = f"needs about {self.need / 2**30:.1f} GiB, {free / 2**30:.1f} GiB may be used"
         return Unavailable(Skip.DOES_NOT_FIT, message)
 
-    def inputs(self, seed: int | None = None) -> Values:
-        """The inputs, drawn anew: the same bits on every device."""
-        case = self.case if seed is None else _with_seed(self.case, seed)
+    def inputs(self) -> Values:
+        """The inputs, the same bits on every device: a copy each time, since who gets it may write into it."""
+        return deepcopy(self._drawn)
+
+    @cached_property
+    def _drawn(self) -> Values:
+        """The inputs as drawn: nobody else sees them. Drawing is hashing, which costs far more than a copy."""
+        return self._draw(self.case)
+
+    def _draw(self, case: Case) -> Values:
         draw = Draw(definition=self.definition.name, case=case.id, seed=case.seed, device=self.device)
         return self.op.inputs(self.definition, case, draw)
 
@@ -67,8 +94,9 @@ class Trial:
         entries: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.definition.outputs}
         if self.no_oracle is not None:
             return entries
-        found = dict(self.op.oracle(self.definition, self.inputs()))
-        found |= {f"{name}@floor": value for name, value in self.op.floor(self.definition, self.inputs()).items()}
+        inputs = self.inputs()
+        found = dict(self.op.oracle(self.definition, inputs))
+        found |= {f"{name}@floor": value for name, value in self.op.floor(self.definition, inputs).items()}
         for key, value in found.items():
             name, _, what = key.partition("@")
             entries[name][what] = value.cpu()
@@ -89,13 +117,13 @@ class Trial:
         assert not refused, "the reference may not run:\n" + "\n".join(str(refusal) for refusal in refused)
         actor = Reference()
         actor.prepare(self.definition)
-        inputs = self.inputs(seed)
-        before = _prints(inputs)
+        drawn = self._drawn if seed is None else self._draw(_with_seed(self.case, seed))
+        inputs = deepcopy(drawn)
         draws = []
         for trial in range(max(self._trials, 1)):
             torch.manual_seed((self.case.seed * GOLDEN + trial * OTHER_SEED) % (1 << 63))
             draws.append(named_outputs(self.definition, actor.run(self.definition, self.op, inputs)))
-        misconduct = tuple(self._misconduct(inputs, draws[0], before))
+        misconduct = tuple(self._misconduct(inputs, draws[0], drawn))
         if not self._trials:
             return Returned(_plain(draws[0]), misconduct)
         plain = [_plain(draw) for draw in draws]
@@ -136,6 +164,21 @@ class Trial:
             return blocked
         api = lookup.stack(stack).resolve(adapter.apis)
         return api if isinstance(api, Unavailable) else (adapter, api)
+
+    def rulings(self, actor: str, tolerance: float | None) -> Mapping[str, Ruling]:
+        """The judge's ruling on every output of the reference, or of a ground truth that runs here; ruled once.
+
+        Raises:
+            LookupError: the ground truth does not run here.
+        """
+        key = (actor, tolerance)
+        if key not in self._rulings:
+            outputs = self.reference.outputs if actor == REFERENCE else self.run_truth(actor)
+            if isinstance(outputs, Unavailable):
+                raise LookupError(f"{actor} does not run here: {outputs.message}")
+            names = self.definition.outputs
+            self._rulings[key] = {name: self.rule(name, outputs.get(name), tolerance) for name in names}
+        return self._rulings[key]
 
     def rule(self, name: str, actual: torch.Tensor | None, tolerance: float | None) -> Ruling:
         """The judge's ruling on one output, by the oracle."""
@@ -178,12 +221,10 @@ class Trial:
         )
         return judge_output(actual, expected, tolerance=tolerance)
 
-    def _misconduct(self, inputs: Values, returned: Mapping[str, Any], before: Mapping[str, str]) -> list[str]:
-        after = _prints(inputs)
+    def _misconduct(self, inputs: Values, returned: Mapping[str, Any], drawn: Values) -> list[str]:
         allowed = self.op.mutated(self.definition)
-        said = [
-            f"modified its input {name}" for name in before if after[name] != before[name] if name not in allowed
-        ]
+        changed = [name for name, value in drawn.items() if not _unchanged(inputs[name], value)]
+        said = [f"modified its input {name}" for name in changed if name not in allowed]
         seen = {_address(value) for value in inputs.values()}
         for name, value in returned.items():
             address = _address(value)
@@ -205,15 +246,34 @@ def cheapest(definition: Definition, cases: list[Case]) -> Case | None:
     return min(cases, key=lambda case: (op.memory(definition, case), case.id), default=None)
 
 
+def threads(need: int) -> int:
+    """Torch's threads for a case that needs so many bytes; OMP_NUM_THREADS decides where it is set.
+
+    Most cases are small. With a thread a core they are slower even alone, and where other processes run beside,
+    the threads of all of them wait for each other.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return GIVEN_THREADS
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return max(1, min(GIVEN_THREADS, len(os.sched_getaffinity(0)) // workers)) if need > LARGE else 1
+
+
 def _with_seed(case: Case, seed: int) -> Case:
     return Case(case.id, case.size, case.axes, seed, case.params)
 
 
-def _prints(values: Values) -> dict[str, str]:
-    return {
-        name: fingerprint(value) if isinstance(value, torch.Tensor) else f"{type(value).__name__}:{value!r}"
-        for name, value in values.items()
-    }
+def _unchanged(value: object, drawn: object) -> bool:
+    """Whether an input is what was drawn, to the last bit."""
+    if not isinstance(value, torch.Tensor) or not isinstance(drawn, torch.Tensor):
+        return type(value) is type(drawn) and repr(value) == repr(drawn)  # a NaN is itself
+    if value.shape != drawn.shape or value.dtype != drawn.dtype:
+        return False
+    return torch.equal(_bytes(value), _bytes(drawn))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().contiguous().view(-1)
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # with one element, any stride counts as contiguous
 
 
 def _address(value: object) -> int | None:
@@ -237,7 +297,8 @@ def _free_memory(device: torch.device) -> int:
     """Bytes that can still be had on a device."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for the next
+        return int(free + kept)
     with Path("/proc/meminfo").open(encoding="ascii") as lines:
         found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     return found[0]

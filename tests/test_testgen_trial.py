@@ -1,0 +1,140 @@
+"""A generated suite's trials: drawn, solved and ruled once, shared, let go, and no less strict for it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from definitions import GOOD, rmsnorm, write
+
+from traceproof.draw import Draw
+from traceproof.ops.cases import Case
+from traceproof.testgen.support import trial as module
+from traceproof.testgen.support.definition import read_definition
+from traceproof.testgen.support.trial import LARGE, REFERENCE, Trial, _unchanged, cases_of, threads
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def trial(root: Path, reference: str = GOOD) -> Trial:
+    definition: Any = read_definition(write(root, rmsnorm("rmsnorm_a", reference=reference)))
+    case: Case = cases_of(definition, ("small",), 0)[0]
+    return Trial(definition, case, CPU)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often inputs are drawn and an output is judged."""
+    count: Counter[str] = Counter()
+    for owner, name in ((Draw, "normal"), (Trial, "rule")):
+        inner = getattr(owner, name)
+
+        def outer(*args: Any, inner: Any = inner, name: str = name, **more: Any) -> Any:  # noqa: ANN401
+            count[name] += 1
+            return inner(*args, **more)
+
+        monkeypatch.setattr(owner, name, outer)
+    return count
+
+
+def test_inputs_are_drawn_once_and_outputs_ruled_once(tmp_path: Path, counted: Counter[str]) -> None:
+    found = trial(tmp_path)
+    found.inputs()
+    once = counted["normal"]
+    assert found.rulings(REFERENCE, None) is found.rulings(REFERENCE, None)
+    found.rulings("torch", None)
+    found.run_reference()
+    assert counted["normal"] == once > 0
+    assert counted["rule"] == 2  # one output, two actors
+
+
+def test_another_seed_or_tolerance_is_not_taken_for_the_same(tmp_path: Path) -> None:
+    found = trial(tmp_path)
+    again, other = found.run_reference().outputs["output"], found.run_reference(1).outputs["output"]
+    assert torch.equal(found.reference.outputs["output"], again)
+    assert not torch.equal(again, other)
+    rows = [found.rulings(REFERENCE, tolerance)["output"].details["specification"] for tolerance in (None, 1e-9)]
+    assert rows[0] != rows[1]
+
+
+def test_who_writes_into_inputs_writes_into_a_copy_and_is_named(tmp_path: Path) -> None:
+    found = trial(tmp_path, GOOD.replace("EPS = 1e-6", "EPS = 1e-6\n    weight[-1] += 1"))
+    drawn = found.inputs()
+    assert found.reference.misconduct == ("modified its input weight",)
+    assert all(_unchanged(value, drawn[name]) for name, value in found.inputs().items())
+
+
+def test_what_returns_its_input_is_named(tmp_path: Path) -> None:
+    found = trial(tmp_path, "def run(hidden_states, weight):\n    return hidden_states\n")
+    assert found.reference.misconduct == ("output output shares memory with an input or another output",)
+
+
+def test_released_it_holds_nothing_and_is_solved_again(tmp_path: Path) -> None:
+    found = trial(tmp_path)
+    before = found.rulings(REFERENCE, None)
+    outputs = found.reference.outputs["output"]
+    found.release()
+    assert not [name for name, value in vars(found).items() if isinstance(value, Mapping) and value]
+    assert not {"_drawn", "oracle", "reference"} & vars(found).keys()
+    assert torch.equal(found.reference.outputs["output"], outputs)
+    assert found.rulings(REFERENCE, None) == before
+
+
+@pytest.mark.parametrize(
+    ("value", "drawn", "same"),
+    [
+        (torch.tensor([float("nan")]), torch.tensor([float("nan")]), True),
+        (torch.tensor([0.0]), torch.tensor([-0.0]), False),
+        (torch.tensor([1, 2]), torch.tensor([[1, 2]]), False),
+        (torch.tensor([1], dtype=torch.int32), torch.tensor([1]), False),
+        (torch.ones(3, 2).T, torch.ones(2, 3), True),
+        (torch.ones(1, 5)[:, 2], torch.ones(1), True),
+        (torch.ones((), dtype=torch.bool), torch.zeros((), dtype=torch.bool), False),
+        (torch.ones(4).to(torch.float8_e4m3fn), torch.ones(4).to(torch.float8_e4m3fn), True),
+        (float("nan"), float("nan"), True),
+        (1, 1.0, False),
+        (None, None, True),
+        (None, torch.ones(1), False),
+    ],
+)
+def test_an_input_is_unchanged_if_every_bit_is(value: object, drawn: object, *, same: bool) -> None:
+    assert _unchanged(value, drawn) is same
+
+
+@pytest.mark.parametrize(
+    ("need", "variables", "expected"),
+    [
+        (LARGE, {}, 1),
+        (LARGE + 1, {}, 8),
+        (LARGE + 1, {"PYTEST_XDIST_WORKER_COUNT": "3"}, 4),
+        (LARGE + 1, {"PYTEST_XDIST_WORKER_COUNT": "50"}, 1),
+        (LARGE, {"OMP_NUM_THREADS": "8"}, 8),
+    ],
+)
+def test_threads_follow_the_case_its_share_of_the_cores_and_the_user(
+    monkeypatch: pytest.MonkeyPatch, need: int, variables: dict[str, str], expected: int
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(module, "GIVEN_THREADS", 8)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(12)))
+    assert threads(need) == expected
+
+
+def test_the_definition_that_the_tests_read_is_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, rmsnorm("rmsnorm_a"))
+    assert read_definition(path).reference == json.loads(path.read_text())["reference"]
