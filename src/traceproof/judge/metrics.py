@@ -18,7 +18,8 @@ def metrics(actual: torch.Tensor, expected: torch.Tensor, row: Row) -> dict[str,
     top 5 positions by absolute error: index, actual, expected). Figures that no position supports are None.
     """
     finite = torch.isfinite(actual) & torch.isfinite(expected)
-    a, e = actual[finite], expected[finite]
+    # Picking elements costs several times what the figures do, and mostly there is nothing to leave out.
+    a, e = (actual.flatten(), expected.flatten()) if finite.all() else (actual[finite], expected[finite])
     agree = (actual == expected) | (torch.isnan(actual) & torch.isnan(expected))
     error = (a - e).abs()
     hits = int((error <= row.atol + row.rtol * e.abs()).sum()) + int((agree & ~finite).sum())
