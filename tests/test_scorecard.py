@@ -13,7 +13,8 @@ from definitions import GOOD, rmsnorm, write
 from traceproof.dataset.tree import read_tree
 from traceproof.testgen.generate import PLACE, Order, generate
 from traceproof.testgen.known import Divergences
-from traceproof.testgen.scorecard import Card, Known, Suite, existing, generated, score, table
+from traceproof.testgen.planting import Suite, existing, generated
+from traceproof.testgen.scorecard import Card, Known, complete, score, table
 
 NAME = "rmsnorm_a"
 MOST = 2
@@ -96,3 +97,46 @@ def test_our_suite_kills_and_fates_are_kept(tmp_path: Path) -> None:
     fates = next(iter(KNOWN.values()))
     assert len(fates) == found.total + found.equivalent
     assert "100.0%" in table([found])
+
+
+def test_what_there_was_no_time_for_is_said_and_completed(tmp_path: Path) -> None:
+    root = dataset(tmp_path)
+    generate(Order(root=root, everything=True, sizes=("small",)), Divergences(verdicts=None, known=None))
+    suite = Suite(root, generated, ("--seed={seed}", "--test-sizes=small"))
+    entry = read_tree(root).definitions[NAME]
+
+    def go_on(seeds: int, until: float, earlier: Card | None) -> Card:
+        return score(
+            suite,
+            entry.path,
+            entry.definition,
+            seeds=seeds,
+            most=MOST,
+            known=KNOWN,
+            until=until,
+            earlier=earlier,
+        )
+
+    begun = go_on(3, 0.0, None)
+    assert (begun.seeds, begun.total, begun.left) == (1, 0, MOST)
+    assert not complete(begun, seeds=3, most=MOST)
+    done = go_on(3, float("inf"), begun)
+    assert (done.seeds, done.alarms, done.left) == (3, [], 0)
+    assert done.killed == done.total > 0
+    assert complete(done, seeds=3, most=MOST)
+    assert not complete(done, seeds=3, most=MOST + 1)
+    assert not complete(done, seeds=4, most=MOST)
+    runs = done.total
+    assert go_on(4, float("inf"), done).total == runs  # mutants are not run again
+
+
+def test_a_reference_that_is_wrong_on_some_seed_alone_raises_a_false_alarm(tmp_path: Path) -> None:
+    bad = GOOD.replace("(y * ", "((1 + int(hidden_states.sum() > 0)) * y * ")
+    root = tmp_path
+    write(root, rmsnorm(NAME, reference=bad))
+    generate(Order(root=root, everything=True, sizes=("small",)), Divergences(verdicts=None, known=None))
+    suite = Suite(root, generated, ("--seed={seed}", "--test-sizes=small"))
+    entry = read_tree(root).definitions[NAME]
+    found = score(suite, entry.path, entry.definition, seeds=3, most=0)
+    assert found.alarms
+    assert (found.seeds, found.total, found.left) == (3, 0, 0)
