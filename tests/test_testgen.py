@@ -151,6 +151,22 @@ def test_the_support_package_needs_nothing_but_torch_and_pytest() -> None:
         assert f"from {absent}" not in text
 
 
+def test_every_support_module_can_be_imported_without_this_package(dataset: Path) -> None:
+    everything(dataset)
+    code = (
+        "import importlib, pkgutil, sys, tp_support\n"
+        "for module in pkgutil.walk_packages(tp_support.__path__, 'tp_support.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "assert not [name for name in sys.modules if name.startswith('traceproof')]\n"
+    )
+    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=dataset / PLACE, env=environment, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_written_files_are_formatted(dataset: Path) -> None:
     everything(dataset)
     ruff = Path(sys.executable).with_name("ruff")

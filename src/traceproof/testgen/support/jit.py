@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+LIBRARIES = "TRACEPROOF_LIBRARIES"  # variable that names the folder of modules that are built already
+
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A kernel module: the API key of the function that describes it, and its arguments."""
+    """A kernel module: the API key of the function that describes it, its arguments, and sources left out."""
 
     generator: str
     args: tuple[Any, ...] = ()
+    unused: str | None = None
