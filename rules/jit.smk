@@ -18,6 +18,11 @@ def jit_record(wildcards):
     return FLOW.sources.built_by(wildcards.stack, wildcards.op_type)[0]
 
 
+def jit_code(wildcards):
+    """Digest of the code that decides what is built."""
+    return FLOW.jit_code(wildcards.stack, wildcards.op_type)
+
+
 rule jit:
     """Build the kernel modules that an op_type's definitions need, side by side, while other jobs use the GPU."""
     input:
@@ -32,7 +37,7 @@ rule jit:
         python=jit_python,
         record=jit_record,
         path=jit_path,
-        code=FLOW.jit_code,
+        code=jit_code,
         caches=FLOW.caches,
         seconds=FLOW.config.limits.build_s,
     shell:

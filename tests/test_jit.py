@@ -2,23 +2,79 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
+import types
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from traceproof import gpu_lease, jit
+from traceproof.adapters import lookup
+from traceproof.adapters.flashinfer.gdn import PREFILL_SM90
 from traceproof.gpu_lease import Gpu, lease
 from traceproof.jit import Module
 
 
-def test_long_builds_start_first_and_wide_ones_last() -> None:
-    order = sorted(map(Module, ("gen_gdn_prefill", "gen_decode", "gen_prefill")), key=jit._urgency, reverse=True)
-    assert [module.generator for module in order] == ["gen_prefill", "gen_decode", "gen_gdn_prefill"]
+def test_what_hangs_on_one_long_file_starts_first() -> None:
+    order = sorted(map(Module, ("gen_decode", "gen_sampling", "gen_prefill")), key=jit._urgency, reverse=True)
+    assert [module.generator for module in order] == ["gen_sampling", "gen_prefill", "gen_decode"]
+
+
+@pytest.mark.parametrize(("generator", "nice"), [("gen_sampling", 0), ("gen_norm", jit.OTHERS_NICE)])
+def test_the_others_give_way(generator: str, nice: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "python"
+    fake.write_text('#!/bin/sh\necho "$3"; exit 1\n')
+    fake.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(fake))
+    [(_, built)] = jit.build("flashinfer", [Module(generator, (), "_b$")], at_once=1, seconds=30.0)
+    order = {"stack": "flashinfer", "generator": generator, "args": [], "unused": "_b$", "nice": nice}
+    assert json.loads(built.message) == order
+
+
+@dataclass
+class Described:
+    """A package's description of a module, as far as the builder reads it."""
+
+    sources: list[Path]
+    extra_ldflags: list[str] | None = None
+
+
+def test_sources_that_nothing_calls_are_left_out() -> None:
+    whole = Described([Path(f"mask_{mask}.cu") for mask in range(3)])
+    part = jit._without(whole, r"_[02]$")
+    assert part == Described([Path("mask_1.cu")], ["-Wl,-z,lazy"])
+    assert jit._without(whole, None) is jit._without(whole, "elsewhere") is whole
+
+
+def test_the_delta_rule_is_built_for_the_calls_that_are_made() -> None:
+    options = list(itertools.product("01", repeat=5))
+    names = [f"gdn_prefill_kernel_bf16_g{g}b{b}a{a}i{i}c{c}" for g, b, a, i, c in options]
+    sources = [Path(f"{name}.cu") for name in [*names, "gdn_prefill_launcher", "prefill_kernel_delta_rule_sm90"]]
+    left = jit._without(Described(sources), PREFILL_SM90.unused).sources
+    kept = {"gdn_prefill_kernel_bf16_g0b1a1i1c0", "gdn_prefill_kernel_bf16_g1b1a1i1c0"}
+    assert {source.stem for source in left} == kept | {"gdn_prefill_launcher", "prefill_kernel_delta_rule_sm90"}
+
+
+def test_workers_load_what_was_built_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "build.so"
+    library.write_bytes(b"built")
+    libraries = Path(jit.environment(tmp_path, {"digest": "d" * 32})[jit.LIBRARIES])
+    jit._hand_over("norm", library, libraries)
+    assert [path.name for path in libraries.rglob("*") if path.is_file()] == ["norm.so"]
+    environment = types.ModuleType("flashinfer.jit.env")
+    for name in ("flashinfer", "flashinfer.jit"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "flashinfer.jit.env", environment)
+    monkeypatch.setenv("FLASHINFER_USE_CUDA_NORM", "1")
+    monkeypatch.setenv(jit.LIBRARIES, str(libraries))
+    lookup.stack("flashinfer").prepare()
+    assert (environment.FLASHINFER_AOT_DIR / "norm" / "norm.so").read_bytes() == b"built"
 
 
 def test_memory_bounds_what_is_built_at_once() -> None:

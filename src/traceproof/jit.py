@@ -1,14 +1,18 @@
 """Build the kernel modules that the selected definitions need: side by side, into a cache of this stack and GPU.
 
 A module is built by a process of its own, `python -m traceproof.jit MODULE`, so that one that fails or takes too
-long costs its definitions only. The longest builds start first: they decide when the last is done.
+long costs its definitions only. The longest builds start first, and the others give way to those that hang on one
+long file: they decide when the last is done. Source files that no call of ours reaches are left out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,10 +40,10 @@ SECONDS: Mapping[str, float] = {
     "gen_mla": 15,
     "gen_decode": 9,
 }
-# Modules of so many files that they fill all cores by themselves: they start last and give way to the others. It
-# costs them little and brings most definitions to the GPU early.
-WIDE = frozenset({"gen_gdn_prefill"})
-WIDE_NICE = 10
+# Modules whose longest file takes about as long as all files of all modules on 16 cores: they get a core at once.
+LONG_FILES = frozenset({"gen_sampling", "gen_gdn_prefill"})
+OTHERS_NICE = 5
+LIBRARIES = "TRACEPROOF_LIBRARIES"  # variable that names the folder of finished modules: <name>/<name>.so
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +53,12 @@ class Module:
     Attributes:
         generator: API key of the function that describes it.
         args: its arguments, JSON values; a dtype is written as `torch.bfloat16`.
+        unused: pattern found in the names of source files that no call of ours reaches, without their suffix.
     """
 
     generator: str
     args: tuple[Any, ...] = ()
+    unused: str | None = None
 
     @property
     def label(self) -> str:
@@ -109,7 +115,7 @@ def available_memory() -> int:
 def build(
     stack: str, modules: Iterable[Module], *, at_once: int, seconds: float
 ) -> Iterator[tuple[Module, Built]]:
-    """Build modules, the longest first and wide ones last, and give each as it is done.
+    """Build modules, the longest first, and give each as it is done.
 
     Builders inherit the environment, which says where the cache is.
     """
@@ -132,13 +138,13 @@ def build(
 
 def _urgency(module: Module) -> tuple[bool, float]:
     middle = sorted(SECONDS.values())[len(SECONDS) // 2]
-    return module.generator not in WIDE, SECONDS.get(module.generator, middle)
+    return module.generator in LONG_FILES, SECONDS.get(module.generator, middle)
 
 
 def _start(stack: str, module: Module) -> _Running:
     log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with its outcome
-    nice = WIDE_NICE if module.generator in WIDE else 0
-    order = json.dumps({"stack": stack, "generator": module.generator, "args": module.args, "nice": nice})
+    nice = 0 if module.generator in LONG_FILES else OTHERS_NICE
+    order = json.dumps({"stack": stack, "nice": nice, **dataclasses.asdict(module)})
     command = [sys.executable, "-m", "traceproof.jit", order]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -184,6 +190,7 @@ def environment(caches: Path, stack: Mapping[str, Any]) -> dict[str, str]:
     folder = (caches / stack.get("cache", stack["digest"])[:16]).absolute()
     compilers = {name: os.environ[name] for name in COMPILERS if name in os.environ}
     return compilers | {
+        LIBRARIES: str(folder / "libraries"),
         "FLASHINFER_WORKSPACE_BASE": str(folder),
         "TRITON_CACHE_DIR": str(folder / "triton"),
         "TRITON_CACHE_AUTOTUNING": "1",
@@ -211,6 +218,7 @@ def failure(modules: Sequence[Module]) -> str | None:
 def _main(order: Mapping[str, Any]) -> None:
     """The builder: what one module's process does."""
     os.nice(order["nice"])
+    libraries = os.environ.pop(LIBRARIES)  # else an older build would be taken for done
     import torch
 
     from traceproof.actors.base import Unavailable
@@ -224,7 +232,28 @@ def _main(order: Mapping[str, Any]) -> None:
         getattr(torch, arg[6:]) if isinstance(arg, str) and arg.startswith("torch.") else arg
         for arg in order["args"]
     ]
-    api[order["generator"]](*args).build_and_load()
+    described = _without(api[order["generator"]](*args), order["unused"])
+    described.build_and_load()
+    _hand_over(described.name, described.get_library_path(), Path(libraries))
+
+
+def _without(described: Any, unused: str | None) -> Any:  # noqa: ANN401 - a package's description of a module
+    """The module without the sources that nothing calls. What they define is looked up when it is first called."""
+    kept = [source for source in described.sources if unused is None or not re.search(unused, source.stem)]
+    if len(kept) == len(described.sources):
+        return described
+    flags = [*(described.extra_ldflags or ()), "-Wl,-z,lazy"]
+    return dataclasses.replace(described, sources=kept, extra_ldflags=flags)
+
+
+def _hand_over(name: str, library: Path, libraries: Path) -> None:
+    """Put a finished library where workers load it as it is, whole or not at all."""
+    folder = libraries / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as whole:
+        copy = Path(whole) / library.name
+        shutil.copyfile(library, copy)
+        copy.replace(folder / f"{name}.so")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 from traceproof.actors.registry import ACTORS, TRUTHS, for_op_type
 from traceproof.bumps.flow import Sources
-from traceproof.bumps.roots import PACKAGES
+from traceproof.bumps.roots import PACKAGES, op_types
 from traceproof.codedigest import code_digest
 from traceproof.config import Config, read_config
 from traceproof.dataset.fetch import FETCHED, folder_of, scan_digest, untouched
@@ -96,10 +96,10 @@ class Pipeline:
             return []
         return [f"{self.run}/jit/{op_type}-{self.actor_stack(actor)}.json"]
 
-    @cached_property
-    def jit_code(self) -> str:
-        """Digest of the code that decides what is built."""
-        return code_digest("traceproof.jit", *(f"traceproof.adapters.{stack}.api" for stack in NAMES))
+    def jit_code(self, stack: str, op_type: str) -> str:
+        """Digest of the code that decides what is built for an op_type."""
+        adapters = ("api", op_type) if op_type in op_types(stack) else ("api",)
+        return code_digest("traceproof.jit", *(f"traceproof.adapters.{stack}.{name}" for name in adapters))
 
     @property
     def caches(self) -> str:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import importlib.util
 import os
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from traceproof.adapters.base import Stack
+from traceproof.jit import LIBRARIES
 
 SSU = "flashinfer.jit.mamba.selective_state_update"
 
@@ -53,8 +59,17 @@ APIS = MappingProxyType(
 
 
 def _prepare() -> None:
-    """Take the CUDA norm kernels: the CuTe ones need a compiler package that not every machine has."""
+    """Take the CUDA norm kernels, since the CuTe ones need a compiler package that not every machine has.
+
+    Modules that were built ahead are taken for those that FlashInfer's own package of binaries would hold: they
+    are loaded as they are, and nothing is compared or compiled.
+    """
     os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
+    libraries = os.environ.get(LIBRARIES)
+    if libraries and importlib.util.find_spec("flashinfer_jit_cache") is None:
+        with contextlib.suppress(ImportError):  # whoever looks for an API says what is missing
+            environment: Any = importlib.import_module("flashinfer.jit.env")
+            environment.FLASHINFER_AOT_DIR = Path(libraries)
 
 
 STACK = Stack(

@@ -14,6 +14,7 @@ from traceproof.ops.base import TORCH_DTYPES, Values
 WORKSPACE = 128 << 20  # bytes, FlashInfer's recommended size; zeros, as its documentation asks for
 NO_KEYS = -5e4  # FlashInfer's stand-in for minus infinity
 MERGED = 10.0  # log2 of the most partial results (1024) that a row without keys is merged from
+OTHER_MASKS = r"_kernel_mask_[23]$"  # sources for masks that are handed over and for several items: unused here
 HOPPER = (9, 0)  # the only capability with FA3 kernels
 SM = ((8, 0), (12, 9))
 
@@ -40,7 +41,7 @@ def dtype_name(definition: Definition, name: str) -> str:
 
 def prefill_module(which: str, q: str, kv: str, index: str, head_dims: tuple[int, int]) -> Module:
     """No position encoding, no window, no cap, no fp16 reduction: what every definition here means."""
-    return Module("gen_prefill", (which, q, kv, q, index, *head_dims, 0, False, False, False))
+    return Module("gen_prefill", (which, q, kv, q, index, *head_dims, 0, False, False, False), OTHER_MASKS)
 
 
 def outputs_of(definition: Definition, returned: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
