@@ -108,7 +108,7 @@ class Trial:
         return self.run_reference()
 
     def run_reference(self, seed: int | None = None) -> Returned:
-        """Run the reference, on other inputs if a seed is given.
+        """Run the reference, on other inputs if a seed is given; its conduct is looked at on the case's own.
 
         Raises:
             AssertionError: the reference says what no reference has a reason to say.
@@ -117,13 +117,12 @@ class Trial:
         assert not refused, "the reference may not run:\n" + "\n".join(str(refusal) for refusal in refused)
         actor = Reference()
         actor.prepare(self.definition)
-        drawn = self._drawn if seed is None else self._draw(_with_seed(self.case, seed))
-        inputs = deepcopy(drawn)
+        inputs = self.inputs() if seed is None else self._draw(_with_seed(self.case, seed))
         draws = []
         for trial in range(max(self._trials, 1)):
             torch.manual_seed((self.case.seed * GOLDEN + trial * OTHER_SEED) % (1 << 63))
             draws.append(named_outputs(self.definition, actor.run(self.definition, self.op, inputs)))
-        misconduct = tuple(self._misconduct(inputs, draws[0], drawn))
+        misconduct = tuple(self._misconduct(inputs, draws[0])) if seed is None else ()
         if not self._trials:
             return Returned(_plain(draws[0]), misconduct)
         plain = [_plain(draw) for draw in draws]
@@ -221,9 +220,9 @@ class Trial:
         )
         return judge_output(actual, expected, tolerance=tolerance)
 
-    def _misconduct(self, inputs: Values, returned: Mapping[str, Any], drawn: Values) -> list[str]:
+    def _misconduct(self, inputs: Values, returned: Mapping[str, Any]) -> list[str]:
         allowed = self.op.mutated(self.definition)
-        changed = [name for name, value in drawn.items() if not _unchanged(inputs[name], value)]
+        changed = [name for name, value in self._drawn.items() if not _unchanged(inputs[name], value)]
         said = [f"modified its input {name}" for name in changed if name not in allowed]
         seen = {_address(value) for value in inputs.values()}
         for name, value in returned.items():
