@@ -55,7 +55,7 @@ rule actor:
     log:
         f"{FLOW.run}/logs/actors/{{op_type}}-{{actor}}.log",
     wildcard_constraints:
-        actor="(?!reference|sglang).*",
+        actor=r"(?!reference|sglang|fla\b).*",
     threads: actor_lanes
     resources:
         mem_mb=actor_memory,
@@ -75,9 +75,15 @@ rule actor:
         " --limits {params.limits:q} --lanes {threads} --memory-mb {resources.mem_mb} {FLOW.force_flag} --log {log}"
 
 
-# References take longest, since each definition gets workers of its own, and SGLang takes long to import: these jobs
-# decide when a run is done, so they start first.
-use rule actor as actor_first with:
+# These jobs decide when a run is done, so they start first: SGLang and FLA take long to import, and references run one
+# kernel after the other from Python.
+use rule actor as actor_slow_import with:
     wildcard_constraints:
-        actor="reference|sglang",
+        actor="sglang|fla",
+    priority: 6
+
+
+use rule actor as actor_reference with:
+    wildcard_constraints:
+        actor="reference",
     priority: 5

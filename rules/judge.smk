@@ -11,6 +11,11 @@ def judge_manifests(wildcards):
     )
 
 
+def judge_lanes(wildcards):
+    """How many definitions are judged side by side."""
+    return FLOW.judge_lanes(wildcards.op_type)
+
+
 rule judge:
     """Judge every actor's outputs of one op_type by the oracle's."""
     input:
@@ -20,7 +25,7 @@ rule judge:
         f"{FLOW.run}/verdicts/{{op_type}}.jsonl",
     log:
         f"{FLOW.run}/logs/judge/{{op_type}}.log",
-    threads: 1
+    threads: judge_lanes
     resources:
         mem_mb=job_memory,
     params:

@@ -6,11 +6,11 @@ import argparse
 import json
 from pathlib import Path
 
-import torch
-
 from traceproof import entry
-from traceproof.stages.judge import Bench, judge
-from traceproof.store import Store
+from traceproof.stages.actor import PRELOAD
+from traceproof.stages.bench import Bench
+from traceproof.stages.judge import judge
+from traceproof.worker import Pool
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--cases", type=Path, required=True)
@@ -19,20 +19,15 @@ PARSER.add_argument("--verdicts", type=Path, required=True)
 PARSER.add_argument("--store", type=Path, required=True)
 PARSER.add_argument("--code", required=True, help="digest of the code that verdicts depend on")
 PARSER.add_argument("--tolerance", type=json.loads, default=None, help="a number, or null")
-PARSER.add_argument("--threads", type=int, required=True)
+PARSER.add_argument("--threads", type=int, required=True, help="definitions judged side by side")
 PARSER.add_argument("--log", type=Path, required=True)
 
 
 def main() -> None:
     """Judge."""
-    torch.set_num_threads(options.threads)
-    bench = Bench(
-        outputs=Store(options.store, "outputs"),
-        judged=Store(options.store, "judged"),
-        code=options.code,
-        tolerance=options.tolerance,
-    )
-    judge(options.cases, options.manifests, options.verdicts, bench)
+    bench = Bench(store=options.store, code=options.code, tolerance=options.tolerance)
+    with Pool(preload=PRELOAD, shared=True) as pool:
+        judge(options.cases, options.manifests, options.verdicts, bench, pool, lanes=options.threads)
 
 
 if __name__ == "__main__":

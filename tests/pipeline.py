@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.stages.actor import Job, run
-from traceproof.stages.judge import Bench, judge
+from traceproof.stages.bench import Bench
+from traceproof.stages.judge import judge
 from traceproof.stages.manifest import Manifest
 from traceproof.stages.plan import Selection, plan
-from traceproof.store import Store
-from traceproof.worker import Limits
+from traceproof.worker import Limits, Pool
 
 STACK = {"digest": "0" * 32, "versions": {"torch": "any"}, "device": "cpu"}
 Rows = list[dict[str, Any]]
@@ -33,11 +33,8 @@ class Run:
         for cases in plan(self.dataset, self.out / "cases", self.selection):
             manifests = [self._actor(cases, name) for name in ("reference", "oracle", *actors)]
             verdicts = self.out / "verdicts" / f"{cases.stem}.jsonl"
-            store = self.out / "store"
-            bench = Bench(
-                outputs=Store(store, "outputs"), judged=Store(store, "judged"), code=code, tolerance=None
-            )
-            judge(cases, manifests, verdicts, bench)
+            with Pool() as pool:
+                judge(cases, manifests, verdicts, Bench(store=self.out / "store", code=code, tolerance=None), pool)
             for line in verdicts.read_text(encoding="utf-8").splitlines():
                 row = json.loads(line)
                 rows[row["definition"]].append(row)

@@ -42,7 +42,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 GIB = 1 << 30
 MIB = 1 << 20
 BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and torch loaded in each
-LANES = 6  # references of one op_type that share a GPU side by side
+LANES = 4  # definitions of one op_type side by side: references on a GPU, and the judge beside one
 SLACK = 1.25  # estimates were up to a fifth below what was measured
 
 
@@ -232,6 +232,13 @@ class Pipeline:
         if ACTORS[actor].trusted or not has_driver():
             return 1
         return max(1, min(LANES, len(self._needs(op_type))))
+
+    def judge_lanes(self, op_type: str) -> int:
+        """How many definitions of an op_type are judged side by side.
+
+        One, but where there is a GPU: it is done with most op_types at about the same time.
+        """
+        return max(1, min(LANES, len(self._needs(op_type)))) if has_driver() else 1
 
     def job_mb(self, op_type: str, actor: str = "oracle") -> int:
         """Memory of a job over one op_type's cases, in MiB: its largest cases, and what is there anyway."""

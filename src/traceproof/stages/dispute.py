@@ -25,9 +25,9 @@ from traceproof.ops.base import TORCH_DTYPES, Op
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import IndexSet, Samples
 from traceproof.reasons import Failure, Verdict
+from traceproof.stages.bench import WHOLE
 from traceproof.store import Store
 
-WHOLE = "*"  # the `output` of a row about a case as a whole
 ORACLE = "oracle"
 DISPUTED = frozenset({Failure.NUMERICS, Failure.NAN, Failure.INFINITY})
 HELD_APART = 1 << 18  # elements: of larger outputs the errors that are known already bound the difference

@@ -31,10 +31,6 @@ class Bundles:
     root: Path
     outputs: Store
 
-    def clear(self) -> None:
-        """Remove an earlier run's."""
-        shutil.rmtree(self.root, ignore_errors=True)
-
     def write(self, rows: Sequence[dict[str, Any]], entry: Mapping[str, Any], dispute: Dispute) -> None:
         """Write the bundles of one definition's failing rows; each row gets `replay`, where its bundle lies.
 

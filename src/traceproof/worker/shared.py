@@ -113,7 +113,8 @@ class Host:
             for name, value in os.environ.items()
             if (name in PASSED and name != VISIBLE) or name.startswith(CACHES) or name == "PYTHONUSERBASE"
         }
-        key = digest_json([recipe.as_json(), environment, str(Path(traceproof.__file__).resolve())])[:16]
+        source = str(Path(traceproof.__file__).absolute())  # not resolved: what lies beside it is imported too
+        key = digest_json([recipe.as_json(), environment, source])[:16]
         folder = Path(tempfile.gettempdir()) / f"traceproof-{os.getuid()}-{digest_json(owner.text)[:12]}" / key
         if len(str(folder / "socket")) > LONGEST_SOCKET:
             return None

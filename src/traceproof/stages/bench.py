@@ -1,0 +1,46 @@
+"""What judging needs beside the cases. Standard library only, for the process that hands the work out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from traceproof.store import Store
+
+REPLAY = "replay"  # folder of a run's replay bundles
+WHOLE = "*"  # the `output` of a row about a case as a whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What a judge needs beside the cases.
+
+    Attributes:
+        store: where outputs and finished rows lie.
+        code: digest of the judge's own code and the ops'.
+        tolerance: overrides the atol and rtol of the specification's rows.
+    """
+
+    store: Path
+    code: str
+    tolerance: float | None
+
+    @property
+    def outputs(self) -> Store:
+        """What actors left."""
+        return Store(self.store, "outputs")
+
+    @property
+    def judged(self) -> Store:
+        """Finished rows."""
+        return Store(self.store, "judged")
+
+    def as_json(self) -> dict[str, Any]:
+        """The bench as a JSON object, its paths absolute."""
+        return {"store": str(self.store.absolute()), "code": self.code, "tolerance": self.tolerance}
+
+    @classmethod
+    def of_json(cls, value: dict[str, Any]) -> Self:
+        """The bench that `as_json` wrote."""
+        return cls(store=Path(value["store"]), code=value["code"], tolerance=value["tolerance"])

@@ -1,0 +1,236 @@
+"""All that the judge knows of one op_type's run, and the verdict rows of one definition after the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from traceproof.dataset.definition import Definition
+from traceproof.digests import digest_json
+from traceproof.errors import TraceproofError
+from traceproof.judge.output import Ruling, judge_output
+from traceproof.ops import registry
+from traceproof.ops.base import Op
+from traceproof.reasons import Error, Failure, Skip, Verdict
+from traceproof.stages.bench import REPLAY, WHOLE, Bench
+from traceproof.stages.dispute import Dispute, entries_of, expectation
+from traceproof.stages.manifest import Manifest
+from traceproof.stages.replay import Bundles
+
+Rows = list[dict[str, Any]]
+
+
+def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Called once in a worker; the result judges one definition, `{"definition": name}`, a call.
+
+    Args:
+        payload: `cases`, `manifests`, `run` (absolute paths), `bench`, `threads`.
+        scratch: not used; what is written goes to the store and the run's folder.
+    """
+    del scratch
+    torch.set_num_threads(payload["threads"])
+    manifests = [Path(path) for path in payload["manifests"]]
+    docket = Docket.read(Path(payload["cases"]), manifests, Path(payload["run"]), Bench.of_json(payload["bench"]))
+
+    def run(item: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"rows": docket.rows(item["definition"])}
+        except TraceproofError as error:
+            return {"what": error.what, "problems": error.problems, "todo": error.todo}
+
+    return run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Docket:
+    """One op_type's cases, what every actor left, and where it lies."""
+
+    planned: Mapping[str, Any]
+    oracle: Manifest
+    others: Mapping[str, Manifest]
+    bundles: Bundles
+    bench: Bench
+
+    @classmethod
+    def read(cls, cases: Path, manifests: Iterable[Path], run: Path, bench: Bench) -> Self:
+        """From the files of a run's folder."""
+        planned = json.loads(cases.read_text(encoding="utf-8"))
+        read = {manifest.actor: manifest for manifest in map(Manifest.read, manifests)}
+        return cls(
+            planned=planned,
+            oracle=read.pop("oracle"),
+            others=dict(sorted(read.items())),
+            bundles=Bundles(run, run / REPLAY / planned["op_type"], bench.outputs),
+            bench=bench,
+        )
+
+    def rows(self, name: str) -> Rows:
+        """Verdict rows of one definition; what was judged before, by the same code, is not judged again.
+
+        Raises:
+            TraceproofError: the disk is full.
+        """
+        entry = self.planned["definitions"][name]
+        manifests = self.others.values()
+        rows = [
+            row
+            for manifest in manifests
+            for row in _definition_rows(name, entry, manifest, self.oracle, self.bench)
+        ]
+        dispute = Dispute(
+            entry=entry,
+            oracle=self.oracle.cases.get(name, {}),
+            records={actor: manifest.cases.get(name, {}) for actor, manifest in self.others.items()},
+            outputs=self.bench.outputs,
+            judged=self.bench.judged,
+            code=self.bench.code,
+            dataset=self.planned["dataset"],
+        )
+        rows = dispute.arbitrated(rows)
+        self.bundles.write(rows, entry, dispute)
+        return rows
+
+
+def _definition_rows(
+    name: str, entry: Mapping[str, Any], manifest: Manifest, oracle: Manifest, bench: Bench
+) -> list[dict[str, Any]]:
+    """All rows of one definition and one actor, from the store when nothing they depend on has changed."""
+    records = manifest.cases.get(name, {})
+    expected = oracle.cases.get(name, {})
+    key = digest_json(
+        {
+            "definition": entry["digest"],
+            "cases": [[planned["digest"], planned["skip"], planned["repeat"]] for planned in entry["cases"]],
+            "actor": [manifest.actor, _essence(records)],
+            "oracle": [entry["no_oracle"], _essence(expected)],
+            "code": bench.code,
+            "tolerance": bench.tolerance,
+        }
+    )
+    known = bench.judged.record(key)
+    if known is None:
+        definition = Definition.model_validate(entry["definition"])
+        op, _ = registry.for_definition(definition)
+        rows: list[dict[str, Any]] = []
+        for planned in entry["cases"]:
+            judged = _CaseJudge(definition, op, planned, manifest, bench)
+            case_id = planned["case"]["id"]
+            rows += judged.rows(records.get(case_id), expected.get(case_id))
+        known = {"rows": rows}
+        bench.judged.finish(key, known)
+    return list(known["rows"])
+
+
+def _essence(records: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+    return [
+        [case, {k: v for k, v in record.items() if k not in {"seconds", "peak_bytes", "cached"}}]
+        for case, record in records.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _CaseJudge:
+    definition: Definition
+    op: Op
+    planned: Mapping[str, Any]
+    manifest: Manifest
+    bench: Bench
+
+    def rows(self, record: Mapping[str, Any] | None, expected: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+        """Rows of one case: one if there is nothing to compare, else one an output and one a broken rule."""
+        if self.planned["skip"] is not None:
+            skip = self.planned["skip"]
+            return [self._row(WHOLE, Ruling(Verdict.SKIP, skip["reason"], skip["message"], {}), record)]
+        if record is None:
+            missing = f"{self.manifest.actor} left no record of this case; run again"
+            return [self._row(WHOLE, Ruling(Verdict.ERROR, Error.CRASH, missing, {}), record)]
+        if record["status"] != "ok":
+            verdict = Verdict.SKIP if record["status"] == "skip" else Verdict.ERROR
+            return [self._row(WHOLE, Ruling(verdict, record["reason"], record["message"], {}), record)]
+        blocked = self._no_oracle(record, expected)
+        if blocked is not None:
+            return [self._row(WHOLE, blocked, record)]
+        outputs = self.bench.outputs.tensors(record["key"])
+        oracle = entries_of(self.bench.outputs, expected, self.definition)
+        rows = []
+        for name in self.definition.outputs:
+            held = expectation(self.definition, self.op, self.planned, name, oracle)
+            rows.append(
+                self._row(name, judge_output(outputs.get(name), held, tolerance=self.bench.tolerance), record)
+            )
+        rows += [
+            self._row(name, _surplus(name), record) for name in outputs if name not in self.definition.outputs
+        ]
+        return rows + [self._row(WHOLE, ruling, record) for ruling in _conduct(record)]
+
+    @staticmethod
+    def _no_oracle(record: Mapping[str, Any], expected: Mapping[str, Any] | None) -> Ruling | None:
+        if expected is None or (expected["status"] == "skip" and expected["reason"] == Skip.NO_ORACLE):
+            return None
+        if expected["status"] == "skip":
+            return Ruling(Verdict.SKIP, expected["reason"], f"the oracle: {expected['message']}", {})
+        if expected["status"] != "ok":
+            return Ruling(Verdict.ERROR, Error.ORACLE, f"the oracle: {expected['message']}", {})
+        if expected["inputs"] != record["inputs"]:
+            differ = f"inputs {record['inputs']} were seen, the oracle saw {expected['inputs']}"
+            return Ruling(Verdict.ERROR, Error.INPUTS_DIFFER, differ, {})
+        return None
+
+    def _row(self, output: str, ruling: Ruling, record: Mapping[str, Any] | None) -> dict[str, Any]:
+        case = self.planned["case"]
+        name = self.definition.name
+        environment = self.manifest.environment
+        return {
+            "definition": name,
+            "op_type": self.definition.op_type,
+            "case": case["id"],
+            "size": case["size"],
+            "seed": case["seed"],
+            "axes": case["axes"],
+            "actor": self.manifest.actor,
+            "against": "oracle",
+            "output": output,
+            "verdict": ruling.verdict,
+            "reason": ruling.reason,
+            "message": ruling.message,
+            **ruling.details,
+            "digests": {
+                "definition": self.definition.digest,
+                "case": self.planned["digest"],
+                "inputs": (record or {}).get("inputs"),
+                "outputs": (record or {}).get("key"),
+                "code": self.manifest.code,
+                "environment": environment.get("digest"),
+            },
+            "versions": environment.get("versions"),
+            "device": environment.get("device"),
+            "repeat": f"traceproof verify --definition-name {name} --case {case['id']} --seed {case['seed']}",
+        }
+
+
+def _surplus(name: str) -> Ruling:
+    return Ruling(Verdict.FAIL, Failure.PRESENCE, f"{name} is no output of the definition", {})
+
+
+def _conduct(record: Mapping[str, Any]) -> Iterable[Ruling]:
+    """What the actor did beside computing: changed inputs, aliased outputs, varying or remembered answers."""
+    if record.get("mutated"):
+        yield Ruling(Verdict.FAIL, Failure.MUTATION, f"modified its inputs {record['mutated']}", {})
+    if record.get("aliased"):
+        yield Ruling(Verdict.FAIL, Failure.ALIAS, f"outputs {record['aliased']} share memory with others", {})
+    if record.get("subclassed"):
+        yield Ruling(Verdict.FAIL, Failure.SUBCLASS, f"outputs {record['subclassed']} are no plain tensors", {})
+    if "varying" not in record:
+        return
+    if record["varying"]:
+        differing = f"a second run on the same inputs gave other bits in {record['varying']}"
+        yield Ruling(Verdict.FAIL, Failure.DETERMINISM, differing, {})
+    else:
+        yield Ruling(Verdict.PASS, None, "a second run gave the same bits", {"gate": {"kind": "determinism"}})
+    if record["remembered"]:
+        yield Ruling(Verdict.FAIL, Failure.CACHED, "other inputs gave the same bits in every output", {})
