@@ -11,9 +11,8 @@ import torch
 from traceproof.calibrate.families import MODULES, family
 from traceproof.calibrate.generic import wrong_answers
 from traceproof.calibrate.model import Subject
-from traceproof.judge.output import Expected, judge_output, shares_limits
+from traceproof.judge.output import Expected, passes, shares_limits
 from traceproof.ops.compare import IndexSet, Samples
-from traceproof.reasons import Verdict
 
 # Constant factors between an answer and the oracle that have a name.
 RATIOS: Mapping[str, float] = {
@@ -87,4 +86,4 @@ def _matches(actual: torch.Tensor, wanted: torch.Tensor, expected: Expected) -> 
     if "floor" in expected.oracle:  # what the floor loses, lost from there
         moved["floor"] = wanted + (expected.oracle["floor"].to(torch.float64) - value).nan_to_num()
     held = replace(expected, oracle={**expected.oracle, **moved})
-    return judge_output(actual, held, tolerance=None).verdict == Verdict.PASS
+    return passes(actual, held)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from traceproof.judge.metrics import all_finite
 from traceproof.ops.compare import Backward, Close, Exact, Quantised
 
 PEAK = 4.0  # how far the largest of many rounding errors lies above their RMS, for rows too short to show it
@@ -64,11 +65,10 @@ def close(
     loses in proportion to its magnitude. Positions that are not finite on either side have been judged before.
     """
     a, e, f = (_rows(t.to(torch.float64), kind.row_axes) for t in (actual, expected, floor))
-    finite = torch.isfinite(a) & torch.isfinite(e) & torch.isfinite(f)
-    zero = torch.zeros((), dtype=torch.float64)
-    error = torch.where(finite, a - e, zero).abs()
-    lost = torch.where(finite, f - e, zero).abs()
-    e = torch.where(finite, e, zero)
+    error, lost = (a - e).abs(), (f - e).abs()
+    if not all(all_finite(t) for t in (a, e, f)):
+        finite = torch.isfinite(a) & torch.isfinite(e) & torch.isfinite(f)
+        error, lost, e = (t.masked_fill(~finite, 0.0) for t in (error, lost, e))
     scale = _rms(e)
     rounding = unit_roundoff(dtype or actual.dtype)
     pooled = float(_rms((_rms(lost) / scale.clamp_min(TINY))[scale > 0].reshape(1, -1)).nan_to_num().sum())
