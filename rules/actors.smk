@@ -1,3 +1,6 @@
+LONG = "sampling|gqa_paged"  # op_types whose references take longest
+
+
 def actor_stack(wildcards):
     """What says what the actor's stack is."""
     return FLOW.sources.recorded(FLOW.actor_stack(wildcards.actor))
@@ -76,7 +79,7 @@ rule actor:
 
 
 # These jobs decide when a run is done, so they start first: SGLang and FLA take long to import, and references run one
-# kernel after the other from Python.
+# small kernel after the other from Python, those of sampling and of paged attention the most of them.
 use rule actor as actor_slow_import with:
     wildcard_constraints:
         actor="sglang|fla",
@@ -86,4 +89,12 @@ use rule actor as actor_slow_import with:
 use rule actor as actor_reference with:
     wildcard_constraints:
         actor="reference",
+        op_type=rf"(?!({LONG})\b).*",
     priority: 5
+
+
+use rule actor as actor_long_reference with:
+    wildcard_constraints:
+        actor="reference",
+        op_type=LONG,
+    priority: 7
