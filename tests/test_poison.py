@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from definitions import rmsnorm, write
 
-from traceproof.actors.poison import Poisoned
+from traceproof.actors.poison import UNWRITTEN, poisoned
+from traceproof.actors.reference import Reference
+from traceproof.dataset.tree import read_definition
+from traceproof.ops.registry import for_definition
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 INTEGERS = [torch.int64, torch.int32, torch.int8, torch.uint8]
@@ -24,40 +29,57 @@ MAKERS: dict[str, Callable[[], torch.Tensor]] = {
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_floats_are_nan(dtype: torch.dtype) -> None:
-    with Poisoned():
+    with poisoned():
         value = torch.empty(5, dtype=dtype)
     assert bool(value.float().isnan().all())
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_integers_are_the_largest(dtype: torch.dtype) -> None:
-    with Poisoned():
+    with poisoned():
         value = torch.empty(5, dtype=dtype)
     assert value.tolist() == [torch.iinfo(dtype).max] * 5
 
 
 def test_bools_and_tensors_without_elements() -> None:
-    with Poisoned():
+    with poisoned():
         assert bool(torch.empty(5, dtype=torch.bool).all())
         assert torch.empty(0, 7).shape == (0, 7)
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
 def test_every_way_to_get_such_memory(make: Callable[[], torch.Tensor]) -> None:
-    with Poisoned():
+    with poisoned():
         value = make()
     assert bool(value.isnan().all())
     assert value.shape == (3, 4)
 
 
 def test_what_has_a_value_keeps_it() -> None:
-    with Poisoned():
+    with poisoned():
         assert torch.equal(torch.zeros(3), torch.tensor([0.0, 0.0, 0.0]))
         assert torch.equal(torch.empty(3).fill_(2.0) + 1, torch.full((3,), 3.0))
 
 
 def test_a_tensor_that_wants_a_gradient_is_filled_as_well() -> None:
-    with Poisoned():
+    with poisoned():
         value = torch.empty(3, requires_grad=True)
     assert bool(value.isnan().all())
     assert value.requires_grad
+
+
+def test_what_was_there_is_put_back_even_after_an_error() -> None:
+    before = [vars(owner).get(name) for owner, name in UNWRITTEN]
+    with pytest.raises(ZeroDivisionError), poisoned():
+        raise ZeroDivisionError
+    assert [vars(owner).get(name) for owner, name in UNWRITTEN] == before
+
+
+def test_names_that_a_reference_takes_out_of_torch_are_covered(tmp_path: Path) -> None:
+    text = "from torch import empty\n\n\ndef run(hidden_states, weight):\n    return empty(hidden_states.shape)\n"
+    definition = read_definition(write(tmp_path, rmsnorm("rmsnorm_a", reference=text)))
+    actor = Reference()
+    actor.prepare(definition)
+    op, _ = for_definition(definition)
+    returned = actor.run(definition, op, {"hidden_states": torch.ones(2, 3), "weight": torch.ones(3)})
+    assert bool(returned.isnan().all())

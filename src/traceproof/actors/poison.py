@@ -6,41 +6,52 @@ own earlier and right answer. So what it allocates that way is filled first: NaN
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
-UNWRITTEN = frozenset(
-    {
-        torch.empty,
-        torch.empty_like,
-        torch.empty_strided,
-        torch.empty_permuted,
-        torch.Tensor.new_empty,
-        torch.Tensor.new_empty_strided,
-    }
+# Functions that give tensors without values, by where their names are looked up.
+UNWRITTEN: tuple[tuple[Any, str], ...] = (
+    (torch, "empty"),
+    (torch, "empty_like"),
+    (torch, "empty_strided"),
+    (torch, "empty_permuted"),
+    (torch.Tensor, "new_empty"),
+    (torch.Tensor, "new_empty_strided"),
 )
 
 
-class Poisoned(TorchFunctionMode):
-    """While it is active, `torch.empty` and the like give filled tensors on any device."""
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """While it is active, `torch.empty` and the like give filled tensors on any device.
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever torch's function gives
-        """Call, and fill what has no value yet."""
-        del types
-        value = func(*args, **(kwargs or {}))
-        if func in UNWRITTEN:
-            with torch.no_grad():
-                value.fill_(_fill(value.dtype))
-        return value
+    The functions themselves are replaced: to look at every call of torch would cost loops over small tensors half
+    as much again.
+    """
+    own = [(owner, name, vars(owner).get(name)) for owner, name in UNWRITTEN]
+    for owner, name in UNWRITTEN:
+        setattr(owner, name, _filling(getattr(owner, name)))
+    try:
+        yield
+    finally:
+        for owner, name, before in own:
+            if before is None:
+                delattr(owner, name)  # inherited
+            else:
+                setattr(owner, name, before)
+
+
+def _filling(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(allocate)
+    def filled(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 - whatever torch's function takes
+        value = allocate(*args, **kwargs)
+        with torch.no_grad():
+            return value.fill_(_fill(value.dtype))
+
+    return filled
 
 
 def _fill(dtype: torch.dtype) -> float | int | bool:

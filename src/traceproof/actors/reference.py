@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from traceproof.actors.base import Actor
-from traceproof.actors.poison import Poisoned
+from traceproof.actors.poison import poisoned
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Op, Values
 
@@ -33,12 +33,13 @@ class Reference(Actor):
         module = ModuleType(name)
         module.__file__ = file
         sys.modules[name] = module
-        exec(compile(definition.reference, file, "exec"), module.__dict__)  # noqa: S102 - in the worker, on purpose
+        with poisoned():  # names taken out of torch here are called later
+            exec(compile(definition.reference, file, "exec"), module.__dict__)  # noqa: S102 - in the worker, on purpose
         self._run = module.run
 
     def run(self, definition: Definition, op: Op, inputs: Values) -> Any:  # noqa: ANN401 - what strangers return
         """Call `run` with the inputs in the definition's order; memory that it leaves unwritten shows."""
         del definition, op
         assert self._run is not None
-        with Poisoned():
+        with poisoned():
             return self._run(*inputs.values())
