@@ -1,4 +1,4 @@
-LONG = "sampling|gqa_paged"  # op_types whose references take longest
+from traceproof.pipeline import LONG
 
 
 def actor_stack(wildcards):
@@ -89,12 +89,12 @@ use rule actor as actor_slow_import with:
 use rule actor as actor_reference with:
     wildcard_constraints:
         actor="reference",
-        op_type=rf"(?!({LONG})\b).*",
+        op_type=rf"(?!({'|'.join(LONG)})\b).*",
     priority: 5
 
 
 use rule actor as actor_long_reference with:
     wildcard_constraints:
         actor="reference",
-        op_type=LONG,
+        op_type="|".join(LONG),
     priority: 7

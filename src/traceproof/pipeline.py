@@ -42,7 +42,9 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 GIB = 1 << 30
 MIB = 1 << 20
 BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and torch loaded in each
-LANES = 4  # definitions of one op_type side by side: references on a GPU, and the judge beside one
+LANES = 4  # definitions of one op_type side by side: long references on a GPU, and the judge beside one
+FEW_LANES = 2  # other references
+LONG = ("sampling", "gqa_paged")  # op_types whose references launch most kernels, one after the other
 SLACK = 1.25  # estimates were up to a fifth below what was measured
 
 
@@ -231,7 +233,7 @@ class Pipeline:
         """
         if ACTORS[actor].trusted or not has_driver():
             return 1
-        return max(1, min(LANES, len(self._needs(op_type))))
+        return max(1, min(LANES if op_type in LONG else FEW_LANES, len(self._needs(op_type))))
 
     def judge_lanes(self, op_type: str) -> int:
         """How many definitions of an op_type are judged side by side.
