@@ -258,3 +258,15 @@ def test_wrong_readings_of_the_lists_show(bug: Callable[[Values], Values]) -> No
         error, lost = (wrong - exact["output"]).abs().max(), (floor["output"] - exact["output"]).abs().max()
         shown.append(float(error) > 10 * float(lost) + 1e-6)
     assert any(shown)
+
+
+def test_inputs_that_leave_one_choice_are_not_told_apart() -> None:
+    """With fewer tokens than topk all are chosen, whatever the scores: the same page means the same answer."""
+    definition = indexer()
+    case = next(case for case in cases(definition) if case.axes["batch_size"])
+    inputs = drawn(definition, case)
+    short = inputs | {"seq_lens": torch.full_like(tensor(inputs, "seq_lens"), TOPK // 2)}
+    other = short | {"weights": torch.flip(tensor(short, "weights"), (-1,))}
+    assert not OP.tells_apart(definition, short, other)
+    table = tensor(short, "block_table")
+    assert OP.tells_apart(definition, short, short | {"block_table": table.flip(-1)})

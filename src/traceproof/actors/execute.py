@@ -170,8 +170,17 @@ class _Runner:
             "reused": reused,
             "varying": sorted(name for name in first if not _same_bits(first[name], again.get(name))),
             "other": {name: fingerprints({name: value})[name] for name, value in other.items()},
-            "remembered": bool(first) and all(_same_bits(value, other.get(name)) for name, value in first.items()),
+            "remembered": bool(first)
+            and all(_same_bits(value, other.get(name)) for name, value in first.items())
+            and self._tells_apart(case, other_case),
         }
+
+    def _tells_apart(self, *cases: Case) -> bool:
+        """Whether right answers to the inputs of two cases differ."""
+        one, other = (
+            make_inputs(self.op, self.definition, case, device=self.device, dataset=self.dataset) for case in cases
+        )
+        return self.op.tells_apart(self.definition, one, other)
 
     def _outputs(self, case: Case, held: Container[int | None]) -> tuple[dict[str, torch.Tensor], list[str]]:
         """Outputs of one more call, and the names of those that lie in memory that is held."""

@@ -11,7 +11,7 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.ops.cases import Case
-from traceproof.ops.compare import Comparison
+from traceproof.ops.compare import Comparison, IndexSet
 
 Value = torch.Tensor | int | float | bool | None
 Values = dict[str, Value]
@@ -94,6 +94,26 @@ class Op(ABC):
         """How often an actor runs the case, stacked along a new first axis; 0: once, no such axis."""
         del definition, case
         return 0
+
+    def tells_apart(self, definition: Definition, one: Values, other: Values) -> bool:
+        """Whether right answers to two sets of inputs differ: few candidates may leave only one to give.
+
+        True where the oracle can not say.
+        """
+        try:
+            self.check(definition)
+        except Unsupported:
+            return True
+        sets = {name for name, kind in self.comparisons(definition).items() if isinstance(kind, IndexSet)}
+        first, second = (
+            {
+                name: value.sort(-1).values if name in sets else value
+                for name, value in self.oracle(definition, inputs).items()
+                if name in definition.outputs
+            }
+            for inputs in (one, other)
+        )
+        return not first or any(not torch.equal(value, second[name]) for name, value in first.items())
 
     def mutated(self, definition: Definition) -> frozenset[str]:
         """Inputs that the definition says are modified in place."""

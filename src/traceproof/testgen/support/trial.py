@@ -128,6 +128,11 @@ class Trial:
         plain = [_plain(draw) for draw in draws]
         return Returned({name: torch.stack([draw[name] for draw in plain]) for name in plain[0]}, misconduct)
 
+    def tells_apart(self, step: int) -> bool:
+        """Whether right answers differ between the case's inputs and those of a seed `step` farther on."""
+        other = self._draw(_with_seed(self.case, self.case.seed + step))
+        return self.op.tells_apart(self.definition, self.inputs(), other)
+
     def run_truth(self, stack: str) -> Tensors | Unavailable:
         """What a ground truth gives, or the capability that it lacks here; run once."""
         if stack not in self._truths:
