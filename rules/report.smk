@@ -12,12 +12,18 @@ def report_stacks(wildcards):
     return expand(f"{FLOW.results}/stacks/{{stack}}.json", stack=stacks)
 
 
+def report_builders(wildcards):
+    """Records of the stacks that build kernels: asked for at once, so that builds start as soon as all is planned."""
+    return FLOW.builders(family=wildcards.get("family", ""))
+
+
 rule report:
     """Put all verdicts in one summary, and keep them for later comparison."""
     input:
         verdicts=verdict_files,
         known=FLOW.known,
         stacks=report_stacks,
+        builders=report_builders,
         lock=FLOW.lock,
     output:
         f"{FLOW.run}/summary.json",

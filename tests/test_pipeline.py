@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from repository import Ran, Repository, own_dataset
+from ruamel.yaml import YAML
+
+from traceproof import stacks
+from traceproof.pipeline import Pipeline
 
 NORM, OTHER_NORM, GEMM = "rmsnorm/rmsnorm_h96", "rmsnorm/fused_add_rmsnorm_h96", "gemm/gemm_n96_k160"
 ALWAYS = ["verify_all"]  # the table is printed again
@@ -147,3 +153,18 @@ def test_a_name_that_the_dataset_lacks_is_bad_use(repository: Repository) -> Non
     assert ran.code == 2
     assert "definition_name 'rmsnorm_h97' is not in the dataset; close to it: rmsnorm_h96" in ran.out
     assert "Traceback" not in ran.out
+
+
+def test_stacks_that_build_are_asked_for_before_the_plan_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where there is a GPU, and where no environment has to be made for it."""
+    root = Path(__file__).parent.parent
+    raw: dict[str, Any] = YAML(typ="safe").load(root / "config.yaml")
+    raw["stacks"]["flashinfer"] = {"python": sys.executable}
+    flow = Pipeline.of(raw, root=root)
+    assert flow.builders() == []
+    monkeypatch.setattr(stacks, "CUDA_DRIVER", (root,))
+    assert flow.builders() == ["results/stacks/flashinfer.json"]
+    assert flow.builders(family="gemm") == []
+    raw["stacks"]["flashinfer"] = {"python": None}
+    raw["known"] = None
+    assert Pipeline.of(raw, root=root / "tests").builders() == []

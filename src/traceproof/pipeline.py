@@ -98,6 +98,29 @@ class Pipeline:
             return []
         return [f"{self.run}/jit/{op_type}-{self.actor_stack(actor)}.json"]
 
+    def builders(self, family: str = "") -> list[str]:
+        """Records of the stacks that build kernels, to be written while planning: a first run waits for builds.
+
+        None where there is no GPU, or an environment would have to be made that the plan may not need.
+        """
+        if not has_driver():
+            return []
+        selection = self.config.selection
+        named = selection.op_types or tuple(name for names in FAMILIES.values() for name in names)
+        wanted = [name for name in named if not family or name in FAMILIES[family]]
+        stacks = {
+            self.actor_stack(actor)
+            for op_type in wanted
+            for actor in self.actors_of(op_type)
+            if ACTORS[actor].builds
+        }
+        there = [
+            name
+            for name in sorted(stacks)
+            if all((self.root / stamp).exists() for stamp in self.environment(name))
+        ]
+        return [f"{self.results}/stacks/{name}.json" for name in there]
+
     def jit_code(self, stack: str, op_type: str) -> str:
         """Digest of the code that decides what is built for an op_type."""
         adapters = ("api", op_type) if op_type in op_types(stack) else ("api",)
