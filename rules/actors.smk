@@ -80,20 +80,20 @@ rule actor:
 
 # These jobs decide when a run is done, so they start first: SGLang and FLA take long to import, and references run one
 # small kernel after the other from Python, those of sampling and of paged attention the most of them.
-use rule actor as actor_slow_import with:
+use rule actor as actor_import_first with:
     wildcard_constraints:
         actor="sglang|fla",
     priority: 6
 
 
-use rule actor as actor_reference with:
+use rule actor as actor_reference_first with:
     wildcard_constraints:
         actor="reference",
         op_type=rf"(?!({'|'.join(LONG)})\b).*",
     priority: 5
 
 
-use rule actor as actor_long_reference with:
+use rule actor as actor_long_first with:
     wildcard_constraints:
         actor="reference",
         op_type="|".join(LONG),

@@ -17,7 +17,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 CLEAR = "\r\x1b[K"  # a job may have left a live line on the terminal
 TABLES = "verify_"  # rules of this prefix end with a table of their own
-EARLY = "_first"  # the same rule with a higher priority
+EARLY = "_first"  # rule_..._first is the same rule with a higher priority: actor_long_first
 # What Snakemake says beside JOB_ERROR when a job failed.
 ECHOES = (
     "RuleException",
@@ -87,7 +87,9 @@ class LogHandler(LogHandlerBase):
         return ""
 
     def _announced(self, values: Mapping[str, Any]) -> str:
-        rule = values["rule_name"].removesuffix(EARLY)
+        rule = values["rule_name"]
+        if rule.endswith(EARLY):
+            rule = rule.partition("_")[0]
         name = " ".join([rule, *map(str, values["wildcards"].values())])
         self._names[values["jobid"]] = name
         if self.common_settings.dryrun:
