@@ -127,7 +127,8 @@ def test_an_input_is_unchanged_if_every_bit_is(value: object, drawn: object, *, 
 def test_threads_follow_the_case_its_share_of_the_cores_and_the_user(
     monkeypatch: pytest.MonkeyPatch, need: int, variables: dict[str, str], expected: int
 ) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name in ("OMP_NUM_THREADS", "PYTEST_XDIST_WORKER_COUNT"):
+        monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(module, "GIVEN_THREADS", 8)
