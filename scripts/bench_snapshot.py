@@ -1,6 +1,7 @@
 """Wall time and peak memory of verifying the configured dataset, from nothing but built environments.
 
-Memory is the proportional set size of snakemake and all its descendants together, sampled four times a second.
+Memory is the proportional set size of snakemake, all its descendants and the hosts of shared workers together,
+sampled four times a second.
 """
 
 from __future__ import annotations
@@ -16,20 +17,32 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+from traceproof.worker import shared
+
 ROOT = Path(__file__).resolve().parent.parent
 INTERVAL = 0.25
 
 
-def tree_bytes(root: int) -> int:
-    """Proportional set size of a process and its descendants; what is gone or may not be read counts as 0."""
+def run_bytes(root: int) -> int:
+    """Proportional set size of all processes of a run; what is gone or may not be read counts as 0.
+
+    These are the descendants of the run's own process and, with theirs, the hosts that its jobs started.
+    """
     children = defaultdict(list)
+    mark = f"{shared.RUN}={root}.".encode()
+    hosts = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError, ValueError):
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             children[parent].append(int(entry.name))
-    total, waiting = 0, [root]
+            if any(variable.startswith(mark) for variable in (entry / "environ").read_bytes().split(b"\0")):
+                hosts.append(int(entry.name))
+    total, waiting, seen = 0, [root, *hosts], set[int]()
     while waiting:
         pid = waiting.pop()
+        if pid in seen:
+            continue
+        seen.add(pid)
         waiting += children[pid]
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -51,7 +64,7 @@ def main() -> int:
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
             peak = 0
             while run.poll() is None:
-                peak = max(peak, tree_bytes(run.pid))
+                peak = max(peak, run_bytes(run.pid))
                 time.sleep(INTERVAL)
         seconds = time.monotonic() - started
     sys.stdout.write(
