@@ -32,12 +32,7 @@ OWN = sorted(
 CLEAR = 2.0  # times the judge's limit, which itself is twice the floor's error
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:  # noqa: ANN401 - a generator fixture
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def op_of(definition: Definition) -> AttentionOp | SparseAttention:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import planted_attention as planted
 import pytest
@@ -22,12 +22,7 @@ OP = registry.get("dsa_paged")
 HEADS, DIM, PAGE, TOPK = 8, 128, 16, 64
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def indexer(*, packed: int = DIM + 4, kv_heads: int = 1) -> Definition:

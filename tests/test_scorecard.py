@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from definitions import GOOD, rmsnorm, write
 
 from traceproof.dataset.tree import read_tree
@@ -34,13 +32,7 @@ def test_correctness():
 """
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Forks of a process with many threads hang."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def dataset(root: Path, test: str = "") -> Path:
