@@ -16,8 +16,3 @@ checkpoint cases:
     shell:
         "PYTHONPATH=src {params.python:q} scripts/cases.py --dataset {params.dataset:q} --stack {input.stack}"
         " --selection {params.selection:q} --out {output} --log {log}"
-
-
-def job_memory(wildcards):
-    """Memory of a job over one op_type's cases, as planned."""
-    return FLOW.job_mb(wildcards.op_type)

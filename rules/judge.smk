@@ -16,6 +16,11 @@ def judge_lanes(wildcards):
     return FLOW.judge_lanes(wildcards.op_type)
 
 
+def judge_memory(wildcards):
+    """Memory of the job, as planned."""
+    return FLOW.judge_mb(wildcards.op_type)
+
+
 rule judge:
     """Judge every actor's outputs of one op_type by the oracle's."""
     input:
@@ -28,7 +33,7 @@ rule judge:
     priority: 8  # what can be judged is, while other op_types still run
     threads: judge_lanes
     resources:
-        mem_mb=job_memory,
+        mem_mb=judge_memory,
     params:
         python=FLOW.python("torch"),
         code=judge_code,

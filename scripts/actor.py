@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from traceproof import entry, jit
-from traceproof.gpu_lease import lease, workers
+from traceproof.gpu_lease import gpus, lease, workers
 from traceproof.stages.actor import Job, run
 from traceproof.worker import Limits
 
@@ -31,6 +31,7 @@ def main() -> None:
     """Run it."""
     stack = json.loads(options.stack.read_text(encoding="utf-8"))
     on_gpu = stack["device_type"] == "cuda"
+    found = gpus() if on_gpu else []
     limits = options.limits
     job = Job(
         actor=options.actor,
@@ -47,9 +48,9 @@ def main() -> None:
         force=options.force,
         environment=jit.environment(options.caches, stack) if on_gpu else {},
         variables=jit.variables(options.built) if on_gpu else {},
-        workers=workers() if on_gpu else None,
+        workers=workers(found) if on_gpu else None,
     )
-    with lease(memory_mib=options.memory_mb):
+    with lease(found, memory_mib=options.memory_mb):
         run(options.cases, options.manifest, options.store, job)
 
 

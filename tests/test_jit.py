@@ -17,7 +17,7 @@ import pytest
 from traceproof import gpu_lease, jit
 from traceproof.adapters import lookup
 from traceproof.adapters.flashinfer.gdn import PREFILL_SM90
-from traceproof.gpu_lease import Gpu, lease
+from traceproof.gpu_lease import Gpu, lease, workers
 from traceproof.jit import Module
 
 
@@ -181,3 +181,9 @@ def test_of_several_assigned_gpus_one_is_leased(tmp_path: Path, monkeypatch: pyt
     with lease([Gpu("0", 90_000), Gpu("1", 40_000), Gpu("2", 60_000)], folder=tmp_path) as place:
         assert place == os.environ[gpu_lease.VARIABLE] == "2"
     assert os.environ[gpu_lease.VARIABLE] == "1,2"
+
+
+def test_processes_with_a_gpu_open_follow_the_cores_and_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    large, small = Gpu("0", 143_360), Gpu("0", 24_576)
+    assert [workers(found) for found in ([large], [large, large], [small], [])] == [4, 4, 1, 1]

@@ -50,11 +50,10 @@ def gpus() -> list[Gpu]:
     return [Gpu(index.strip(), int(memory)) for index, memory in rows]
 
 
-def workers(found: Sequence[Gpu] | None = None, *, cores: int | None = None) -> int:
+def workers(found: Sequence[Gpu]) -> int:
     """How many processes of a stack may have the GPUs open: a driver opens a GPU for one after the other."""
-    available = gpus() if found is None else found
-    places = sum(gpu.places for gpu in available)
-    return max(1, min(places, cores or os.cpu_count() or 1) // 4)
+    places = sum(gpu.places for gpu in found)
+    return max(1, min(places, os.cpu_count() or 1) // 4)
 
 
 @contextmanager

@@ -265,9 +265,16 @@ class Pipeline:
         """
         return max(1, min(LANES, len(self._needs(op_type)))) if has_driver() else 1
 
-    def job_mb(self, op_type: str, actor: str = "oracle") -> int:
-        """Memory of a job over one op_type's cases, in MiB: its largest cases, and what is there anyway."""
-        lanes = self.lanes(op_type, actor)
+    def job_mb(self, op_type: str, actor: str) -> int:
+        """Memory of an actor's job over one op_type's cases, in MiB."""
+        return self._side_by_side_mb(op_type, self.lanes(op_type, actor))
+
+    def judge_mb(self, op_type: str) -> int:
+        """Memory of a judge of one op_type's cases, in MiB."""
+        return self._side_by_side_mb(op_type, self.judge_lanes(op_type))
+
+    def _side_by_side_mb(self, op_type: str, lanes: int) -> int:
+        """The largest cases of as many definitions as run side by side, and what is there anyway, in MiB."""
         return BASE_MB + int(SLACK * sum(self._needs(op_type)[-lanes:]) / MIB)
 
     def _needs(self, op_type: str) -> Sequence[int]:

@@ -49,15 +49,22 @@ class Pool:
         shared: bool = False,
         most: int | None = None,
     ) -> None:
+        # Nothing shuts trusted code in; without what would, recipes of different jobs are equal and share a host.
+        walls: dict[Isolation, dict[str, list[str]]] = {
+            Isolation.TRUSTED: {"readable": [], "without": []},
+            Isolation.UNTRUSTED: {
+                "readable": [os.path.abspath(path) for path in readable],  # noqa: PTH100 - links stay links
+                "without": sorted(without),
+            },
+        }
         self._recipes = {
             isolation: Recipe(
                 python=os.fspath(python) if python is not None else sys.executable,
                 preload=tuple(preload),
                 env=dict(env or {}),
                 gpu=gpu,
-                readable=[os.path.abspath(path) for path in readable],  # noqa: PTH100 - links stay links
                 isolation=isolation,
-                without=sorted(without),
+                **walls[isolation],
             )
             for isolation in Isolation
         }
