@@ -41,6 +41,11 @@ def actor_lanes(wildcards):
     return FLOW.lanes(wildcards.op_type, wildcards.actor)
 
 
+def actor_threads(wildcards):
+    """Cores of the job: of two definitions side by side, one waits for the GPU."""
+    return (actor_lanes(wildcards) + 1) // 2
+
+
 def actor_memory(wildcards):
     """Memory of the job, as planned."""
     return FLOW.job_mb(wildcards.op_type, wildcards.actor)
@@ -59,9 +64,10 @@ rule actor:
         f"{FLOW.run}/logs/actors/{{op_type}}-{{actor}}.log",
     wildcard_constraints:
         actor=r"(?!reference|sglang|fla\b).*",
-    threads: actor_lanes
+    threads: actor_threads
     resources:
         mem_mb=actor_memory,
+        lanes=actor_lanes,
     params:
         python=actor_python,
         record=actor_record,
@@ -75,11 +81,11 @@ rule actor:
         "PYTHONPATH={params.path:q} {params.python:q} scripts/actor.py --actor {wildcards.actor} --cases {input.cases}"
         " --stack {params.record} --manifest {output} --built {input.built}"
         " --caches {params.caches:q} --store {params.store} --code {params.outputs_code}"
-        " --limits {params.limits:q} --lanes {threads} --memory-mb {resources.mem_mb} {FLOW.force_flag} --log {log}"
+        " --limits {params.limits:q} --lanes {resources.lanes} --memory-mb {resources.mem_mb} {FLOW.force_flag} --log {log}"
 
 
-# These jobs decide when a run is done, so they start first: SGLang and FLA take long to import, and references run one
-# small kernel after the other from Python, those of sampling and of paged attention the most of them.
+# These jobs decide when a run is done, so they start first: SGLang and FLA take long to import, FlashInfer's gated delta
+# rule compiles something for most of its cases, and references run one small kernel after the other from Python.
 use rule actor as actor_import_first with:
     wildcard_constraints:
         actor="sglang|fla",
@@ -95,6 +101,17 @@ use rule actor as actor_reference_first with:
 
 use rule actor as actor_long_first with:
     wildcard_constraints:
-        actor="reference",
+        actor="reference|oracle",
         op_type="|".join(LONG),
     priority: 7
+
+
+use rule actor as actor_compile_first with:
+    wildcard_constraints:
+        actor="flashinfer",
+        op_type="gdn",
+    priority: 7
+
+
+ruleorder: actor_long_first > actor
+ruleorder: actor_compile_first > actor

@@ -38,8 +38,10 @@ rule judge:
         python=FLOW.python("torch"),
         code=judge_code,
         tolerance=FLOW.tolerance,
+        record=FLOW.sources.record("torch", ""),
+        caches=FLOW.caches,
         store=f"{FLOW.results}/store",
     shell:
         "PYTHONPATH=src {params.python:q} scripts/judge.py --cases {input.cases} --manifests {input.manifests}"
-        " --verdicts {output} --store {params.store} --code {params.code} --tolerance {params.tolerance}"
-        " --threads {threads} --log {log}"
+        " --stack {params.record} --caches {params.caches:q} --verdicts {output} --store {params.store}"
+        " --code {params.code} --tolerance {params.tolerance} --threads {threads} --log {log}"

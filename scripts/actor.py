@@ -9,6 +9,7 @@ from pathlib import Path
 from traceproof import entry, jit
 from traceproof.gpu_lease import gpus, lease, workers
 from traceproof.stages.actor import Job, run
+from traceproof.stages.crew import environment
 from traceproof.worker import Limits
 
 PARSER = argparse.ArgumentParser(description=__doc__)
@@ -46,7 +47,7 @@ def main() -> None:
             output_bytes=int(limits["output_mb"] * 2**20),
         ),
         force=options.force,
-        environment=jit.environment(options.caches, stack) if on_gpu else {},
+        environment=environment(options.caches, stack),
         variables=jit.variables(options.built) if on_gpu else {},
         workers=workers(found) if on_gpu else None,
     )

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from traceproof import entry
-from traceproof.stages.actor import PRELOAD
 from traceproof.stages.bench import Bench
+from traceproof.stages.crew import PRELOAD, environment
 from traceproof.stages.judge import judge
 from traceproof.worker import Pool
 
@@ -16,7 +16,9 @@ PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--cases", type=Path, required=True)
 PARSER.add_argument("--manifests", type=Path, nargs="+", required=True)
 PARSER.add_argument("--verdicts", type=Path, required=True)
+PARSER.add_argument("--stack", type=Path, required=True, help="the record of the stack it runs in")
 PARSER.add_argument("--store", type=Path, required=True)
+PARSER.add_argument("--caches", type=Path, required=True, help="folder for what is compiled on the way")
 PARSER.add_argument("--code", required=True, help="digest of the code that verdicts depend on")
 PARSER.add_argument("--tolerance", type=json.loads, default=None, help="a number, or null")
 PARSER.add_argument("--threads", type=int, required=True, help="definitions judged side by side")
@@ -26,7 +28,9 @@ PARSER.add_argument("--log", type=Path, required=True)
 def main() -> None:
     """Judge."""
     bench = Bench(store=options.store, code=options.code, tolerance=options.tolerance)
-    with Pool(preload=PRELOAD, shared=True) as pool:
+    stack = json.loads(options.stack.read_text(encoding="utf-8"))
+    on_gpu = stack["device_type"] == "cuda"  # nothing is computed there, but the actors' interpreter is
+    with Pool(preload=PRELOAD, gpu=on_gpu, env=environment(options.caches, stack), shared=True) as pool:
         judge(options.cases, options.manifests, options.verdicts, bench, pool, lanes=options.threads)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from traceproof.actors.registry import ACTORS
 from traceproof.digests import digest_json
 from traceproof.reasons import Error
+from traceproof.stages.crew import PRELOAD
 from traceproof.stages.manifest import Manifest
 from traceproof.stages.progress import Progress
 from traceproof.store import Store, disk_errors
@@ -23,7 +24,6 @@ from traceproof.worker import Isolation, ItemOutcome, Limits, Pool, Status, poli
 
 SETUP = "traceproof.actors.execute:setup"
 SETUP_MANY = "traceproof.actors.execute:setup_many"
-PRELOAD = ("torch", "traceproof.actors.preload")
 REASONS: Mapping[Status, Error] = {
     Status.ERROR: Error.EXCEPTION,
     Status.TIMEOUT: Error.TIMEOUT,

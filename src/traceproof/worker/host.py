@@ -96,7 +96,7 @@ class Desk:
         self.free = [(key, worker) for key, worker in self.free if _fit(worker)]
         for client in [client for client in self.clients if client.request and not client.served]:
             most = client.request["most"]
-            lent = sum(other.served for other in self.clients)
+            lent = sum(other.served and other.request["most"] is not None for other in self.clients)
             if most is not None and lent >= most:
                 continue
             try:
