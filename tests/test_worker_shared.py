@@ -109,6 +109,23 @@ def test_more_jobs_than_workers_wait_for_one() -> None:
 
 
 @pytest.mark.usefixtures("run")
+def test_jobs_that_may_have_any_number_keep_nobody_waiting() -> None:
+    with ThreadPoolExecutor(1) as threads:
+        long = threads.submit(job, {"do": "nap", "seconds": 3}, PROCESS)
+        time.sleep(0.5)
+        assert who(most=1)
+        assert not long.done()
+
+
+@pytest.mark.usefixtures("run")
+def test_thread_numbers_of_a_job_make_no_other_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = who()
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")  # Snakemake sets it to a job's threads; ENVIRONMENT says 1
+    assert who() == first
+    assert len(hosts(Path(tempfile.gettempdir()))) == 1
+
+
+@pytest.mark.usefixtures("run")
 @pytest.mark.parametrize(
     ("deed", "status"),
     [
