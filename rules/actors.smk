@@ -63,7 +63,7 @@ rule actor:
     log:
         f"{FLOW.run}/logs/actors/{{op_type}}-{{actor}}.log",
     wildcard_constraints:
-        actor=r"(?!reference|sglang|fla\b).*",
+        actor=r"(?!reference|oracle|sglang|fla\b).*",
     threads: actor_threads
     resources:
         mem_mb=actor_memory,
@@ -85,23 +85,23 @@ rule actor:
 
 
 # These jobs decide when a run is done, so they start first: SGLang and FLA take long to import, FlashInfer's gated delta
-# rule compiles something for most of its cases, and references run one small kernel after the other from Python.
+# rule compiles something for most of its cases, and references run one small kernel after the other from Python. Oracles
+# keep cores busy while those wait for a GPU.
 use rule actor as actor_import_first with:
     wildcard_constraints:
         actor="sglang|fla",
     priority: 6
 
 
-use rule actor as actor_reference_first with:
+use rule actor as actor_own_first with:
     wildcard_constraints:
-        actor="reference",
-        op_type=rf"(?!({'|'.join(LONG)})\b).*",
+        actor="reference|oracle",
     priority: 5
 
 
 use rule actor as actor_long_first with:
     wildcard_constraints:
-        actor="reference|oracle",
+        actor="reference",
         op_type="|".join(LONG),
     priority: 7
 
@@ -113,5 +113,5 @@ use rule actor as actor_compile_first with:
     priority: 7
 
 
-ruleorder: actor_long_first > actor
+ruleorder: actor_long_first > actor_own_first
 ruleorder: actor_compile_first > actor

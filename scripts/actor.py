@@ -8,7 +8,7 @@ from pathlib import Path
 
 from traceproof import entry, jit
 from traceproof.gpu_lease import gpus, lease, workers
-from traceproof.stages.actor import Job, run
+from traceproof.stages.actor import Job, opens_gpu, run
 from traceproof.stages.crew import environment
 from traceproof.worker import Limits
 
@@ -32,7 +32,8 @@ def main() -> None:
     """Run it."""
     stack = json.loads(options.stack.read_text(encoding="utf-8"))
     on_gpu = stack["device_type"] == "cuda"
-    found = gpus() if on_gpu else []
+    opened = on_gpu and opens_gpu(options.cases, options.actor)
+    found = gpus() if opened else []
     limits = options.limits
     job = Job(
         actor=options.actor,
@@ -49,7 +50,7 @@ def main() -> None:
         force=options.force,
         environment=environment(options.caches, stack),
         variables=jit.variables(options.built) if on_gpu else {},
-        workers=workers(found) if on_gpu else None,
+        workers=workers(found) if opened else None,
     )
     with lease(found, memory_mib=options.memory_mb):
         run(options.cases, options.manifest, options.store, job)

@@ -16,9 +16,10 @@ from safetensors.torch import save_file
 
 from traceproof.actors.execute import NO_SPACE
 from traceproof.actors.inputs import fingerprints
+from traceproof.actors.registry import ACTORS
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
-from traceproof.stages.actor import MANY_TRIALS, Job, _Runner
+from traceproof.stages.actor import MANY_TRIALS, Job, _Runner, opens_gpu
 from traceproof.stages.actor import run as run_job
 from traceproof.stages.manifest import Manifest
 from traceproof.stages.plan import Selection, plan
@@ -77,6 +78,35 @@ def test_lanes_give_the_records_that_one_gives(tmp_path: Path) -> None:
         found.append({case: fingerprints(dict(store.tensors(record["key"]))) for case, record in records.items()})
     assert list(found[0]) == list(found[1]) == [planned["case"]["id"] for planned in entry["cases"]]
     assert found[0] == found[1]
+
+
+def test_an_oracle_of_small_cases_leaves_the_gpu_alone(dataset: Path, tmp_path: Path) -> None:
+    [cases] = plan(dataset, tmp_path / "cases", Selection(sizes=("small",)))
+    assert not opens_gpu(cases, "oracle")
+    assert opens_gpu(cases, "reference")
+    # Told to use a GPU, which need not be there: a case that was sent to it would fail, or be keyed as the GPU's.
+    records = {}
+    for device in ("cpu", "cuda"):
+        job = Job(actor="oracle", code="0", stack=STACK, device=device, threads=1, limits=LIMITS)
+        path = tmp_path / f"{device}.json"
+        run_job(cases, path, tmp_path / "store", job)
+        records[device] = Manifest.read(path).cases["alpha"]
+    assert {record["status"] for record in records["cuda"].values()} == {"ok"}
+    assert records["cuda"] == records["cpu"]
+
+
+def test_an_oracle_of_a_large_case_uses_the_gpu_for_it_alone(dataset: Path, tmp_path: Path) -> None:
+    [cases] = plan(dataset, tmp_path / "cases", Selection(sizes=("small",)))
+    planned = json.loads(cases.read_text(encoding="utf-8"))
+    large, *small = planned["definitions"]["alpha"]["cases"]
+    large["memory"] = ACTORS["oracle"].host_bytes + 1
+    cases.write_text(json.dumps(planned), encoding="utf-8")
+    assert opens_gpu(cases, "oracle")
+    assert ACTORS["oracle"].device("cuda", large["memory"]) == "cuda"
+    assert {ACTORS["oracle"].device("cuda", case["memory"]) for case in small} == {"cpu"}
+    large["skip"] = {"reason": "too large", "message": "nothing to open a GPU for"}
+    cases.write_text(json.dumps(planned), encoding="utf-8")
+    assert not opens_gpu(cases, "oracle")
 
 
 def test_a_changed_description_recomputes_nothing(dataset: Path, tmp_path: Path) -> None:

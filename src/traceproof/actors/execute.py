@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
     """Called once in a worker: loads the actor and the definition; the result runs one case a call.
 
     Args:
-        payload: `definition` (JSON), `actor`, `device`, `threads`, `dataset` (root of the blobs, or null), and
-            `variables` of the environment.
+        payload: `definition` (JSON), `actor`, `device` (of items that name none), `threads`, `dataset` (root of
+            the blobs, or null), and `variables` of the environment.
         scratch: the only folder that may be written; outputs go there as `<key>.safetensors`.
     """
     _begin(payload)
@@ -92,7 +92,11 @@ def _load(
         scratch=scratch,
     )
     actor.prepare(definition)
-    return runner.run
+
+    def run(item: dict[str, Any]) -> dict[str, Any]:
+        return replace(runner, device=torch.device(item.get("device", payload["device"]))).run(item)
+
+    return run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,8 @@ class ActorInfo:
         builds: whether its stack compiles kernel modules ahead.
         modules: further modules its outputs depend on, `{op_type}` standing for the op_type; one that does not
             exist is left out.
+        host_bytes: a case that needs at most that much memory is computed on the CPU, GPU or not: processes that
+            have a GPU open take turns on it.
     """
 
     path: str
@@ -31,6 +33,11 @@ class ActorInfo:
     trusted: bool
     modules: tuple[str, ...] = ()
     builds: bool = False
+    host_bytes: int = 0
+
+    def device(self, at_hand: str, memory: int) -> str:
+        """Where a case that needs `memory` bytes is computed; `at_hand` is the stack's device, `cpu` or `cuda`."""
+        return "cpu" if memory <= self.host_bytes else at_hand
 
     def code(self, op_type: str) -> tuple[str, ...]:
         """Modules whose import closure is this actor's code, for one op_type."""
@@ -66,7 +73,8 @@ def for_op_type(op_type: str) -> tuple[str, ...]:
 ACTORS: Mapping[str, ActorInfo] = MappingProxyType(
     {
         "reference": ActorInfo("traceproof.actors.reference:Reference", "torch", trusted=False),
-        "oracle": ActorInfo("traceproof.actors.oracle:Oracle", "torch", trusted=True),
+        # In float64 a CPU takes less than two seconds for such a case, and less than a crowded GPU for most.
+        "oracle": ActorInfo("traceproof.actors.oracle:Oracle", "torch", trusted=True, host_bytes=512 << 20),
         **{stack: _truth(stack, kind) for stack, kind in TRUTHS.items()},
     }
 )

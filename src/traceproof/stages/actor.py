@@ -49,7 +49,7 @@ class Job:
         actor: a name out of traceproof.actors.registry.
         code: digest of the code that its outputs depend on.
         stack: the stack's record: `digest`, `versions`, `device`.
-        device: `cpu` or `cuda`.
+        device: `cpu` or `cuda`; what the actor computes on the CPU all the same, its entry in the registry says.
         threads: torch threads of a worker.
         limits: of one case.
         lanes: definitions of strangers' code that run side by side, each in a worker of its own.
@@ -118,6 +118,15 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
         environment=job.stack,
         cases=records,
     ).write(manifest)
+
+
+def opens_gpu(cases: Path, actor: str) -> bool:
+    """Whether an actor's job computes any of the planned cases on the GPU, where there is one."""
+    if not ACTORS[actor].host_bytes:
+        return True
+    planned = json.loads(cases.read_text(encoding="utf-8"))
+    every = (case for entry in planned["definitions"].values() for case in entry["cases"] if case["skip"] is None)
+    return any(ACTORS[actor].device("cuda", case["memory"]) == "cuda" for case in every)
 
 
 def _parts(cases: list[dict[str, Any]], *, apart: bool) -> list[list[dict[str, Any]]]:
@@ -209,7 +218,8 @@ class _Runner:
                 records[case_id] = kept
                 self.progress.show(f"{name} {case_id}", "kept")
                 continue
-            items.append({"case": planned["case"], "key": key, "repeat": planned["repeat"] and self._repeats()})
+            repeat = planned["repeat"] and self._repeats()
+            items.append({"case": planned["case"], "key": key, "repeat": repeat, "device": self._device(planned)})
         return records, items
 
     def _payload(self) -> dict[str, Any]:
@@ -238,6 +248,9 @@ class _Runner:
         self.progress.show(f"{name} {item['case']['id']}", record["status"])
         return record
 
+    def _device(self, planned: Mapping[str, Any]) -> str:
+        return ACTORS[self.job.actor].device(self.job.device, planned["memory"])
+
     def _repeats(self) -> bool:
         return self.job.actor != "oracle"
 
@@ -250,7 +263,7 @@ class _Runner:
                 self.job.actor,
                 self.job.code,
                 self.job.stack["digest"],
-                self.job.device,
+                self._device(planned),
             ]
         )
 

@@ -111,9 +111,9 @@ class Host:
         environment = {
             name: value
             for name, value in os.environ.items()
-            if (name in PASSED and name != VISIBLE and name not in recipe.env)
-            or name.startswith(CACHES)
-            or name == "PYTHONUSERBASE"
+            if (name in (*PASSED, "PYTHONUSERBASE") or name.startswith(CACHES))
+            and name != VISIBLE
+            and name not in recipe.env
         }
         source = str(Path(traceproof.__file__).absolute())  # not resolved: what lies beside it is imported too
         key = digest_json([recipe.as_json(), environment, source])[:16]
