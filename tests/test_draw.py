@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceproof.draw import Draw, HostDraw, counter, fingerprint
+from traceproof.draw import Draw, HostDraw, counter, fingerprint, fingerprint_each
 from traceproof.draw.counter import random_words, scalar_word, stream_key
 from traceproof.draw.tables import normal_table
 
@@ -272,3 +272,9 @@ def test_views_have_the_fingerprint_of_their_copies(dtype: torch.dtype, count: i
 def test_a_scalar_tensor_has_a_fingerprint() -> None:
     assert fingerprint(torch.tensor(1.5)) != fingerprint(torch.tensor(2.5))
     assert math.log2(int(fingerprint(torch.tensor(1.5)), 16)) < 128
+
+
+def test_many_tensors_have_the_fingerprints_of_each() -> None:
+    tensors = [torch.arange(7), torch.tensor(1.5), torch.empty(0, 3), torch.ones(5, dtype=torch.bool)]
+    assert fingerprint_each(tensors) == [fingerprint(tensor) for tensor in tensors]
+    assert fingerprint_each([]) == []

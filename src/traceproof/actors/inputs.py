@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 
 from traceproof.dataset.definition import Definition
-from traceproof.draw import Draw, fingerprint
+from traceproof.draw import Draw, fingerprint_each
 from traceproof.ops.base import TORCH_DTYPES, Op, Values
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.ops.generic import draw_spec
@@ -55,7 +55,9 @@ def _load(blob: Path, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> t
 
 def fingerprints(inputs: Values) -> dict[str, str]:
     """What each input is: a tensor's fingerprint, or a scalar's text."""
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    hashed = dict(zip(tensors, fingerprint_each(list(tensors.values())), strict=True))
     return {
-        name: fingerprint(value) if isinstance(value, torch.Tensor) else f"{type(value).__name__}:{value!r}"
+        name: hashed[name] if name in hashed else f"{type(value).__name__}:{value!r}"
         for name, value in inputs.items()
     }

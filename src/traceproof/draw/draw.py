@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-from traceproof.draw.counter import chunk_words, mix_, random_words, scalar_word, signed, stream_key, word_chunks
+from traceproof.draw.counter import (
+    MASK,
+    chunk_words,
+    mix_,
+    random_words,
+    scalar_word,
+    signed,
+    stream_key,
+    word_chunks,
+)
 from traceproof.draw.tables import normal_table
 
 FINGERPRINT_SALTS = (0x243F6A8885A308D3, 0x13198A2E03707344)  # fractional digits of pi
@@ -149,6 +158,29 @@ def fingerprint(tensor: torch.Tensor) -> str:
     Not cryptographic: it tells whether two processes saw the same inputs. A position-keyed hash is summed
     modulo 2**64, so any order of summation gives the same result.
     """
+    return fingerprint_each([tensor])[0]
+
+
+def fingerprint_each(tensors: Sequence[torch.Tensor]) -> list[str]:
+    """The fingerprint of each; a device that holds some of them is waited for once."""
+    sums: list[list[int]] = [[] for _ in tensors]
+    by_device: dict[torch.device, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        by_device.setdefault(tensor.device, []).append(index)
+    for indices in by_device.values():
+        found = torch.stack([_hash_sums(tensors[index]) for index in indices]).tolist()
+        for index, pair in zip(indices, found, strict=True):
+            sums[index] = pair
+    return [_text(tensor, *pair) for tensor, pair in zip(tensors, sums, strict=True)]
+
+
+def _text(tensor: torch.Tensor, first: int, second: int) -> str:
+    head = stream_key(str(tensor.dtype), str(tuple(tensor.shape)))
+    return f"{(first + head) & MASK:016x}{second & MASK:016x}"
+
+
+def _hash_sums(tensor: torch.Tensor) -> torch.Tensor:
+    """int64 [2] on the tensor's device."""
     flat = tensor.detach().contiguous().view(-1)
     flat = flat.as_strided(flat.shape, (1,))  # with one element or none, any stride counts as contiguous
     raw = flat.view(torch.uint8) if flat.dtype != torch.bool else flat.to(torch.uint8)
@@ -172,6 +204,4 @@ def fingerprint(tensor: torch.Tensor) -> str:
         hashed *= signed(FINGERPRINT_SALTS[1])
         mix_(hashed, spare)
         sums[1] += hashed.sum()
-    first, second = (int(value) & ((1 << 64) - 1) for value in sums.tolist())
-    head = stream_key(str(tensor.dtype), str(tuple(tensor.shape)))
-    return f"{(first + head) & ((1 << 64) - 1):016x}{second:016x}"
+    return sums
