@@ -15,10 +15,12 @@ from pipeline import STACK, Run, verdicts
 from safetensors.torch import save_file
 
 from traceproof.actors.execute import NO_SPACE
-from traceproof.actors.inputs import fingerprints
+from traceproof.actors.inputs import HOST_BYTES, drawing_device, fingerprints
 from traceproof.actors.registry import ACTORS
+from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
+from traceproof.ops.cases import Case
 from traceproof.stages.actor import MANY_TRIALS, Job, _Runner, opens_gpu
 from traceproof.stages.actor import run as run_job
 from traceproof.stages.manifest import Manifest
@@ -211,3 +213,13 @@ def test_a_full_disk_ends_the_job_and_is_no_verdict(dataset: Path, tmp_path: Pat
         with pytest.raises(TraceproofError, match="no space left while writing"):
             runner._record("0" * 64, outcome)
     assert store.record("0" * 64) is None
+
+
+def test_few_inputs_are_drawn_on_the_host() -> None:
+    definition = Definition.model_validate(rmsnorm("alpha", GOOD))
+    gpu, host = torch.device("cuda"), torch.device("cpu")
+    row = 2 * HIDDEN
+    assert drawing_device(definition, Case("few", "small", {"batch_size": 7}, 0, {}), gpu) == host
+    many = Case("many", "large", {"batch_size": HOST_BYTES // row}, 0, {})  # and the weight beside them
+    assert drawing_device(definition, many, gpu) == gpu
+    assert drawing_device(definition, many, host) == host

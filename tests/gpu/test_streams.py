@@ -10,7 +10,7 @@ import torch
 from definitions import GOOD, rmsnorm
 from safetensors.torch import load_file
 
-from traceproof.actors import execute
+from traceproof.actors import execute, inputs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 LATE = (
@@ -37,6 +37,14 @@ def outcome(reference: str, scratch: Path) -> tuple[dict[str, Any], torch.Tensor
     run = execute.setup(payload | {"definition": rmsnorm("norm", reference)}, scratch)
     said = run({"case": CASE, "key": "key", "repeat": True})
     return said, load_file(scratch / "key.safetensors")["output"]
+
+
+def test_where_inputs_are_drawn_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_host, from_host = outcome(GOOD, tmp_path / "host")
+    monkeypatch.setattr(inputs, "HOST_BYTES", 0)
+    on_gpu, from_gpu = outcome(GOOD, tmp_path / "gpu")
+    assert on_host["inputs"] == on_gpu["inputs"]
+    assert torch.equal(from_host, from_gpu)
 
 
 def test_late_work_is_in_every_output(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from traceproof.actors import registry as actors
 from traceproof.actors.base import Actor, named_outputs
-from traceproof.actors.inputs import fingerprints, make_inputs
+from traceproof.actors.inputs import drawing_device, fingerprints, make_inputs, place
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.ops import registry as ops
@@ -126,8 +126,9 @@ class _Runner:
 
     def _run(self, item: dict[str, Any]) -> dict[str, Any]:
         case = Case(**item["case"])
-        inputs = make_inputs(self.op, self.definition, case, device=self.device, dataset=self.dataset)
-        before = fingerprints(inputs)
+        drawn = self._drawn(case)
+        before = fingerprints(drawn)
+        inputs = place(drawn, self.device)
         torch.manual_seed(case.seed)
         started = time.perf_counter()
         returned = named_outputs(self.definition, self._call(case, inputs))
@@ -145,6 +146,11 @@ class _Runner:
                 raise
             return {"no_space": str(error)}  # the disk's doing and no property of the case
         return {"inputs": digest_json(before), "returned": _described(returned), "seconds": seconds, **notes}
+
+    def _drawn(self, case: Case) -> Values:
+        """The case's inputs, wherever they are drawn fastest."""
+        device = drawing_device(self.definition, case, self.device)
+        return make_inputs(self.op, self.definition, case, device=device, dataset=self.dataset)
 
     def _call(self, case: Case, inputs: Values) -> Any:  # noqa: ANN401 - what strangers return
         trials = self.op.trials(self.definition, case) if self.actor.draws else 0
@@ -181,14 +187,12 @@ class _Runner:
 
     def _tells_apart(self, *cases: Case) -> bool:
         """Whether right answers to the inputs of two cases differ."""
-        one, other = (
-            make_inputs(self.op, self.definition, case, device=self.device, dataset=self.dataset) for case in cases
-        )
+        one, other = (self._drawn(case) for case in cases)
         return self.op.tells_apart(self.definition, one, other)
 
     def _outputs(self, case: Case, held: Container[int | None]) -> tuple[dict[str, torch.Tensor], list[str]]:
         """Outputs of one more call, and the names of those that lie in memory that is held."""
-        inputs = make_inputs(self.op, self.definition, case, device=self.device, dataset=self.dataset)
+        inputs = place(self._drawn(case), self.device)
         returned = named_outputs(self.definition, self._call(case, inputs))
         self._synchronise()  # a copy to the host waits for the current stream alone
         reused = [name for name, value in returned.items() if _address(value) in held]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -12,6 +13,33 @@ from traceproof.draw import Draw, fingerprint_each
 from traceproof.ops.base import TORCH_DTYPES, Op, Values
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.ops.generic import draw_spec
+
+HOST_BYTES = 8 << 20  # of inputs: a CPU draws that many in 16 ms
+
+
+def drawing_device(definition: Definition, case: Case, device: torch.device) -> torch.device:
+    """Where to draw a case's inputs that are needed on `device`; the bits are the same everywhere.
+
+    Drawing takes some 300 small kernels and several waits, and on a GPU each wait is a turn among all processes
+    that have it open. So what a CPU draws in a moment is drawn there.
+    """
+    elements = (
+        math.prod(definition.shape_of(spec, case.axes) or ()) * TORCH_DTYPES[spec.dtype].itemsize
+        for spec in definition.inputs.values()
+    )
+    return torch.device("cpu") if sum(elements) <= HOST_BYTES else device
+
+
+def place(inputs: Values, device: torch.device) -> Values:
+    """The same inputs on `device`, ready for any stream; those that lie there already are not copied."""
+    if device.type == "cpu":
+        return inputs
+    placed = {
+        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        for name, value in inputs.items()
+    }
+    torch.cuda.synchronize(device)
+    return placed
 
 
 def make_inputs(
