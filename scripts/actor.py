@@ -9,7 +9,7 @@ from pathlib import Path
 from traceproof import entry, jit
 from traceproof.gpu_lease import gpus, lease, workers
 from traceproof.stages.actor import Job, opens_gpu, run
-from traceproof.stages.crew import environment
+from traceproof.stages.crew import environment, preload
 from traceproof.worker import Limits
 
 PARSER = argparse.ArgumentParser(description=__doc__)
@@ -49,6 +49,7 @@ def main() -> None:
         ),
         force=options.force,
         environment=environment(options.caches, stack),
+        preload=preload(stack),
         variables=jit.variables(options.built) if on_gpu else {},
         workers=workers(found) if opened else None,
     )

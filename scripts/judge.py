@@ -8,7 +8,7 @@ from pathlib import Path
 
 from traceproof import entry
 from traceproof.stages.bench import Bench
-from traceproof.stages.crew import PRELOAD, environment
+from traceproof.stages.crew import environment, preload
 from traceproof.stages.judge import judge
 from traceproof.worker import Pool
 
@@ -30,7 +30,7 @@ def main() -> None:
     bench = Bench(store=options.store, code=options.code, tolerance=options.tolerance)
     stack = json.loads(options.stack.read_text(encoding="utf-8"))
     on_gpu = stack["device_type"] == "cuda"  # nothing is computed there, but the actors' interpreter is
-    with Pool(preload=PRELOAD, gpu=on_gpu, env=environment(options.caches, stack), shared=True) as pool:
+    with Pool(preload=preload(stack), gpu=on_gpu, env=environment(options.caches, stack), shared=True) as pool:
         judge(options.cases, options.manifests, options.verdicts, bench, pool, lanes=options.threads)
 
 

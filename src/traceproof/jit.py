@@ -195,6 +195,7 @@ def environment(caches: Path, stack: Mapping[str, Any]) -> dict[str, str]:
         "TRITON_CACHE_DIR": str(folder / "triton"),
         "TRITON_CACHE_AUTOTUNING": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # else whoever compiles a function starts a process a core for more
         "TVM_FFI_CACHE_DIR": str(folder / "tvm-ffi"),
         "CUTE_DSL_CACHE_DIR": str(folder / "cute"),
         "SGLANG_CACHE_DIR": str(folder / "sglang"),

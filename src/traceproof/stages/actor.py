@@ -6,7 +6,7 @@ import errno
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,6 +55,7 @@ class Job:
         lanes: definitions of strangers' code that run side by side, each in a worker of its own.
         force: run what the store already holds.
         environment: variables for the workers, beside the few that are always passed on; one set a stack.
+        preload: what workers find imported; the same for a stack.
         variables: more of them, this job's own.
         workers: how many workers for trusted code the jobs of a stack may have at once; None: one a job.
     """
@@ -68,6 +69,7 @@ class Job:
     lanes: int = 1
     force: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    preload: Sequence[str] = PRELOAD
     variables: Mapping[str, str] = field(default_factory=dict)
     workers: int | None = None
 
@@ -99,7 +101,7 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="scratch-", dir=store) as scratch,
         Pool(
-            preload=PRELOAD,
+            preload=job.preload,
             gpu=job.device == "cuda",
             env=job.environment,
             readable=[Path(planned["dataset"])],  # a workload line's blobs lie there

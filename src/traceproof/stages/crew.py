@@ -7,9 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from traceproof import jit
+from traceproof.worker.model import NICE
 
 PRELOAD = ("torch", "traceproof.actors.preload")
+# What importing SGLang or FLA brings along of torch, three seconds of it: once, and not in each of their workers.
+COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
+IMPORT_LONG = frozenset({"sglang", "fla"})
+# Importing them is what a run waits for at last, and takes one core; references poll for the GPU on many.
+STANDS_BACK = {"torch": "5"}
 STACK = "TRACEPROOF_STACK"  # variable: a worker that served one stack is not given to another
+
+
+def preload(stack: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a stack's workers find imported.
+
+    Args:
+        stack: the stack's record.
+    """
+    long = stack["device_type"] == "cuda" and stack["stack"] in IMPORT_LONG
+    return (*PRELOAD, *COMPILER) if long else PRELOAD
 
 
 def environment(caches: Path, stack: Mapping[str, Any]) -> dict[str, str]:
@@ -22,4 +38,5 @@ def environment(caches: Path, stack: Mapping[str, Any]) -> dict[str, str]:
     threads = {"MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     if stack["device_type"] != "cuda":
         return threads
-    return threads | {STACK: stack["stack"]} | jit.environment(caches, stack)
+    name = stack["stack"]
+    return threads | {STACK: name, NICE: STANDS_BACK.get(name, "0")} | jit.environment(caches, stack)

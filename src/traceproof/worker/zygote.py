@@ -25,7 +25,7 @@ from typing import Any
 
 from traceproof.worker import kernel, sandbox
 from traceproof.worker.launch import PACKET_BYTES, Direct, Heavy, Launched, Walled
-from traceproof.worker.model import Isolation
+from traceproof.worker.model import NICE, Isolation
 from traceproof.worker.order import Order
 from traceproof.worker.view import View, view_of_this_process
 from traceproof.worker.warden import Warden
@@ -59,6 +59,7 @@ class CanNotServeError(Exception):
 def main(arguments: Sequence[str]) -> int:
     """Find the walls, import the modules, say so, then serve until the supervisor hangs up."""
     fd, isolation, gpu, readable, without, *modules = arguments
+    os.nice(int(os.environ.pop(NICE, "0")))
     control = socket.socket(fileno=int(fd))
     control.set_inheritable(False)
     stage = Path.cwd() / "root"

@@ -127,9 +127,9 @@ def _place(draw: Draw, row: int, pattern: Pattern, out: torch.Tensor) -> None:
     tokens += draw.integers(f"offset.{row}", (count,), torch.int64, low=0, high=slot)
     tokens[0] = 0
     tokens[-1] = len(out) - 1 if count > 1 else int(tokens[0])
-    values = torch.tensor(weights, dtype=torch.float32, device=out.device)
-    values /= float(sum(weights))  # integers below 2**24: one correctly rounded division
-    out[tokens[draw.permutation(f"order.{row}", count)]] = values
+    # Integers below 2**24: one correctly rounded division, on the host: a GPU multiplies by a number's reciprocal.
+    values = torch.tensor(weights, dtype=torch.float32) / float(sum(weights))
+    out[tokens[draw.permutation(f"order.{row}", count)]] = values.to(out.device)
 
 
 def _dense(draw: Draw, rows: int, vocabulary: int) -> tuple[torch.Tensor, list[tuple[int, float]]]:
