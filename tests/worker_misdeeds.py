@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.worker import Refused
+from traceproof.worker.model import NICE
 
 Handler = Callable[[dict[str, Any]], Any]
 MIB = 1 << 20
@@ -161,6 +162,10 @@ class Deeds:
     def who(self) -> int:
         """This process's number as all see it: inside a process namespace it is another."""
         return int(Path("/proc/self").readlink().name)
+
+    def stand(self) -> list[int | str | None]:
+        """How far this process stands back, and what of the order for that it can still see."""
+        return [os.nice(0), os.environ.get(NICE)]
 
     def remember(self) -> int:
         """How often this worker was asked."""

@@ -10,8 +10,8 @@ from traceproof import jit
 from traceproof.worker.model import NICE
 
 PRELOAD = ("torch", "traceproof.actors.preload")
-# What importing SGLang or FLA brings along of torch, three seconds of it: once, and not in each of their workers. Not
-# torch._inductor, which opens the driver as it is imported.
+# What importing SGLang or FLA brings along of torch, three seconds of it: once, and not in each of their workers.
+# torch._inductor is not among it: importing it opens the driver.
 COMPILER = ("torch._dynamo",)
 IMPORT_LONG = frozenset({"sglang", "fla"})
 # Importing them is what a run waits for at last, and takes one core; references poll for the GPU on many.
