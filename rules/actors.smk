@@ -1,4 +1,4 @@
-from traceproof.pipeline import LONG
+from traceproof.load import LONG
 
 
 def actor_stack(wildcards):
@@ -38,7 +38,7 @@ def actor_builds(wildcards):
 
 def actor_lanes(wildcards):
     """How many definitions run side by side."""
-    return FLOW.lanes(wildcards.op_type, wildcards.actor)
+    return FLOW.load.lanes(wildcards.op_type, wildcards.actor)
 
 
 def actor_threads(wildcards):
@@ -48,7 +48,17 @@ def actor_threads(wildcards):
 
 def actor_memory(wildcards):
     """Memory of the job, as planned."""
-    return FLOW.job_mb(wildcards.op_type, wildcards.actor)
+    return FLOW.load.actor_mb(wildcards.op_type, wildcards.actor)
+
+
+def actor_forced(wildcards):
+    """What `force: true` changes, but not in a dry run: later runs would do what it only showed."""
+    return FLOW.forced(dry=workflow.dryrun)
+
+
+def actor_shown(wildcards):
+    """What `force: true` changes in a dry run instead."""
+    return FLOW.config.force and workflow.dryrun
 
 
 rule actor:
@@ -56,7 +66,7 @@ rule actor:
     input:
         cases=f"{FLOW.run}/cases/{{op_type}}.json",
         stack=actor_stack,
-        forced=FLOW.forced,
+        forced=actor_forced,
         built=actor_builds,
     output:
         f"{FLOW.run}/actors/{{op_type}}/{{actor}}.json",
@@ -77,6 +87,7 @@ rule actor:
         limits=FLOW.limits,
         store=f"{FLOW.results}/store",
         caches=FLOW.caches,
+        shown=actor_shown,
     shell:
         "PYTHONPATH={params.path:q} {params.python:q} scripts/actor.py --actor {wildcards.actor} --cases {input.cases}"
         " --stack {params.record} --manifest {output} --built {input.built}"

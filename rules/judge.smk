@@ -13,12 +13,12 @@ def judge_manifests(wildcards):
 
 def judge_lanes(wildcards):
     """How many definitions are judged side by side."""
-    return FLOW.judge_lanes(wildcards.op_type)
+    return FLOW.load.judge_lanes(wildcards.op_type)
 
 
 def judge_memory(wildcards):
     """Memory of the job, as planned."""
-    return FLOW.judge_mb(wildcards.op_type)
+    return FLOW.load.judge_mb(wildcards.op_type)
 
 
 rule judge:

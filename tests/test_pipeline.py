@@ -148,6 +148,13 @@ def test_force_runs_again_what_is_finished(repository: Repository) -> None:
     assert repository.verify("--op-type", "gemm").jobs == []
 
 
+def test_a_dry_run_with_force_shows_all_and_leaves_nothing_to_do(repository: Repository) -> None:
+    repository.verify("--op-type", "gemm")
+    shown = repository.verify("--op-type", "gemm", "--force", "--", "--dry-run")
+    assert {"actor gemm reference", "actor gemm oracle", "judge gemm"} <= set(shown.jobs), shown.out
+    assert repository.verify("--op-type", "gemm").jobs == []
+
+
 def test_a_name_that_the_dataset_lacks_is_bad_use(repository: Repository) -> None:
     ran = repository.verify("--definition-name", "rmsnorm_h97")
     assert ran.code == 2

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from traceproof import forcing
 from traceproof.actors.registry import ACTORS, TRUTHS, for_op_type
 from traceproof.bumps.flow import Sources
 from traceproof.bumps.roots import PACKAGES, op_types
@@ -19,10 +19,10 @@ from traceproof.config import Config, read_config
 from traceproof.dataset.fetch import FETCHED, folder_of, scan_digest, untouched
 from traceproof.digests import digest_bytes, digest_json
 from traceproof.extract import catalogue
+from traceproof.load import Load
 from traceproof.ops import registry
 from traceproof.sources.lock import NAME
 from traceproof.stacks import EXTRACT, FOLDER, INSTALLED, NAMES, Stack, has_driver, resolve
-from traceproof.store import write_text
 
 # Which op_types `verify_<family>` and `nox -s test_<family>` cover.
 FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -40,12 +40,6 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 GIB = 1 << 30
-MIB = 1 << 20
-BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and torch loaded in each
-LANES = 4  # definitions of one op_type side by side: long references on a GPU, and the judge beside one
-FEW_LANES = 2  # other references
-LONG = ("sampling", "gqa_paged", "gdn")  # op_types that take the longest, and so decide when a run is done
-SLACK = 1.25  # estimates were up to a fifth below what was measured
 
 
 @dataclass(frozen=True)
@@ -249,41 +243,10 @@ class Pipeline:
         """The file of known findings: one, or none."""
         return [] if self.config.known is None else [str(self.config.known)]
 
-    def lanes(self, op_type: str, actor: str) -> int:
-        """How many definitions an actor's job runs side by side.
-
-        One, but for references where there is a GPU: Python that launches small kernels leaves most of it idle.
-        """
-        if ACTORS[actor].trusted or not has_driver():
-            return 1
-        return max(1, min(LANES if op_type in LONG else FEW_LANES, len(self._needs(op_type))))
-
-    def judge_lanes(self, op_type: str) -> int:
-        """How many definitions of an op_type are judged side by side.
-
-        One, but where there is a GPU: it is done with most op_types at about the same time.
-        """
-        return max(1, min(LANES, len(self._needs(op_type)))) if has_driver() else 1
-
-    def job_mb(self, op_type: str, actor: str) -> int:
-        """Memory of an actor's job over one op_type's cases, in MiB."""
-        return self._side_by_side_mb(op_type, self.lanes(op_type, actor))
-
-    def judge_mb(self, op_type: str) -> int:
-        """Memory of a judge of one op_type's cases, in MiB."""
-        return self._side_by_side_mb(op_type, self.judge_lanes(op_type))
-
-    def _side_by_side_mb(self, op_type: str, lanes: int) -> int:
-        """The largest cases of as many definitions as run side by side, and what is there anyway, in MiB."""
-        return BASE_MB + int(SLACK * sum(self._needs(op_type)[-lanes:]) / MIB)
-
-    def _needs(self, op_type: str) -> Sequence[int]:
-        """Bytes of each definition's largest case, in ascending order."""
-        path = self.root / self.run / "cases" / f"{op_type}.json"
-        try:
-            return _needs(path, path.stat().st_mtime_ns)
-        except FileNotFoundError:  # a dry run before anything is planned
-            return ()
+    @property
+    def load(self) -> Load:
+        """What a job of an actor or a judge takes of the machine."""
+        return Load(self.root / self.run / "cases", side_by_side=has_driver())
 
     @cached_property
     def cases_code(self) -> str:
@@ -307,14 +270,9 @@ class Pipeline:
         """Digest of the code that the summary depends on."""
         return code_digest("traceproof.stages.report")
 
-    @cached_property
-    def forced(self) -> str:
-        """A file that actors' jobs depend on; `force: true` changes it, which runs them all again."""
-        path = Path(self.run) / "forced.txt"
-        stamp = self.root / path
-        if self.config.force or not stamp.is_file():
-            write_text(stamp, f"{time.time_ns() if self.config.force else 0}\n")
-        return str(path)
+    def forced(self, *, dry: bool) -> str:
+        """A file that actors' jobs depend on; `force: true` changes it, but not in a dry run."""
+        return str(forcing.stamp(self.root, Path(self.run), force=self.config.force and not dry))
 
     @property
     def force_flag(self) -> str:
@@ -325,18 +283,6 @@ class Pipeline:
         """The op_types that were planned, all or those of one family; call it after the checkpoint `cases`."""
         planned = sorted(path.stem for path in (self.root / self.run / "cases").glob("*.json"))
         return [name for name in planned if not family or name in FAMILIES[family]]
-
-
-@cache
-def _needs(cases: Path, stamp: int) -> tuple[int, ...]:
-    """What `Pipeline._needs` gives, read once a state of the file: several rules ask of every job."""
-    del stamp
-    planned = json.loads(cases.read_text(encoding="utf-8"))
-    needs = (
-        max((case["memory"] for case in entry["cases"] if case["skip"] is None), default=0)
-        for entry in planned["definitions"].values()
-    )
-    return tuple(sorted(needs))
 
 
 def _op(op_type: str) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ class Trial:
             "code": self.flow.outputs_code(self.op_type, actor),
             "limits": self.flow.limits,
             "lanes": 1,
-            "memory-mb": self.flow.job_mb(self.op_type, actor),
+            "memory-mb": self.flow.load.actor_mb(self.op_type, actor),
         }
         self._run("actor", "torch" if actor == "oracle" else self.stack, options, package)
         return manifest

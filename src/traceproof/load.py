@@ -1,0 +1,79 @@
+"""What a job takes of the machine: how many definitions run side by side in it, and the memory for that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from traceproof.actors.registry import ACTORS
+
+MIB = 1 << 20
+BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and torch loaded in each
+LANES = 4  # definitions of one op_type side by side: long references on a GPU, and the judge beside one
+FEW_LANES = 2  # other references
+LONG = ("sampling", "gqa_paged", "gdn")  # op_types that take the longest, and so decide when a run is done
+SLACK = 1.25  # estimates were up to a fifth below what was measured
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Of the jobs over some planned cases.
+
+    Attributes:
+        cases: the folder of the plan, a file an op_type.
+        side_by_side: whether definitions run side by side: where there is a GPU.
+    """
+
+    cases: Path
+    side_by_side: bool
+
+    def lanes(self, op_type: str, actor: str) -> int:
+        """How many definitions an actor's job runs side by side.
+
+        One, but for references where there is a GPU: Python that launches small kernels leaves most of it idle.
+        """
+        if ACTORS[actor].trusted or not self.side_by_side:
+            return 1
+        return max(1, min(LANES if op_type in LONG else FEW_LANES, len(self._needs(op_type))))
+
+    def judge_lanes(self, op_type: str) -> int:
+        """How many definitions of an op_type are judged side by side.
+
+        One, but where there is a GPU: it is done with most op_types at about the same time.
+        """
+        return max(1, min(LANES, len(self._needs(op_type)))) if self.side_by_side else 1
+
+    def actor_mb(self, op_type: str, actor: str) -> int:
+        """Memory of an actor's job over one op_type's cases, in MiB."""
+        return self._mb(op_type, self.lanes(op_type, actor))
+
+    def judge_mb(self, op_type: str) -> int:
+        """Memory of a judge of one op_type's cases, in MiB."""
+        return self._mb(op_type, self.judge_lanes(op_type))
+
+    def _mb(self, op_type: str, lanes: int) -> int:
+        """The largest cases of as many definitions as run side by side, and what is there anyway, in MiB."""
+        return BASE_MB + int(SLACK * sum(self._needs(op_type)[-lanes:]) / MIB)
+
+    def _needs(self, op_type: str) -> Sequence[int]:
+        """Bytes of each definition's largest case, in ascending order."""
+        path = self.cases / f"{op_type}.json"
+        try:
+            return _needs(path, path.stat().st_mtime_ns)
+        except FileNotFoundError:  # a dry run before anything is planned
+            return ()
+
+
+@cache
+def _needs(cases: Path, stamp: int) -> tuple[int, ...]:
+    """What `Load._needs` gives, read once a state of the file: several rules ask of every job."""
+    del stamp
+    planned = json.loads(cases.read_text(encoding="utf-8"))
+    needs = (
+        max((case["memory"] for case in entry["cases"] if case["skip"] is None), default=0)
+        for entry in planned["definitions"].values()
+    )
+    return tuple(sorted(needs))
