@@ -8,8 +8,9 @@ from pathlib import Path
 
 from traceproof import entry, jit
 from traceproof.gpu_lease import gpus, lease, workers
-from traceproof.stages.actor import Job, opens_gpu, run
+from traceproof.stages.actor import run
 from traceproof.stages.crew import environment, preload
+from traceproof.stages.job import Job, opens_gpu
 from traceproof.worker import Limits
 
 PARSER = argparse.ArgumentParser(description=__doc__)

@@ -7,8 +7,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from traceproof.stages.actor import Job, run
+from traceproof.stages.actor import run
 from traceproof.stages.bench import Bench
+from traceproof.stages.job import Job
 from traceproof.stages.judge import judge
 from traceproof.stages.manifest import Manifest
 from traceproof.stages.plan import Selection, plan

@@ -21,8 +21,9 @@ from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
 from traceproof.ops.cases import Case
-from traceproof.stages.actor import MANY_TRIALS, Job, _Runner, opens_gpu
+from traceproof.stages.actor import MANY_TRIALS, _Runner
 from traceproof.stages.actor import run as run_job
+from traceproof.stages.job import Job, opens_gpu
 from traceproof.stages.manifest import Manifest
 from traceproof.stages.plan import Selection, plan
 from traceproof.stages.progress import Progress

@@ -6,21 +6,19 @@ import errno
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from traceproof.actors.registry import ACTORS
-from traceproof.digests import digest_json
 from traceproof.reasons import Error
-from traceproof.stages.crew import PRELOAD
+from traceproof.stages.job import Job
 from traceproof.stages.manifest import Manifest
 from traceproof.stages.progress import Progress
 from traceproof.store import Store, disk_errors
-from traceproof.worker import Isolation, ItemOutcome, Limits, Pool, Status, policy
+from traceproof.worker import ItemOutcome, Pool, Status, policy
 
 SETUP = "traceproof.actors.execute:setup"
 SETUP_MANY = "traceproof.actors.execute:setup_many"
@@ -39,49 +37,6 @@ MANY_TRIALS = 100  # draws of a reference, a call each: a second and more
 PATIENCE = 2  # timeouts of one definition after which its other cases are not waited for
 # Outcomes that the same code and inputs would meet again; a timeout or too much memory may be the machine's doing.
 LASTING = frozenset({Status.OK, Status.ERROR, Status.OUTPUT, Status.REFUSED})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What one run of an actor needs beside the cases.
-
-    Attributes:
-        actor: a name out of traceproof.actors.registry.
-        code: digest of the code that its outputs depend on.
-        stack: the stack's record: `digest`, `versions`, `device`.
-        device: `cpu` or `cuda`; what the actor computes on the CPU all the same, its entry in the registry says.
-        threads: torch threads of a worker.
-        limits: of one case.
-        lanes: definitions of strangers' code that run side by side, each in a worker of its own.
-        force: run what the store already holds.
-        environment: variables for the workers, beside the few that are always passed on; one set a stack.
-        preload: what workers find imported; the same for a stack.
-        variables: more of them, this job's own.
-        workers: how many workers for trusted code the jobs of a stack may have at once; None: one a job.
-    """
-
-    actor: str
-    code: str
-    stack: Mapping[str, Any]
-    device: str
-    threads: int
-    limits: Limits
-    lanes: int = 1
-    force: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)
-    preload: Sequence[str] = PRELOAD
-    variables: Mapping[str, str] = field(default_factory=dict)
-    workers: int | None = None
-
-    @property
-    def trusted(self) -> bool:
-        """Whether the code is ours or a pinned package's."""
-        return ACTORS[self.actor].trusted
-
-    @property
-    def isolation(self) -> Isolation:
-        """How far workers are shut in."""
-        return Isolation.TRUSTED if self.trusted else Isolation.UNTRUSTED
 
 
 def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
@@ -120,15 +75,6 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
         environment=job.stack,
         cases=records,
     ).write(manifest)
-
-
-def opens_gpu(cases: Path, actor: str) -> bool:
-    """Whether an actor's job computes any of the planned cases on the GPU, where there is one."""
-    if not ACTORS[actor].host_bytes:
-        return True
-    planned = json.loads(cases.read_text(encoding="utf-8"))
-    every = (case for entry in planned["definitions"].values() for case in entry["cases"] if case["skip"] is None)
-    return any(ACTORS[actor].device("cuda", case["memory"]) == "cuda" for case in every)
 
 
 def _parts(cases: list[dict[str, Any]], *, apart: bool) -> list[list[dict[str, Any]]]:
@@ -214,14 +160,16 @@ class _Runner:
                 records[case_id] = {"status": "skip", **planned["skip"], "key": None}
                 self.progress.show(f"{name} {case_id}", "skip")
                 continue
-            key = self._key(entry, planned)
+            key = self.job.key(entry, planned)
             kept = None if self.job.force else self.outputs.record(key)
             if kept is not None:
                 records[case_id] = kept
                 self.progress.show(f"{name} {case_id}", "kept")
                 continue
-            repeat = planned["repeat"] and self._repeats()
-            items.append({"case": planned["case"], "key": key, "repeat": repeat, "device": self._device(planned)})
+            repeat = planned["repeat"] and self.job.repeats
+            items.append(
+                {"case": planned["case"], "key": key, "repeat": repeat, "device": self.job.device_of(planned)}
+            )
         return records, items
 
     def _payload(self) -> dict[str, Any]:
@@ -249,25 +197,6 @@ class _Runner:
         record = self._record(item["key"], outcome)
         self.progress.show(f"{name} {item['case']['id']}", record["status"])
         return record
-
-    def _device(self, planned: Mapping[str, Any]) -> str:
-        return ACTORS[self.job.actor].device(self.job.device, planned["memory"])
-
-    def _repeats(self) -> bool:
-        return self.job.actor != "oracle"
-
-    def _key(self, entry: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
-        return digest_json(
-            [
-                entry["digest"],
-                planned["digest"],
-                planned["repeat"],
-                self.job.actor,
-                self.job.code,
-                self.job.stack["digest"],
-                self._device(planned),
-            ]
-        )
 
     def _run(
         self, name: str, entry: Mapping[str, Any], items: list[dict[str, Any]]

@@ -1,0 +1,94 @@
+"""What one run of an actor needs beside the cases, and what follows from it for a case."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from traceproof.actors.registry import ACTORS
+from traceproof.digests import digest_json
+from traceproof.stages.crew import PRELOAD
+from traceproof.worker import Isolation, Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What one run of an actor needs beside the cases.
+
+    Attributes:
+        actor: a name out of traceproof.actors.registry.
+        code: digest of the code that its outputs depend on.
+        stack: the stack's record: `digest`, `versions`, `device`.
+        device: `cpu` or `cuda`; what the actor computes on the CPU all the same, its entry in the registry says.
+        threads: torch threads of a worker.
+        limits: of one case.
+        lanes: definitions of strangers' code that run side by side, each in a worker of its own.
+        force: run what the store already holds.
+        environment: variables for the workers, beside the few that are always passed on; one set a stack.
+        preload: what workers find imported; the same for a stack.
+        variables: more of them, this job's own.
+        workers: how many workers for trusted code the jobs of a stack may have at once; None: one a job.
+    """
+
+    actor: str
+    code: str
+    stack: Mapping[str, Any]
+    device: str
+    threads: int
+    limits: Limits
+    lanes: int = 1
+    force: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    preload: Sequence[str] = PRELOAD
+    variables: Mapping[str, str] = field(default_factory=dict)
+    workers: int | None = None
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the code is ours or a pinned package's."""
+        return ACTORS[self.actor].trusted
+
+    @property
+    def isolation(self) -> Isolation:
+        """How far workers are shut in."""
+        return Isolation.TRUSTED if self.trusted else Isolation.UNTRUSTED
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a planned repeat is worth running: the oracle is not under test."""
+        return self.actor != "oracle"
+
+    def device_of(self, planned: Mapping[str, Any]) -> str:
+        """Where a planned case is computed, `cpu` or `cuda`."""
+        return ACTORS[self.actor].device(self.device, planned["memory"])
+
+    def key(self, entry: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
+        """Key of a case's outputs in the store: a digest of all that they depend on.
+
+        Args:
+            entry: the planned definition.
+            planned: one of its cases.
+        """
+        return digest_json(
+            [
+                entry["digest"],
+                planned["digest"],
+                planned["repeat"],
+                self.actor,
+                self.code,
+                self.stack["digest"],
+                self.device_of(planned),
+            ]
+        )
+
+
+def opens_gpu(cases: Path, actor: str) -> bool:
+    """Whether an actor's job computes any of the planned cases on the GPU, where there is one."""
+    if not ACTORS[actor].host_bytes:
+        return True
+    planned = json.loads(cases.read_text(encoding="utf-8"))
+    every = (case for entry in planned["definitions"].values() for case in entry["cases"] if case["skip"] is None)
+    return any(ACTORS[actor].device("cuda", case["memory"]) == "cuda" for case in every)
