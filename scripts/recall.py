@@ -156,7 +156,7 @@ def _read(command: list[str], source: str, root: Path) -> set[str]:
 
 def main() -> int:
     """Exit code 1: a file was read that is in no set."""
-    from traceproof.bumps.reach import Sources
+    from traceproof.bumps.package import Sources
     from traceproof.bumps.roots import PACKAGES, op_types, roots
     from traceproof.bumps.touches import touch
     from traceproof.dependents.tree import PackageTree

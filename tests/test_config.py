@@ -8,7 +8,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from traceproof.cli.run import merged
-from traceproof.config import Config, read_config
+from traceproof.config import Config
+from traceproof.config_reading import read_config
 from traceproof.errors import TraceproofError
 
 ROOT = Path(__file__).resolve().parent.parent

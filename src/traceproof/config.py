@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -15,18 +12,13 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
 from traceproof.actors.registry import TRUTHS
-from traceproof.errors import TraceproofError
-from traceproof.extract import catalogue
-from traceproof.ops import registry
 from traceproof.ops.cases import SIZES
 
-Model = TypeVar("Model", bound=BaseModel)
 CLOSED = ConfigDict(extra="forbid", frozen=True)
 Text = Annotated[str, StringConstraints(min_length=1)]
 Names = tuple[Text, ...]
@@ -208,129 +200,3 @@ class Config(BaseModel):
     @classmethod
     def _in_order(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(size for size in SIZES if size in value)  # the order and repeats mean nothing
-
-
-def read_config(raw: Mapping[str, Any], *, root: Path, source: str = "config.yaml") -> Config:
-    """Check a mapping (config.yaml, overrides already merged in) and freeze it.
-
-    Args:
-        raw: what YAML gave.
-        root: the folder that relative paths in it start from.
-        source: how errors call it.
-
-    Raises:
-        TraceproofError: every problem at once.
-    """
-    problems: list[str] = []
-    config: Config | None = None
-    raw = _without_null_text(raw)
-    try:
-        config = Config.model_validate(raw)
-    except ValidationError as error:
-        problems += _schema_problems(error)
-    problems += _problems_on_disk(raw, root)
-    if config is None or problems:
-        raise TraceproofError(f"{source} cannot be used", problems=problems)
-    return config
-
-
-def _without_null_text(value: Any) -> Any:  # noqa: ANN401 - any value of YAML
-    """`snakemake --config` gives every value inside a mapping as text; pydantic reads all of it but `null`."""
-    if isinstance(value, Mapping):
-        return {key: _without_null_text(inner) for key, inner in value.items()}
-    return None if value == "null" else value
-
-
-def _schema_problems(error: ValidationError) -> list[str]:
-    details = error.errors(include_url=False)
-    # A list of one wrong name counts as empty too: the name is what to report.
-    inner = {detail["loc"][:-1] for detail in details}
-    return [_explain(dict(one)) for one in details if one["type"] != "too_short" or one["loc"] not in inner]
-
-
-def _problems_on_disk(raw: Mapping[str, Any], root: Path) -> list[str]:
-    """What the schema can not know, of those parts that fit it, whatever is wrong with the others."""
-    dataset = _valid(Dataset, raw.get("dataset"))
-    selection = _valid(Selection, raw.get("selection", {}))
-    known = raw.get("known")
-    problems = _unusable_models(raw.get("models"), root)
-    if isinstance(known, str) and not (root / known).is_file():
-        problems.append(f"known: {root / known} does not exist; null means that nothing is known")
-    path = None if dataset is None or dataset.path is None else root / dataset.path
-    if path is not None and not path.is_dir():
-        problems.append(f"dataset.path: {path} is not a folder")
-    elif path is not None and next((path / "definitions").rglob("*.json"), None) is None:
-        problems.append(f"dataset.path: {path} holds no definitions; expected definitions/<op_type>/<name>.json")
-    elif selection is not None:
-        problems += _unknown_op_types(selection, path)
-    return problems
-
-
-def _unusable_models(given: object, root: Path) -> list[str]:
-    problems = []
-    for index, value in enumerate(given if isinstance(given, list) else []):
-        choice = _valid(ModelChoice, value)
-        if choice is None:
-            continue
-        if choice.config is not None and not (root / choice.config).is_file():
-            problems.append(f"models.{index}.config: {root / choice.config} does not exist")
-        if choice.config is None and catalogue.slug_of(str(choice.name)) not in catalogue.entries():
-            bundled = ", ".join(catalogue.entries())
-            problems.append(
-                f"models.{index}.name: {choice.name!r} is not bundled, so give its config; bundled: {bundled}"
-            )
-    return problems
-
-
-def _valid(model: type[Model], value: object) -> Model | None:
-    try:
-        return model.model_validate(value)
-    except ValidationError:
-        return None
-
-
-def _unknown_op_types(selection: Selection, path: Path | None) -> list[str]:
-    """An op_type of one's own is fine where a dataset on disk has it; of one not here yet, planning will tell."""
-    if path is None:
-        return [_not_an_op_type(name, set()) for name in selection.op_types if not re.fullmatch(r"\w+", name)]
-    folders = {folder.name for folder in (path / "definitions").iterdir() if folder.is_dir()}
-    accepted = folders | set(registry.known())
-    return [_not_an_op_type(name, folders) for name in selection.op_types if name not in accepted]
-
-
-def _not_an_op_type(name: str, folders: set[str]) -> str:
-    return (
-        f"selection.op_type: {name!r} is not an op_type; known: {', '.join(sorted({*registry.known(), *folders}))}"
-    )
-
-
-def _explain(found: Mapping[str, Any]) -> str:
-    """One line for one pydantic error: where, what stands there, what was expected."""
-    location = [str(part) for part in found["loc"]]
-    where = ".".join(location) or "the file"
-    given = repr(found["input"])
-    shown = given if len(given) <= 60 else given[:57] + "..."  # a whole mapping would bury the message
-    match found["type"]:
-        case "extra_forbidden":
-            return f"{where}: unknown key; {_known_keys(location)}"
-        case "missing":
-            return f"{where}: missing"
-        case "value_error":
-            return f"{where}: {found['msg'].removeprefix('Value error, ')}"
-        case "string_pattern_mismatch":
-            return f"{where}: {shown} does not have the form {found['ctx']['pattern']}"
-        case _:
-            return f"{where}: {shown}: {found['msg'][0].lower()}{found['msg'][1:]}"
-
-
-def _known_keys(location: list[str]) -> str:
-    model: type[BaseModel] = Config
-    for part in location[:-1]:
-        if part.isdigit():  # an item of a list
-            continue
-        annotation = model.model_fields[part].annotation
-        options = [annotation, *getattr(annotation, "__args__", ())]
-        model = next(one for one in options if isinstance(one, type) and issubclass(one, BaseModel))
-    close = get_close_matches(location[-1], model.model_fields, n=1)
-    known = f"known: {', '.join(model.model_fields)}"
-    return f"did you mean {close[0]!r}? {known}" if close else known

@@ -15,7 +15,8 @@ from traceproof.actors.registry import ACTORS, TRUTHS, for_op_type
 from traceproof.bumps.flow import Sources
 from traceproof.bumps.roots import PACKAGES, op_types
 from traceproof.codedigest import code_digest
-from traceproof.config import Config, read_config
+from traceproof.config import Config
+from traceproof.config_reading import read_config
 from traceproof.dataset.fetch import FETCHED, folder_of, scan_digest, untouched
 from traceproof.digests import digest_bytes, digest_json
 from traceproof.extract import catalogue

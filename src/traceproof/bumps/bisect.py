@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traceproof.bumps.reach import Sources
+from traceproof.bumps.package import Sources
 from traceproof.bumps.roots import PACKAGES
 from traceproof.bumps.touches import Touch, touch
 from traceproof.bumps.units import FileUnits

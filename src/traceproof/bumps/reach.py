@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 
-from traceproof.bumps.native import Native
+from traceproof.bumps.package import Key, Sources
 from traceproof.bumps.roots import Roots
-from traceproof.bumps.units import EFFECTS, LISTERS, Bound, FileUnits, Unit
+from traceproof.bumps.units import EFFECTS, LISTERS, Unit
 from traceproof.dependents.facts import ANYTHING, Import
-from traceproof.dependents.modules import Modules
-from traceproof.dependents.tree import Tree
-from traceproof.digests import digest_bytes
 
-Key = tuple[str, str]  # file, unit
 MODULE = re.compile(r"\.*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 PATTERN = re.compile(rf"[\w.]*{re.escape(ANYTHING)}[\w.{re.escape(ANYTHING)}]*")
 # Base classes that call no method of a subclass by themselves but its dunder ones.
@@ -30,47 +25,6 @@ PASSIVE = frozenset(
     | {"Generic", "TypedDict", "Exception", "ValueError", "RuntimeError", "TypeError", "ABCMeta", "type", "dict"}
     | {"list", "tuple"}
 )
-
-
-class Sources:
-    """A package's tree with its files parsed as they are asked for; shared by all op_types."""
-
-    def __init__(self, tree: Tree, package: str, parsed: dict[str, FileUnits] | None = None) -> None:
-        self.tree = tree
-        self.package = package
-        self.modules = Modules(tree)
-        self.native = Native(tree)
-        self._files: dict[str, FileUnits] = {}
-        self._parsed = {} if parsed is None else parsed  # by content, shared by the commits of a bisection
-        self._resolved: dict[tuple[Import, str], set[str]] = {}
-
-    @cached_property
-    def everything(self) -> Mapping[str, str]:
-        """Digest of every file; the tree's own where that costs nothing."""
-        names = sorted(self.tree.files)
-        unknown = [name for name in names if self.tree.identity(name) is None]
-        found = {name: digest_bytes(content) for name, content in self.tree.read(unknown).items()}
-        return {name: found.get(name) or str(self.tree.identity(name)) for name in names}
-
-    def file(self, path: str) -> FileUnits:
-        """A parsed file."""
-        if path not in self._files:
-            identity = self.tree.identity(path)
-            known = self._parsed.get(identity) if identity else None
-            if known is None:
-                known = FileUnits(self.tree.read([path])[path] if path.endswith(".py") else b"")
-                if identity:
-                    self._parsed[identity] = known
-            self._files[path] = known
-        return self._files[path]
-
-    def resolve(self, found: Import, importer: str) -> set[str]:
-        """Files that an import brings in, without the packages on the way; only this package's."""
-        key = (found, importer)
-        if key not in self._resolved:
-            own = found.level or found.module.partition(".")[0] == self.package or ANYTHING in found.module
-            self._resolved[key] = self.modules.resolve(found, importer) if own else set()
-        return self._resolved[key]
 
 
 @dataclass(slots=True)
@@ -118,7 +72,7 @@ class Reach:
             if name is None:
                 self._escape(path)
                 continue
-            for key in self._bound(path, name, set()):
+            for key in self.sources.bound(path, name, set()):
                 self._need(key, f"the adapter's {module}:{name}")
 
     def _run(self) -> None:
@@ -182,9 +136,9 @@ class Reach:
         file = self.sources.file(path)
         found: list[tuple[str, str | None]] = []
         for bound in (*unit.local.get(chain[0], ()), *file.bindings.get(chain[0], ())):
-            found += self._meaning(path, bound, set())
+            found += self.sources.meaning(path, bound, set())
         if not found:
-            found = [target for star in file.stars for target in self._taken(path, star, chain[0], set())]
+            found = [target for star in file.stars for target in self.sources.taken(path, star, chain[0], set())]
         if not found:
             self._attributes.update(chain[1:])
             return
@@ -198,57 +152,11 @@ class Reach:
         elif not rest:
             self._escape(target)
         else:
-            inner = list(self._names(target, rest[0]))
+            inner = list(self.sources.names(target, rest[0]))
             for deeper, deeper_name in inner:
                 self._along(user, deeper, deeper_name, rest[1:])
             if not inner:
                 self._attributes.update(rest)
-
-    def _names(self, path: str, name: str) -> Iterator[tuple[str, str | None]]:
-        """What an attribute of a module is: bound in it, or a module below it."""
-        yield from self._lookup(path, name, set())
-        if path.endswith("/__init__.py"):
-            below = path.removesuffix("__init__.py") + name
-            for candidate in (f"{below}.py", f"{below}/__init__.py"):
-                if candidate in self.sources.tree.files:
-                    yield candidate, None
-
-    def _lookup(self, path: str, name: str, seen: set[Key]) -> list[tuple[str, str | None]]:
-        if (path, name) in seen:
-            return []
-        seen.add((path, name))
-        file = self.sources.file(path)
-        found = [one for bound in file.bindings.get(name, ()) for one in self._meaning(path, bound, seen)]
-        if not found:
-            found = [one for star in file.stars for one in self._taken(path, star, name, seen)]
-        if not found and "__getattr__" in file.units:
-            found = [(path, "__getattr__")]
-        return found
-
-    def _meaning(self, path: str, bound: Bound, seen: set[Key]) -> list[tuple[str, str | None]]:
-        if bound.unit is not None:
-            return [(path, bound.unit)]
-        assert bound.found is not None
-        if bound.name is None:
-            return [(target, None) for target in self.sources.resolve(bound.found, path)]
-        return self._taken(path, bound.found, bound.name, seen)
-
-    def _taken(self, path: str, found: Import, name: str, seen: set[Key]) -> list[tuple[str, str | None]]:
-        """What `from m import name` gives: the module's own name, else a module below it."""
-        module = Import(found.module, (), found.level, found.line)
-        result: list[tuple[str, str | None]] = []
-        for target in self.sources.resolve(module, path):
-            result += self._lookup(target, name, seen)
-        if not result:
-            alone = Import(found.module, (name,), found.level, found.line)
-            below = self.sources.resolve(alone, path) - self.sources.resolve(module, path)
-            result = [(target, None) for target in below]
-        return result
-
-    def _bound(self, path: str, name: str, seen: set[Key]) -> Iterator[Key]:
-        for target, unit in self._lookup(path, name, seen):
-            if unit is not None:
-                yield target, unit
 
     def _escape(self, path: str) -> None:
         """A module is used as a value: any of its names may be taken from it."""
@@ -260,7 +168,7 @@ class Reach:
         known = PASSIVE | {base.name for base in self.sources.file(path).units.values() if base.is_class}
         for base in unit.bases:
             bound = [one for one in self.sources.file(path).bindings.get(base[0], ()) if one.found is not None]
-            ours = any(self._meaning(path, one, set()) for one in bound)
+            ours = any(self.sources.meaning(path, one, set()) for one in bound)
             if base[-1] not in known and not ours:
                 # A foreign class may call any method of this one.
                 for method in self.sources.file(path).methods[name]:
@@ -294,7 +202,7 @@ class Reach:
                     self._need((path, method), f"{last} of the used class {kind}")
         for path in list(self._escaped):
             for name in names & self.sources.file(path).bindings.keys():
-                for key in self._bound(path, name, set()):
+                for key in self.sources.bound(path, name, set()):
                     self._need(key, f"{name} of the module {path}")
         return len(self.units) + len(self.files) > before
 
@@ -341,7 +249,7 @@ class Reach:
             for name, unit in self.sources.file(path).units.items():
                 if unit.decorators and (path, name) not in self.units:
                     for root in unit.decorators:
-                        if any(self._registers(key) for key in self._bound(path, root, set())):
+                        if any(self._registers(key) for key in self.sources.bound(path, root, set())):
                             self._need((path, name), f"registered by @{root}")
         return len(self.units) > before
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from traceproof.bumps.reach import Reach, Sources
+from traceproof.bumps.package import Sources
+from traceproof.bumps.reach import Reach
 from traceproof.bumps.roots import PACKAGES, op_types, roots
 from traceproof.bumps.units import EFFECTS, FileUnits
 from traceproof.dependents.facts import uncollected

@@ -14,7 +14,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from traceproof.dependents.facts import ANYTHING, Import
+from traceproof.bumps.syntax import (
+    MUTATORS,
+    dotted_name,
+    dump,
+    is_literal_assignment,
+    is_plain,
+    names_changed,
+    path_text,
+)
+from traceproof.dependents.facts import Import
 from traceproof.digests import digest_json
 
 EFFECTS = ""
@@ -22,10 +31,8 @@ EFFECTS = ""
 RELEASE = frozenset(
     {"__version__", "__git_version__", "version", "git_version", "__version_tuple__", "version_tuple"}
 )
-MUTATORS = frozenset({"append", "add", "update", "setdefault", "insert", "extend", "register", "__setitem__"})
 # Conditions that do not hold when a module is imported.
 NEVER = re.compile(r"'TYPE_CHECKING'|Compare\(left=Name\(id='__name__', ctx=Load\(\)\), ops=\[Eq\(\)\]")
-CONTAINER = MUTATORS - {"register"}
 LOOKUPS = frozenset({"getattr", "hasattr", "attrgetter", "methodcaller", "__getattribute__"})
 IMPORTERS = frozenset({"import_module", "__import__", "run_module", "run_path"})
 # What gives names of modules that stand in no string.
@@ -69,8 +76,8 @@ class Unit:
 
     def digest(self) -> str:
         """Digest of what it says."""
-        masked = self.name in RELEASE and all(_is_literal_assignment(node) for node in self.nodes)
-        return digest_json([self.name] if masked else [_dump(node) for node in self.nodes])
+        masked = self.name in RELEASE and all(is_literal_assignment(node) for node in self.nodes)
+        return digest_json([self.name] if masked else [dump(node) for node in self.nodes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +147,7 @@ class _Reader:
                         node.finalbody,
                     ):
                         self.statements(part, under)
-                case ast.Assign(targets=targets) if all(_plain(target) for target in targets):
+                case ast.Assign(targets=targets) if all(is_plain(target) for target in targets):
                     self._variable(node, targets, under)
                 case ast.AnnAssign(target=ast.Name() as target) | ast.AugAssign(target=ast.Name() as target):
                     self._variable(node, [target], under)
@@ -152,7 +159,7 @@ class _Reader:
     def finish(self) -> None:
         """Deal out what is left once all names are known: what changes a name of this file belongs to the name."""
         for node, under in self._others:
-            changed = _changed(node)
+            changed = names_changed(node)
             own = {name for name in changed or () if any(one.unit for one in self.file.bindings.get(name, ()))}
             if changed and own == changed:
                 for name in sorted(own):
@@ -177,7 +184,9 @@ class _Reader:
         )
         unit = self._unit(node.name, [*under, rest], decorators=node.decorator_list)
         unit.is_class = True
-        unit.bases += [_dotted(base) or ("?",) for base in [*node.bases, *(word.value for word in node.keywords)]]
+        unit.bases += [
+            dotted_name(base) or ("?",) for base in [*node.bases, *(word.value for word in node.keywords)]
+        ]
         self.file.bindings[node.name].append(Bound(unit=node.name))
         for function in functions:
             name = f"{node.name}.{function.name}"
@@ -191,57 +200,10 @@ class _Reader:
             unit.nodes.append(node)
             _look(node, unit)
         for decorator in decorators:
-            dotted = _dotted(decorator.func if isinstance(decorator, ast.Call) else decorator)
+            dotted = dotted_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
             if dotted:
                 unit.decorators.add(dotted[0])
         return unit
-
-
-def _changed(node: ast.stmt) -> set[str] | None:
-    """The names whose content a statement changes, and does nothing else; None: it may do more.
-
-    A loop over a table and its items counts for the table.
-    """
-    match node:
-        case ast.Assign(targets=targets):
-            roots = [_root(target) for target in targets]
-        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
-            roots = [_root(target)]
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr))) if attr in CONTAINER:
-            roots = [name]
-        case ast.For(target=target, iter=over, body=body, orelse=[]):
-            return _changed_by_loop(target, over, body)
-        case ast.Delete(targets=targets):
-            roots = [_root(target) for target in targets]
-        case _:
-            return None
-    return None if None in roots else {root for root in roots if root}
-
-
-def _changed_by_loop(target: ast.expr, over: ast.expr, body: list[ast.stmt]) -> set[str] | None:
-    names: set[str] = set()
-    for part in body:
-        inner = _changed(part)
-        if inner is None:
-            return None
-        names |= inner
-    items = {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
-    if names & items:
-        names |= {one.id for one in ast.walk(over) if isinstance(one, ast.Name)}
-    return names - items
-
-
-def _root(target: ast.expr) -> str | None:
-    """The name whose content an assignment to `target` changes; `cast(T, name)` is the name."""
-    while True:
-        match target:
-            case ast.Attribute(value=inner) | ast.Subscript(value=inner):
-                target = inner
-            case ast.Call(func=ast.Name(id="cast"), args=[_, inner]):
-                target = inner
-            case _:
-                break
-    return target.id if isinstance(target, ast.Name) else None
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[Import, str, Bound]]:
@@ -265,7 +227,7 @@ def _look(root: ast.AST, unit: Unit) -> None:  # noqa: C901 - one case a kind of
             case ast.Name(id=name):
                 unit.chains.add((name,))
             case ast.Attribute(value=value, attr=attr):
-                dotted = _dotted(node)
+                dotted = dotted_name(node)
                 if dotted:
                     unit.chains.add(dotted)
                 else:
@@ -276,7 +238,7 @@ def _look(root: ast.AST, unit: Unit) -> None:  # noqa: C901 - one case a kind of
                 unit.texts.add(text)
                 continue
             case ast.JoinedStr() | ast.BinOp(op=ast.Div() | ast.Add()):
-                unit.texts.add(_path(node))
+                unit.texts.add(path_text(node))
             case ast.Import() | ast.ImportFrom():
                 for found, name, bound in _imported(node):
                     unit.imports.append(found)
@@ -292,52 +254,9 @@ def _call(node: ast.Call, unit: Unit) -> None:
     match node.func:
         case ast.Name(id=called) | ast.Attribute(attr=called):
             if called in IMPORTERS and node.args:
-                unit.dynamic.add(_path(node.args[0]))
+                unit.dynamic.add(path_text(node.args[0]))
             if called in LOOKUPS and len(node.args) > 1 and not isinstance(node.args[1], ast.Constant):
                 unit.guesses = True
     match node.func:
         case ast.Attribute(value=ast.Name(id=name), attr=attr) if attr in MUTATORS:
             unit.mutates.add(name)
-
-
-def _dotted(node: ast.expr) -> tuple[str, ...]:
-    """`a.b.c` as ("a", "b", "c"); empty for anything else."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return (node.id, *reversed(parts)) if isinstance(node, ast.Name) else ()
-
-
-def _path(node: ast.expr) -> str:
-    """A string or a path put together, with ANYTHING for what is not constant."""
-    match node:
-        case ast.Constant(value=str() as text):
-            return text
-        case ast.JoinedStr(values=values):
-            return "".join(str(one.value) if isinstance(one, ast.Constant) else ANYTHING for one in values)
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _path(left) + _path(right)
-        case ast.BinOp(left=left, op=ast.Div(), right=right):
-            return f"{_path(left)}/{_path(right)}".removeprefix(f"{ANYTHING}/")
-        case _:
-            return ANYTHING
-
-
-def _plain(target: ast.expr) -> bool:
-    return isinstance(target, ast.Name) or (
-        isinstance(target, ast.Tuple | ast.List) and all(isinstance(one, ast.Name) for one in target.elts)
-    )
-
-
-def _is_literal_assignment(node: ast.AST) -> bool:
-    return isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant | ast.Tuple)
-
-
-def _dump(node: ast.AST) -> str:
-    """A node's syntax without its docstring."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.body:
-        match node.body[0]:
-            case ast.Expr(value=ast.Constant(value=str())):
-                return ast.dump(type(node)(**{**dict(ast.iter_fields(node)), "body": node.body[1:]}))
-    return ast.dump(node)

@@ -14,7 +14,8 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from traceproof.config import Config, read_config
+from traceproof.config import Config
+from traceproof.config_reading import read_config
 from traceproof.errors import TraceproofError
 
 FINE, FINDINGS, UNFINISHED = 0, 1, 2
