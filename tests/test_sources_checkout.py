@@ -16,14 +16,17 @@ import pytest
 from source_remotes import SOON, Upstream, git
 
 from traceproof.errors import TraceproofError
-from traceproof.sources.checkout import BUSY, State, Wanted, bring, changes, scratch_of
+from traceproof.sources.checkout import bring, scratch_of
+from traceproof.sources.contents import Wanted, changes
 from traceproof.sources.gitrun import Git, GitError
+from traceproof.sources.moving import BUSY, State
 
 KILLS = int(os.environ.get("TRACEPROOF_KILLS", "4"))  # docs/bumps.md has the figures of a run with 50
 CLONE = """
 import sys
 from pathlib import Path
-from traceproof.sources.checkout import Wanted, bring
+from traceproof.sources.checkout import bring
+from traceproof.sources.contents import Wanted
 from traceproof.sources.gitrun import Git
 target = Path(sys.argv[1])
 bring(target, Wanted(url=sys.argv[2], commit=sys.argv[3]), Git(target))

@@ -10,10 +10,10 @@ from source_remotes import SOON, Upstream, git
 from traceproof.cli.clone_repos import clone_repos
 from traceproof.errors import TraceproofError
 from traceproof.sources import package
-from traceproof.sources.checkout import State
 from traceproof.sources.gitrun import Git
 from traceproof.sources.lock import lock_digest, read_lock, resolve, write_lock
 from traceproof.sources.model import Pin
+from traceproof.sources.moving import State
 
 
 @pytest.fixture

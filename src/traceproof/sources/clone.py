@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.errors import TraceproofError
-from traceproof.sources.checkout import Wanted, bring, tree_digest
+from traceproof.sources.checkout import bring, tree_digest
+from traceproof.sources.contents import Wanted
 from traceproof.sources.gitrun import Git, Patience
 from traceproof.sources.model import ORIGINS, Origin, Pin
 from traceproof.sources.package import bring_package, package_digest

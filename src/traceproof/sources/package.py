@@ -15,8 +15,8 @@ from typing import IO
 
 from traceproof.digests import digest_files
 from traceproof.errors import TraceproofError
-from traceproof.sources.checkout import State
 from traceproof.sources.model import Pin
+from traceproof.sources.moving import State
 from traceproof.store import disk_errors, write_json
 
 NOTE = ".traceproof-source.json"  # in an unpacked package: what it is, and the digest of its files

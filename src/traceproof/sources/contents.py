@@ -1,0 +1,142 @@
+"""What a checkout holds: its commit, submodules and LFS files, fetched and checked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from git import GitCommandError, Repo
+
+from traceproof.errors import TraceproofError
+from traceproof.sources.gitrun import Git, GitError
+from traceproof.store import write_json
+
+NOTE = "traceproof.json"  # in .git: the commit that this program checked out last
+PARTIAL = "--filter=blob:none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A checkout as it shall be.
+
+    Attributes:
+        url: anything that git understands.
+        commit: all 40 digits.
+        folders: cone patterns of a sparse checkout; empty: everything.
+        submodules: paths of submodules to bring along, as far as the commit has them.
+        lfs: whether files in LFS are fetched too.
+    """
+
+    url: str
+    commit: str
+    folders: tuple[str, ...] = ()
+    submodules: tuple[str, ...] = ()
+    lfs: bool = False
+
+
+def unlock(folder: Path) -> None:
+    """Remove lock files of killed git processes; the folder's own lock says that none is running."""
+    for lock in (folder / ".git").rglob("*.lock"):
+        lock.unlink()
+
+
+def set_remote(git: Git, url: str) -> None:
+    """Point `origin` at the URL."""
+    remotes = git.local("remote").split()
+    git.local("remote", "set-url" if "origin" in remotes else "add", "origin", url)
+
+
+def has_commit(git: Git, commit: str) -> bool:
+    """Whether a commit is there, with all its trees."""
+    try:
+        with Repo(git.folder) as repository:
+            return repository.commit(commit).hexsha == commit
+    except (ValueError, GitCommandError):
+        return False
+
+
+def fetch(git: Git, commit: str) -> None:
+    """Bring one commit, without history and where possible without file contents.
+
+    Raises:
+        GitError: the remote does not have it, or can not be reached.
+    """
+    plain = ("fetch", "--progress", "--no-tags", "--depth=1")
+    try:
+        git.network(*plain, PARTIAL, "origin", commit)
+    except GitError as error:
+        if "unadvertised" in error.output or "filter" in error.output:
+            # A server that gives neither single commits nor partial clones: take all its branches and tags.
+            git.network("fetch", "--progress", "--tags", "origin", "+refs/heads/*:refs/remotes/origin/*")
+        else:
+            raise
+    if not has_commit(git, commit):
+        raise GitError(
+            f"{git.folder}: {commit} is not a commit of the remote",
+            output="",
+            final=True,
+            todo="Check that the commit (all 40 digits) was pushed there and was not rewritten since.",
+        )
+
+
+def finish(folder: Path, wanted: Wanted, git: Git) -> None:
+    """Submodules, LFS, the final check, and the note that says which commit was put there."""
+    for path in _submodules(wanted, git):
+        git.network("submodule", "update", "--init", "--force", "--depth=1", "--", path)
+    if wanted.lfs:
+        _pull_lfs(git)
+    _check(folder, wanted, git)
+    write_json(folder / ".git" / NOTE, {"commit": wanted.commit, "url": wanted.url})
+
+
+def _submodules(wanted: Wanted, git: Git) -> list[str]:
+    """Those of the wanted submodules that the commit has: older and newer ones may have others."""
+    return [
+        path for path in wanted.submodules if git.local("ls-tree", wanted.commit, "--", path).startswith("160000 ")
+    ]
+
+
+def _pull_lfs(git: Git) -> None:
+    try:
+        git.network("lfs", "pull")
+    except GitError as error:
+        if "is not a git command" not in error.output:
+            raise
+        raise TraceproofError(
+            "the files in LFS can not be fetched: git-lfs is not installed",
+            todo="Install it (Debian: apt install git-lfs), or leave out --lfs: sources need none.",
+        ) from error
+
+
+def _check(folder: Path, wanted: Wanted, git: Git) -> None:
+    """The commit is checked out, every file as it is there, and every wanted submodule has content.
+
+    Raises:
+        GitError: not so.
+    """
+    head = git.local("rev-parse", "HEAD").strip()
+    changed = changes(git)
+    empty = [path for path in _submodules(wanted, git) if not any((folder / path).glob("[!.]*"))]
+    if head != wanted.commit or changed or empty:
+        raise GitError(
+            f"{folder} did not become a checkout of {wanted.commit}",
+            output="\n".join([f"HEAD is {head}", *changed, *(f"submodule {path} is empty" for path in empty)]),
+            final=True,
+            todo="Run the same command again; if it stays so, delete the folder.",
+        )
+
+
+def changes(git: Git) -> list[str]:
+    """Tracked files that differ from HEAD, submodules included; untracked files are nobody's business."""
+    text = git.local("status", "--porcelain", "-z", "--untracked-files=no", "--no-renames")
+    return [entry[3:] for entry in text.split("\0") if entry]
+
+
+def note(folder: Path, name: str) -> dict[str, str]:
+    """What this program left about a checkout in its .git; empty where there is nothing to read."""
+    try:
+        value: dict[str, str] = json.loads((folder / ".git" / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value
