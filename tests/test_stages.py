@@ -224,3 +224,7 @@ def test_few_inputs_are_drawn_on_the_host() -> None:
     many = Case("many", "large", {"batch_size": HOST_BYTES // row}, 0, {})  # and the weight beside them
     assert drawing_device(definition, many, gpu) == gpu
     assert drawing_device(definition, many, host) == host
+    described = rmsnorm("packed", GOOD)
+    described["inputs"]["weight"]["dtype"] = "float4_e2m1"  # which torch has no element type for
+    packed = Definition.model_validate(described)
+    assert drawing_device(packed, Case("few", "small", {"batch_size": 7}, 0, {}), gpu) == host

@@ -23,11 +23,11 @@ def drawing_device(definition: Definition, case: Case, device: torch.device) -> 
     Drawing takes some 300 small kernels and several waits, and on a GPU each wait is a turn among all processes
     that have it open. So what a CPU draws in a moment is drawn there.
     """
-    elements = (
-        math.prod(definition.shape_of(spec, case.axes) or ()) * TORCH_DTYPES[spec.dtype].itemsize
+    bits = (
+        math.prod(definition.shape_of(spec, case.axes) or ()) * spec.dtype.bits
         for spec in definition.inputs.values()
     )
-    return torch.device("cpu") if sum(elements) <= HOST_BYTES else device
+    return torch.device("cpu") if sum(bits) <= 8 * HOST_BYTES else device
 
 
 def place(inputs: Values, device: torch.device) -> Values:
