@@ -9,7 +9,7 @@ from pathlib import Path
 from traceproof import entry, jit
 from traceproof.gpu_lease import gpus, lease, workers
 from traceproof.stages.actor import run
-from traceproof.stages.crew import environment, preload
+from traceproof.stages.crew import Crew
 from traceproof.stages.job import Job, opens_gpu
 from traceproof.worker import Limits
 
@@ -32,15 +32,14 @@ PARSER.add_argument("--log", type=Path, required=True)
 def main() -> None:
     """Run it."""
     stack = json.loads(options.stack.read_text(encoding="utf-8"))
-    on_gpu = stack["device_type"] == "cuda"
-    opened = on_gpu and opens_gpu(options.cases, options.actor)
+    crew = Crew.of(options.caches, stack)
+    opened = crew.gpu and opens_gpu(options.cases, options.actor)
     found = gpus() if opened else []
     limits = options.limits
     job = Job(
         actor=options.actor,
         code=options.code,
         stack={key: stack[key] for key in ("digest", "versions", "device")},
-        device=stack["device_type"],
         threads=1,
         lanes=options.lanes,
         limits=Limits(
@@ -49,9 +48,8 @@ def main() -> None:
             output_bytes=int(limits["output_mb"] * 2**20),
         ),
         force=options.force,
-        environment=environment(options.caches, stack),
-        preload=preload(stack),
-        variables=jit.variables(options.built) if on_gpu else {},
+        crew=crew,
+        variables=jit.variables(options.built) if crew.gpu else {},
         workers=workers(found) if opened else None,
     )
     with lease(found, memory_mib=options.memory_mb):

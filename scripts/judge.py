@@ -8,9 +8,8 @@ from pathlib import Path
 
 from traceproof import entry
 from traceproof.stages.bench import Bench
-from traceproof.stages.crew import environment, preload
+from traceproof.stages.crew import Crew
 from traceproof.stages.judge import judge
-from traceproof.worker import Pool
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--cases", type=Path, required=True)
@@ -29,8 +28,7 @@ def main() -> None:
     """Judge."""
     bench = Bench(store=options.store, code=options.code, tolerance=options.tolerance)
     stack = json.loads(options.stack.read_text(encoding="utf-8"))
-    on_gpu = stack["device_type"] == "cuda"  # nothing is computed there, but the actors' interpreter is
-    with Pool(preload=preload(stack), gpu=on_gpu, env=environment(options.caches, stack), shared=True) as pool:
+    with Crew.of(options.caches, stack).pool() as pool:  # nothing is computed on a GPU: these are there already
         judge(options.cases, options.manifests, options.verdicts, bench, pool, lanes=options.threads)
 
 

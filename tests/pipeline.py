@@ -43,7 +43,7 @@ class Run:
 
     def _actor(self, cases: Path, name: str) -> Path:
         path = self.out / "actors" / cases.stem / f"{name}.json"
-        job = Job(actor=name, code="0", stack=STACK, device="cpu", threads=1, limits=self.limits)
+        job = Job(actor=name, code="0", stack=STACK, threads=1, limits=self.limits)
         run(cases, path, self.out / "store", job)
         return path
 

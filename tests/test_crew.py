@@ -6,25 +6,25 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from worker_pools import KINDS, SOURCES, TESTS
 
-from traceproof.stages.crew import COMPILER, PRELOAD, environment, preload
+from traceproof.stages.crew import COMPILER, PRELOAD, Crew
 from traceproof.worker import Limits, Pool
 from traceproof.worker.model import NICE
 
 
-def stack(name: str, device: str) -> dict[str, Any]:
-    return {"stack": name, "device_type": device, "digest": "0" * 32}
+def crew(name: str, device: str) -> Crew:
+    record = {"stack": name, "device_type": device, "digest": "0" * 32}
+    return Crew.of(Path("compiled"), record)
 
 
 def test_what_takes_long_to_import_is_imported_once_where_a_gpu_is() -> None:
     for name in ("sglang", "fla"):
-        assert preload(stack(name, "cuda")) == (*PRELOAD, *COMPILER)
-        assert preload(stack(name, "cpu")) == PRELOAD
-    assert preload(stack("torch", "cuda")) == PRELOAD
+        assert crew(name, "cuda").preload == (*PRELOAD, *COMPILER)
+        assert crew(name, "cpu").preload == PRELOAD
+    assert crew("torch", "cuda").preload == PRELOAD
 
 
 def test_what_is_imported_ahead_starts_no_thread() -> None:
@@ -34,10 +34,10 @@ def test_what_is_imported_ahead_starts_no_thread() -> None:
     assert done.stdout.split() == ["1"]
 
 
-def test_references_stand_back_for_imports(tmp_path: Path) -> None:
-    told = {name: int(environment(tmp_path, stack(name, "cuda"))[NICE]) for name in ("torch", "sglang", "fla")}
+def test_references_stand_back_for_imports() -> None:
+    told = {name: int(crew(name, "cuda").environment[NICE]) for name in ("torch", "sglang", "fla")}
     assert told["torch"] > told["sglang"] == told["fla"] == 0
-    assert NICE not in environment(tmp_path, stack("torch", "cpu"))
+    assert NICE not in crew("torch", "cpu").environment
 
 
 @pytest.mark.parametrize("kind", ["trusted", "untrusted"])

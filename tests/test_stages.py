@@ -23,6 +23,7 @@ from traceproof.ops import registry
 from traceproof.ops.cases import Case
 from traceproof.stages.actor import MANY_TRIALS, _Runner
 from traceproof.stages.actor import run as run_job
+from traceproof.stages.crew import Crew
 from traceproof.stages.job import Job, opens_gpu
 from traceproof.stages.manifest import Manifest
 from traceproof.stages.plan import Selection, plan
@@ -73,7 +74,7 @@ def test_lanes_give_the_records_that_one_gives(tmp_path: Path) -> None:
     assert sum(planned["trials"] >= MANY_TRIALS for planned in entry["cases"]) > 1
     found = []
     for lanes in (1, 3):
-        job = Job(actor="reference", code="0", stack=STACK, device="cpu", threads=1, limits=LIMITS, lanes=lanes)
+        job = Job(actor="reference", code="0", stack=STACK, threads=1, limits=LIMITS, lanes=lanes)
         path = tmp_path / f"{lanes}.json"
         run_job(cases, path, tmp_path / f"store-{lanes}", job)
         records = Manifest.read(path).cases[definition["name"]]
@@ -89,8 +90,9 @@ def test_an_oracle_of_small_cases_leaves_the_gpu_alone(dataset: Path, tmp_path: 
     assert opens_gpu(cases, "reference")
     # Told to use a GPU, which need not be there: a case that was sent to it would fail, or be keyed as the GPU's.
     records = {}
-    for device in ("cpu", "cuda"):
-        job = Job(actor="oracle", code="0", stack=STACK, device=device, threads=1, limits=LIMITS)
+    for device in ("cuda", "cpu"):
+        crew = Crew(gpu=device == "cuda")
+        job = Job(actor="oracle", code="0", stack=STACK, threads=1, limits=LIMITS, crew=crew)
         path = tmp_path / f"{device}.json"
         run_job(cases, path, tmp_path / "store", job)
         records[device] = Manifest.read(path).cases["alpha"]
@@ -206,7 +208,7 @@ def test_a_full_disk_ends_the_job_and_is_no_verdict(dataset: Path, tmp_path: Pat
     assert not NO_SPACE.search(full.replace("28", "2"))
     run = Run(dataset, tmp_path / "results", limits=LIMITS)
     run.verify()
-    job = Job(actor="reference", code="0", stack=STACK, device="cpu", threads=1, limits=LIMITS)
+    job = Job(actor="reference", code="0", stack=STACK, threads=1, limits=LIMITS)
     store = Store(run.out / "store", "outputs")
     with Pool() as pool:
         runner = _Runner(job, store, pool, tmp_path, str(dataset), Progress("", 1))

@@ -10,7 +10,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,18 +84,18 @@ def _load(
     if unavailable is not None:
         skip = {"skip": unavailable.reason.value, "message": unavailable.message}
         return lambda _: skip
-    runner = _Runner(
+    runner = partial(
+        _Runner,
         definition=definition,
         op=op,
         actor=actor,
-        device=torch.device(payload["device"]),
         dataset=Path(payload["dataset"]) if payload["dataset"] else None,
         scratch=scratch,
     )
     actor.prepare(definition)
 
     def run(item: dict[str, Any]) -> dict[str, Any]:
-        return replace(runner, device=torch.device(item.get("device", payload["device"]))).run(item)
+        return runner(device=torch.device(item.get("device", payload["device"]))).run(item)
 
     return run
 

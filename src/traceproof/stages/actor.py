@@ -55,13 +55,9 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
     store.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="scratch-", dir=store) as scratch,
-        Pool(
-            preload=job.preload,
-            gpu=job.device == "cuda",
-            env=job.environment,
+        job.crew.pool(
             readable=[Path(planned["dataset"])],  # a workload line's blobs lie there
-            without=CUDA_REFUSES if job.device == "cuda" else (),
-            shared=True,
+            without=CUDA_REFUSES if job.crew.gpu else (),
             most=job.workers,
         ) as pool,
     ):

@@ -1,12 +1,14 @@
-"""The interpreter that a stack's jobs share: what it imports, and what it is told."""
+"""The workers that a stack's jobs share: what their interpreter imports, and what it is told."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from traceproof import jit
+from traceproof.worker import Pool
 from traceproof.worker.model import NICE
 
 PRELOAD = ("torch", "traceproof.actors.preload")
@@ -19,25 +21,49 @@ STANDS_BACK = {"torch": "5"}
 STACK = "TRACEPROOF_STACK"  # variable: a worker that served one stack is not given to another
 
 
-def preload(stack: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a stack's workers find imported.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """What is the same for all jobs of a stack, however many cores one has; jobs that differ in it share nothing.
 
-    Args:
-        stack: the stack's record.
+    Attributes:
+        preload: modules that workers find imported.
+        environment: variables for the workers, beside the few that are always passed on.
+        gpu: whether there is a GPU for them.
     """
-    long = stack["device_type"] == "cuda" and stack["stack"] in IMPORT_LONG
-    return (*PRELOAD, *COMPILER) if long else PRELOAD
 
+    preload: Sequence[str] = PRELOAD
+    environment: Mapping[str, str] = field(default_factory=dict)
+    gpu: bool = False
 
-def environment(caches: Path, stack: Mapping[str, Any]) -> dict[str, str]:
-    """Environment variables of a stack's workers: the same for all of its jobs, however many cores one has.
+    @classmethod
+    def of(cls, caches: Path, stack: Mapping[str, Any]) -> Self:
+        """A stack's.
 
-    Args:
-        caches: folder for what is compiled on the way.
-        stack: the stack's record.
-    """
-    threads = {"MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    if stack["device_type"] != "cuda":
-        return threads
-    name = stack["stack"]
-    return threads | {STACK: name, NICE: STANDS_BACK.get(name, "0")} | jit.environment(caches, stack)
+        Args:
+            caches: folder for what is compiled on the way.
+            stack: the stack's record.
+        """
+        threads = {"MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        if stack["device_type"] != "cuda":
+            return cls(environment=threads)
+        name = stack["stack"]
+        told = {STACK: name, NICE: STANDS_BACK.get(name, "0")}
+        return cls(
+            preload=(*PRELOAD, *COMPILER) if name in IMPORT_LONG else PRELOAD,
+            environment=threads | told | jit.environment(caches, stack),
+            gpu=True,
+        )
+
+    def pool(
+        self, *, readable: Sequence[Path] = (), without: Collection[str] = (), most: int | None = None
+    ) -> Pool:
+        """A job's access to them; the arguments are those of `Pool`."""
+        return Pool(
+            preload=self.preload,
+            env=self.environment,
+            gpu=self.gpu,
+            readable=readable,
+            without=without,
+            shared=True,
+            most=most,
+        )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from traceproof.actors.registry import ACTORS
 from traceproof.digests import digest_json
-from traceproof.stages.crew import PRELOAD
+from traceproof.stages.crew import Crew
 from traceproof.worker import Isolation, Limits
 
 
@@ -22,27 +22,23 @@ class Job:
         actor: a name out of traceproof.actors.registry.
         code: digest of the code that its outputs depend on.
         stack: the stack's record: `digest`, `versions`, `device`.
-        device: `cpu` or `cuda`; what the actor computes on the CPU all the same, its entry in the registry says.
+        crew: the workers of its stack.
         threads: torch threads of a worker.
         limits: of one case.
         lanes: definitions of strangers' code that run side by side, each in a worker of its own.
         force: run what the store already holds.
-        environment: variables for the workers, beside the few that are always passed on; one set a stack.
-        preload: what workers find imported; the same for a stack.
-        variables: more of them, this job's own.
+        variables: more variables for the workers, this job's own.
         workers: how many workers for trusted code the jobs of a stack may have at once; None: one a job.
     """
 
     actor: str
     code: str
     stack: Mapping[str, Any]
-    device: str
     threads: int
     limits: Limits
+    crew: Crew = field(default_factory=Crew)
     lanes: int = 1
     force: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)
-    preload: Sequence[str] = PRELOAD
     variables: Mapping[str, str] = field(default_factory=dict)
     workers: int | None = None
 
@@ -55,6 +51,11 @@ class Job:
     def isolation(self) -> Isolation:
         """How far workers are shut in."""
         return Isolation.TRUSTED if self.trusted else Isolation.UNTRUSTED
+
+    @property
+    def device(self) -> str:
+        """`cpu` or `cuda`; what the actor computes on the CPU all the same, its entry in the registry says."""
+        return "cuda" if self.crew.gpu else "cpu"
 
     @property
     def repeats(self) -> bool:
