@@ -25,7 +25,7 @@ def main() -> None:
     """Summarise, and keep the verdicts under the digest of all that they stand on."""
     stacks = [json.loads(path.read_text(encoding="utf-8")) for path in options.stacks]
     keep(options.history, options.verdicts, stacks, read_lock(options.lock) if options.lock else {})
-    report(options.verdicts, options.summary, known=options.known)
+    report(options.verdicts, options.summary, known=options.known, stacks=stacks)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 
 from traceproof.bumps.diff import Diff, diff
 from traceproof.bumps.history import Kept, find, keep
+from traceproof.cli.diff import _lines
 from traceproof.errors import TraceproofError
 from traceproof.sources.model import Pin
 
@@ -23,9 +24,12 @@ def row(verdict: str = "pass", *, margin: float | None = 0.5, **changes: object)
     return {**base, "verdict": verdict, "reason": reason, "gate": {"margin": margin}, **changes}
 
 
+def state(digest: str, rows: Sequence[Mapping[str, Any]], version: str = "0.5.0") -> Kept:
+    return Kept(digest, tuple(rows), {"stacks": {"fla": {"fla-core": version}}})
+
+
 def compared(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> Diff:
-    about: dict[str, Any] = {"stacks": {}}
-    return diff(Kept("1", tuple(before), about), Kept("2", tuple(after), about))
+    return diff(state("1", before), state("2", after))
 
 
 SKIP: dict[str, Any] = {"output": "*", "reason": "api_absent", "message": "module has no x"}
@@ -59,6 +63,25 @@ def test_apis_that_go_and_come_are_named() -> None:
     gone = compared([row()], [row("skip", **SKIP)])
     assert gone.vanished_apis == ["fla: module has no x"]
     assert compared([row("skip", **SKIP)], [row()]).new_apis == ["fla: module has no x"]
+
+
+def test_a_verdict_that_changed_with_its_package_names_both_versions() -> None:
+    was, now = row("fail", margin=None), row(margin=None)
+    fixed = diff(state("1", [was], "0.5.0"), state("2", [now], "0.6.0"))
+    broken = diff(state("1", [now], "0.5.0"), state("2", [was], "0.6.0"))
+    assert fixed.as_json()["passing"][0]["between"] == "fixed between fla-core 0.5.0 and 0.6.0"
+    assert broken.as_json()["failing"][0]["between"] == "broken between fla-core 0.5.0 and 0.6.0"
+    assert _lines(state("1", []), state("2", []), fixed, limit=1)[5] == (
+        "  a small-0 fla o: fail (x) -> pass; fixed between fla-core 0.5.0 and 0.6.0"
+    )
+
+
+def test_no_version_is_named_where_none_changed_or_the_row_was_not_there() -> None:
+    assert not compared([row("fail")], [row()]).as_json()["passing"][0]["between"]
+    appeared = diff(state("1", [], "0.5.0"), state("2", [row("fail")], "0.6.0"))
+    assert not appeared.as_json()["failing"][0]["between"]
+    of_torch = diff(state("1", [row(actor="reference")]), state("2", [row("fail", actor="reference")], "0.6.0"))
+    assert not of_torch.as_json()["failing"][0]["between"]
 
 
 def verdicts(folder: Path, *rows: Mapping[str, Any]) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from traceproof.errors import TraceproofError
 from traceproof.known import Known, read_known
 from traceproof.stages.report import failed, report, summarise, table
 
+ROOT = Path(__file__).resolve().parent.parent
 WHY = "the reference's fault: see docs/findings.md, evidence there"
 
 
@@ -97,6 +99,73 @@ def test_a_finding_with_a_digest_means_that_definition_alone() -> None:
     assert not failed(summarise([row(**other)], entry))
     assert not failed(summarise([row(verdict="fail", reason="nan", **same)], entry))
     assert failed(summarise([row(verdict="fail", reason="nan", **other)], entry))
+
+
+def flashinfer(version: str) -> list[dict[str, Any]]:
+    return [{"stack": "flashinfer", "versions": {"flashinfer-python": version, "torch": "2.14.1"}}]
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict", "kind"),
+    [
+        ("0.6.13", "fail", "known"),
+        ("0.6.13", "pass", "unexpected"),
+        ("0.7.2.post1", "fail", "new"),
+        ("0.7.2.post1", "pass", None),
+        ("0+g1234567890ab", "fail", "known"),  # a checkout has no released version
+        ("0+g1234567890ab", "pass", None),
+    ],
+)
+def test_a_finding_is_expected_of_the_versions_that_it_names(version: str, verdict: str, kind: str | None) -> None:
+    entry = known(actor="flashinfer", versions="flashinfer-python<0.7")
+    one = row(actor="flashinfer", verdict=verdict, reason=None if verdict == "pass" else "nan")
+    summary = summarise([one], entry, flashinfer(version))
+    assert {name: len(found) for name, found in summary["findings"].items() if found} == (
+        {kind: 1} if kind else {}
+    )
+    assert failed(summary) == (kind in {"new", "unexpected"})
+
+
+def test_versions_of_this_run_count_where_a_row_is_an_earlier_one_s() -> None:
+    entry = known(actor="flashinfer", versions=["flashinfer-python>=0.7", "torch<3"])
+    kept = row(actor="flashinfer", verdict="fail", reason="nan", versions={"flashinfer-python": "0.6.13"})
+    assert not failed(summarise([kept], entry, flashinfer("0.7.2.post1")))
+    assert failed(summarise([kept | {"versions": {"torch": "2", "flashinfer-python": "0.6.13"}}], entry))
+
+
+def test_a_package_that_the_actor_s_stack_lacks_is_an_error() -> None:
+    entry = known(actor="flashinfer", versions="fla-core<1")
+    with pytest.raises(TraceproofError, match="fla-core<1: that environment holds no fla-core, but flashinfer-py"):
+        summarise([row(actor="flashinfer", verdict="fail", reason="nan")], entry, flashinfer("0.6.13"))
+    summarise([row(actor="flashinfer", verdict="skip", reason="no_cuda")], entry, flashinfer("0.6.13"))
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        ("flashinfer-python<<0.7", "is no specifier"),
+        ("flashinfer-python", "must be a package and versions of it"),
+        ("flashinfer<0.7", "names an unknown package; did you mean 'flashinfer-python'? known: "),
+        ("[]", "is neither a specifier nor a list of some"),
+    ],
+)
+def test_a_bad_specifier_says_what_is_wrong_with_it(tmp_path: Path, versions: str, said: str) -> None:
+    path = tmp_path / "known.yaml"
+    entry = (
+        "definitions: [a], cases: [b], outputs: [c], verdict: fail, reason: nan, why: evidence stands elsewhere"
+    )
+    path.write_text(f"findings:\n- {{{entry}, versions: {versions}}}\n", encoding="utf-8")
+    with pytest.raises(TraceproofError, match=re.escape(said)) as caught:
+        read_known(path)
+    assert "findings.0.versions" in str(caught.value)
+
+
+def test_the_shipped_list_serves_flashinfer_before_and_after_its_mask_was_mended() -> None:
+    listed = read_known(ROOT / "known.yaml")
+    for entry in (entry for entry in listed.findings if entry.actor == "flashinfer"):
+        mended = entry.why.startswith("G1")
+        found = [entry.stands({"flashinfer-python": version}) for version in ("0.6.13", "0.7.2.post1")]
+        assert found == [True, not mended], entry.why
 
 
 def test_nothing_compared_is_a_failure(tmp_path: Path) -> None:

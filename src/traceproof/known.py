@@ -3,7 +3,10 @@
 An entry names definitions, cases, outputs and an actor, and the verdict and reason code that are expected there.
 A fault of a reference is one of its text: there a definition's digest stands beside its name, and another
 definition of that name (extracted, or in another dataset) is not meant.
-Whatever it names and was run must come out exactly so: a pass where a finding is listed fails the run too.
+A fault of a package is one of its versions: `versions: flashinfer-python<0.7` says of which.
+Of others the entry says nothing: what fails there is news, what passes is fine.
+Whatever it names and was run must come out exactly so: a pass where a finding is listed fails the run too. Of a
+checkout, which has no released version, either is accepted.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from traceproof.errors import TraceproofError
+from traceproof.versions import Window, windows
 
 Names = Annotated[list[str], Field(min_length=1)]
 Digests = Annotated[dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]], Field(min_length=1)]
@@ -29,6 +33,7 @@ class Entry(BaseModel):
         definitions: exact names, or names with the digests of what is meant.
         cases, outputs: exact names; `outputs` may hold `*`, the row about a case as a whole.
         actor: whose verdict it is.
+        versions: package versions that it is true for, as `package<version`, one or a list; none: for all.
         verdict, reason: what is expected.
         why: whose fault it is and where the evidence stands.
     """
@@ -38,6 +43,7 @@ class Entry(BaseModel):
     cases: Names
     outputs: Names
     actor: str = "reference"
+    versions: Annotated[tuple[Window, ...], PlainValidator(windows)] = ()
     verdict: Literal["fail", "error"]
     reason: str
     why: Annotated[str, Field(min_length=20)]
@@ -57,6 +63,19 @@ class Entry(BaseModel):
             and row["output"] in self.outputs
         )
 
+    def stands(self, versions: Mapping[str, str]) -> bool | None:
+        """Whether it is true for these versions, by package; None: not known, since one is a checkout's.
+
+        Raises:
+            TraceproofError: one of its packages is not among them.
+        """
+        try:
+            found = [window.holds(versions) for window in self.versions]
+        except TraceproofError as error:
+            todo = "Name a package of the stack that the entry's actor runs in."
+            raise TraceproofError(f"known.yaml, {self.why!r}: {error.what}", todo=todo) from error
+        return False if False in found else None if None in found else True
+
     def expects(self, row: Mapping[str, Any]) -> bool:
         """Whether the row came out as the entry says."""
         return bool(row["verdict"] == self.verdict and row["reason"] == self.reason)
@@ -68,9 +87,15 @@ class Known(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     findings: list[Entry] = []
 
-    def entry(self, row: Mapping[str, Any]) -> Entry | None:
-        """The first entry that speaks of a row."""
-        return next((entry for entry in self.findings if entry.names(row)), None)
+    def entry(self, row: Mapping[str, Any], versions: Mapping[str, str]) -> Entry | None:
+        """The first entry that speaks of a row, in an environment of these package versions.
+
+        Raises:
+            TraceproofError: such an entry limits versions of a package that is not among them.
+        """
+        return next(
+            (entry for entry in self.findings if entry.names(row) and entry.stands(versions) is not False), None
+        )
 
 
 def read_known(path: Path | None) -> Known:
@@ -85,7 +110,10 @@ def read_known(path: Path | None) -> Known:
         value = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
         return Known.model_validate(value or {})
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()]
+        problems = [
+            f"{'.'.join(map(str, found['loc']))}: {found['msg'].removeprefix('Value error, ')}"
+            for found in error.errors()
+        ]
         raise TraceproofError(f"{path} cannot be used", problems=problems) from error
     except (OSError, YAMLError, UnicodeDecodeError) as error:
         todo = "Give the path of a readable YAML file as `known` in config.yaml, or null."

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from traceproof.actors.registry import ACTORS, PAIR
 from traceproof.bumps.history import Kept
 from traceproof.reasons import Skip, Verdict
+from traceproof.sources.model import ORIGINS
 
 BAD = frozenset({Verdict.FAIL, Verdict.ERROR})
 MOVED = 2.0  # factor; kernels that add in another order differ by some tenths without anything being wrong
@@ -18,9 +20,49 @@ Key = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Diff:
-    """Rows by what became of them; each is (before, after), either may be None where there was none."""
+class Bump:
+    """A change of version between two states, of the package that an actor's answers come from."""
 
+    package: str
+    before: str
+    after: str
+
+    def said(self, was: Row | None, row: Row | None) -> str:
+        """`fixed between flashinfer-python 0.6.13 and 0.7.2` or `broken ...`; empty if the row is neither."""
+        if was is None or row is None:
+            return ""
+        passed, passes = was["verdict"] == Verdict.PASS, row["verdict"] == Verdict.PASS
+        if passes and was["verdict"] in BAD:
+            how = "fixed"
+        elif passed and row["verdict"] in BAD:
+            how = "broken"
+        else:
+            return ""
+        return f"{how} between {self.package} {self.before} and {self.after}"
+
+
+def bumps_of(before: Kept, after: Kept, row: Row) -> list[Bump]:
+    """Which of the packages that a row's actors stand for have another version in `after` than in `before`."""
+    found = []
+    for actor in str(row["actor"]).split(PAIR):
+        stack = ACTORS[actor].stack if actor in ACTORS else actor
+        package = ORIGINS[stack].package if stack in ORIGINS else stack
+        one, other = (kept.about["stacks"].get(stack, {}).get(package) for kept in (before, after))
+        if one is not None and other is not None and one != other:
+            found.append(Bump(package, one, other))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """Rows by what became of them; each is (before, after), either may be None where there was none.
+
+    Attributes:
+        before, after: the states.
+    """
+
+    before: Kept
+    after: Kept
     failing: list[tuple[Row | None, Row]] = field(default_factory=list)
     passing: list[tuple[Row, Row]] = field(default_factory=list)
     skipped: list[tuple[Row, Row]] = field(default_factory=list)
@@ -34,10 +76,18 @@ class Diff:
         """Whether something fails, is skipped or is gone that was not before."""
         return bool(self.failing or self.skipped or self.vanished_apis or self.vanished_rows)
 
+    def between(self, was: Row | None, row: Row | None) -> str:
+        """Between which versions a row was fixed or broken; empty where the version or the verdict stayed."""
+        said = (bump.said(was, row) for bump in bumps_of(self.before, self.after, row or was or {"actor": ""}))
+        return ", ".join(filter(None, said))
+
     def as_json(self) -> dict[str, Any]:
         """All of it, as JSON."""
         pairs = ("failing", "passing", "skipped", "moved", "vanished_rows")
-        found = {name: [{"before": a, "after": b} for a, b in getattr(self, name)] for name in pairs}
+        found = {
+            name: [{"before": a, "after": b, "between": self.between(a, b)} for a, b in getattr(self, name)]
+            for name in pairs
+        }
         return {"worse": self.worse, **found, "new_apis": self.new_apis, "vanished_apis": self.vanished_apis}
 
 
@@ -47,7 +97,7 @@ def diff(before: Kept, after: Kept) -> Diff:
     A definition that only one of them ran is left out, unless it passed before: then it has vanished.
     """
     old, new = _by_key(before.rows), _by_key(after.rows)
-    found = Diff()
+    found = Diff(before, after)
     for key, row in new.items():
         was = _before(old, key)
         if row["verdict"] in BAD and (was is None or was["verdict"] not in BAD):

@@ -57,7 +57,7 @@ def _lines(old: Kept, new: Kept, found: Diff, *, limit: int) -> list[str]:
     for kind, title in TITLES.items():
         pairs: Sequence[tuple[Any, Any]] = getattr(found, kind)
         lines.append(f"{len(pairs)} {title}")
-        lines += [f"  {_pair(a, b)}" for a, b in pairs[:limit]]
+        lines += [f"  {_pair(found, a, b)}" for a, b in pairs[:limit]]
         if len(pairs) > limit:
             lines.append(f"  ... and {len(pairs) - limit} more")
     lines += [f"API gone: {name}" for name in found.vanished_apis]
@@ -73,10 +73,12 @@ def _versions(old: Kept, new: Kept) -> list[str]:
     return lines
 
 
-def _pair(was: Mapping[str, Any] | None, row: Mapping[str, Any] | None) -> str:
+def _pair(found: Diff, was: Mapping[str, Any] | None, row: Mapping[str, Any] | None) -> str:
     one = row or was or {}
+    between = found.between(was, row)
     parts = [f"{side['verdict']}{_detail(side)}" if side else "absent" for side in (was, row)]
-    return f"{one['definition']} {one.get('case')} {one['actor']} {one['output']}: {parts[0]} -> {parts[1]}"
+    text = f"{one['definition']} {one.get('case')} {one['actor']} {one['output']}: {parts[0]} -> {parts[1]}"
+    return f"{text}; {between}" if between else text
 
 
 def _detail(row: Mapping[str, Any]) -> str:
@@ -94,6 +96,6 @@ def _page(old: Kept, new: Kept, found: Diff) -> list[str]:
     ]
     for kind, title in TITLES.items():
         pairs = getattr(found, kind)
-        lines += ["", f"## {len(pairs)} {title}", "", *(f"- {_pair(a, b)}" for a, b in pairs)]
+        lines += ["", f"## {len(pairs)} {title}", "", *(f"- {_pair(found, a, b)}" for a, b in pairs)]
     lines += ["", "## APIs", "", *(f"- gone: {name}" for name in found.vanished_apis)]
     return lines + [f"- new: {name}" for name in found.new_apis]

@@ -12,8 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from traceproof.actors.registry import ACTORS, PAIR
 from traceproof.known import Known, read_known
 from traceproof.reasons import Skip, Verdict
+from traceproof.stages import proof
 from traceproof.store import write_json
 
 WIDTH = 118
@@ -22,13 +24,15 @@ BAD = frozenset({Verdict.FAIL, Verdict.ERROR})
 FINDING_KEYS = ("definition", "op_type", "case", "actor", "output", "verdict", "reason", "message", "repeat")
 
 
-def report(verdicts: Sequence[Path], summary: Path, *, known: Path | None) -> dict[str, Any]:
-    """Write summary.json out of the op_types' verdict files, and give it back.
+def report(
+    verdicts: Sequence[Path], summary: Path, *, known: Path | None, stacks: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """Write summary.json out of the op_types' verdict files and the stacks' records, and give it back.
 
     Raises:
         TraceproofError: known.yaml can not be used, or the disk is full.
     """
-    value = summarise(_rows(verdicts), read_known(known))
+    value = summarise(_rows(verdicts), read_known(known), stacks)
     write_json(summary, value)
     return value
 
@@ -40,14 +44,22 @@ def _rows(verdicts: Iterable[Path]) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def summarise(rows: Iterable[Mapping[str, Any]], known: Known) -> dict[str, Any]:
-    """Counts by op_type and actor; findings that are new; known ones; known ones that came out otherwise."""
+def summarise(
+    rows: Iterable[Mapping[str, Any]], known: Known, stacks: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """Counts by op_type and actor; findings that are new; known ones; known ones that came out otherwise.
+
+    Raises:
+        TraceproofError: known.yaml limits versions of a package that an actor's stack does not hold.
+    """
+    versions = {str(record["stack"]): record["versions"] for record in stacks}
+    collector = proof.Collector()
     groups: dict[tuple[str, str], Counter[str]] = {}
     skips: dict[tuple[str, str], Counter[str]] = {}
     members: dict[tuple[str, str], dict[str, set[str]]] = {}
     definitions: dict[str, Counter[str]] = {}
     findings: dict[str, list[dict[str, Any]]] = {"new": [], "known": [], "unexpected": []}
-    for row in rows:
+    for row in collector.watch(rows):
         group = (row["op_type"], row["actor"])
         verdict = str(row["verdict"])
         groups.setdefault(group, Counter())[verdict] += 1
@@ -55,7 +67,7 @@ def summarise(rows: Iterable[Mapping[str, Any]], known: Known) -> dict[str, Any]
         members.setdefault(group, {}).setdefault(row["definition"], set()).add(str(row["case"]))
         if verdict == Verdict.SKIP:
             skips.setdefault(group, Counter())[str(row["reason"])] += 1
-        kind = _kind(row, known)
+        kind = _kind(row, known, versions)
         if kind is not None:
             findings[kind].append({key: row.get(key) for key in FINDING_KEYS})
             groups[group][kind] += 1
@@ -75,18 +87,29 @@ def summarise(rows: Iterable[Mapping[str, Any]], known: Known) -> dict[str, Any]
             for op_type, actor in sorted(groups)
         ],
         "findings": findings,
+        "proof": collector.proof(stacks).model_dump(mode="json"),
     }
 
 
-def _kind(row: Mapping[str, Any], known: Known) -> str | None:
+def _kind(row: Mapping[str, Any], known: Known, stacks: Mapping[str, Mapping[str, str]]) -> str | None:
     """`new` finding, `known` one, `unexpected` outcome where another was known, or None: all is well."""
-    entry = known.entry(row)
-    bad = row["verdict"] in BAD
-    if entry is None:
-        return "new" if bad else None
     if row["verdict"] == Verdict.SKIP:  # a machine without the GPU that showed it says nothing against it
         return None
-    return "known" if entry.expects(row) else "unexpected"
+    versions = _versions(row, stacks)
+    entry = known.entry(row, versions)
+    if entry is not None and entry.expects(row):
+        return "known"
+    if entry is not None and entry.stands(versions):
+        return "unexpected"
+    return "new" if row["verdict"] in BAD else None
+
+
+def _versions(row: Mapping[str, Any], stacks: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Package versions that a row's actors ran with: those of this run, since a row may be an earlier one's."""
+    found = dict(row.get("versions") or {})
+    for actor in str(row["actor"]).split(PAIR):
+        found |= stacks.get(ACTORS[actor].stack, {})
+    return found
 
 
 def _overall(counts: Mapping[str, int]) -> str:
@@ -129,7 +152,8 @@ def table(summary: Mapping[str, Any]) -> str:
         ]
         grid.add_row(*cells)
     console.print(grid)
-    for text in _closing(summary):
+    ending = proof.sentences(proof.Proof.model_validate(summary["proof"]), verified=summary["verified"])
+    for text in (*_closing(summary), *ending):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     return out.getvalue()
 

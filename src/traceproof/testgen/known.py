@@ -9,6 +9,7 @@ from typing import Any
 
 from traceproof.dataset.definition import Definition
 from traceproof.known import read_known
+from traceproof.versions import said
 
 BAD = frozenset({"fail", "error"})
 
@@ -31,7 +32,10 @@ class Divergences:
         self._known = read_known(known).findings if known is not None and known.is_file() else []
 
     def of(self, definition: Definition) -> tuple[str, ...]:
-        """One line a case that diverges, sorted; verdicts over another version of the definition do not count."""
+        """One line per case that diverges, sorted; verdicts over another version of the definition do not count.
+
+        Which packages the tests will meet is not known here, so a finding's versions are named.
+        """
         found = {
             row["case"]: row["reason"]
             for row in self._rows.get(definition.name, ())
@@ -39,7 +43,7 @@ class Divergences:
         }
         for entry in self._known:
             if entry.means(definition.name, definition.digest) and entry.actor == "reference":
-                found.update(dict.fromkeys(entry.cases, entry.reason))
+                found.update(dict.fromkeys(entry.cases, f"{entry.reason}{said(entry.versions)}"))
         return tuple(f"case {case}: {reason}" for case, reason in sorted(found.items()))
 
 

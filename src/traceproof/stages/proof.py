@@ -1,0 +1,170 @@
+"""What a run proved on its machine: how many definitions met a ground truth, and why the others did not.
+
+A definition meets a ground truth where both have comparable outputs of the same case. Every reference is judged by
+the float64 oracle besides; a definition without a ground truth was judged by that alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from traceproof.actors.registry import ACTORS, TRUTHS
+from traceproof.reasons import Skip, Verdict
+from traceproof.sources.model import ORIGINS
+
+REFERENCE = "reference"
+COMPARED = frozenset({Verdict.PASS, Verdict.FAIL})
+NO_TRUTH, ERROR, UNREADABLE = "no_truth", "error", "unreadable"
+# Why a definition met no ground truth, in words; of several reasons the first one in this order is told.
+WHY: Mapping[str, str] = MappingProxyType(
+    {
+        UNREADABLE: "the definition cannot be read",
+        ERROR: "ended in an error",
+        Skip.DOES_NOT_FIT: "larger than limits.memory_gb",
+        Skip.BLOB_MISSING: "files of its workloads are missing",
+        Skip.NEEDS_SM: "needs a GPU of another compute capability",
+        Skip.NO_CUDA: "needs a GPU",
+        Skip.API_ABSENT: "the installed version lacks the function",
+        Skip.PACKAGE_ABSENT: "the package is not installed",
+        Skip.DTYPE_UNSUPPORTED: "its dtype is not supported",
+        Skip.NO_ORACLE: "no oracle is known for it",
+        Skip.NO_ADAPTER: "no ground truth is known for it",
+        NO_TRUTH: "no ground truth is known for it",
+    }
+)
+LABELS: Mapping[str, str] = MappingProxyType(
+    {"flashinfer": "FlashInfer", "sglang": "SGLang", "fla": "FLA", "torch": "PyTorch"}
+)
+NAMED = 2  # definitions of an op_type that are named one by one; more are counted
+
+
+class Unmet(BaseModel):
+    """A definition that met no ground truth.
+
+    Attributes:
+        reason: a key of WHY.
+        judged: whether the oracle judged its reference.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    definition: str
+    op_type: str
+    reason: str
+    judged: bool
+
+
+class Proof(BaseModel):
+    """What one run proved.
+
+    Attributes:
+        device, capability: the GPU and its compute capability; None without one.
+        truths: versions of the ground truths that were compared, by actor.
+        op_types: definitions by op_type.
+        met: how many definitions met a ground truth.
+        unmet: the others.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    device: str | None
+    capability: str | None
+    truths: dict[str, str | None]
+    op_types: dict[str, int]
+    met: int
+    unmet: list[Unmet]
+
+
+class Collector:
+    """Notes of verdict rows what a proof is made of."""
+
+    def __init__(self) -> None:
+        self._op_types: dict[str, str] = {}
+        self._cases: dict[tuple[str, str], set[str]] = defaultdict(set)  # of what was compared
+        self._reasons: dict[str, set[str]] = defaultdict(set)
+
+    def watch(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """The rows, each noted as it passes."""
+        for row in rows:
+            self._note(row)
+            yield row
+
+    def _note(self, row: Mapping[str, Any]) -> None:
+        name, actor, verdict = str(row["definition"]), str(row["actor"]), row["verdict"]
+        self._op_types[name] = str(row["op_type"])
+        if verdict in COMPARED:
+            self._cases[name, actor].add(str(row["case"]))
+        elif row["case"] is None:
+            self._reasons[name].add(UNREADABLE)
+        elif actor in TRUTHS or verdict == Verdict.ERROR:
+            self._reasons[name].add(str(row["reason"]) if verdict == Verdict.SKIP else ERROR)
+
+    def proof(self, stacks: Iterable[Mapping[str, Any]]) -> Proof:
+        """What the rows show; `stacks` are the records of the stacks that they come from."""
+        records = {str(record["stack"]): record for record in stacks}
+        gpu = next((one for one in records.values() if one.get("device_type") == "cuda"), {})
+        compared = {actor for (_, actor), cases in self._cases.items() if cases}
+        unmet = [one for one in map(self._unmet, sorted(self._op_types)) if one is not None]
+        return Proof(
+            device=gpu.get("device"),
+            capability=gpu.get("capability"),
+            truths={actor: _version(actor, records) for actor in TRUTHS if actor in compared},
+            op_types=dict(sorted(Counter(self._op_types.values()).items())),
+            met=len(self._op_types) - len(unmet),
+            unmet=unmet,
+        )
+
+    def _unmet(self, name: str) -> Unmet | None:
+        judged = self._cases.get((name, REFERENCE), set())
+        if any(judged & self._cases.get((name, actor), set()) for actor in TRUTHS):
+            return None
+        reasons = self._reasons.get(name, set())
+        reason = next((one for one in WHY if one in reasons), NO_TRUTH)
+        return Unmet(definition=name, op_type=self._op_types[name], reason=reason, judged=bool(judged))
+
+
+def _version(actor: str, records: Mapping[str, Mapping[str, Any]]) -> str | None:
+    stack = ACTORS[actor].stack
+    package = ORIGINS[stack].package if stack in ORIGINS else stack
+    version = records.get(stack, {}).get("versions", {}).get(package)
+    return None if version is None else str(version)
+
+
+def sentences(proof: Proof, *, verified: bool) -> Iterator[str]:
+    """What a run ends with: on what and against what it compared, and what could not be reached."""
+    total = proof.met + len(proof.unmet)
+    if not total:
+        return
+    truths = ", ".join(
+        f"{LABELS.get(actor, actor)} {version or ''}".strip() for actor, version in proof.truths.items()
+    )
+    alone = sum(one.judged for one in proof.unmet)
+    counts = [f"{proof.met} of {total} definitions against a ground truth"]
+    if alone:
+        counts.append(f"{alone} against the float64 oracle alone")
+    if len(proof.unmet) > alone:
+        counts.append(f"{len(proof.unmet) - alone} not at all")
+    where = "without a GPU" if proof.capability is None else f"on SM {proof.capability} ({proof.device})"
+    start = f"{'Proved' if verified else 'Compared'} {where}{f' with {truths}' if truths else ''}"
+    yield f"{start}: {', '.join(counts)}."
+    if proof.unmet:
+        yield f"Without a ground truth here: {'; '.join(_unreached(proof))}."
+
+
+def _unreached(proof: Proof) -> Iterator[str]:
+    """By reason, which op_types, or which definitions where it is not the whole op_type."""
+    by_words: dict[str, dict[str, list[str]]] = {}
+    for one in sorted(proof.unmet, key=lambda one: list(WHY).index(one.reason)):
+        by_words.setdefault(WHY[one.reason], {}).setdefault(one.op_type, []).append(one.definition)
+    for words, members in by_words.items():
+        yield f"{', '.join(_named(proof, *item) for item in members.items())} ({words})"
+
+
+def _named(proof: Proof, op_type: str, names: list[str]) -> str:
+    total = proof.op_types[op_type]
+    if len(names) == total > NAMED:
+        return f"all {total} of {op_type}"
+    return ", ".join(names) if len(names) <= NAMED else f"{len(names)} of {total} of {op_type}"

@@ -1,0 +1,99 @@
+"""What a run says at its end: on what it compared, against which ground truths, and what it could not reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from traceproof.known import Known
+from traceproof.reasons import Skip
+from traceproof.stages import proof
+from traceproof.stages.report import summarise, table
+
+GPU = {"device_type": "cuda", "device": "NVIDIA H200", "capability": "9.0"}
+STACKS: Sequence[Mapping[str, Any]] = (
+    {"stack": "torch", "versions": {"torch": "2.14.1"}, **GPU},
+    {"stack": "flashinfer", "versions": {"flashinfer-python": "0.7.2.post1", "torch": "2.14.1"}, **GPU},
+)
+
+
+def row(definition: str, actor: str, verdict: str = "pass", *, reason: str | None = None) -> dict[str, Any]:
+    return {
+        "definition": definition,
+        "op_type": definition.partition("_")[0],
+        "case": "small-0",
+        "actor": actor,
+        "output": "output",
+        "verdict": verdict,
+        "reason": reason,
+        "message": "",
+        "repeat": "",
+    }
+
+
+def ending(*rows: dict[str, Any], stacks: Sequence[Mapping[str, Any]] = STACKS) -> list[str]:
+    lines = table(summarise(rows, Known(), stacks)).splitlines()
+    start = next(number for number, line in enumerate(lines) if "VERIFIED" in line)
+    return lines[start + 1 :]
+
+
+def test_a_gpu_and_the_ground_truths_are_named_with_their_versions() -> None:
+    rows = [row("gqa_a", actor) for actor in ("reference", "flashinfer")]
+    assert ending(*rows) == [
+        "Proved on SM 9.0 (NVIDIA H200) with FlashInfer 0.7.2.post1: 1 of 1 definitions against a ground truth."
+    ]
+
+
+def test_what_had_no_ground_truth_here_is_named_with_the_reason() -> None:
+    rows = [row("norm_a", "reference"), row("norm_a", "torch")]
+    for name in ("gdn_a", "gdn_b", "gdn_c"):
+        rows += [row(name, "reference"), row(name, "flashinfer", "skip", reason=Skip.NO_CUDA)]
+    rows += [row("moe_a", actor, "skip", reason=Skip.DOES_NOT_FIT) for actor in ("reference", "flashinfer")]
+    stacks = [{"stack": "torch", "versions": {"torch": "2"}, "device_type": "cpu", "capability": None}]
+    proved, unreached = ending(*rows, stacks=stacks)
+    start, _, counts = proved.partition(": ")
+    assert start == "Proved without a GPU with PyTorch 2"
+    assert counts == (
+        "1 of 5 definitions against a ground truth, 3 against the float64 oracle alone, 1 not at all."
+    )
+    assert unreached == (
+        "Without a ground truth here: moe_a (larger than limits.memory_gb); all 3 of gdn (needs a GPU)."
+    )
+
+
+def test_a_run_with_findings_has_proved_nothing() -> None:
+    (line,) = ending(row("gqa_a", "reference", "fail", reason="nan"), row("gqa_a", "flashinfer"))
+    assert line.startswith("Compared on SM 9.0")
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([row("a_a", "reference"), row("a_a", "fla", "error", reason="timeout")], proof.ERROR),
+        ([row("a_a", "reference", "error", reason="crash"), row("a_a", "fla")], proof.ERROR),
+        ([row("a_a", "reference")], proof.NO_TRUTH),
+        ([row("a_a", "reference") | {"case": None, "verdict": "error"}], proof.UNREADABLE),
+        (
+            [
+                row("a_a", "reference"),
+                row("a_a", "fla", "skip", reason=Skip.NO_ADAPTER),
+                row("a_a", "flashinfer", "skip", reason=Skip.NEEDS_SM),
+            ],
+            Skip.NEEDS_SM,
+        ),
+    ],
+)
+def test_the_reason_that_is_told_is_the_one_nearest_to_a_verdict(rows: list[dict[str, Any]], reason: str) -> None:
+    (unmet,) = summarise(rows, Known(), STACKS)["proof"]["unmet"]
+    assert unmet["reason"] == reason
+
+
+def test_a_reference_and_a_ground_truth_have_to_meet_in_one_case() -> None:
+    rows = [row("a_a", "reference"), row("a_a", "fla") | {"case": "small-1"}]
+    assert summarise(rows, Known(), STACKS)["proof"]["met"] == 0
+
+
+def test_every_reason_to_skip_has_words() -> None:
+    assert set(Skip) <= proof.WHY.keys()
