@@ -200,9 +200,10 @@ def test_the_table_names_file_field_evidence_and_what_to_do(tmp_path: Path) -> N
 def test_markup_and_control_characters_of_a_dataset_do_not_steer_the_terminal(tmp_path: Path) -> None:
     sample = Sample()
     sample.moe["tags"].append("[bold]:[/x]")
-    sample.moe["tags"].append("\x1b[31m:red")
+    root = sample.write(tmp_path)
+    (root / "definitions" / "moe" / "\x1b[31mred.json").write_text("{")
     out = io.StringIO()
-    print_report(lint(sample.write(tmp_path)), Console(file=out, width=250))
+    print_report(lint(root), Console(file=out, width=250))
     assert "'[bold]:[/x]'" in out.getvalue()
     assert "\x1b" not in out.getvalue()
 

@@ -10,6 +10,7 @@ from lint_planted import PLANTED, Plant
 from lint_planted_code import add_residual
 from lint_samples import Sample
 
+from traceproof.dataset.definition import LARGEST
 from traceproof.lint import lint
 from traceproof.lint.run import all_rules
 
@@ -76,12 +77,12 @@ def test_a_deep_expression_does_not_end_the_run(tmp_path: Path, flashinfer: Path
 
 
 @pytest.mark.parametrize(
-    "constraint", ["1 // 0 > 2", "1e308 * 10 > total_q / 0", "10.0 * huge > 1", "q.shape[9] > 1"]
+    "constraint", ["1 // 0 > 2", "1e308 * 10 > total_q / 0", "10.0 ** huge > 1", "q.shape[9] > 1"]
 )
 def test_an_expression_without_a_value_is_no_finding(tmp_path: Path, flashinfer: Path, constraint: str) -> None:
     sample = Sample()
-    sample.attention["axes"]["huge"] = {"type": "const", "value": 10**4000}
+    sample.attention["axes"]["huge"] = {"type": "const", "value": LARGEST}
     sample.attention["constraints"] += [constraint, "huge * total_q > 1"]
-    sample.attention["name"] += "_v" + "9" * 5000 + "_h\u00b2"
+    sample.attention["name"] += "_v" + "9" * 50
     findings = lint(sample.write(tmp_path), flashinfer=flashinfer).findings
     assert {finding.code for finding in findings} == {"TP103", "TP501"}, "only the file's name is wrong"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from traceproof.text import printable, redacted
+
 
 class TraceproofError(Exception):
     """Bad use or bad input: says what, where, and what to do. Commands exit with 2 on it.
@@ -25,4 +27,4 @@ class TraceproofError(Exception):
         lines += [f"  - {problem}" for problem in self.problems]
         if self.todo:
             lines.append(self.todo)
-        return "\n".join(lines)
+        return "\n".join(printable(redacted(line)) for line in lines)

@@ -17,9 +17,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from traceproof.digests import digest_json
+from traceproof.names import Identifier, Name, OpType, Plain
 
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
+LARGEST = 1 << 40  # of an axis: a tensor of so many elements fits nowhere
+MOST = 256  # axes, inputs, outputs, tags or constraints of one definition
+MOST_DIMENSIONS = 64  # PyTorch's operators take no more
 
 
 class DType(StrEnum):
@@ -65,7 +69,7 @@ class ConstAxis(BaseModel):
 
     model_config = STRICT
     type: Literal["const"]
-    value: Annotated[int, Field(ge=0)]
+    value: Annotated[int, Field(ge=0, le=LARGEST)]
     description: str | None = None
 
 
@@ -74,7 +78,7 @@ class VarAxis(BaseModel):
 
     model_config = STRICT
     type: Literal["var"]
-    parent: NonEmpty | None = None
+    parent: Identifier | None = None
     description: str | None = None
 
 
@@ -85,7 +89,7 @@ class TensorSpec(BaseModel):
     """Shape (axis names; empty: 0-d tensor; null: Python scalar), dtype, and whether None may be passed."""
 
     model_config = STRICT
-    shape: Annotated[tuple[NonEmpty, ...] | None, Field(strict=False)]
+    shape: Annotated[tuple[Identifier, ...] | None, Field(strict=False, max_length=MOST_DIMENSIONS)]
     dtype: Annotated[DType, Field(strict=False)]
     description: str | None = None
     optional: bool = False
@@ -95,14 +99,14 @@ class Definition(BaseModel):
     """A kernel: its axes, its inputs in call order, its outputs in return order, and a reference."""
 
     model_config = STRICT
-    name: NonEmpty
-    op_type: NonEmpty
+    name: Name
+    op_type: OpType
     description: str | None = None
-    tags: Annotated[tuple[NonEmpty, ...], Field(strict=False)] = ()
-    axes: dict[NonEmpty, Axis]
-    constraints: Annotated[tuple[NonEmpty, ...] | None, Field(strict=False)] = None
-    inputs: dict[NonEmpty, TensorSpec]
-    outputs: dict[NonEmpty, TensorSpec]
+    tags: Annotated[tuple[Plain, ...], Field(strict=False, max_length=MOST)] = ()
+    axes: Annotated[dict[Identifier, Axis], Field(max_length=MOST)]
+    constraints: Annotated[tuple[NonEmpty, ...] | None, Field(strict=False, max_length=MOST)] = None
+    inputs: Annotated[dict[Identifier, TensorSpec], Field(max_length=MOST)]
+    outputs: Annotated[dict[Identifier, TensorSpec], Field(max_length=MOST)]
     reference: NonEmpty
 
     @model_validator(mode="after")

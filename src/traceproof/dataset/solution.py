@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from traceproof.dataset.definition import NonEmpty
 from traceproof.dataset.workload import Record
+from traceproof.names import Name
 
 
 class Language(StrEnum):
@@ -66,10 +67,10 @@ class Build(Record):
 class Solution(Record):
     """An implementation of the definition named `definition`."""
 
-    name: NonEmpty
-    definition: NonEmpty
+    name: Name
+    definition: Name
     description: str | None = None
-    author: NonEmpty
+    author: Name
     spec: Build
     sources: Annotated[tuple[SourceFile, ...], Field(strict=False, min_length=1)]
 

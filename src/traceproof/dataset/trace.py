@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from traceproof.dataset.definition import NonEmpty
 from traceproof.dataset.workload import Number, Record, Workload
+from traceproof.names import Name
 
 
 def _not_negative(value: Number | str) -> Number | str:
@@ -86,8 +87,8 @@ class Evaluation(Record):
 class Trace(Record):
     """A workload of a definition and, unless it is a workload line, what a solution made of it."""
 
-    definition: NonEmpty
-    solution: NonEmpty | None = None
+    definition: Name
+    solution: Name | None = None
     workload: Workload
     evaluation: Evaluation | None = None
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from traceproof.dataset.definition import STRICT, NonEmpty
+from traceproof.dataset.definition import LARGEST, MOST, STRICT
+from traceproof.names import Identifier, Name, Plain
 
 Number = int | float  # strict: true and "1" are no numbers; 1 and 1.0 stay what they were
 
@@ -42,8 +43,8 @@ class SafetensorsInput(Record):
     """A tensor of a safetensors file; `path` is relative to the dataset's root (or a URI)."""
 
     type: Literal["safetensors"]
-    path: NonEmpty
-    tensor_key: NonEmpty
+    path: Plain
+    tensor_key: Plain
 
 
 InputData = Annotated[RandomInput | ScalarInput | SafetensorsInput, Field(discriminator="type")]
@@ -52,9 +53,9 @@ InputData = Annotated[RandomInput | ScalarInput | SafetensorsInput, Field(discri
 class Workload(Record):
     """Sizes of the var axes and a source for each input."""
 
-    uuid: NonEmpty
-    axes: dict[NonEmpty, Annotated[int, Field(ge=0)]]
-    inputs: dict[NonEmpty, InputData]
+    uuid: Name
+    axes: Annotated[dict[Identifier, Annotated[int, Field(ge=0, le=LARGEST)]], Field(max_length=MOST)]
+    inputs: Annotated[dict[Identifier, InputData], Field(max_length=MOST)]
 
     @property
     def blobs(self) -> tuple[str, ...]:

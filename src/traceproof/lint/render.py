@@ -11,6 +11,7 @@ from rich.text import Text
 
 from traceproof.lint.model import Severity
 from traceproof.lint.run import Report
+from traceproof.text import printable
 
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 
@@ -45,11 +46,6 @@ def print_report(report: Report, console: Console) -> None:
     for reason in report.not_run:
         console.print(Text(reason, style="dim"), soft_wrap=True)
     console.print(Text(closing_line(report)), soft_wrap=True)
-
-
-def printable(text: str) -> str:
-    """`text` with control characters escaped: what a stranger's file says must not steer the terminal."""
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def closing_line(report: Report) -> str:

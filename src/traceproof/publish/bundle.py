@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import Tree, strict_json
 from traceproof.errors import TraceproofError
+from traceproof.names import path_part
 from traceproof.publish.difference import differences
 from traceproof.publish.ledger import Ledger, Standing, tagged
 from traceproof.publish.references import joined_tests
@@ -163,10 +164,10 @@ def assemble(  # noqa: PLR0913 - all that a bundle is made of
         if not standing.verified:
             problems.append(f"{name} is not verified: {standing.reason}")
             continue
-        found = _parts(parts / name, definition)
+        found = _parts(parts / path_part(name), definition)
         said += _notes(name, found)
         pieces.append(_definition_piece(tree.root / tree.definitions[name].path, definitions[name]))
-        pieces += _files(parts / name, definition, found)
+        pieces += _files(parts / path_part(name), definition, found)
         for folder in extra:
             pieces += _files(folder, definition, found)
     if problems:

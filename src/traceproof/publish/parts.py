@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from safetensors.torch import save
 from traceproof.actors.inputs import make_inputs
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_bytes
+from traceproof.names import fresh_folder, path_part
 from traceproof.ops import registry
 from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import SIZES, Case
@@ -66,20 +66,19 @@ def write_parts(cases: Path, ledger: Path, out: Path, *, only: Collection[str], 
     Args:
         cases: the op_type's cases file, as planned.
         ledger: says which definitions are verified, and by which ground truths.
-        out: folder; `<out>/<definition>/` is replaced.
+        out: folder; `<out>/<definition>/` is replaced, if it is one that was written here.
         only: names of the definitions wanted.
         answers: the oracle's, to leave out what no solution can pass in flashinfer-bench; None: not known.
 
     Raises:
-        TraceproofError: the ledger can not be read, or the disk is full.
+        TraceproofError: the ledger can not be read, the disk is full, or something else is in the way.
     """
     kept = Ledger.read(ledger)
     planned = json.loads(cases.read_text(encoding="utf-8"))
     wanted = {name: entry for name, entry in planned["definitions"].items() if name in only}
     for name, entry in wanted.items():
         definition = Definition.model_validate(entry["definition"])
-        folder = out / name
-        shutil.rmtree(folder, ignore_errors=True)
+        folder = fresh_folder(out / path_part(definition.name), within=out)
         standing = kept.standing(definition)
         if not standing.verified:
             continue

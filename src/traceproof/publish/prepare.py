@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 from traceproof.dataset.tree import Tree, read_tree
 from traceproof.errors import TraceproofError
+from traceproof.names import fresh_folder, path_part
 from traceproof.publish.bundle import Base, Bundle, Change, Folder, assemble, resolve
 from traceproof.publish.check import problems
 from traceproof.publish.coverage import Row, coverage
@@ -94,7 +94,7 @@ def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[st
     rows = coverage(tree, ledger)
     made = []
     for slug, title, group in _groups(tree, names, per):
-        tests = source.run / "publish" / "tests" / slug
+        tests = source.run / "publish" / "tests" / path_part(slug)
         own = [name for name in group if name in verified]
         notes = write_tests(tree, own, tests) if source.tests else []
         extra = (*([tests] if source.tests else []), *source.extra)
@@ -172,13 +172,13 @@ def dry_run(prepared: Prepared, out: Path, *, allow_changes: bool, base: Base | 
     """Write what a push would send below `out`: the files, their list, the description; gives the list.
 
     Raises:
-        TraceproofError: the bundle breaks a rule; what was written stays, to be looked at.
+        TraceproofError: the bundle breaks a rule (what was written stays, to be looked at), or the folder can not
+            be written.
     """
     on_top = base or Folder(prepared.source.base or prepared.source.dataset)
     change = resolve(prepared.bundle, on_top, allow_changes=allow_changes)
     found = problems(prepared.bundle, change, on_top)
-    folder = out / prepared.bundle.slug
-    shutil.rmtree(folder, ignore_errors=True)
+    folder = fresh_folder(out / path_part(prepared.bundle.slug), within=out)
     for path, data in change.files.items():
         target = folder / "files" / path
         target.parent.mkdir(parents=True, exist_ok=True)

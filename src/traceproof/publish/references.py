@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from traceproof.dataset.tree import Tree
+from traceproof.names import fresh_folder
 from traceproof.testgen.files import MARKER, classes, render, state
 from traceproof.testgen.generate import PLACE, Order, generate
 from traceproof.testgen.known import Divergences
@@ -21,9 +22,9 @@ def write_tests(tree: Tree, names: Sequence[str], out: Path) -> list[str]:
         out: folder, written anew.
 
     Raises:
-        TraceproofError: a definition's file can not be read.
+        TraceproofError: a definition's file can not be read, or something else is in the way.
     """
-    shutil.rmtree(out, ignore_errors=True)
+    fresh_folder(out, within=out.parent)
     folder = tree.root / PLACE
     if state(folder / "conftest.py") == "foreign":
         return [f"no tests: {PLACE / 'conftest.py'} of the dataset is another's"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.errors import TraceproofError
+from traceproof.names import OP_TYPE, confined, path_part
 from traceproof.reasons import Error, Verdict
 from traceproof.stages.bench import REPLAY, WHOLE, Bench
 from traceproof.store import write_text
@@ -50,7 +51,8 @@ def judge(  # noqa: PLR0913 - a rule's inputs and outputs
     """
     planned = json.loads(cases.read_text(encoding="utf-8"))
     run = verdicts.parent.parent.absolute()
-    shutil.rmtree(run / REPLAY / planned["op_type"], ignore_errors=True)  # an earlier run's
+    replay = run / REPLAY / path_part(planned["op_type"], OP_TYPE)
+    shutil.rmtree(confined(replay, within=run / REPLAY), ignore_errors=True)  # an earlier run's
     payload = {
         "cases": str(cases.absolute()),
         "manifests": [str(path.absolute()) for path in manifests],

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.tree import Tree, WorkloadLine, read_tree
+from traceproof.dataset.tree import Broken, Tree, WorkloadLine, read_tree
 from traceproof.errors import TraceproofError
+from traceproof.names import OP_TYPE, path_part
 from traceproof.ops import registry
 from traceproof.ops.base import Op
 from traceproof.ops.cases import WORKLOADS, Case
@@ -65,7 +66,7 @@ def _selected(tree: Tree, selection: Selection) -> dict[str, list[str]]:
     for name, entry in tree.definitions.items():
         groups.setdefault(entry.definition.op_type, []).append(name)
     for broken in tree.broken:
-        groups.setdefault(broken.path.parent.name, [])  # a folder of broken files still gets its verdicts
+        groups.setdefault(_group(broken), [])  # a folder of broken files still gets its verdicts
     problems = [
         f"op_type {name!r} has no definition; the dataset has: {', '.join(sorted(groups))}"
         for name in selection.op_types
@@ -85,6 +86,11 @@ def _selected(tree: Tree, selection: Selection) -> dict[str, list[str]]:
         groups = {name: sorted(wanted & set(members)) for name, members in groups.items()}
         groups = {name: members for name, members in groups.items() if members}
     return groups
+
+
+def _group(broken: Broken) -> str:
+    """Op_type of a file that can not be used: its folder, under a name that files and rules may have."""
+    return path_part(broken.path.parent.name, OP_TYPE)
 
 
 def _closest(name: str, tree: Tree) -> str:
@@ -110,7 +116,7 @@ def _op_type_plan(tree: Tree, op_type: str, names: Iterable[str], selection: Sel
     broken = [
         {"path": item.path.as_posix(), "message": item.message}
         for item in tree.broken
-        if item.path.parent.name == op_type and not selection.definitions
+        if _group(item) == op_type and not selection.definitions
     ]
     return {"op_type": op_type, "dataset": str(tree.root), "definitions": definitions, "broken": broken}
 

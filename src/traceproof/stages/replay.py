@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from traceproof.names import path_part
 from traceproof.reasons import Verdict
 from traceproof.stages.dispute import Dispute
 from traceproof.store import Store, disk_errors, write_json
@@ -43,7 +44,7 @@ class Bundles:
                 failing.setdefault((row["case"], row["actor"]), []).append(row)
         cases = {planned["case"]["id"]: planned["case"] for planned in entry["cases"]}
         for (case, actor), about in failing.items():
-            folder = self.root / entry["definition"]["name"] / f"{case}-{actor}"
+            folder = self.root / path_part(entry["definition"]["name"]) / path_part(f"{case}-{actor}")
             folder.mkdir(parents=True)
             self._link(dispute.records[actor].get(case, {}), folder / "outputs.safetensors")
             self._link(dispute.oracle.get(case, {}), folder / "oracle.safetensors")

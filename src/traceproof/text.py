@@ -1,0 +1,60 @@
+"""Text that strangers wrote, made fit for a terminal, a log or a document: the one place where it is escaped."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+HIDDEN = "***"
+SECRET_WORDS = ("token", "secret", "password", "passwd", "credential", "api_key", "apikey", "access_key")
+SIGNATURES = frozenset(
+    {"key", "sig", "signature", "auth", "pass", "pwd", "jwt", "x-amz-signature", "x-goog-signature"}
+)
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>|\\^`{}]+")
+HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
+MARKUP = re.compile(r"([\\`*\[\]<>|#@~&$])")
+
+
+def printable(text: str) -> str:
+    """`text` on one line, control characters escaped: what a stranger says must not steer the terminal."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def markdown(text: str) -> str:
+    """`text` on one line of a Markdown document or in a cell of its table, meaning nothing but itself."""
+    return MARKUP.sub(r"\\\1", printable(text))
+
+
+def says_secret(name: str) -> bool:
+    """Whether a variable, an option or a query's key of this name holds a secret, as far as names tell."""
+    lower = name.lower().replace("-", "_")
+    return any(word in lower for word in SECRET_WORDS) or name.lower() in SIGNATURES
+
+
+def redacted(text: str) -> str:
+    """`text` without the credentials of its URLs (user, password, secrets of the query) and without hub tokens."""
+    return HUB_TOKEN.sub(HIDDEN, URL.sub(lambda found: _redacted_url(found[0]), text))
+
+
+def has_credentials(url: str) -> bool:
+    """Whether a URL holds a password or a token; the user of an ssh address is none."""
+    parts = urlsplit(url)
+    alone = parts.scheme in {"ssh", "git+ssh", "ssh+git"} and ":" not in parts.netloc.rpartition("@")[0]
+    return ("@" in parts.netloc and not alone) or any(says_secret(key) for key, _ in parse_qsl(parts.query))
+
+
+def _redacted_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # no URL after all; its look is that of one, so nothing behind the scheme is shown
+        return url.partition("://")[0] + f"://{HIDDEN}"
+    if not has_credentials(url):
+        return url
+    query = urlencode(
+        [
+            (key, HIDDEN if says_secret(key) else value)
+            for key, value in parse_qsl(parts.query, keep_blank_values=True)
+        ],
+        quote_via=lambda value, *_: quote(value, safe="*"),
+    )
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=query))

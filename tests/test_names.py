@@ -1,0 +1,201 @@
+"""What a stranger's name may be, what a path gets of it, and that deleting stays at home."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from definitions import rmsnorm
+from hypothesis import given
+from hypothesis import strategies as st
+from pipeline import Run, verdicts
+from publish_support import CASES, dataset, finished, row
+
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import read_tree
+from traceproof.errors import TraceproofError
+from traceproof.names import MARKER, NAME, OP_TYPE, fresh_folder, path_part, remove_folder
+from traceproof.publish.parts import write_parts
+from traceproof.publish.prepare import dry_run, prepare, write_ledger
+from traceproof.text import markdown, printable, redacted
+from traceproof.worker import Limits
+
+BAD_NAMES = [
+    "/etc/passwd",
+    "../../outside",
+    "..",
+    ".hidden",
+    "two\nlines",
+    "ends\n",
+    "\x1b[2J",
+    "n" * 300,
+    "",
+    "a b",
+    "naïve",
+    "a%b",
+    "a*b",
+    "a{b}",
+    '"); import os #',
+    "-rf",
+    "nul\x00",
+]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+@pytest.mark.parametrize("key", ["name", "op_type"])
+def test_a_name_that_no_file_should_have_is_no_definitions(name: str, key: str) -> None:
+    with pytest.raises(ValueError, match=key):
+        Definition.model_validate(rmsnorm("n") | {key: name})
+
+
+@pytest.mark.parametrize("name", ["a b", "1st", "lambda", "__metadata__", 'x": 0', "über", "", "a" * 300, "a\n"])
+def test_an_axis_an_input_or_an_output_is_an_identifier(name: str) -> None:
+    right = rmsnorm("n")
+    axes = right | {"axes": right["axes"] | {name: {"type": "const", "value": 1}}}
+    inputs = right | {"inputs": right["inputs"] | {name: right["inputs"]["weight"]}}
+    outputs = right | {"outputs": {name: right["outputs"]["output"]}}
+    for wrong in (axes, inputs, outputs):
+        with pytest.raises(ValueError, match=r"axes|inputs|outputs"):
+            Definition.model_validate(wrong)
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_it_costs_that_definition_alone(name: str, tmp_path: Path) -> None:
+    for number, changes in enumerate([{}, {"name": name}, {"op_type": name}]):
+        path = tmp_path / "dataset" / "definitions" / "rmsnorm" / f"d{number}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(rmsnorm(f"d{number}") | changes))
+    tree = read_tree(tmp_path / "dataset")
+    assert list(tree.definitions) == ["d0"]
+    assert [item.path.stem for item in tree.broken] == ["d1", "d2"]
+    assert all(item.message.isprintable() for item in tree.broken)
+
+
+FOLDERS = [
+    "a b",
+    "a-b",
+    "a.b",
+    "50%",
+    "a*",
+    "[x]",
+    "{x}",
+    "größe",
+    "x" * 200,
+    "\x1b[31m",
+    "a\nVERIFIED: 9 definitions",
+]
+
+
+def test_folders_of_any_name_are_planned_and_judged(tmp_path: Path) -> None:
+    for folder in FOLDERS:
+        path = tmp_path / "dataset" / "definitions" / folder / "x.json"
+        path.parent.mkdir(parents=True)
+        path.write_text("{")
+    (tmp_path / "dataset" / "definitions" / "rmsnorm").mkdir()
+    (tmp_path / "dataset" / "definitions" / "rmsnorm" / "good.json").write_text(json.dumps(rmsnorm("good")))
+    rows = Run(tmp_path / "dataset", tmp_path / "out", limits=Limits(seconds=20.0)).verify()
+    assert verdicts(rows["good"]) == {("pass", None)}
+    assert verdicts(rows["x"]) == {("error", "bad_definition")}
+    assert len(rows["x"]) == len(FOLDERS)
+
+
+@given(st.text(max_size=300))
+def test_a_part_of_a_path_is_one_and_the_same(text: str) -> None:
+    for pattern in (NAME, OP_TYPE):
+        part = path_part(text, pattern)
+        assert path_part(text, pattern) == part
+        assert part not in {"", ".", ".."}
+        assert "/" not in part
+        assert len(part.encode()) <= 200
+        assert part.isascii()
+        assert part.isprintable()
+
+
+@given(st.text(alphabet="ab_/.\n", max_size=6), st.text(alphabet="ab_/.\n", max_size=6))
+def test_different_texts_have_different_parts(one: str, other: str) -> None:
+    assert (path_part(one) == path_part(other)) == (one == other)
+    assert path_part(path_part(one)) != path_part(one) or path_part(one) == one
+
+
+def test_only_a_folder_that_was_made_here_is_deleted(tmp_path: Path) -> None:
+    home, outside = tmp_path / "home", tmp_path / "outside"
+    for folder in (home / "theirs", outside):
+        folder.mkdir(parents=True)
+        (folder / "precious").write_text("x")
+    (home / "link").symlink_to(outside)
+    (outside / MARKER).touch()
+    for name in ("theirs", "link", "../outside", "", ".", str(outside)):
+        with pytest.raises(TraceproofError, match=r"not made by traceproof|does not lie in"):
+            fresh_folder(home / name, within=home)
+    assert (home / "theirs" / "precious").read_text() == (outside / "precious").read_text() == "x"
+    own = fresh_folder(home / "own", within=home)
+    (own / "file").write_text("x")
+    assert not (fresh_folder(own, within=home) / "file").exists()
+    remove_folder(own, within=home)
+    assert not own.exists()
+
+
+def test_publishing_a_definition_named_after_a_folder_leaves_the_folder_alone(tmp_path: Path) -> None:
+    precious = tmp_path / "home" / "work"
+    precious.mkdir(parents=True)
+    (precious / "thesis.txt").write_text("years")
+    root = dataset(tmp_path / "dataset", "alpha")
+    digest = read_tree(root).definitions["alpha"].digest
+    name = str(precious)
+    rows = [row("alpha", digest, case, actor) for case in CASES for actor in ("reference", "torch")]
+    source = finished(tmp_path / "run", root, rows)
+    cases = tmp_path / "run" / "cases" / "rmsnorm.json"
+    planned = json.loads(cases.read_text())
+    entry = planned["definitions"]["alpha"]
+    entry["definition"]["name"] = name
+    planned["definitions"] = {name: entry}
+    cases.write_text(json.dumps(planned))
+    ledger = tmp_path / "run" / "ledger.jsonl"
+    write_ledger(source, read_tree(root))
+    ledger.write_text(ledger.read_text().replace('"alpha"', json.dumps(name)))
+    with pytest.raises(ValueError, match="name"):
+        write_parts(cases, ledger, tmp_path / "parts", only={name}, answers=None)
+    assert (precious / "thesis.txt").read_text() == "years"
+
+
+def test_a_dry_run_deletes_nothing_of_somebody_elses(tmp_path: Path) -> None:
+    root = dataset(tmp_path / "dataset", "alpha")
+    digest = read_tree(root).definitions["alpha"].digest
+    rows = [row("alpha", digest, case, actor) for case in CASES for actor in ("reference", "torch")]
+    made = prepare(finished(tmp_path / "run", root, rows), definitions=["alpha"], op_types=[], per="definition")[0]
+    theirs = tmp_path / "out" / made.bundle.slug / "thesis.txt"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("years")
+    with pytest.raises(TraceproofError, match="not made by traceproof"):
+        dry_run(made, tmp_path / "out", allow_changes=False)
+    assert theirs.read_text() == "years"
+    theirs.unlink()
+    dry_run(made, tmp_path / "out", allow_changes=False)
+    dry_run(made, tmp_path / "out", allow_changes=False)  # its own folder, it may
+
+
+@given(st.text())
+def test_what_is_printable_steers_no_terminal(text: str) -> None:
+    assert printable(text).isprintable()
+    assert "\n" not in markdown(text)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://me:s3cret@example.org/a.git", "https://example.org/a.git"),
+        ("https://s3cret@example.org/a.git", "https://example.org/a.git"),
+        ("https://example.org/a?token=s3cret&b=1", "https://example.org/a?token=***&b=1"),
+        ("ssh://git@example.org/a.git", "ssh://git@example.org/a.git"),
+        ("ssh://git:s3cret@example.org/a.git", "ssh://example.org/a.git"),
+        ("https://example.org/a.git", "https://example.org/a.git"),
+        ("git@example.org:a.git", "git@example.org:a.git"),
+        ("http://[s3cret/", "http://***"),
+    ],
+)
+def test_credentials_of_an_address_are_shown_nowhere(url: str, shown: str) -> None:
+    assert redacted(f"of '{url}' it says") == f"of '{shown}' it says"
+    error = TraceproofError(f"{url} is gone", problems=[f"{url}\nVERIFIED: 3 definitions"], todo=url)
+    assert "s3cret" not in str(error)
+    assert "\nVERIFIED" not in str(error)
