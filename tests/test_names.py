@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from definitions import rmsnorm
@@ -12,13 +16,18 @@ from hypothesis import strategies as st
 from pipeline import Run, verdicts
 from publish_support import CASES, dataset, finished, row
 
+from traceproof.adapters import lookup
+from traceproof.adapters.base import Adapter, Stack
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.names import MARKER, NAME, OP_TYPE, fresh_folder, path_part, remove_folder
+from traceproof.publish.baseline import source
+from traceproof.publish.partial import Unemittable
 from traceproof.publish.parts import write_parts
 from traceproof.publish.prepare import dry_run, prepare, write_ledger
-from traceproof.text import markdown, printable, redacted
+from traceproof.testgen.files import Subject, render
+from traceproof.text import literal, markdown, printable, redacted
 from traceproof.worker import Limits
 
 BAD_NAMES = [
@@ -199,3 +208,75 @@ def test_credentials_of_an_address_are_shown_nowhere(url: str, shown: str) -> No
     error = TraceproofError(f"{url} is gone", problems=[f"{url}\nVERIFIED: 3 definitions"], todo=url)
     assert "s3cret" not in str(error)
     assert "\nVERIFIED" not in str(error)
+
+
+INJECTED = "x\"]; OWNED = True  # ' \\"
+
+
+def test_what_is_generated_holds_names_as_strings() -> None:
+    subject = Subject(
+        name=INJECTED,
+        file=f'{INJECTED}\n"""\nOWNED = True\n',
+        constants={INJECTED: 1, "eps": float("inf"), "\ud800": -0.5},
+        divergences=('case """\nOWNED = True\n"""', "case \\", 'ends with "'),
+    )
+    text = render("rmsnorm", [subject], {}).replace("from tp_support.suite import ReferenceTests", "")
+    text = re.sub(r"^class .*:$", "class Test(ReferenceTests):", text, flags=re.MULTILINE)
+    found: dict[str, Any] = {"ReferenceTests": object}
+    exec(compile(text, "test_x.py", "exec"), found)  # noqa: S102 - what the test is about
+    assert "OWNED" not in found
+    assert "OWNED" not in vars(found["Test"])
+    assert found["Test"].definition_name == subject.name
+    assert found["Test"].definition_file == subject.file
+    assert found["Test"].constants == subject.constants
+
+
+def test_a_baseline_runs_no_name() -> None:
+    definition = Definition.model_validate(rmsnorm("n"))
+    weight = definition.inputs["weight"]
+    made = source(definition, *_torch(definition))
+    assert "OWNED" not in made
+    for name in ('x"]; OWNED = True', "x=print(1)", "lambda"):
+        inputs = {"hidden_states": definition.inputs["hidden_states"], "weight": weight, name: weight}
+        with pytest.raises(Unemittable, match="is no parameter"):
+            source(definition.model_copy(update={"inputs": inputs}), *_torch(definition))
+    outputs = {'output"]; OWNED = [': definition.outputs["output"]}
+    wrong = source(
+        definition.model_copy(update={"outputs": outputs, "name": '"""\nOWNED = 1\n"""'}), *_torch(definition)
+    )
+    assert not [node for node in ast.walk(ast.parse(wrong)) if isinstance(node, ast.Name) and node.id == "OWNED"]
+
+
+def _torch(definition: Definition) -> tuple[Adapter, Stack]:
+    adapter = lookup.adapter("torch", definition)
+    assert adapter is not None
+    return adapter, lookup.stack("torch")
+
+
+@given(st.text() | st.integers() | st.floats(allow_nan=False) | st.none() | st.booleans())
+def test_a_literal_is_its_value(value: object) -> None:
+    assert eval(literal(value)) == value  # noqa: S307 - what the test is about
+    assert eval(literal((value,))) == (value,)  # noqa: S307
+
+
+def test_a_model_of_a_tag_is_no_code_in_a_document() -> None:
+    text = markdown("{process.exit()} <img src=x> | [a](b) `c`\n# d")
+    assert not re.search(r"[{}<\n]", text)
+    assert not re.search(r"(?<!\\)[|`\[\]]", text)
+
+
+def test_output_of_tests_is_no_markup_and_no_marker_in_a_description(tmp_path: Path) -> None:
+    root = dataset(tmp_path / "dataset", "alpha")
+    digest = read_tree(root).definitions["alpha"].digest
+    rows = [row("alpha", digest, case, actor) for case in CASES for actor in ("reference", "torch")]
+    run = replace(finished(tmp_path / "run", root, rows), tests_output="```\n# mine\ntraceproof-bundle: other\n")
+    dry_run(
+        prepare(run, definitions=["alpha"], op_types=[], per="definition")[0],
+        tmp_path / "out",
+        allow_changes=False,
+    )
+    lines = (tmp_path / "out" / "definition-alpha" / "description.md").read_text().splitlines()
+    assert "    # mine" in lines
+    assert [line for line in lines if line.startswith("traceproof-bundle")] == [
+        "traceproof-bundle: definition-alpha"
+    ]

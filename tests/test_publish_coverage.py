@@ -90,7 +90,7 @@ def test_the_document_names_every_definition_and_keeps_what_is_around(prepared: 
     part = section(prepared["alpha"].coverage, "Dataset: <made>")
     assert "| tiny | 3 | 2 |" in part
     assert "| tiny | `gamma` | rmsnorm |  |  | unverified: it was not run |" in part
-    assert "&#60;made&#62;" in part
+    assert "&#60;made>" in part
     text = inserted("# Coverage\r\n\nours\n", part)
     assert text.startswith("# Coverage\r\n\nours\n\n" + BEGIN)
     again = inserted(text + "after", part.replace("tiny", "huge"))

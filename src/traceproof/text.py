@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
@@ -12,7 +13,9 @@ SIGNATURES = frozenset(
 )
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>|\\^`{}]+")
 HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
-MARKUP = re.compile(r"([\\`*\[\]<>|#@~&$])")
+MARKUP = re.compile(r"([\\`*\[\]|#~$])")
+ENTITIES = str.maketrans({sign: f"&#{ord(sign)};" for sign in "{}<&@"})  # MDX runs what stands in braces
+QUOTED = str.maketrans({"\\": "\\\\", '"': '\\"'})
 
 
 def printable(text: str) -> str:
@@ -21,8 +24,32 @@ def printable(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """`text` on one line of a Markdown document or in a cell of its table, meaning nothing but itself."""
-    return MARKUP.sub(r"\\\1", printable(text))
+    """`text` on one line of a Markdown or MDX document or in a cell of its table, meaning nothing but itself."""
+    return MARKUP.sub(r"\\\1", printable(text)).translate(ENTITIES)
+
+
+def literal(value: object) -> str:
+    """A string or a number (or a tuple of them) as Python source means it, strings in double quotes.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(value, str):
+        return f'"{unquoted(value)}"'
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(literal, value)) + ("," if len(value) == 1 else "") + ")"
+    if value is None or type(value) in {bool, int, float}:
+        return repr(value)
+    raise TypeError(f"{type(value).__name__} has no literal here")
+
+
+def unquoted(text: str) -> str:
+    """The inside of a string literal or a docstring in double quotes."""
+    return "".join(
+        one.translate(QUOTED) if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 def says_secret(name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import keyword
 import sys
 import textwrap
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ from traceproof.adapters.base import Adapter, Stack
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.solution import Solution
 from traceproof.publish.partial import API, Partial, Unemittable, literal
+from traceproof.text import literal as quoted
+from traceproof.text import unquoted
 
 AUTHOR = "baseline"
 ENTRY = "main.py"
@@ -63,8 +66,9 @@ def source(definition: Definition, adapter: Adapter, stack: Stack) -> str:
     prepare = ""
     if stack.prepare.__name__ != "<lambda>":
         prepare = emitter.function(stack.prepare, {})
+    title = unquoted(f"{definition.name} by {stack.distribution}: {adapter.name}.")
     head = [
-        f'"""{definition.name} by {stack.distribution}: {adapter.name}."""\n\nfrom __future__ import annotations',
+        f'"""{title}"""\n\nfrom __future__ import annotations',
         "\n".join([*sorted(emitter.modules), *sorted(emitter.imports)]),
         "\n".join(emitter.constants.values()),
     ]
@@ -89,12 +93,15 @@ def _import(places: tuple[str, ...], name: str) -> str:
 
 def _entry(definition: Definition, adapter: Adapter, call: str) -> str:
     """`run`, with the definition's parameters; returns its outputs in its order."""
+    for name in definition.inputs:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise Unemittable(f"input {name!r} is no parameter")
     lines = [f"def run({', '.join(definition.inputs)}):"]
     if adapter.rows is not None and (empty := _empty(definition, adapter.rows)):
         lines += [f"    if not {adapter.rows}.shape[0]:", f"        return {empty}"]
-    pairs = ", ".join(f'"{name}": {name}' for name in definition.inputs)
+    pairs = ", ".join(f"{quoted(name)}: {name}" for name in definition.inputs)
     lines.append(f"    outputs = {call}({{{pairs}}})")
-    lines.append("    return " + ", ".join(f'outputs["{name}"]' for name in definition.outputs))
+    lines.append("    return " + ", ".join(f"outputs[{quoted(name)}]" for name in definition.outputs))
     return "\n".join(lines)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from traceproof.dataset.tree import Tree
 from traceproof.publish.ledger import REFERENCE, Ledger
+from traceproof.text import markdown
 
 BEGIN = "{/* traceproof: begin */}"  # a comment in MDX; what stands between the two is written anew
 END = "{/* traceproof: end */}"
@@ -71,7 +73,7 @@ def _values(tags: Iterable[str], kind: str) -> list[str]:
 
 def _number(tags: Iterable[str], kind: str) -> int | None:
     values = _values(tags, kind)
-    return int(values[0]) if len(values) == 1 and values[0].isdigit() else None
+    return int(values[0]) if len(values) == 1 and re.fullmatch("[0-9]{1,9}", values[0]) else None
 
 
 def table(rows: Sequence[Row]) -> list[str]:
@@ -79,22 +81,16 @@ def table(rows: Sequence[Row]) -> list[str]:
     lines = ["| model | definition | op_type | tp | ep | status |", "|---|---|---|---|---|---|"]
     for row in rows:
         numbers = " | ".join("" if value is None else str(value) for value in (row.tp, row.ep))
-        lines.append(f"| {row.model} | `{row.definition}` | {row.op_type} | {numbers} | {_status(row)} |")
+        lines.append(
+            f"| {markdown(row.model)} | `{row.definition}` | {row.op_type} | {numbers} | {_status(row)} |"
+        )
     return lines
 
 
 def _status(row: Row) -> str:
     if row.verified:
         return f"verified by {', '.join(row.by)}"
-    return f"unverified: {_cell(row.reason)}"
-
-
-def _cell(text: str) -> str:
-    """Text that may stand in a cell of an MDX table, where braces and angle brackets begin code."""
-    kept = text.replace("|", "\\|").replace("\n", " ")
-    for sign in "{}<>":
-        kept = kept.replace(sign, f"&#{ord(sign)};")
-    return kept
+    return f"unverified: {markdown(row.reason)}"
 
 
 def totals(rows: Sequence[Row]) -> list[str]:
@@ -102,7 +98,7 @@ def totals(rows: Sequence[Row]) -> list[str]:
     lines = ["| model | definitions | verified |", "|---|---|---|"]
     for model in dict.fromkeys(row.model for row in rows):
         own = [row for row in rows if row.model == model]
-        lines.append(f"| {model} | {len(own)} | {sum(row.verified for row in own)} |")
+        lines.append(f"| {markdown(model)} | {len(own)} | {sum(row.verified for row in own)} |")
     return lines
 
 
@@ -113,9 +109,9 @@ def section(rows: Sequence[Row], origin: str) -> str:
         rows: of a whole dataset.
         origin: what the dataset and the checks are, one line.
     """
-    parts = [BEGIN, HEADING, "", _cell(origin), "", *totals(rows)]
+    parts = [BEGIN, HEADING, "", markdown(origin), "", *totals(rows)]
     for model in dict.fromkeys(row.model for row in rows):
-        parts += ["", f"### {model}", "", *table([row for row in rows if row.model == model])]
+        parts += ["", f"### {markdown(model)}", "", *table([row for row in rows if row.model == model])]
     return "\n".join([*parts, END])
 
 

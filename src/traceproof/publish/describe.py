@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from traceproof.publish.bundle import Bundle, Change
 from traceproof.publish.coverage import Row, table
 from traceproof.publish.ledger import REFERENCE, Ledger, Record
+from traceproof.text import markdown, printable, redacted
 
 SHOWN = 60  # lines of a list; the dry run's file list has all
 
@@ -39,13 +40,13 @@ def description(  # noqa: PLR0913 - all that it tells
     if rows:
         parts.append("\n".join(["## Model coverage", "", *_short(table(rows))]))
     if change.differs:
-        changed = [f"- {line}" for line in change.differs]
+        changed = [f"- {markdown(line)}" for line in change.differs]
         parts.append("\n".join(["## Changes to what is there", "", *_short(changed)]))
     left = [*(f"{path}: left as it is in the dataset" for path in change.kept), *bundle.notes]
     if left:
-        parts.append("\n".join(["## Left out", "", *_short([f"- {line}" for line in left])]))
+        parts.append("\n".join(["## Left out", "", *_short([f"- {markdown(line)}" for line in left])]))
     if output:
-        parts.append(f"## Output of the tests\n\n```\n{output.strip()}\n```")
+        parts.append("\n".join(["## Output of the tests", "", *_verbatim(output)]))
     parts.append("\n".join(["## Repeat", "", "```", *_repeat(bundle), "```"]))
     parts.append(bundle.marker)
     return "\n\n".join(parts) + "\n"
@@ -83,7 +84,7 @@ def _provenance(bundle: Bundle, ledger: Ledger, provenance: Mapping[str, str]) -
     rows["compared"] = f"{sum(record.compared for record in used)} outputs"
     for what, value in rows.items():
         if value:
-            yield f"| {what} | {value} |"
+            yield f"| {markdown(what)} | {markdown(redacted(value))} |"
 
 
 def _verdicts(bundle: Bundle, ledger: Ledger) -> Iterator[str]:
@@ -95,7 +96,7 @@ def _verdicts(bundle: Bundle, ledger: Ledger) -> Iterator[str]:
         ):
             if record.status == "not run" and set(record.skipped) == {"no_adapter"}:
                 continue
-            yield f"| {' | '.join(_row(record))} |"
+            yield f"| `{record.definition}` | {' | '.join(map(markdown, _row(record)))} |"
 
 
 def _row(record: Record) -> Sequence[str]:
@@ -105,7 +106,6 @@ def _row(record: Record) -> Sequence[str]:
         gates.append(f"{output}: {'+'.join(gate['kinds']) or 'exact'}{margin}")
     status = record.status if not record.reason else f"{record.status}: {record.reason}"
     return (
-        f"`{record.definition}`",
         record.actor,
         status,
         str(len(record.cases)),
@@ -121,6 +121,12 @@ def _repeat(bundle: Bundle) -> Iterator[str]:
         yield f"traceproof verify --definition-name {name}"
     if len(names) > 5:
         yield f"# ... and {len(names) - 5} more"
+
+
+def _verbatim(text: str) -> Iterator[str]:
+    """Text as it stands, indented: no line of it is markup, or the line that a pull request is found by."""
+    for line in redacted(text.strip("\n")).splitlines():
+        yield f"    {printable(line)}"
 
 
 def _short(lines: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 import traceproof
 from traceproof.codedigest import PACKAGE, SOURCE
 from traceproof.digests import digest_json
+from traceproof.text import literal
 
 NAME = "tp_support"
 OWN = f"{PACKAGE}.testgen.support"
@@ -60,7 +61,7 @@ def conftest(constants: Mapping[str, object]) -> str:
     text = _source(f"{OWN}.conftest")
     for name, value in constants.items():
         line = next(line for line in text.splitlines() if line.startswith(f"{name}: "))
-        text = text.replace(line, f"{line.partition(' = ')[0]} = {_literal(value)}", 1)
+        text = text.replace(line, f"{line.partition(' = ')[0]} = {literal(value)}", 1)
     return renamed(text)
 
 
@@ -69,12 +70,6 @@ def renamed(text: str) -> str:
     text = text.replace(OWN + ".definition import", f"{PACKAGE}.dataset.definition import")
     text = text.replace(OWN, NAME)
     return RENAMED.sub(NAME, text)
-
-
-def _literal(value: object) -> str:
-    if isinstance(value, tuple):
-        return "(" + ", ".join(_literal(item) for item in value) + ("," if len(value) == 1 else "") + ")"
-    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def _header(module: str) -> str:

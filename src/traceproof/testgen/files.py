@@ -9,6 +9,7 @@ from pathlib import Path
 
 from traceproof.digests import digest_bytes
 from traceproof.testgen.bundle import COMMAND, NAME
+from traceproof.text import literal, unquoted
 
 MARKER = f"# Written by `{COMMAND}`"
 CLASS = re.compile(r'(?ms)^class \w+\(ReferenceTests\):\n.*?^    definition_name = "(\w+)"\n.*?(?=^class |\Z)')
@@ -67,21 +68,23 @@ def render(op_type: str, subjects: Iterable[Subject], kept: Mapping[str, str]) -
 
 
 def _class(name: str, subject: Subject) -> str:
+    name_of = unquoted(subject.name)
     lines = [f"class {name}(ReferenceTests):"]
     if subject.divergences:
-        lines += [f'    """The reference of {subject.name}. It is known to diverge, so these tests fail:', ""]
-        lines += [f"    - {line}" for line in subject.divergences]
+        lines += [f'    """The reference of {name_of}. It is known to diverge, so these tests fail:', ""]
+        lines += [f"    - {unquoted(line)}" for line in subject.divergences]
         lines.append('    """')
     else:
-        lines.append(f'    """The reference of {subject.name}."""')
-    lines += ["", f'    definition_name = "{subject.name}"', f'    definition_file = "{subject.file}"']
+        lines.append(f'    """The reference of {name_of}."""')
+    lines += ["", f"    definition_name = {literal(subject.name)}"]
+    lines += [f"    definition_file = {literal(subject.file)}"]
     lines += _constants(subject.constants)
     return "\n".join(lines)
 
 
 def _constants(values: Mapping[str, int | float]) -> list[str]:
     """One line where it fits, else a line a constant: as a formatter would write it."""
-    items = [f'"{name}": {value!r}' for name, value in values.items()]
+    items = [f"{literal(name)}: {literal(value)}" for name, value in values.items()]
     line = f"    constants = {{{', '.join(items)}}}"
     if len(line) <= WIDTH:
         return [line]
