@@ -4,6 +4,7 @@ from pathlib import Path
 
 from traceproof import tokens
 from traceproof.pipeline import FAMILIES, Pipeline
+from traceproof.stages.standing import settle
 from traceproof.worker import shared
 
 
@@ -11,9 +12,11 @@ configfile: "config.yaml"
 
 
 tokens.forget()  # jobs run references, which are strangers' code, and none of them publishes
-shared.announce()
+FIRST = shared.announce()  # and no process that a run of this Snakefile started
 
 FLOW = Pipeline.of(config, root=Path.cwd())
+if FIRST and not {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
+    settle(FLOW.root, Path(FLOW.run), also=[f"{FLOW.results}/stacks", *FLOW.fetched])
 DRIVER = sys.executable
 
 
@@ -42,8 +45,10 @@ rule verify_all:
         f"{FLOW.run}/summary.json",
     log:
         f"{FLOW.run}/logs/verify_all.log",
+    params:
+        run=FLOW.run,
     shell:
-        "{DRIVER} scripts/outcome.py --summary {input} --log {log}"
+        "{DRIVER} scripts/outcome.py --summary {input} --run {params.run:q} --log {log}"
 
 
 include: "rules/dataset.smk"

@@ -32,6 +32,7 @@ rule report:
     params:
         code=FLOW.report_code,
         history=FLOW.history,
+        known=FLOW.known_state,
     shell:
         "{DRIVER} scripts/report.py --verdicts {input.verdicts} --known {input.known} --stacks {input.stacks}"
         " --lock {input.lock} --history {params.history:q} --summary {output} --log {log}"
@@ -54,5 +55,7 @@ for family in FAMILIES:
         log:
             f"{FLOW.run}/logs/verify_{family}.log",
         localrule: True
+        params:
+            run=FLOW.run,
         shell:
-            "{DRIVER} scripts/outcome.py --summary {input} --log {log}"
+            "{DRIVER} scripts/outcome.py --summary {input} --run {params.run:q} --log {log}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -11,15 +10,17 @@ from pathlib import Path
 from traceproof import entry
 from traceproof.cli.run import OUTCOME
 from traceproof.stages.report import failed, table
+from traceproof.stages.standing import read_summary
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--summary", type=Path, required=True)
+PARSER.add_argument("--run", type=Path, required=True, help="the folder of the run")
 PARSER.add_argument("--log", type=Path, required=True)
 
 
 def main() -> None:
     """Exit code 1: findings."""
-    summary = json.loads(options.summary.read_text(encoding="utf-8"))
+    summary = read_summary(options.summary, options.run)
     sys.stdout.write(table(summary))
     sys.stdout.flush()
     code = int(failed(summary))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from definitions import rmsnorm
 from extract_support import drafts_of, named
 
 from traceproof.actors import registry as actors
@@ -51,3 +52,15 @@ def test_pytorch_adds_the_offset(name: str) -> None:
     given = actor.run(wanted, op, dict(inputs))["output"]
     assert torch.allclose(given.double(), expected, rtol=2**-7, atol=1e-6)
     assert "1.0" in solution(wanted, "torch", None).sources[0].content
+
+
+def test_pytorch_gives_the_dtype_that_the_definition_names() -> None:
+    described = rmsnorm("wide_output")
+    described["outputs"]["output"]["dtype"] = "float32"
+    wanted = Definition.model_validate(described)
+    op, _ = registry.for_definition(wanted)
+    actor = actors.get("torch")
+    assert actor.unavailable(wanted, op) is None
+    case = next(iter(op.cases(wanted, sizes=("small",), seed=0)))
+    inputs = make_inputs(op, wanted, case, device=torch.device("cpu"))
+    assert actor.run(wanted, op, inputs)["output"].dtype == torch.float32

@@ -245,6 +245,12 @@ class Pipeline:
         return [] if self.config.known is None else [str(self.config.known)]
 
     @property
+    def known_state(self) -> str:
+        """Changes when the file of known findings does."""
+        paths = (self.root / name for name in self.known)
+        return digest_json([digest_bytes(path.read_bytes()) for path in paths if path.is_file()])
+
+    @property
     def load(self) -> Load:
         """What a job of an actor or a judge takes of the machine."""
         return Load(self.root / self.run / "cases", side_by_side=has_driver())

@@ -16,6 +16,7 @@ from traceproof.actors.registry import ACTORS, PAIR
 from traceproof.known import Known, read_known
 from traceproof.reasons import Skip, Verdict
 from traceproof.stages import proof
+from traceproof.stages.standing import KEY, standing
 from traceproof.store import write_json
 
 WIDTH = 118
@@ -33,7 +34,8 @@ def report(
         TraceproofError: known.yaml can not be used, or the disk is full.
     """
     value = summarise(_rows(verdicts), read_known(known), stacks)
-    write_json(summary, value)
+    run = verdicts[0].parent.parent if verdicts else summary.parent
+    write_json(summary, value | {KEY: standing(run, {path.stem for path in verdicts})})
     return value
 
 

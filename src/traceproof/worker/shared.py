@@ -38,10 +38,14 @@ LONGEST_SOCKET = 100  # characters of its path; the kernel takes 107
 WAITING = 128  # jobs that may wait for a host that is starting
 
 
-def announce() -> None:
-    """Make this process the run that jobs started from here share interpreters in, unless it is part of one."""
+def announce() -> bool:
+    """Make this process the run that jobs started from here share interpreters in, unless it is part of one.
+
+    True: it is that run.
+    """
     if not Owner(os.environ.get(RUN, "")).alive:
         os.environ[RUN] = Owner.of(os.getpid()).text
+    return os.environ[RUN] == Owner.of(os.getpid()).text
 
 
 @dataclass(frozen=True, slots=True)

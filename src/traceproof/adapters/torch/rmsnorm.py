@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
 from traceproof.dataset.definition import Definition
-from traceproof.ops.base import Values
+from traceproof.ops.base import TORCH_DTYPES, Values
 from traceproof.ops.rmsnorm import OP
 
 
@@ -18,8 +18,8 @@ def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
     if OP.weight_offset(definition):
         gain = gain + OP.weight_offset(definition)
     y = api["rms_norm"](total, weight.shape, gain, eps=OP.eps(definition))
-    outputs = {"output": y.to(hidden.dtype), "residual_out": total.to(hidden.dtype)}
-    return {name: outputs[name] for name in definition.outputs}
+    outputs = {"output": y, "residual_out": total}
+    return {name: outputs[name].to(TORCH_DTYPES[spec.dtype]) for name, spec in definition.outputs.items()}
 
 
 ADAPTERS = (

@@ -1,0 +1,143 @@
+"""What a run's verdicts and summary were made of, so that a stale one is never shown as this run's.
+
+A summary states the digest of every plan, manifest and verdict file that it stands on. Snakemake compares times,
+and takes a summary for new whose verdicts a failed job removed, or whose file is dated ahead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from traceproof.digests import digest_bytes
+from traceproof.errors import TraceproofError
+
+KEY = "stands_on"
+SHOWN = 20  # files named in a message
+SNAKEMAKE_LOCKS = Path(".snakemake/locks")
+PARTS = ("cases", "actors", "verdicts", "jit", "summaries")  # of a run's folder: what rules compare the times of
+
+
+def standing(run: Path, op_types: Iterable[str]) -> dict[str, str | None]:
+    """Digest of each file that the summary of some op_types stands on, by path below the run's folder.
+
+    None: the file is absent or can not be read.
+    """
+    return {str(path.relative_to(run)): _digest(path) for name in sorted(op_types) for path in _files(run, name)}
+
+
+def _files(run: Path, op_type: str) -> Iterator[Path]:
+    yield run / "cases" / f"{op_type}.json"
+    yield from sorted((run / "actors" / op_type).glob("*.json"))
+    yield run / "verdicts" / f"{op_type}.jsonl"
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        return digest_bytes(path.read_bytes())
+    except OSError:
+        return None
+
+
+def changed(run: Path, summary: Any) -> list[str]:  # noqa: ANN401 - whatever the file holds
+    """The files that are not what a summary was made of, relative to the run; itself where it states none."""
+    stated = summary.get(KEY) if isinstance(summary, dict) else None
+    if not isinstance(stated, dict):
+        return ["summary.json"]
+    op_types = {Path(name).stem for name in stated if name.startswith("verdicts/")}
+    found = standing(run, op_types)
+    return sorted(name for name in stated.keys() | found.keys() if stated.get(name) != found.get(name))
+
+
+def read_summary(path: Path, run: Path) -> dict[str, Any]:
+    """A run's summary, if it is one of the verdicts that are there.
+
+    Raises:
+        TraceproofError: it is absent, cut short or stale.
+    """
+    again = "Run the same command again; what is finished is kept."
+    try:
+        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = changed(run, value)
+    except (OSError, ValueError) as error:
+        raise TraceproofError(f"{path} can not be read: {error}", todo=again) from error
+    if found:
+        raise TraceproofError(
+            f"{path} is of an earlier state: it was made of other files than are there now",
+            problems=found[:SHOWN],
+            todo=again,
+        )
+    return value
+
+
+def settle(root: Path, run: Path, *, also: Iterable[str] = ()) -> list[str]:
+    """Before a run: remove a summary that is stale with what it can not vouch for, and undo times in the future.
+
+    Nothing is touched while another run holds Snakemake's lock on `root`. Finished outputs stay in the store, so
+    what is removed is made again without running anything twice.
+
+    Args:
+        root: the repository.
+        run: the run's folder in it.
+        also: further files and folders whose times rules compare, relative to `root`.
+
+    Returns:
+        What was removed, relative to the run's folder.
+    """
+    locks = root / SNAKEMAKE_LOCKS
+    if locks.is_dir() and any(locks.iterdir()):
+        return []
+    folder = root / run
+    for part in (*(folder / part for part in PARTS), *(root / name for name in also)):
+        for path in (part, *part.rglob("*")):
+            _not_ahead(path)
+    summaries = [folder / "summary.json", *sorted((folder / "summaries").glob("*.json"))]
+    removed = {name for path in summaries for name in _stale(folder, path)}
+    if any(name.startswith("cases/") for name in removed) or not all(map(_readable, folder.glob("cases/*.json"))):
+        shutil.rmtree(folder / "cases", ignore_errors=True)  # planning makes it whole
+    for name in removed:
+        (folder / name).unlink(missing_ok=True)
+    return sorted(removed)
+
+
+def _stale(folder: Path, summary: Path) -> set[str]:
+    """What must be made again since a summary does not stand on it; empty: the summary holds, or there is none."""
+    if not summary.is_file():
+        return set()
+    _not_ahead(summary)
+    own = str(summary.relative_to(folder))
+    try:
+        found = changed(folder, json.loads(summary.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {own}
+    stale = {own} if found else set()
+    for name in found:
+        part, *rest = Path(name).parts
+        op_type = rest[0].partition(".")[0] if rest else ""
+        stale |= {name} if part == "cases" else set()
+        stale |= {f"verdicts/{op_type}.jsonl"} if rest else set()
+        if part == "cases":
+            stale |= {str(path.relative_to(folder)) for path in (folder / "actors" / op_type).glob("*.json")}
+    return stale
+
+
+def _readable(plan: Path) -> bool:
+    """Whether a plan is whole."""
+    try:
+        return isinstance(json.loads(plan.read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError):
+        return False
+
+
+def _not_ahead(path: Path) -> None:
+    """Give a file that is dated ahead the time that it is now."""
+    try:
+        if path.lstat().st_mtime > time.time():
+            os.utime(path, follow_symlinks=False)
+    except OSError:  # absent, or somebody else's: the digests tell
+        return

@@ -1,0 +1,119 @@
+"""A summary is shown only while it stands on what is there: no run ends with the table of an earlier one."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from repository import Repository, own_dataset
+
+from traceproof.errors import TraceproofError
+from traceproof.stages.report import report
+from traceproof.stages.standing import changed, read_summary, settle
+
+NORM, OTHER_NORM = "rmsnorm/rmsnorm_h96", "rmsnorm/fused_add_rmsnorm_h96"
+WRONG = "\n\nright = run\n\n\ndef run(*tensors):\n    return right(*tensors) * 2\n"
+AHEAD = 7 * 24 * 3600.0
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's folder whose summary stands on a plan, two manifests and verdicts."""
+    files = {
+        "cases/gemm.json": "{}",
+        "cases/rope.json": "{}",
+        "actors/gemm/oracle.json": "{}",
+        "actors/gemm/reference.json": "{}",
+        "verdicts/gemm.jsonl": "",
+        "verdicts/rope.jsonl": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    report(sorted((tmp_path / "verdicts").iterdir()), tmp_path / "summary.json", known=None)
+    return tmp_path
+
+
+def test_a_summary_of_what_is_there_is_shown_and_left_alone(run: Path) -> None:
+    assert settle(run, Path()) == []
+    assert "groups" in read_summary(run / "summary.json", run)
+
+
+@pytest.mark.parametrize("name", ["cases/gemm.json", "actors/gemm/reference.json", "verdicts/gemm.jsonl"])
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_summary_that_stands_on_something_else_is_refused_and_removed(run: Path, name: str, gone: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    if gone:
+        (run / name).unlink()
+    else:
+        (run / name).write_text('{"other": 1}', encoding="utf-8")
+    with pytest.raises(TraceproofError, match=name):
+        read_summary(run / "summary.json", run)
+    removed = settle(run, Path())
+    assert {"summary.json", "verdicts/gemm.jsonl"} <= set(removed)
+    assert not (run / "summary.json").exists()
+    assert not (run / "verdicts" / "gemm.jsonl").exists()
+    assert (run / "verdicts" / "rope.jsonl").exists()
+    assert (run / "cases").exists() is not name.startswith("cases/")
+
+
+@pytest.mark.parametrize("text", ["", '{"verified": tr', "[]", "null", '{"stands_on": []}'])
+def test_a_summary_that_is_cut_short_is_an_error_and_no_traceback(run: Path, text: str) -> None:
+    (run / "summary.json").write_text(text, encoding="utf-8")
+    with pytest.raises(TraceproofError, match=r"summary\.json"):
+        read_summary(run / "summary.json", run)
+    assert settle(run, Path()) == ["summary.json"]
+    assert not (run / "summary.json").exists()
+
+
+def test_a_plan_that_is_cut_short_is_made_again(run: Path) -> None:
+    (run / "summary.json").unlink()
+    (run / "cases" / "gemm.json").write_text('{"op_type": "ge', encoding="utf-8")
+    settle(run, Path())
+    assert not (run / "cases").exists()
+
+
+def test_files_dated_ahead_are_dated_now(run: Path) -> None:
+    ahead = time.time() + AHEAD
+    for path in (run / "verdicts" / "gemm.jsonl", run / "summary.json", run / "cases"):
+        os.utime(path, (ahead, ahead))
+    settle(run, Path())
+    assert not [path for path in run.rglob("*") if path.stat().st_mtime > time.time()]
+
+
+def test_another_runs_files_are_left_alone_while_it_runs(run: Path) -> None:
+    (run / ".snakemake" / "locks").mkdir(parents=True)
+    (run / ".snakemake" / "locks" / "0.output.lock").touch()
+    (run / "verdicts" / "gemm.jsonl").unlink()
+    assert settle(run, Path()) == []
+    assert changed(run, json.loads((run / "summary.json").read_text(encoding="utf-8")))
+
+
+def test_a_failed_judge_never_shows_the_table_of_the_run_before(tmp_path: Path) -> None:
+    dataset = own_dataset(tmp_path / "dataset", NORM, OTHER_NORM)
+    (tmp_path / "copy").mkdir()
+    repository = Repository.copy(tmp_path / "copy", dataset={"path": str(dataset)})
+    assert repository.verify().code == 0
+    file = dataset / "definitions" / f"{NORM}.json"
+    definition = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(definition | {"reference": definition["reference"] + WRONG}), encoding="utf-8")
+    kills = "    raise SystemExit(3)\n    judge("
+    repository.edit("scripts/judge.py", "    judge(", kills)
+    assert repository.verify().code == 2
+    again = repository.verify()
+    assert again.code == 2, again.out
+    assert "VERIFIED:" not in again.out
+    repository.edit("scripts/judge.py", kills, "    judge(")
+    judged = repository.verify()
+    assert judged.code == 1, judged.out
+    assert "NOT VERIFIED" in judged.out
+    ahead = time.time() + AHEAD
+    for path in (repository.root / "results").rglob("*"):
+        if path.suffix in {".json", ".jsonl"}:
+            os.utime(path, (ahead, ahead))
+    file.write_text(json.dumps(definition), encoding="utf-8")
+    righted = repository.verify()
+    assert righted.code == 0, righted.out
+    assert "VERIFIED: 2 definitions: 2 pass" in righted.out
