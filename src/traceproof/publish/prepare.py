@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,11 @@ from traceproof.publish.describe import description, file_list
 from traceproof.publish.ledger import Ledger, keep
 from traceproof.publish.references import write_tests
 from traceproof.store import write_json, write_text
+from traceproof.tokens import without_secrets
 
 Per = Literal["definition", "op_type", "all"]
 LEDGER = "ledger.jsonl"
 TAIL = 8  # lines of a failed program's output; the cause stands last
-# What a job or a program that runs strangers' code must not see, even where its caller forgot.
-SECRETS = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,18 +152,11 @@ def _write_parts(source: Source, tree: Tree, names: Sequence[str], parts: Path) 
         command += ["--ledger", str(source.run / LEDGER), "--only", *names]
         oracle = source.run / "actors" / op_type / "oracle.json"
         command += ["--oracle", str(oracle), "--store", str(source.store)] if oracle.is_file() else []
-        environment = without_secrets(os.environ) | {"PYTHONPATH": str(source.root / "src")}
+        environment = without_secrets() | {"PYTHONPATH": str(source.root / "src")}
         done = subprocess.run(command, check=False, text=True, capture_output=True, env=environment)
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if line.strip()][-TAIL:]
             raise TraceproofError(f"the parts of op_type {op_type} could not be made", problems=said)
-
-
-def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment for a program that has no business with tokens."""
-    return {
-        name: value for name, value in environment.items() if not any(word in name.upper() for word in SECRETS)
-    }
 
 
 def dry_run(prepared: Prepared, out: Path, *, allow_changes: bool, base: Base | None = None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from traceproof.errors import TraceproofError
+from traceproof.tokens import HUB_TOKENS, without_secrets
 
 TAIL = 6  # lines of git's output that an error shows; the cause stands last
 POLL_SECONDS = 0.1
@@ -125,7 +126,7 @@ class Git:
             process = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env=environment(lfs=self.lfs),
+                env=environment(lfs=self.lfs, network=watched),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.PIPE,
@@ -224,10 +225,14 @@ def _bytes_of_packs(folder: Path) -> int:
     return total
 
 
-def environment(*, lfs: bool = False) -> Mapping[str, str]:
-    """The environment of git: the user's, without prompts and without another repository's variables."""
-    foreign = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}
-    inherited = {key: value for key, value in os.environ.items() if key not in foreign}
+def environment(*, lfs: bool = False, network: bool = False) -> Mapping[str, str]:
+    """The environment of git: the user's, without prompts and without another repository's variables.
+
+    Secrets stay behind, but for what a credential helper may read where a command asks a remote.
+    """
+    foreign = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", *HUB_TOKENS}
+    given = os.environ if network else without_secrets()
+    inherited = {key: value for key, value in given.items() if key not in foreign}
     return {
         "GIT_SSH_COMMAND": "ssh -o BatchMode=yes -o ConnectTimeout=30",
         "GIT_HTTP_LOW_SPEED_LIMIT": "1",

@@ -15,12 +15,13 @@ from typing import IO
 
 from traceproof.digests import digest_files
 from traceproof.errors import TraceproofError
+from traceproof.package_index import download_sdist
 from traceproof.sources.model import Pin
 from traceproof.sources.moving import State
 from traceproof.store import disk_errors, write_json
+from traceproof.tokens import without_secrets
 
 NOTE = ".traceproof-source.json"  # in an unpacked package: what it is, and the digest of its files
-TAIL = 6  # lines of pip's output that an error shows
 
 
 def bring_package(target: Path, pin: Pin) -> tuple[State, Pin]:
@@ -85,26 +86,14 @@ def _present(target: Path) -> Pin | None:
 
 
 def _download(pin: Pin, folder: Path) -> Path:
+    """The wheel, which pip only copies; else the source package, as a file."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
-    requirement = f"{pin.package}=={pin.version}"
-    said = ""
-    for form in (["--only-binary", ":all:"], ["--no-binary", str(pin.package)]):
-        done = subprocess.run(
-            [*command, *form, "--dest", str(folder), requirement],
-            check=False,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        if done.returncode == 0:
-            return next(folder.iterdir())
-        said = done.stdout
-    raise TraceproofError(
-        f"pip could not download {requirement}",
-        problems=[line.strip() for line in said.splitlines() if line.strip()][-TAIL:],
-        todo="Check the version, the network and `pip config list`.",
-    )
+    command += ["--only-binary", ":all:", "--dest", str(folder), f"{pin.package}=={pin.version}"]
+    environment = without_secrets()
+    done = subprocess.run(command, check=False, capture_output=True, stdin=subprocess.DEVNULL, env=environment)
+    if done.returncode == 0:
+        return next(folder.iterdir())
+    return download_sdist(str(pin.package), str(pin.version), folder, sha256=None)
 
 
 def _expect(pin: Pin, archive: Path, sha256: str) -> None:
