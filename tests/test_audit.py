@@ -12,6 +12,7 @@ from definitions import GOOD, rmsnorm, write
 
 from traceproof.audit.findings import as_sarif, as_text
 from traceproof.audit.run import CODES, Settings, audit
+from traceproof.cli.audit_tests import _closing
 from traceproof.errors import TraceproofError
 
 RIGHT = """
@@ -108,8 +109,9 @@ def test_an_api_that_is_gone_is_found_and_one_that_is_there_is_not(dataset: Path
     folder.mkdir()
     (folder / "test_x.py").write_text("import flashinfer\nflashinfer.norm.rmsnorm(1)\nflashinfer.norm.gone(1)\n")
     report = audit(folder, Settings(dataset=dataset, flashinfer=package.parent))
-    assert [(f.code, f.line, f.column) for f in report.findings] == [("TA401", 3, 1)]
-    assert "has no gone" in report.findings[0].evidence
+    (gone,) = [finding for finding in report.findings if finding.code == "TA401"]
+    assert (gone.line, gone.column) == (3, 1)
+    assert "has no gone" in gone.evidence
 
 
 def test_running_shows_what_passes_without_comparing_and_which_tolerance_lets_zeros_pass(dataset: Path) -> None:
@@ -163,3 +165,44 @@ def test_the_command_gives_exit_codes(dataset: Path) -> None:
     absent = subprocess.run([*command[:-2], str(folder / "no")], check=False, capture_output=True, text=True)
     assert absent.returncode == 2
     assert "is no folder" in absent.stderr
+
+
+def test_a_file_that_takes_too_long_is_a_finding_and_what_it_showed_counts(dataset: Path) -> None:
+    folder = dataset / "tests"
+    folder.mkdir()
+    text = "import subprocess\n\ndef test_quick():\n    print(1)\n\ndef test_slow():\n"
+    (folder / "test_x.py").write_text(f"{text}    subprocess.run(['sleep', '600'])\n    assert f() == 1\n")
+    said: list[str] = []
+    settings = Settings(dataset=dataset, python=sys.executable, seconds=20.0, say=said.append)
+    report = audit(folder, settings)
+    (late,) = [finding for finding in report.findings if finding.code == "TA109"]
+    assert late.evidence.startswith("after 20 s in test_slow; 1 of 2 tests in 2")
+    assert [f.evidence for f in report.findings if f.code == "TA107"] == [
+        "test_quick passed without a GPU, after 0 comparisons"
+    ]
+    assert said[0] == "1/1  test_x.py  running, at most 20 s"
+    assert said[1].startswith("1/1  test_x.py  timed out: 1 of 2 tests in 2")
+
+
+def test_inherited_tests_are_counted_by_running_and_named_by_reading(dataset: Path) -> None:
+    folder = dataset / "tests"
+    folder.mkdir()
+    (folder / "suite.py").write_text("class Suite:\n    def test_a(self):\n        assert 1\n")
+    (folder / "test_x.py").write_text("from suite import Suite\n\nclass TestOne(Suite):\n    pass\n")
+    (folder / "test_y.py").write_text("def helper():\n    pass\n")
+    read, ran = (audit(folder, Settings(dataset=dataset, python=one)) for one in (None, sys.executable))
+    assert [(report.tests, report.collected) for report in (read, ran)] == [(0, None), (0, 1)]
+    assert read.inherited == ran.inherited == {"test_x.py": "Suite"}
+    assert [(f.path.name, f.code) for f in read.findings] == [("test_y.py", "TA108")]
+    text = "\n".join(_closing(read))
+    assert "test_x.py: no tests of its own; its classes inherit those of Suite, which were not read" in text
+    assert "leave --no-run out" in text
+    assert "0 tests written in 2 files, 1 collected by pytest" in "\n".join(_closing(ran))
+
+
+def test_a_file_that_cannot_be_collected_says_why(dataset: Path) -> None:
+    folder = dataset / "tests"
+    folder.mkdir()
+    (folder / "test_x.py").write_text("import torch.no_such_module\n\ndef test_a():\n    assert f() == 1\n")
+    report = audit(folder, Settings(dataset=dataset, python=sys.executable))
+    assert "No module named 'torch.no_such_module'" in report.not_run["test_x.py"]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traceproof.audit import copies, static
+from traceproof.audit import copies, process, static
 from traceproof.audit.findings import Code, Finding, at
 from traceproof.audit.source import Function, TestFile
 from traceproof.dataset.definition import Definition
@@ -18,7 +16,7 @@ from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
 
-SECONDS = 180.0  # for one file; a reference over a few gigabytes of weights takes most of it
+SECONDS = 180.0  # for one file, if nothing else is said; a reference over gigabytes of weights takes most of it
 CODES: Mapping[str, Code] = {
     code.code: code
     for code in (
@@ -39,6 +37,8 @@ CODES: Mapping[str, Code] = {
         Code("TA301", "has a tolerance under which a wrong answer passes (seen by running it)", "tighten it"),
         Code("TA302", "draws without a seed", "torch.manual_seed before drawing"),
         Code("TA303", "uses identity page tables only", "permute the pages"),
+        Code("TA108", "holds no test", "name functions test_*, or remove the file"),
+        Code("TA109", "timed out (seen by running it)", "make it faster, or give more --seconds"),
         Code("TA401", "calls an API that does not exist", "call what that version has"),
     )
 }
@@ -52,21 +52,34 @@ class Settings:
         dataset: the definitions that the tests are of.
         flashinfer: an unpacked FlashInfer; None: APIs are not checked.
         python: an interpreter with torch and pytest; None: nothing is run.
+        seconds: of one file.
+        say: takes a line whenever a file begins or ends to run.
     """
 
     dataset: Path
     flashinfer: Path | None = None
     python: str | None = None
+    seconds: float = SECONDS
+    say: Callable[[str], None] = field(default=lambda _: None)
 
 
 @dataclass(slots=True)
 class Report:
-    """What an audit found; `not_run` says why a trial of a file could not be made."""
+    """What an audit found.
+
+    Attributes:
+        tests: how many tests stand in the files.
+        collected: how many pytest found, inherited and parametrised ones too; None where no file was run.
+        not_run: why a trial of a file could not be made.
+        inherited: files without tests of their own, and what their classes inherit from.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     files: int = 0
     tests: int = 0
+    collected: int | None = None
     not_run: dict[str, str] = field(default_factory=dict)
+    inherited: dict[str, str] = field(default_factory=dict)
 
 
 def audit(folder: Path, settings: Settings) -> Report:
@@ -82,7 +95,7 @@ def audit(folder: Path, settings: Settings) -> Report:
     definitions = {name: entry.definition for name, entry in tree.definitions.items()}
     package = Package(settings.flashinfer) if settings.flashinfer is not None else None
     report = Report(files=len(paths))
-    for path in paths:
+    for number, path in enumerate(paths, start=1):
         relative = path.relative_to(folder)
         try:
             file = TestFile(relative, path.read_text(encoding="utf-8"))
@@ -90,23 +103,58 @@ def audit(folder: Path, settings: Settings) -> Report:
             report.findings.append(Finding(relative, 1, 1, 1, 1, "TA000", str(error)))
             continue
         report.tests += len(file.tests)
-        report.findings += [*static.check(file), *copies.check(file, definitions)]
+        report.findings += [*static.check(file), *copies.check(file, definitions), *_empty(file, report)]
         if package is not None:
             report.findings += copies.check_api(file, package)
         if settings.python is not None:
-            report.findings += _run(path, file, definitions, settings.python, report)
+            label = f"{number}/{len(paths)}  {relative}"
+            report.findings += _run(path, file, definitions, settings, report, label)
     report.findings = sorted(set(report.findings))
     return report
 
 
-def _run(
-    path: Path, file: TestFile, definitions: Mapping[str, Definition], python: str, report: Report
+def _empty(file: TestFile, report: Report) -> Iterator[Finding]:
+    """A file without tests of its own: classes may inherit some, which reading does not follow."""
+    if file.tests:
+        return
+    bases = file.bases
+    if bases:
+        report.inherited[file.path.as_posix()] = ", ".join(bases)
+    else:
+        yield at(
+            file.path, file.tree, "TA108", "no function is named test_*, and no class inherits any", file.lines
+        )
+
+
+def _run(  # noqa: PLR0913, PLR0917 - the parts of one trial
+    path: Path,
+    file: TestFile,
+    definitions: Mapping[str, Definition],
+    settings: Settings,
+    report: Report,
+    label: str,
 ) -> Iterator[Finding]:
-    outcome = _trial(path, file, definitions, python)
-    if "not_run" in outcome:
-        report.not_run[file.path.as_posix()] = outcome["not_run"]
-    yield from _lax(file, outcome.get("wrong", ()))
-    for row in outcome.get("pytest", ()):
+    assert settings.python is not None
+    settings.say(f"{label}  running, at most {settings.seconds:g} s")
+    started = time.monotonic()
+    outcome = process.run(path, _order(path, file, definitions), python=settings.python, seconds=settings.seconds)
+    collected = outcome.collected or 0
+    report.collected = (report.collected or 0) + collected
+    ended = f"{len(outcome.rows)} of {collected} tests in {time.monotonic() - started:.0f} s"
+    settings.say(f"{label}  {'timed out: ' if outcome.timed_out else ''}{ended}")
+    untried = f"no wrong answer was tried: {outcome.not_tried}" if outcome.not_tried and file.tests else ""
+    problems = [problem for problem in (outcome.crashed, *outcome.problems, untried) if problem]
+    if problems:
+        report.not_run[file.path.as_posix()] = "; ".join(problems)
+    yield from _lax(file, outcome.wrong)
+    yield from _uncompared(file, outcome.rows)
+    if outcome.timed_out:
+        where = f"in {outcome.running}" if outcome.running else "before the first test"
+        yield at(file.path, file.tree, "TA109", f"after {settings.seconds:g} s {where}; {ended}", file.lines)
+
+
+def _uncompared(file: TestFile, rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    for row in rows:
         test = file.functions.get(row["test"].partition("[")[0])
         if test is not None and row["outcome"] == "passed" and not row["comparisons"]:
             yield at(
@@ -114,8 +162,8 @@ def _run(
             )
 
 
-def _lax(file: TestFile, rows: Any) -> Iterator[Finding]:  # noqa: ANN401 - JSON
-    """One finding a test and wrong answer, where every output lets it pass or one does."""
+def _lax(file: TestFile, rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    """One finding per test and wrong answer, where every output lets it pass or one does."""
     for row in rows:
         if row["passes"]:
             test: Function = file.functions[row["test"]]
@@ -124,20 +172,8 @@ def _lax(file: TestFile, rows: Any) -> Iterator[Finding]:  # noqa: ANN401 - JSON
             yield at(file.path, test, "TA301", what, file.lines)
 
 
-def _trial(path: Path, file: TestFile, definitions: Mapping[str, Definition], python: str) -> dict[str, Any]:
+def _order(path: Path, file: TestFile, definitions: Mapping[str, Definition]) -> dict[str, Any]:
+    """What the trial is told of a file."""
     names = [name for name, _ in copies.loaded(file)] or [copies.subject(file, definitions) or ""]
     reference = next((definitions[name].reference for name in names if name in definitions), None)
-    order = {"path": str(path.resolve()), "reference": reference, "tests": [test.name for test in file.tests]}
-    source = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "PYTHONPATH": source, "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [python, "-m", "traceproof.audit.trial", json.dumps(order)]
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False, cwd=path.parent
-        )
-    except subprocess.TimeoutExpired:
-        return {"not_run": f"not done after {SECONDS:g} s"}
-    if done.returncode:
-        return {"not_run": f"ended with {done.returncode}: {done.stderr.strip()[-300:]}"}
-    value: dict[str, Any] = json.loads(done.stdout)
-    return value
+    return {"path": str(path.resolve()), "reference": reference, "tests": [test.name for test in file.tests]}

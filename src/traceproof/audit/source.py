@@ -45,6 +45,14 @@ class TestFile:
         """What pytest collects by name."""
         return tuple(node for name, node in self.functions.items() if name.startswith("test"))
 
+    @cached_property
+    def bases(self) -> tuple[str, ...]:
+        """What the file's test classes inherit from, where they inherit from anything."""
+        classes = [
+            node for node in self.tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test")
+        ]
+        return tuple(sorted({dotted(base) for node in classes for base in node.bases} - {"", "object"}))
+
     def reached(self, function: Function) -> tuple[Function, ...]:
         """The function and those of the file that it calls, and so on."""
         found: dict[str, Function] = {}

@@ -1,7 +1,8 @@
-"""Running a test file to see what it lets pass. `python -m traceproof.audit.trial ORDER` prints one JSON object.
+"""Running a test file to see what it lets pass: `python -m traceproof.audit.trial RECORD ORDER`.
 
-Runs in an environment with torch and pytest. Packages that the file imports and that are absent get stand-ins,
-whose functions raise when they are called: what a test does before it needs a kernel still runs.
+Writes a JSON line to RECORD for all that is known, as soon as it is: a file that takes too long has shown
+something until then. Runs in an environment with torch and pytest. Packages that the file imports and that are
+absent get stand-ins, whose functions raise when they are called: what a test does before it needs a kernel is run.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 
 GENERATORS = ("generate_random_inputs", "generate_random_inputs_moe", "make_inputs", "generate_inputs")
 RATIOS = ("hit_ratio", "percent", "required_hit_ratio", "min_hit_ratio")
+Note = Callable[[Mapping[str, Any]], None]  # takes one line of the record
 SEED = 0
 PLENTY = 512  # for sizes that the test would have computed: how many pages there are, mostly
 
@@ -77,22 +79,20 @@ def stand_in(source: str) -> tuple[str, ...]:
     return tuple(sorted(absent))
 
 
-def run_pytest(path: Path) -> list[dict[str, Any]]:
-    """Outcome of every test of a file, and how many comparisons it made."""
+def run_pytest(path: Path, note: Note) -> None:
+    """Note the outcome of every test of a file, and how many comparisons it made."""
     import pytest
 
-    watch = _Watch()
     arguments = [str(path), "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        pytest.main(arguments, plugins=[watch])
-    return watch.rows
+        pytest.main(arguments, plugins=[_Watch(note)])
 
 
 class _Watch:
     """A pytest plugin that counts comparisons."""
 
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
+    def __init__(self, note: Note) -> None:
+        self.note = note
         self.count = 0
         for owner, name in (
             (torch, "allclose"),
@@ -109,6 +109,19 @@ class _Watch:
 
         return counting
 
+    def pytest_collection_finish(self, session: Any) -> None:  # noqa: ANN401 - pytest's session
+        """How many tests there are."""
+        self.note({"collected": len(session.items)})
+
+    def pytest_collectreport(self, report: Any) -> None:  # noqa: ANN401 - pytest's report
+        """A file that can not be collected."""
+        if report.failed:
+            self.note({"problem": _last_line(report)})
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A test begins."""
+        self.note({"begun": nodeid.partition("::")[2]})
+
     def pytest_runtest_setup(self) -> None:
         """Start counting."""
         self.count = 0
@@ -116,15 +129,19 @@ class _Watch:
     def pytest_runtest_logreport(self, report: Any) -> None:  # noqa: ANN401 - pytest's report
         """Note what came of a test."""
         if report.when == "call" or report.outcome != "passed":
-            said = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr or "")
-            self.rows.append(
+            self.note(
                 {
                     "test": report.nodeid.rpartition("::")[2],
                     "outcome": report.outcome,
                     "comparisons": self.count,
-                    "message": said.strip().splitlines()[-1][-200:] if said.strip() else "",
+                    "message": _last_line(report),
                 }
             )
+
+
+def _last_line(report: Any) -> str:  # noqa: ANN401 - pytest's report
+    said = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr or "").strip()
+    return said.splitlines()[-1][-200:] if said else ""
 
 
 def wrong_answers(path: Path, reference: str | None, tests: Sequence[str]) -> list[dict[str, Any]]:
@@ -253,23 +270,26 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-def main(order: Mapping[str, Any]) -> dict[str, Any]:
+def main(order: Mapping[str, Any], note: Note) -> None:
     """Both trials of one file; what a trial could not do is a text in its place."""
     torch.set_num_threads(1)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what a machine without a GPU sees is the question
     path = Path(order["path"])
-    absent = stand_in(path.read_text(encoding="utf-8"))
-    result: dict[str, Any] = {"absent": absent}
+    stand_in(path.read_text(encoding="utf-8"))
     try:
         with redirect_stdout(io.StringIO()):
-            result["wrong"] = wrong_answers(path, order["reference"], order["tests"])
+            note({"wrong": wrong_answers(path, order["reference"], order["tests"])})
     except Exception as error:  # noqa: BLE001 - whatever a stranger's file raises is the answer
-        result["not_run"] = f"{type(error).__name__}: {error}"[:300]
-    result["pytest"] = run_pytest(path)
-    return result
+        note({"not_tried": f"{type(error).__name__}: {error}"[:300]})
+    run_pytest(path, note)
 
 
 if __name__ == "__main__":
-    real = sys.stdout
-    outcome = main(json.loads(sys.argv[1]))
-    json.dump(outcome, real)
+    with Path(sys.argv[1]).open("w", encoding="utf-8") as record:
+
+        def note_line(line: Mapping[str, Any]) -> None:
+            """Write one line, at once."""
+            record.write(json.dumps(line) + "\n")
+            record.flush()
+
+        main(json.loads(sys.argv[2]), note_line)

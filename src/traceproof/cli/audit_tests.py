@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from traceproof.audit.findings import as_sarif, as_text
-from traceproof.audit.run import CODES, Report, Settings, audit
+from traceproof.audit.run import CODES, SECONDS, Report, Settings, audit
 from traceproof.cli import run
+from traceproof.cli.interpreter import interpreter, say
 from traceproof.errors import TraceproofError
-
-PYTHON = Path(".venvs/torch/bin/python")
 
 
 def audit_tests(  # noqa: PLR0913 - one parameter an option
@@ -24,8 +24,13 @@ def audit_tests(  # noqa: PLR0913 - one parameter an option
     ] = None,
     flashinfer_path: Annotated[Path | None, typer.Option(help="An unpacked FlashInfer; checks API names.")] = None,
     torch_python: Annotated[
-        Path | None, typer.Option(help="Interpreter with torch and pytest, to run the files with.")
+        Path | None,
+        typer.Option(
+            help="Interpreter with torch and pytest, to run the files with; that of the torch stack if left out, "
+            "whose environment is built first where it is absent."
+        ),
     ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds that one file may run.")] = SECONDS,
     no_run: Annotated[bool, typer.Option("--no-run", help="Read only, run nothing.")] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the findings as JSON; - is stdout.")
@@ -44,13 +49,14 @@ def audit_tests(  # noqa: PLR0913 - one parameter an option
         dataset=dataset.expanduser() if dataset is not None else _above(folder),
         flashinfer=flashinfer_path,
         python=None if no_run else _python(torch_python),
+        seconds=seconds,
+        say=say,
     )
     report = audit(folder, settings)
     run.write_result(sarif_file, as_sarif(report.findings, CODES))
     run.write_result(json_file, _json(report))
     text = as_text(report.findings, CODES)
-    text += f"{report.tests} tests in {report.files} files: {len(report.findings)} findings\n"
-    text += "".join(f"not run: {name}: {why}\n" for name, why in report.not_run.items())
+    text += "".join(f"{line}\n" for line in _closing(report))
     (sys.stderr if "-" in {str(json_file), str(sarif_file)} else sys.stdout).write(text)
     raise typer.Exit(run.FINDINGS if report.findings else run.FINE)
 
@@ -63,17 +69,27 @@ def _above(folder: Path) -> Path:
 
 
 def _python(given: Path | None) -> str:
-    python = (given if given is not None else PYTHON).expanduser().absolute()
-    if not python.is_file():
-        todo = "Give one with torch and pytest as --torch-python, or --no-run to read only."
-        raise TraceproofError(f"there is no interpreter {python}", todo=todo)
-    return str(python)
+    return interpreter(given, stack="torch", needs=("torch", "pytest"), option="--torch-python")
+
+
+def _closing(report: Report) -> Iterator[str]:
+    """What could not be looked at, then the counts."""
+    for name, why in report.not_run.items():
+        yield f"not run: {name}: {why}"
+    for name, bases in report.inherited.items():
+        yield f"{name}: no tests of its own; its classes inherit those of {bases}, which were not read"
+    ran = "" if report.collected is None else f", {report.collected} collected by pytest"
+    yield f"{report.tests} tests written in {report.files} files{ran}: {len(report.findings)} findings"
+    if report.inherited and report.collected is None:
+        yield "Inherited tests are seen only by running them: leave --no-run out."
 
 
 def _json(report: Report) -> dict[str, object]:
     return {
         "files": report.files,
         "tests": report.tests,
+        "collected": report.collected,
+        "inherited": report.inherited,
         "not_run": report.not_run,
         "findings": [finding.as_json() for finding in report.findings],
     }

@@ -9,10 +9,9 @@ from typing import Annotated
 import typer
 
 from traceproof.cli import run
+from traceproof.cli.interpreter import interpreter, say
 from traceproof.coverage.run import as_json, as_text, of_plan, of_recorded, of_suite
 from traceproof.errors import TraceproofError
-
-PYTHON = Path(".venvs/fla/bin/python")
 
 
 def coverage(  # noqa: PLR0913 - one parameter an option
@@ -27,7 +26,10 @@ def coverage(  # noqa: PLR0913 - one parameter an option
     tests: Annotated[
         Path | None, typer.Option(help="A kernel library's tests of linear attention, file or folder.")
     ] = None,
-    python: Annotated[Path, typer.Option(help="Interpreter with what --tests imports.")] = PYTHON,
+    python: Annotated[
+        Path | None,
+        typer.Option(help="Interpreter with what --tests imports and pytest; that of the fla stack if left out."),
+    ] = None,
     run_tests: Annotated[bool, typer.Option("--run", help="Run --tests, not only collect them.")] = False,
     library: Annotated[str, typer.Option(help="Package whose calls --run notes.")] = "fla",
     gaps: Annotated[int, typer.Option(min=0, help="Pairs shown of each op_type.")] = 10,
@@ -42,7 +44,9 @@ def coverage(  # noqa: PLR0913 - one parameter an option
     if recorded is not None and dataset is None:
         raise TraceproofError("--recorded needs --dataset: the definitions tell what a case means")
     if tests is not None:
-        found = [of_suite(tests, python=str(python.absolute()), run=run_tests, library=library)]
+        chosen = interpreter(python, stack="fla", needs=("pytest",), option="--python")
+        say(f"{tests}: {'running' if run_tests else 'collecting'} its tests with {chosen}")
+        found = [of_suite(tests, python=chosen, run=run_tests, library=library)]
     elif recorded is not None and dataset is not None:
         found = of_recorded(recorded, dataset)
     else:

@@ -65,14 +65,20 @@ def of_suite(path: Path, *, python: str, run: bool, library: str = "fla") -> Cov
     """Coverage of a kernel library's tests of linear attention: by their calls if run, else by their parameters.
 
     Raises:
-        TraceproofError: no test could be collected.
+        TraceproofError: no test could be collected, or the suite takes longer than SECONDS.
     """
     order = json.dumps({"path": str(path.resolve()), "run": run, "library": library})
     source = str(Path(__file__).resolve().parents[2])
     known = [part for part in (source, os.environ.get("PYTHONPATH")) if part]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(known)}
     command = [python, "-m", "traceproof.coverage.collect", order]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        todo = "Give fewer files as --tests, or leave --run out."
+        raise TraceproofError(f"{path}: its tests were not done after {SECONDS:g} s", todo=todo) from error
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     if not rows:
         problems = done.stderr.strip().splitlines()[-5:]

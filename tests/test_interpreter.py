@@ -1,0 +1,67 @@
+"""Commands that run other people's tests take the interpreter that a run would take."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from traceproof import stacks
+from traceproof.cli import interpreter as module
+from traceproof.cli.interpreter import interpreter
+from traceproof.errors import TraceproofError
+from traceproof.stacks import Stack
+
+
+def found(given: Path | None, *needs: str, stack: str = "torch") -> str:
+    return interpreter(given, stack=stack, needs=needs or ("json",), option="--torch-python")
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Stack]:
+    """Stacks that were made ready, each by this interpreter; the machine has no driver."""
+    stacks_made: list[Stack] = []
+
+    def ready(stack: Stack, **_: object) -> Path:
+        stacks_made.append(stack)
+        return Path(sys.executable)
+
+    monkeypatch.setattr(module, "ready", ready)
+    monkeypatch.setattr(stacks, "CUDA_DRIVER", ())
+    return stacks_made
+
+
+@pytest.mark.parametrize("stack", ["torch", "fla"])
+def test_a_machine_without_a_gpu_takes_its_cpu_environment(made: list[Stack], stack: str) -> None:
+    assert found(None, stack=stack) == sys.executable
+    assert made == [Stack(stack, "cpu", ".venvs/cpu/bin/python")]
+
+
+def test_a_given_interpreter_may_be_a_path_or_a_program(made: list[Stack]) -> None:
+    assert found(Path(sys.executable)) == sys.executable
+    assert Path(found(Path(Path(sys.executable).name))).name == Path(sys.executable).name
+    assert not made
+
+
+@pytest.mark.parametrize(
+    ("given", "needs", "said"),
+    [
+        (Path("/nowhere/python"), (), "there is no interpreter /nowhere/python"),
+        (Path("/bin/false"), (), "/bin/false is no interpreter that can be used"),
+        (Path(sys.executable), ("json", "no_such_package"), "has no no_such_package"),
+    ],
+)
+def test_an_interpreter_that_will_not_do_says_so_before_anything_runs(
+    given: Path, needs: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(TraceproofError, match=said) as caught:
+        found(given, *needs)
+    assert "--torch-python" in caught.value.todo
+
+
+def test_a_configured_interpreter_that_lacks_something_names_the_key(made: list[Stack]) -> None:
+    with pytest.raises(TraceproofError, match="has no no_such_package") as caught:
+        found(None, "no_such_package")
+    assert "stacks.torch.python" in caught.value.todo
+    assert made
