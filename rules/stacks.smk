@@ -37,6 +37,11 @@ def stack_linked(wildcards):
     return FLOW.sources.linked(wildcards.stack)
 
 
+def stack_cuda_home(wildcards):
+    """The CUDA toolkit of this machine that the stack compiles with, if one is configured."""
+    return FLOW.stacks[wildcards.stack].cuda_home
+
+
 def stack_source_state(wildcards):
     """What that source is now."""
     return FLOW.sources.state(wildcards.stack)
@@ -74,9 +79,11 @@ rule stack:
         source=stack_source,
         state=stack_source_state,
         linked=stack_linked,
+        cuda_home=stack_cuda_home,
     shell:
         "{DRIVER} scripts/stack.py --stack {wildcards.stack} --python {params.python:q} --source={params.source:q}"
-        " --state={params.state:q} --linked {params.linked:q} --out {output} --log {log}"
+        " --state={params.state:q} --linked {params.linked:q} --cuda-home={params.cuda_home:q}"
+        " --out {output} --log {log}"
 
 
 rule dependencies:

@@ -15,13 +15,14 @@ PARSER.add_argument("--python", required=True)
 PARSER.add_argument("--source", required=True, help="where its package is taken from: locked, a folder, or empty")
 PARSER.add_argument("--state", required=True, help="what that source is now")
 PARSER.add_argument("--linked", type=Path, required=True, help="folder from which such a package is imported")
+PARSER.add_argument("--cuda-home", required=True, help="toolkit of the machine; empty: its environment's")
 PARSER.add_argument("--out", type=Path, required=True)
 PARSER.add_argument("--log", type=Path, required=True)
 
 
 def main() -> None:
     """Ask its interpreter."""
-    stack = Stack.at(options.stack, options.python)
+    stack = Stack.at(options.stack, options.python, cuda_home=options.cuda_home)
     record_stack(stack, options.source, state=options.state, linked=options.linked, out=options.out)
 
 

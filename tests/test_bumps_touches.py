@@ -119,6 +119,7 @@ RECORD = {
     "digest": "d",
     "versions": {"flashinfer-python": "1", "torch": "2"},
     "device": "cpu",
+    "cuda_home": "",
 }
 
 

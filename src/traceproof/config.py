@@ -117,13 +117,19 @@ class TruthStack(Stack):
     source: Text | None = None
 
 
+class CompiledStack(TruthStack):
+    """One whose kernels nvcc compiles: by the pins' wheels, or by the machine's toolkit in `cuda_home`."""
+
+    cuda_home: Text | None = None
+
+
 class Stacks(BaseModel):
     """The stacks by name."""
 
     model_config = CLOSED
     torch: TorchStack = TorchStack()
-    flashinfer: TruthStack = TruthStack()
-    sglang: TruthStack = TruthStack()
+    flashinfer: CompiledStack = CompiledStack()
+    sglang: CompiledStack = CompiledStack()
     fla: TruthStack = TruthStack()
     extract: Stack = Stack()
 

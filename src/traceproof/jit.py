@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from traceproof import toolkit
+
 GIB = 1 << 30
 RECORDS = "TRACEPROOF_BUILT"  # variable that names the files that say what came of each module
 # What FlashInfer and Triton read their command lines from: a worker that lacks one compiles everything again.
@@ -146,8 +148,14 @@ def _start(stack: str, module: Module) -> _Running:
     nice = 0 if module.generator in LONG_FILES else OTHERS_NICE
     order = json.dumps({"stack": stack, "nice": nice, **dataclasses.asdict(module)})
     command = [sys.executable, "-m", "traceproof.jit", order]
+    programs = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]  # ninja is the stack's
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=os.environ | {"PATH": os.pathsep.join(programs)},
     )
     return _Running(module, process, log)
 
@@ -189,6 +197,9 @@ def environment(caches: Path, stack: Mapping[str, Any]) -> dict[str, str]:
     """
     folder = (caches / stack.get("cache", stack["digest"])[:16]).absolute()
     compilers = {name: os.environ[name] for name in COMPILERS if name in os.environ}
+    home = toolkit.home(stack.get("cuda_home", ""))
+    if home is not None:
+        compilers |= {"CUDA_HOME": str(home), "CUDA_PATH": str(home)}
     return compilers | {
         LIBRARIES: str(folder / "libraries"),
         "FLASHINFER_WORKSPACE_BASE": str(folder),

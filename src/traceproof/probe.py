@@ -10,6 +10,8 @@ import sys
 from importlib import metadata
 from typing import Any
 
+from traceproof import toolkit
+
 # Packages whose versions can change an output; absent ones are left out.
 PACKAGES = (
     "apache-tvm-ffi",
@@ -23,14 +25,18 @@ PACKAGES = (
     "safetensors",
     "sglang",
     "sgl-kernel",
+    "sglang-kernel",
     "torch",
     "transformers",
     "triton",
 )
 
 
-def probe() -> dict[str, Any]:
-    """Versions and the device; nothing that names the machine, so that equal machines give equal digests."""
+def probe(cuda_home: str = "") -> dict[str, Any]:
+    """Versions and the device; nothing that names the machine, so that equal machines give equal digests.
+
+    `cuda_home` is the toolkit of this machine that kernels are compiled with; empty: the environment's.
+    """
     import torch
 
     versions = {}
@@ -40,11 +46,13 @@ def probe() -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             continue
     versions["torch"] = str(torch.__version__)  # with its build's label, which the metadata may lack
+    home = toolkit.home(cuda_home)
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "machine": platform.machine(),
         "versions": versions,
         "cuda": torch.version.cuda,
+        "compiler": None if home is None else toolkit.release(home),
         "device_type": "cpu",
         "device": f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "capability": None,
@@ -71,4 +79,4 @@ def _driver() -> str | None:
 
 
 if __name__ == "__main__":
-    json.dump(probe(), sys.stdout)
+    json.dump(probe(*sys.argv[1:]), sys.stdout)

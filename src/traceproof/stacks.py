@@ -8,11 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from traceproof import toolkit
 from traceproof.config import Config
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
@@ -37,18 +39,20 @@ class Stack:
         name: a name out of NAMES, or EXTRACT.
         environment: the environment in .venvs/ that is built for it; None: a given interpreter is used.
         python: its interpreter, relative to the repository where it is built there.
+        cuda_home: the CUDA toolkit of this machine that it compiles with; empty: its environment's.
     """
 
     name: str
     environment: str | None
     python: str
+    cuda_home: str = ""
 
     @classmethod
-    def at(cls, name: str, python: str) -> Stack:
+    def at(cls, name: str, python: str, *, cuda_home: str = "") -> Stack:
         """The stack that runs in `python`."""
         path = Path(python)
         ours = path.parts[:1] == FOLDER.parts
-        return cls(name, path.parts[1] if ours else None, python)
+        return cls(name, path.parts[1] if ours else None, python, cuda_home)
 
 
 def has_driver() -> bool:
@@ -59,8 +63,9 @@ def has_driver() -> bool:
 def resolve(config: Config, name: str) -> Stack:
     """Where a stack runs by the configuration and, for `env: auto`, by this machine."""
     settings = getattr(config.stacks, name)
+    cuda_home = getattr(settings, "cuda_home", None) or ""
     if settings.python is not None:
-        return Stack(name, None, str(Path(settings.python).expanduser()))
+        return Stack(name, None, str(Path(settings.python).expanduser()), cuda_home)
     environment = name
     driver = has_driver()
     if name == "torch":
@@ -70,7 +75,7 @@ def resolve(config: Config, name: str) -> Stack:
         # Nothing to run there: its actors say so from wherever torch is, and nothing is downloaded for it.
         torch = resolve(config, "torch")
         return Stack(name, torch.environment, torch.python)
-    return Stack(name, environment, str(FOLDER / environment / "bin" / "python"))
+    return Stack(name, environment, str(FOLDER / environment / "bin" / "python"), cuda_home)
 
 
 def build(environment: str, stamp: Path, *, root: Path) -> None:
@@ -88,6 +93,7 @@ def build(environment: str, stamp: Path, *, root: Path) -> None:
         # Workers write no bytecode: each would compile again what it imports.
         uv = [sys.executable, "-m", "uv", "pip", "sync", "--quiet", "--require-hashes", "--compile-bytecode"]
         _run([*uv, "--python", str(python), str(pins)], environment)
+        toolkit.compose(folder, folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages")
     write_json(stamp, {"environment": environment, "pins": _pins(root, environment)})
 
 
@@ -164,7 +170,7 @@ def probe(stack: Stack, *, root: Path, path: Sequence[Path] = ()) -> dict[str, A
     Raises:
         TraceproofError: the interpreter is missing or has no torch.
     """
-    command = [stack.python, "-P", "-m", "traceproof.probe"]
+    command = [stack.python, "-P", "-m", "traceproof.probe", stack.cuda_home]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*path, root / "src"]))}
     try:
         done = subprocess.run(command, check=False, text=True, capture_output=True, env=environment, cwd=root)

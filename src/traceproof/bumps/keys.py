@@ -21,6 +21,8 @@ from traceproof.sources.model import ORIGINS
 from traceproof.stacks import Stack, probe
 from traceproof.store import write_json
 
+# Of a stack's record: what its digest does not cover as it is, or at all.
+UNKEYED = frozenset({"cache", "cuda_home", "digest", "versions"})
 # Found, not imported: importing would need a GPU's libraries.
 FIND = (
     "import importlib.util, sys; spec = importlib.util.find_spec(sys.argv[1]); print(spec.origin if spec else '')"
@@ -57,7 +59,7 @@ def keyed(record: Mapping[str, Any], digest: str | None) -> dict[str, Any]:
     """
     distribution = ORIGINS[str(record["stack"])].package
     versions = {name: value for name, value in record["versions"].items() if name != distribution}
-    rest = {key: value for key, value in record.items() if key not in {"digest", "versions", "cache"}}
+    rest = {key: value for key, value in record.items() if key not in UNKEYED}
     return {**record, "digest": digest_json([rest, versions, digest])}
 
 
@@ -86,8 +88,10 @@ def write_records(
         if old.get("digest") != new["digest"]:
             write_json(path, new)
             changed.append(op_type)
-        elif cache is not None and old["cache"] != cache:
-            write_json(path, old | {"cache": cache})
+            continue
+        kept = old | {"cache": cache or old["cache"], "cuda_home": record["cuda_home"]}
+        if kept != old:
+            write_json(path, kept)
     return changed
 
 
@@ -115,7 +119,7 @@ def record_stack(stack: Stack, source: str, *, state: str, linked: Path, out: Pa
     path = [importable(folder_of(stack.name, source), stack.name, linked)] if source else []
     record = probe(stack, root=Path.cwd(), path=path)
     digest = digest_json([record["digest"], state]) if source else record["digest"]
-    write_json(out, {**record, "digest": digest})
+    write_json(out, {**record, "digest": digest, "cuda_home": stack.cuda_home})
 
 
 def record_dependencies(stack: Stack, record: Mapping[str, Any], source: str, out: Path) -> None:

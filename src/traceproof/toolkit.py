@@ -1,0 +1,112 @@
+"""CUDA toolkit folder of an environment: its compiler's wheels in the layout that kernel packages expect.
+
+`python -m traceproof.toolkit` composes it in the environment of the interpreter that runs it. FlashInfer, SGLang
+and tvm-ffi look for `bin/nvcc`, `include`, `lib64/libcudart.so` and `lib64/stubs/libcuda.so` below CUDA_HOME. The
+wheels bring files, but neither lib64 nor the names that a linker looks for, nor a stub of the driver's library.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from traceproof.errors import TraceproofError
+
+FOLDER = "cuda"  # in the environment
+WHEELS = "nvidia/cu*/bin/nvcc"  # in its packages; one folder per major version of CUDA
+STUB = "libcuda.so"  # what is linked against; the driver brings libcuda.so.1
+RELEASE = re.compile(r"\bV(\d+(?:\.\d+)+)")  # as `nvcc --version` ends: `release 13.0, V13.0.88`
+FUNCTION = re.compile(r"\bcu[A-Z]\w*")
+
+
+def compose(prefix: Path, packages: Path) -> Path | None:
+    """Make `prefix`/cuda from the wheels in `packages`, in place of what is there; None: no compiler among them.
+
+    Args:
+        prefix: folder of the environment.
+        packages: where its packages are.
+
+    Raises:
+        TraceproofError: there is no C compiler, without which no kernel can be built either.
+    """
+    found = sorted(packages.glob(WHEELS))
+    if not found:
+        return None
+    wheels = found[-1].parent.parent
+    with tempfile.TemporaryDirectory(prefix=f".{FOLDER}-", dir=prefix) as scratch:
+        made = Path(scratch) / FOLDER
+        made.mkdir()
+        for name in ("bin", "include", "nvvm"):
+            (made / name).symlink_to(os.path.relpath(wheels / name, prefix / FOLDER))
+        libraries = made / "lib64"
+        (libraries / "stubs").mkdir(parents=True)
+        for name, path in _libraries(wheels / "lib").items():
+            (libraries / name).symlink_to(os.path.relpath(path, prefix / FOLDER / "lib64"))
+        (made / "lib").symlink_to("lib64")
+        _compile_stub(wheels / "include" / "cuda.h", libraries / "stubs" / STUB)
+        final = prefix / FOLDER
+        shutil.rmtree(final, ignore_errors=True)
+        made.rename(final)
+    return final
+
+
+def home(configured: str = "") -> Path | None:
+    """The toolkit that this interpreter's builds use: the configured one, else that of its environment."""
+    if configured:
+        return Path(configured).expanduser()
+    composed = Path(sys.prefix) / FOLDER
+    return composed if (composed / "bin" / "nvcc").exists() else None
+
+
+def release(toolkit: Path) -> str:
+    """Version of a toolkit's compiler.
+
+    Raises:
+        TraceproofError: it has no compiler that can be run.
+    """
+    nvcc = toolkit / "bin" / "nvcc"
+    try:
+        done = subprocess.run([nvcc, "--version"], check=True, text=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise TraceproofError(
+            f"{toolkit} is no CUDA toolkit: {nvcc} can not be run ({error})",
+            todo="config.yaml's stacks.<name>.cuda_home names the folder that has bin/nvcc; null takes the "
+            "compiler that the stack's pins install.",
+        ) from error
+    named = RELEASE.search(done.stdout)
+    return named[1] if named else done.stdout.strip()
+
+
+def _libraries(folder: Path) -> dict[str, Path]:
+    """Files by the names that a linker and a loader look for: `libx.so.13` serves as `libx.so` too."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    names = {path.name: path for path in files}
+    return {path.name.partition(".so")[0] + ".so": path for path in files if ".so." in path.name} | names
+
+
+def _compile_stub(header: Path, library: Path) -> None:
+    """Compile a library with the driver's name and functions, to link against where there is no driver."""
+    functions = sorted(set(FUNCTION.findall(header.read_text(encoding="utf-8"))))
+    source = "".join(f"void {name}(void) {{}}\n" for name in functions)
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    flags = ["-shared", "-fPIC", f"-Wl,-soname,{STUB}.1", "-x", "c", "-", "-o", str(library)]
+    try:
+        subprocess.run([*compiler, *flags], check=True, text=True, capture_output=True, input=source)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise TraceproofError(
+            f"no C compiler: {compiler[0]} can not be used",
+            problems=[str(getattr(error, "stderr", "") or error)],
+            todo="Install a C++ compiler (Debian and Ubuntu: apt install g++), or name one in CC and CXX.",
+        ) from error
+
+
+if __name__ == "__main__":
+    composed = compose(Path(sys.prefix), Path(sysconfig.get_paths()["purelib"]))
+    sys.stdout.write(f"{composed or 'the environment has no CUDA compiler'}\n")

@@ -1,0 +1,150 @@
+"""A stack compiles with the compiler that its pins install, whatever toolkit the machine has."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from traceproof import jit, toolkit
+from traceproof.config import Config
+from traceproof.errors import TraceproofError
+from traceproof.jit import Module
+from traceproof.stacks import Stack, probe, resolve
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = {"stack": "flashinfer", "digest": "d" * 32}
+NVCC = "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n"
+HEADER = "CUresult CUDAAPI cuInit(unsigned int Flags);\n#define cuMemAlloc cuMemAlloc_v2\n"
+needs_c_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+
+def program(path: Path, text: str) -> Path:
+    """A script at `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """Packages with the compiler's wheels among them."""
+    wheels = tmp_path / "env" / "lib" / "site-packages" / "nvidia" / "cu13"
+    program(wheels / "bin" / "nvcc", NVCC)
+    for name, text in (("include/cuda.h", HEADER), ("nvvm/bin/cicc", ""), ("lib/libcudart.so.13", "runtime")):
+        (wheels / name).parent.mkdir(parents=True, exist_ok=True)
+        (wheels / name).write_text(text)
+    return wheels.parent.parent
+
+
+@needs_c_compiler
+def test_wheels_become_a_toolkit(tmp_path: Path, packages: Path) -> None:
+    for _ in range(2):  # the second time in place of the first
+        made = toolkit.compose(tmp_path / "env", packages)
+    assert made == tmp_path / "env" / "cuda"
+    assert all((made / name).exists() for name in ("bin/nvcc", "include/cuda.h", "nvvm/bin/cicc"))
+    for folder in ("lib", "lib64"):
+        assert {(made / folder / name).read_text() for name in ("libcudart.so", "libcudart.so.13")} == {"runtime"}
+    assert toolkit.release(made) == "13.0.88"
+    assert sorted(path.name for path in (tmp_path / "env").iterdir()) == ["cuda", "lib"]
+
+
+@needs_c_compiler
+def test_the_drivers_library_can_be_linked_against_where_there_is_none(tmp_path: Path, packages: Path) -> None:
+    made = toolkit.compose(tmp_path / "env", packages)
+    assert made is not None
+    stub = made / "lib64" / "stubs" / "libcuda.so"
+    library = ctypes.CDLL(str(stub))
+    assert all(hasattr(library, name) for name in ("cuInit", "cuMemAlloc", "cuMemAlloc_v2"))
+    assert b"libcuda.so.1\0" in stub.read_bytes()  # what is linked against it asks for the driver's
+
+
+def test_an_environment_without_a_compiler_has_no_toolkit(tmp_path: Path) -> None:
+    assert toolkit.compose(tmp_path, tmp_path / "site-packages") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_c_compiler_the_environment_says_what_to_install(
+    tmp_path: Path, packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
+    with pytest.raises(TraceproofError, match="no C compiler") as caught:
+        toolkit.compose(tmp_path / "env", packages)
+    assert "apt install g++" in caught.value.todo
+    assert not (tmp_path / "env" / "cuda").exists()
+
+
+def test_builds_use_the_environments_toolkit_and_not_the_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", "/usr/local/cuda")
+    assert jit.environment(tmp_path, RECORD)["CUDA_HOME"] == "/usr/local/cuda"  # an interpreter without one
+    program(tmp_path / "cuda" / "bin" / "nvcc", NVCC)
+    found = jit.environment(tmp_path, RECORD)
+    assert found["CUDA_HOME"] == found["CUDA_PATH"] == str(tmp_path / "cuda")
+
+
+def test_a_configured_toolkit_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    program(tmp_path / "cuda" / "bin" / "nvcc", NVCC)
+    chosen = {"dataset": "anywhere", "stacks": {"sglang": {"python": "/opt/python", "cuda_home": "/opt/cuda"}}}
+    stack = resolve(Config.model_validate(chosen), "sglang")
+    assert stack == Stack("sglang", None, "/opt/python", "/opt/cuda")
+    record = {**RECORD, "cuda_home": stack.cuda_home}
+    assert jit.environment(tmp_path, record)["CUDA_HOME"] == "/opt/cuda"
+
+
+def test_a_stack_is_known_by_the_release_of_its_compiler(tmp_path: Path) -> None:
+    digests = []
+    for text in (NVCC, NVCC.replace("88", "96")):
+        program(tmp_path / "bin" / "nvcc", text)
+        found = probe(Stack("flashinfer", None, sys.executable, str(tmp_path)), root=ROOT)
+        digests.append((found["compiler"], found["digest"]))
+    assert [release for release, _ in digests] == ["13.0.88", "13.0.96"]
+    assert digests[0][1] != digests[1][1]
+
+
+def test_a_configured_toolkit_without_a_compiler_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TraceproofError, match="is no CUDA toolkit") as caught:
+        toolkit.release(tmp_path)
+    assert "stacks.<name>.cuda_home" in caught.value.todo
+
+
+def test_builders_find_the_stacks_own_programs_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = program(tmp_path / "python", '#!/bin/sh\necho "$PATH"; exit 1\n')
+    monkeypatch.setattr(sys, "executable", str(fake))
+    [(_, built)] = jit.build("flashinfer", [Module("gen_norm")], at_once=1, seconds=30.0)
+    assert built.message == os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+
+
+PYTHON = os.environ.get("TRACEPROOF_FLASHINFER_PYTHON", "")  # e.g. .venvs/flashinfer/bin/python
+
+
+@pytest.mark.skipif(not PYTHON, reason="needs TRACEPROOF_FLASHINFER_PYTHON, an interpreter of a built stack")
+def test_a_kernel_module_is_compiled_without_a_toolkit_of_the_machine(tmp_path: Path) -> None:
+    """With nothing of the machine on PATH but its C++ compiler; takes minutes. No GPU is needed."""
+    host = program(tmp_path / "bin" / "c++", f'#!/bin/sh\nexec {shutil.which("c++")} "$@"\n').parent
+    for name, found in ((name, shutil.which(name)) for name in ("cc", "gcc", "g++", "as", "ld", "sh", "which")):
+        if found is not None:
+            (host / name).symlink_to(found)
+    code = (
+        "import json, os, sys; from pathlib import Path; from traceproof import jit\n"
+        f"os.environ.update(jit.environment(Path(sys.argv[1]), {RECORD!r}))\n"
+        "[(_, built)] = jit.build('flashinfer', [jit.Module('gen_norm')], at_once=1, seconds=900.0)\n"
+        "sys.stdout.write(json.dumps([built.status, built.message, os.environ[jit.LIBRARIES]]))\n"
+    )
+    alone = {"PATH": str(host), "PYTHONPATH": str(ROOT / "src"), "FLASHINFER_CUDA_ARCH_LIST": "9.0a"}
+    command = [str(Path(PYTHON).absolute()), "-P", "-c", code, str(tmp_path / "caches")]
+    done = subprocess.run(command, check=False, text=True, capture_output=True, env=alone)
+    assert done.returncode == 0, done.stderr
+    assert '"ok"' in done.stdout, done.stdout
+    libraries = list((tmp_path / "caches").rglob("libraries/norm/norm.so"))
+    assert len(libraries) == 1
+    assert b"sm_90a" in libraries[0].read_bytes()
