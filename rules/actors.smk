@@ -100,7 +100,7 @@ rule actor:
 # keep cores busy while those wait for a GPU.
 use rule actor as actor_import_first with:
     wildcard_constraints:
-        actor="sglang|fla",
+        actor="sglang|sglang_native|fla",
     priority: 6
 
 

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from traceproof.actors.registry import truths_of
 from traceproof.bumps.roots import PACKAGES, op_types
 from traceproof.bumps.touches import Touch, changed_parts, touches
 from traceproof.dependents.tree import CommitTree
@@ -97,7 +98,7 @@ def repository(folder: Path) -> None:
     config = {
         "dataset": {"path": "dataset"},
         "stacks": stacks,
-        "truths": [options.stack],
+        "truths": truths_of(options.stack),
         "test_sizes": ["small"],
         "known": None,
     }

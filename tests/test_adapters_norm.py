@@ -19,8 +19,11 @@ CALLED = {
     ("flashinfer", FORMS[0]): "norm.gemma_rmsnorm",
     ("flashinfer", FORMS[1]): "norm.gemma_fused_add_rmsnorm",
     ("flashinfer", "fused_add_rmsnorm_h2048"): "norm.fused_add_rmsnorm",
-    ("sglang", FORMS[0]): "GemmaRMSNorm.forward_native",
-    ("sglang", FORMS[1]): None,
+    ("sglang", FORMS[0]): "layernorm.minimax_m3_rmsnorm.gemma_rmsnorm",
+    ("sglang", FORMS[1]): "layernorm.minimax_m3_rmsnorm.gemma_fused_add_rmsnorm",
+    ("sglang", "fused_add_rmsnorm_h2048"): "layernorm.norm.fused_add_rmsnorm",
+    ("sglang_native", FORMS[0]): "GemmaRMSNorm.forward_native",
+    ("sglang_native", FORMS[1]): None,
 }
 
 

@@ -29,7 +29,7 @@ ROPE, NORM = "rope/rope_with_cos_sin_cache_neox_style_d64_rd32", "rmsnorm/rmsnor
 
 def keys(repository: Repository, op_type: str) -> set[str]:
     """Where the ground truth's outputs lie in the store."""
-    manifest = json.loads((repository.root / "results" / "actors" / op_type / "sglang.json").read_text())
+    manifest = json.loads((repository.root / "results" / "actors" / op_type / "sglang_native.json").read_text())
     return {record["key"] for cases in manifest["cases"].values() for record in cases.values()}
 
 
@@ -58,14 +58,14 @@ def test_a_bump_runs_what_it_touches_again_and_nothing_else(tmp_path: Path) -> N
     repository = Repository.copy(
         tmp_path / "repository",
         dataset={"path": str(own_dataset(tmp_path / "dataset", ROPE, NORM))},
-        truths=["sglang"],
+        truths=["sglang_native"],
         stacks={"torch": here, "flashinfer": here, "fla": here, "sglang": here | {"source": "locked"}},
     )
     stacks = repository.root / "results" / "stacks" / "sglang"
     pin(repository, upstream, first)
     ran = repository.verify()
     assert ran.code == 0, ran.out
-    assert " ok " in outcomes(ran, "sglang rope")
+    assert " ok " in outcomes(ran, "sglang_native rope")
     norms, ropes = keys(repository, "rmsnorm"), keys(repository, "rope")
 
     pin(repository, upstream, upstream.commit({"python/sglang/srt/scale.py": REGRESSION}))
@@ -73,14 +73,14 @@ def test_a_bump_runs_what_it_touches_again_and_nothing_else(tmp_path: Path) -> N
     assert ran.code == 1, ran.out
     assert not norms & keys(repository, "rmsnorm")
     assert keys(repository, "rope") == ropes
-    assert " kept " in outcomes(ran, "sglang rope")
-    assert " ok " not in outcomes(ran, "sglang rope")
-    assert " kept " not in outcomes(ran, "sglang rmsnorm")
+    assert " kept " in outcomes(ran, "sglang_native rope")
+    assert " ok " not in outcomes(ran, "sglang_native rope")
+    assert " kept " not in outcomes(ran, "sglang_native rmsnorm")
     assert not [job for job in ran.jobs if job.endswith((" reference", " oracle")) or job.startswith("cases")]
 
     ran = repository.run("traceproof", "diff", "previous", "latest")
     assert ran.code == 1, ran.out
-    assert "rmsnorm_h96 small-0 sglang output: pass" in ran.out
+    assert "rmsnorm_h96 small-0 sglang_native output: pass" in ran.out
     assert "rope" not in ran.out
 
     records = {path.name: path.read_bytes() for path in stacks.glob("*.json") if path.name != DEPENDENCIES}
@@ -90,4 +90,4 @@ def test_a_bump_runs_what_it_touches_again_and_nothing_else(tmp_path: Path) -> N
     assert {name: (stacks / name).read_bytes() for name in records} == records
 
     forced = repository.dry("--config", "force=true").jobs
-    assert {"actor rope sglang", "actor rope reference", "actor rmsnorm sglang"} <= set(forced)
+    assert {"actor rope sglang_native", "actor rope reference", "actor rmsnorm sglang_native"} <= set(forced)

@@ -33,7 +33,14 @@ def test_the_others_give_way(generator: str, nice: int, tmp_path: Path, monkeypa
     fake.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(fake))
     [(_, built)] = jit.build("flashinfer", [Module(generator, (), "_b$")], at_once=1, seconds=30.0)
-    order = {"stack": "flashinfer", "generator": generator, "args": [], "unused": "_b$", "nice": nice}
+    order = {
+        "stack": "flashinfer",
+        "generator": generator,
+        "args": [],
+        "unused": "_b$",
+        "compiles": False,
+        "nice": nice,
+    }
     assert json.loads(built.message) == order
 
 

@@ -56,11 +56,13 @@ class Module:
         generator: API key of the function that describes it.
         args: its arguments, JSON values; a dtype is written as `torch.bfloat16`.
         unused: pattern found in the names of source files that no call of ours reaches, without their suffix.
+        compiles: whether the generator compiles the module into the stack's own cache, and does not describe it.
     """
 
     generator: str
     args: tuple[Any, ...] = ()
     unused: str | None = None
+    compiles: bool = False
 
     @property
     def label(self) -> str:
@@ -210,6 +212,7 @@ def environment(caches: Path, stack: Mapping[str, Any]) -> dict[str, str]:
         "TVM_FFI_CACHE_DIR": str(folder / "tvm-ffi"),
         "CUTE_DSL_CACHE_DIR": str(folder / "cute"),
         "SGLANG_CACHE_DIR": str(folder / "sglang"),
+        "SGLANG_JIT_CACHE_DIR": str(folder / "sglang" / "jit"),
     }
 
 
@@ -244,7 +247,10 @@ def _main(order: Mapping[str, Any]) -> None:
         getattr(torch, arg[6:]) if isinstance(arg, str) and arg.startswith("torch.") else arg
         for arg in order["args"]
     ]
-    described = _without(api[order["generator"]](*args), order["unused"])
+    made = api[order["generator"]](*args)
+    if order["compiles"]:
+        return
+    described = _without(made, order["unused"])
     described.build_and_load()
     _hand_over(described.name, described.get_library_path(), Path(libraries))
 

@@ -13,7 +13,7 @@ from typing import Any
 from traceproof import forcing
 from traceproof.actors.registry import ACTORS, TRUTHS, for_op_type
 from traceproof.bumps.flow import Sources
-from traceproof.bumps.roots import PACKAGES, op_types
+from traceproof.bumps.roots import PACKAGES, compiles
 from traceproof.codedigest import code_digest
 from traceproof.config import Config
 from traceproof.config_reading import read_config
@@ -89,7 +89,7 @@ class Pipeline:
 
     def builds(self, op_type: str, actor: str) -> list[str]:
         """What has to be built before an actor runs: one file, or none."""
-        if not ACTORS[actor].builds or not has_driver():
+        if actor not in TRUTHS or not compiles(actor, op_type) or not has_driver():
             return []
         return [f"{self.run}/jit/{op_type}-{self.actor_stack(actor)}.json"]
 
@@ -107,7 +107,7 @@ class Pipeline:
             self.actor_stack(actor)
             for op_type in wanted
             for actor in self.actors_of(op_type)
-            if ACTORS[actor].builds
+            if actor in TRUTHS and compiles(actor, op_type)
         }
         there = [
             name
@@ -118,8 +118,7 @@ class Pipeline:
 
     def jit_code(self, stack: str, op_type: str) -> str:
         """Digest of the code that decides what is built for an op_type."""
-        adapters = ("api", op_type) if op_type in op_types(stack) else ("api",)
-        return code_digest("traceproof.jit", *(f"traceproof.adapters.{stack}.{name}" for name in adapters))
+        return code_digest("traceproof.jit", *(f"traceproof.adapters.{stack}.{name}" for name in ("api", op_type)))
 
     @property
     def caches(self) -> str:

@@ -21,7 +21,6 @@ class ActorInfo:
         path: `module:Class`.
         stack: the environment it runs in.
         trusted: whether its code is ours or a pinned package's, not a definition's.
-        builds: whether its stack compiles kernel modules ahead.
         modules: further modules its outputs depend on, `{op_type}` standing for the op_type; one that does not
             exist is left out.
         host_bytes: a case that needs at most that much memory is computed on the CPU, GPU or not: processes that
@@ -32,7 +31,6 @@ class ActorInfo:
     stack: str
     trusted: bool
     modules: tuple[str, ...] = ()
-    builds: bool = False
     host_bytes: int = 0
 
     def device(self, at_hand: str, memory: int) -> str:
@@ -46,19 +44,35 @@ class ActorInfo:
         return (own, "traceproof.actors.execute", *(name for name in more if find_spec(name) is not None))
 
 
-# Ground truths in the specified order of priority: each is an actor and the stack it runs in.
+# Ground truths in the specified order of priority: each is an actor, and its adapters are in a folder of its name.
 TRUTHS: Mapping[str, str] = MappingProxyType(
-    {"flashinfer": "FlashInfer", "sglang": "Sglang", "fla": "Fla", "torch": "Torch"}
+    {
+        "flashinfer": "FlashInfer",
+        "sglang": "Sglang",
+        "fla": "Fla",
+        "torch": "Torch",
+        "sglang_native": "SglangNative",
+    }
 )
+# The stack that a ground truth runs in, where it is not called by the same name.
+STACK_OF: Mapping[str, str] = MappingProxyType({"sglang_native": "sglang"})
 
 
 PAIR = "~"  # joins two ground truths where a verdict is about both: `flashinfer~sglang`
 
 
-def _truth(stack: str, kind: str) -> ActorInfo:
-    modules = (f"traceproof.adapters.{stack}", f"traceproof.adapters.{stack}.{{op_type}}")
-    builds = stack == "flashinfer"
-    return ActorInfo(f"traceproof.actors.truth:{kind}", stack, trusted=True, modules=modules, builds=builds)
+def truths_of(stack: str) -> tuple[str, ...]:
+    """The ground truths that run in a stack."""
+    return tuple(name for name in TRUTHS if STACK_OF.get(name, name) == stack)
+
+
+def _truth(name: str, kind: str) -> ActorInfo:
+    return ActorInfo(
+        f"traceproof.actors.truth:{kind}",
+        STACK_OF.get(name, name),
+        trusted=True,
+        modules=(f"traceproof.adapters.{name}", f"traceproof.adapters.{name}.{{op_type}}"),
+    )
 
 
 def for_op_type(op_type: str) -> tuple[str, ...]:
@@ -75,7 +89,7 @@ ACTORS: Mapping[str, ActorInfo] = MappingProxyType(
         "reference": ActorInfo("traceproof.actors.reference:Reference", "torch", trusted=False),
         # In float64 a CPU takes less than two seconds for such a case, and less than a crowded GPU for most.
         "oracle": ActorInfo("traceproof.actors.oracle:Oracle", "torch", trusted=True, host_bytes=512 << 20),
-        **{stack: _truth(stack, kind) for stack, kind in TRUTHS.items()},
+        **{name: _truth(name, kind) for name, kind in TRUTHS.items()},
     }
 )
 

@@ -18,7 +18,7 @@ from traceproof.reasons import Skip
 class Truth(Actor):
     """A ground truth; `unavailable` decides all that can be decided without data, and resolves the calls."""
 
-    stack: ClassVar[str]
+    name: ClassVar[str]  # of the folder of its adapters
 
     def __init__(self) -> None:
         self._adapter: Adapter | None = None
@@ -27,15 +27,15 @@ class Truth(Actor):
     def unavailable(self, definition: Definition, op: Op) -> Unavailable | None:
         """No adapter for this form, a machine that can not run it, an absent package, a vanished API."""
         del op
-        adapter = lookup.adapter(self.stack, definition)
+        adapter = lookup.adapter(self.name, definition)
         if adapter is None:
             return Unavailable(
-                Skip.NO_ADAPTER, f"{self.stack} has no adapter for this form of {definition.op_type}"
+                Skip.NO_ADAPTER, f"{self.name} has no adapter for this form of {definition.op_type}"
             )
         blocked = adapter.machine(torch.device(self.device)) or adapter.lacking()
         if blocked is not None:
             return blocked
-        api = lookup.stack(self.stack).resolve(adapter.apis)
+        api = lookup.stack(self.name).resolve(adapter.apis)
         if isinstance(api, Unavailable):
             return api
         self._adapter, self._api = adapter, api
@@ -74,22 +74,28 @@ class Truth(Actor):
 class FlashInfer(Truth):
     """FlashInfer's kernels."""
 
-    stack = "flashinfer"
+    name = "flashinfer"
 
 
 class Sglang(Truth):
-    """SGLang's Triton kernels and native functions."""
+    """SGLang's kernels."""
 
-    stack = "sglang"
+    name = "sglang"
+
+
+class SglangNative(Truth):
+    """SGLang's native forms, PyTorch code that needs no GPU."""
+
+    name = "sglang_native"
 
 
 class Fla(Truth):
     """Flash Linear Attention's Triton kernels."""
 
-    stack = "fla"
+    name = "fla"
 
 
 class Torch(Truth):
     """PyTorch's own operators."""
 
-    stack = "torch"
+    name = "torch"

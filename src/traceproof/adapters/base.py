@@ -20,6 +20,7 @@ from traceproof.reasons import Skip
 
 Api = Mapping[str, Any]  # what an adapter's API keys stand for at the installed version
 Outputs = Mapping[str, torch.Tensor]
+STAND_IN = "stands_in"  # attribute of a loader whose modules stand in for a package that is absent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +133,8 @@ class Adapter:
     def lacking(self) -> Unavailable | None:
         """Which of `packages` is absent; None if all are there."""
         for package in self.packages:
-            if importlib.util.find_spec(package) is None:
+            spec = importlib.util.find_spec(package)
+            if spec is None or getattr(spec.loader, STAND_IN, False):
                 return Unavailable(Skip.PACKAGE_ABSENT, f"{self.name} needs the package {package}")
         return None
 

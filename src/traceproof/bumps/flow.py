@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from traceproof.bumps.roots import OTHER, PACKAGES, op_types
+from traceproof.bumps.roots import OTHER, PACKAGES, adapter_modules, op_types
 from traceproof.bumps.source import LOCKED, pins_of, state
 from traceproof.codedigest import code_digest
 
@@ -87,5 +87,5 @@ class Sources:
 
     def code(self, stack: str) -> str:
         """Digest of the code that decides a stack's records: the adapters' roots among it."""
-        adapters = [f"traceproof.adapters.{stack}.{name}" for name in op_types(stack)]
+        adapters = [module for name in op_types(stack) for module in adapter_modules(stack, name)]
         return code_digest("traceproof.bumps.keys", "traceproof.probe", *(adapters if stack in PACKAGES else ()))

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from traceproof import codedigest
+from traceproof.actors.registry import truths_of
 
 ADAPTERS = "traceproof.adapters"
 # The package that a stack's ground truths are; a stack without one is keyed by its versions alone.
@@ -35,11 +36,23 @@ class Roots:
 
 
 def op_types(stack: str) -> list[str]:
-    """The op_types that a stack has adapters for."""
-    folder = codedigest.SOURCE / "adapters" / stack
-    return sorted(
-        path.stem for path in folder.glob("*.py") if path.stem not in {"__init__", "api"} and _adapts(path)
-    )
+    """The op_types that a ground truth of a stack has adapters for."""
+    folders = [codedigest.SOURCE / "adapters" / truth for truth in truths_of(stack)]
+    paths = [path for folder in folders for path in folder.glob("*.py")]
+    return sorted({path.stem for path in paths if path.stem not in {"__init__", "api"} and _adapts(path)})
+
+
+def adapter_modules(stack: str, op_type: str) -> list[str]:
+    """The modules that hold a stack's adapters for an op_type, one per ground truth."""
+    found = {truth: codedigest.SOURCE / "adapters" / truth / f"{op_type}.py" for truth in truths_of(stack)}
+    return [f"{ADAPTERS}.{truth}.{op_type}" for truth, path in found.items() if path.is_file()]
+
+
+def compiles(truth: str, op_type: str) -> bool:
+    """Whether a ground truth's adapters for an op_type name kernel modules to compile ahead."""
+    own = f"{ADAPTERS}.{truth}."
+    used = (module for module in codedigest.closure(own + op_type) if module.startswith(own))
+    return any(b"modules=" in codedigest._file(module).read_bytes() for module in used)  # noqa: SLF001 - as below
 
 
 def _adapts(path: Path) -> bool:
@@ -52,7 +65,7 @@ def roots(stack: str, op_type: str) -> Roots:
     table = api_table(stack)
     texts: set[str] = set()
     attributes: set[str] = set()
-    for module in codedigest.closure(f"{ADAPTERS}.{stack}.{op_type}", f"{ADAPTERS}.base"):
+    for module in codedigest.closure(*adapter_modules(stack, op_type), f"{ADAPTERS}.base"):
         if not module.startswith((f"{ADAPTERS}.", "traceproof.ops")):
             continue
         path = codedigest._file(module)  # noqa: SLF001 - the one place that knows where modules lie

@@ -1,4 +1,4 @@
-"""The verdict of one ground truth on one definition, with the package taken from a given folder."""
+"""The verdict of a stack's ground truths on one definition, with the package taken from a given folder."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from traceproof.actors.registry import for_op_type, truths_of
 from traceproof.bumps.keys import keyed
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
@@ -22,7 +23,7 @@ TAIL = 8  # lines of a failed stage that an error shows
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One definition and one ground truth.
+    """One definition and the ground truths of one stack.
 
     Attributes:
         flow: the configuration; its store is shared with ordinary runs, so the oracle is rarely run.
@@ -39,7 +40,7 @@ class Trial:
     work: Path
 
     def verdict(self, package: Path, digest: str) -> dict[str, Any]:
-        """What the ground truth in `package` is worth: `verdict` (the worst one) and `rows`.
+        """What the ground truths in `package` are worth: `verdict` (the worst one) and `rows`.
 
         `digest` is of the code that it can run, and keys its outputs.
 
@@ -49,9 +50,10 @@ class Trial:
         record = keyed(self._record(self.stack, package), digest)
         place = self.work / digest
         write_json(place / "stack.json", record)
-        manifest = self._actor(self.stack, place / "stack.json", place, package)
+        truths = [name for name in truths_of(self.stack) if name in for_op_type(self.op_type)]
+        manifests = [self._actor(name, place / "stack.json", place, package) for name in truths]
         verdicts = place / "verdicts.jsonl"
-        self._judge([self._oracle, manifest], verdicts)
+        self._judge([self._oracle, *manifests], verdicts)
         rows = [json.loads(line) for line in verdicts.read_text(encoding="utf-8").splitlines()]
         return {"verdict": worst(rows), "rows": rows}
 

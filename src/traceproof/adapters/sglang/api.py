@@ -13,6 +13,21 @@ STACK = Stack(
     distribution="sglang",
     apis=MappingProxyType(
         {
+            "rmsnorm": ("sglang.kernels.ops.layernorm.norm:rmsnorm",),
+            "fused_add_rmsnorm": ("sglang.kernels.ops.layernorm.norm:fused_add_rmsnorm",),
+            "triton_rmsnorm": (
+                "sglang.kernels.ops.layernorm.fused_rmsnorm:fused_rmsnorm",
+                "sglang.kernels.ops.elementwise.elementwise:fused_rmsnorm",
+            ),
+            "triton_gemma_rmsnorm": ("sglang.kernels.ops.layernorm.minimax_m3_rmsnorm:gemma_rmsnorm",),
+            "triton_gemma_fused_add_rmsnorm": (
+                "sglang.kernels.ops.layernorm.minimax_m3_rmsnorm:gemma_fused_add_rmsnorm",
+            ),
+            "rotary_embedding": ("sgl_kernel:rotary_embedding",),
+            # Compile a kernel module, for the build stage.
+            "gen_rmsnorm": ("sglang.kernels.ops.layernorm.norm:_jit_rmsnorm_module",),
+            "gen_fused_add_rmsnorm": ("sglang.kernels.ops.layernorm.norm:_jit_fused_add_rmsnorm_module",),
+            # Native forms.
             "RMSNorm": ("sglang.srt.layers.layernorm:RMSNorm",),
             "GemmaRMSNorm": ("sglang.srt.layers.layernorm:GemmaRMSNorm",),
             "apply_rotary_emb": (

@@ -45,7 +45,9 @@ def stand_in_for_kernels() -> None:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds the kernel package and any module in it."""
+    """Finds the kernel package and any module in it; `stands_in` tells whoever asks if the package is there."""
+
+    stands_in = True
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         del path, target

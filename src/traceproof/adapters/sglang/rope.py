@@ -1,36 +1,49 @@
-"""SGLang's rotary embedding, its native form: runs on a CPU too."""
+"""SGLang's rotary embedding, out of its kernel package: in place, on copies."""
 
 from __future__ import annotations
 
 import torch
 
 from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
+from traceproof.adapters.sglang.boot import KERNELS
 from traceproof.dataset.definition import Definition
-from traceproof.ops.base import Values
+from traceproof.ops.base import TORCH_DTYPES, Values
 from traceproof.ops.common.rotary import Pairing, pairing
+
+FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32})
+
+
+def _accepts(definition: Definition) -> bool:
+    """Instances exist for one dtype of q and k, and a cache in it or in float32."""
+    q, k, cache = (TORCH_DTYPES[definition.inputs[name].dtype] for name in ("q", "k", "cos_sin_cache"))
+    widths = {(definition.inputs[name].shape or ("",))[-1] for name in ("q", "k")}
+    return q == k and len(widths) == 1 and q in FLOATS and cache in {q, torch.float32}
 
 
 def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    """In float32: the native form takes cosines in the data's dtype, which its kernels do not."""
-    cache = tensor(inputs, "cos_sin_cache")
-    cos, sin = cache[tensor(inputs, "positions").long()].float().chunk(2, dim=-1)
-    halves = pairing(definition, "cos_sin_cache") is Pairing.HALVES
-    width = cache.shape[-1]
-
-    def rotate(x: torch.Tensor) -> torch.Tensor:
-        turned = api["apply_rotary_emb"](x[..., :width].float(), cos, sin, halves)
-        return torch.cat([turned.to(x.dtype), x[..., width:]], dim=-1)
-
-    return {"q_out": rotate(tensor(inputs, "q")), "k_out": rotate(tensor(inputs, "k"))}
+    """The kernel reads positions as int64, and tokens by heads times channels."""
+    q, k = tensor(inputs, "q").clone(), tensor(inputs, "k").clone()
+    api["rotary_embedding"](
+        tensor(inputs, "positions").long(),
+        q.view(q.shape[0], -1),
+        k.view(k.shape[0], -1),
+        q.shape[-1],
+        tensor(inputs, "cos_sin_cache"),
+        pairing(definition, "cos_sin_cache") is Pairing.HALVES,
+    )
+    return {"q_out": q, "k_out": k}
 
 
 ADAPTERS = (
     Adapter(
-        name="rotary_embedding.apply_rotary_emb",
+        name="sgl_kernel.rotary_embedding",
         inputs=names("q k cos_sin_cache positions"),
         outputs=names("q_out k_out"),
-        apis=("apply_rotary_emb",),
+        accepts=_accepts,
+        apis=("rotary_embedding",),
+        packages=(KERNELS,),
         call=_call,
+        sm=((8, 0), (12, 9)),
         rows="q",
     ),
 )

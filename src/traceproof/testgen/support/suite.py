@@ -16,7 +16,7 @@ from traceproof.ops.common.constants import named_constants
 from traceproof.reasons import Verdict
 from traceproof.testgen.support.trial import OTHER_SEED, REFERENCE, Trial
 
-TRUTHS = ("flashinfer", "sglang", "fla", "torch")  # ground truths in the order of their authority
+TRUTHS = ("flashinfer", "sglang", "fla", "torch", "sglang_native")  # ground truths in the order of their authority
 FIGURES = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "hit_ratio")
 
 
@@ -82,6 +82,10 @@ class ReferenceTests:
     def test_correctness_vs_torch(self, trial: Trial, tolerance: float | None) -> None:
         """The reference agrees with PyTorch's own operator."""
         against(trial, "torch", tolerance)
+
+    def test_correctness_vs_sglang_native(self, trial: Trial, tolerance: float | None) -> None:
+        """The reference agrees with SGLang's native form, which needs no GPU."""
+        against(trial, "sglang_native", tolerance)
 
     def test_ground_truths_match(self, trial: Trial, tolerance: float | None) -> None:
         """All ground truths that run here agree with each other."""

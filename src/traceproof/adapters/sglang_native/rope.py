@@ -1,0 +1,36 @@
+"""SGLang's rotary embedding in its native form."""
+
+from __future__ import annotations
+
+import torch
+
+from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import Values
+from traceproof.ops.common.rotary import Pairing, pairing
+
+
+def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    """In float32: the native form takes cosines in the data's dtype, which its kernels do not."""
+    cache = tensor(inputs, "cos_sin_cache")
+    cos, sin = cache[tensor(inputs, "positions").long()].float().chunk(2, dim=-1)
+    halves = pairing(definition, "cos_sin_cache") is Pairing.HALVES
+    width = cache.shape[-1]
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        turned = api["apply_rotary_emb"](x[..., :width].float(), cos, sin, halves)
+        return torch.cat([turned.to(x.dtype), x[..., width:]], dim=-1)
+
+    return {"q_out": rotate(tensor(inputs, "q")), "k_out": rotate(tensor(inputs, "k"))}
+
+
+ADAPTERS = (
+    Adapter(
+        name="rotary_embedding.apply_rotary_emb",
+        inputs=names("q k cos_sin_cache positions"),
+        outputs=names("q_out k_out"),
+        apis=("apply_rotary_emb",),
+        call=_call,
+        rows="q",
+    ),
+)
