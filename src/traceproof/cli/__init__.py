@@ -16,6 +16,7 @@ from traceproof.cli import (
     coverage,
     dependents,
     diff,
+    doctor,
     extract,
     lint,
     lint_kernels,
@@ -46,6 +47,7 @@ app.command("clone-repos")(clone_repos.clone_repos)
 app.command("dependents")(dependents.dependents)
 app.command("diff")(diff.diff_command)
 app.command("bisect")(bisect.bisect)
+app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("show")(show.show)
 app.command("lint")(lint.lint_command)

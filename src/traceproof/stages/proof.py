@@ -38,7 +38,13 @@ WHY: Mapping[str, str] = MappingProxyType(
     }
 )
 LABELS: Mapping[str, str] = MappingProxyType(
-    {"flashinfer": "FlashInfer", "sglang": "SGLang", "fla": "FLA", "torch": "PyTorch"}
+    {
+        "flashinfer": "FlashInfer",
+        "sglang": "SGLang",
+        "sglang_native": "SGLang's native forms",
+        "fla": "FLA",
+        "torch": "PyTorch",
+    }
 )
 NAMED = 2  # definitions of an op_type that are named one by one; more are counted
 

@@ -1,0 +1,61 @@
+"""Asking a program something, in bounded time; all that it started has ended when the answer is there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a program said; `problem` is why that is no answer, empty if it is one."""
+
+    out: str = ""
+    problem: str = ""
+
+
+def ask(
+    command: Sequence[str],
+    *,
+    seconds: float,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Answer:
+    """Run a program and wait for it, at most so long."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment,
+                cwd=cwd,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Answer(problem=error.strerror or str(error))
+        try:
+            code = process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return Answer(problem=f"no answer within {seconds:g} s")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        out.seek(0)
+        err.seek(0)
+        said, wailed = (stream.read().decode(errors="replace").strip() for stream in (out, err))
+    if code:
+        return Answer(problem=_last(wailed) or _last(said) or f"it ended with {code}")
+    return Answer(out=said)
+
+
+def _last(text: str) -> str:
+    return text.splitlines()[-1][:300] if text else ""

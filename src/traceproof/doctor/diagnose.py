@@ -1,0 +1,79 @@
+"""The whole diagnosis of a machine, for one configuration."""
+
+from __future__ import annotations
+
+import os
+import platform
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import traceproof
+from traceproof.actors.registry import ACTORS, TRUTHS
+from traceproof.config import Config
+from traceproof.doctor import environments, isolation, machine, remedies
+from traceproof.doctor.model import Diagnosis, Driver, StackFound
+from traceproof.stages.proof import LABELS
+
+
+def diagnose(config: Config, *, root: Path, seconds: float) -> Diagnosis:
+    """Look and ask, all of it side by side; nothing is built or changed.
+
+    Args:
+        config: what is to be proved.
+        root: the repository.
+        seconds: how long a stack's interpreter may take to import its packages.
+    """
+    with ThreadPoolExecutor() as threads:
+        asked_stacks = threads.submit(environments.examine, config, root=root, seconds=seconds)
+        asked_layers = threads.submit(isolation.layers)
+        asked_driver = threads.submit(machine.driver)
+        compiler = machine.host_compiler()
+        driver, layers, stacks = asked_driver.result(), asked_layers.result(), asked_stacks.result()
+    memory = machine.memory(config.limits.memory_gb)
+    disk = machine.disk(root / config.results, missing=environments.missing_gb(stacks))
+    problems = [
+        *remedies.of_stacks(stacks, root=root),
+        *remedies.of_sources(config, root=root),
+        *remedies.of_gpu(driver, stacks, compiler),
+        *remedies.of_room(memory, disk, root=root),
+    ]
+    exposed = isolation.problem(layers)
+    problems += [exposed] if exposed is not None else []
+    return Diagnosis(
+        traceproof=traceproof.__version__,
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        python=platform.python_version(),
+        cores=len(os.sched_getaffinity(0)),
+        driver=driver,
+        host_compiler=compiler,
+        memory=memory,
+        disk=disk,
+        isolation=layers,
+        stacks=stacks,
+        proves=proves(config, driver, stacks),
+        problems=tuple(problems),
+        able=not any(problem.fatal for problem in problems),
+    )
+
+
+def proves(config: Config, driver: Driver, stacks: tuple[StackFound, ...]) -> str:
+    """What references are held against here, in one sentence."""
+    by_name = {one.name: one for one in stacks}
+    if by_name["torch"].state != "ready":
+        return "nothing before the torch stack can be used"
+    stacks_of_truths = dict.fromkeys(ACTORS[truth].stack for truth in TRUTHS if truth in config.truths)
+    able = [by_name[stack] for stack in stacks_of_truths if by_name[stack].state == "ready"]
+    where = "on the CPU"
+    if driver.gpus:
+        where = f"on SM {', '.join(sorted({gpu.sm for gpu in driver.gpus}))}"
+    against = ["the float64 oracle", *map(_called, able)]
+    text = (
+        f"{where}, references against {', '.join(against[:-1])}{' and ' if len(against) > 1 else ''}{against[-1]}"
+    )
+    rest = [LABELS.get(stack, stack) for stack in stacks_of_truths if by_name[stack].state == "needs a GPU"]
+    return f"{text}; with an NVIDIA GPU {', '.join(rest)} too" if rest else text
+
+
+def _called(stack: StackFound) -> str:
+    version = stack.versions.get(environments.distribution(stack.name), "")
+    return f"{LABELS.get(stack.name, stack.name)} {version}".strip()

@@ -1,0 +1,115 @@
+"""The configured stacks: whether each is built of the present pins, and what its interpreter can import."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from traceproof import jit
+from traceproof.actors.registry import ACTORS
+from traceproof.bumps.roots import PACKAGES
+from traceproof.config import Config
+from traceproof.doctor.ask import ask
+from traceproof.doctor.model import Program, StackFound, State
+from traceproof.sources.model import ORIGINS
+from traceproof.stacks import EXTRACT, FOLDER, INSTALLED, Stack, built, has_driver, resolve
+
+COMPILES = frozenset({"flashinfer"})  # its kernels are compiled before a run: it needs nvcc
+# What is installed, in GB: CUDA, torch and a ground truth; measured over all of them.
+SIZES: Mapping[str, float] = {"cpu": 1.0, EXTRACT: 2.1}
+GPU_SIZE = 6.5
+
+
+def wanted(config: Config) -> tuple[str, ...]:
+    """Stacks that the configuration asks for, torch first."""
+    names = ["torch", *(ACTORS[truth].stack for truth in config.truths), *([EXTRACT] if config.models else [])]
+    return tuple(dict.fromkeys(names))
+
+
+def examine(config: Config, *, root: Path, seconds: float) -> tuple[StackFound, ...]:
+    """Every configured stack; their interpreters are asked side by side, each for at most so long."""
+    stacks = [resolve(config, name) for name in wanted(config)]
+    torch = stacks[0]
+    with ThreadPoolExecutor(len(stacks)) as threads:
+        return tuple(threads.map(lambda stack: _examine(stack, torch, root=root, seconds=seconds), stacks))
+
+
+def missing_gb(found: Iterable[StackFound]) -> float:
+    """About how much is still to be installed."""
+    absent = {one.environment for one in found if one.state in {"not built", "half-built"}}
+    return sum(SIZES.get(name, GPU_SIZE) for name in absent if name is not None)
+
+
+def _examine(stack: Stack, torch: Stack, *, root: Path, seconds: float) -> StackFound:
+    if stack.name != torch.name and (stack.environment, stack.python) == (torch.environment, torch.python):
+        return _of(stack, "needs a GPU")  # resolve says so of what could not run here
+    state = _state(stack, root)
+    if state != "ready":
+        return _of(stack, state)
+    python = stack.python if stack.environment is None else str(root / stack.python)
+    if shutil.which(python) is None:
+        where = "it is not there, or not executable"
+        return _of(stack, "half-built" if stack.environment else "no answer", problem=f"{python}: {where}")
+    return _asked(stack, python, root=root, seconds=seconds)
+
+
+def _state(stack: Stack, root: Path) -> State:
+    if stack.environment is None:
+        return "ready"
+    folder = root / FOLDER / stack.environment
+    if not folder.is_dir():
+        return "not built"
+    try:
+        json.loads((folder / INSTALLED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "half-built"
+    return "ready" if built(stack.environment, root=root) else "stale pins"
+
+
+def _asked(stack: Stack, python: str, *, root: Path, seconds: float) -> StackFound:
+    """What its interpreter says; what packages write when they are imported goes to a folder that is removed."""
+    modules = ["torch", *([PACKAGES[stack.name]] if stack.name in PACKAGES else [])]
+    with tempfile.TemporaryDirectory(prefix="traceproof-doctor-") as scratch:
+        own = {
+            **jit.environment(Path(scratch), {"digest": "doctor"}),
+            "PYTHONPATH": str(root / "src"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "XDG_CACHE_HOME": scratch,
+        }
+        command = [python, "-P", "-m", "traceproof.doctor.facts", stack.cuda_home, *modules]
+        answer = ask(command, seconds=seconds, environment={**os.environ, **own}, cwd=Path(scratch))
+    if answer.problem:
+        return _of(stack, "no answer", problem=answer.problem)
+    facts = json.loads(answer.out.splitlines()[-1])
+    folder, compiler = facts["compiler"]
+    nvcc = None
+    if stack.name in COMPILES and has_driver():
+        nvcc = (
+            Program(problem=compiler) if folder is None else Program(path=f"{folder}/bin/nvcc", version=compiler)
+        )
+    return StackFound(
+        name=stack.name,
+        environment=stack.environment,
+        python=stack.python,
+        state="import fails" if facts["failed"] else "ready",
+        versions=facts["versions"],
+        failed=facts["failed"],
+        cuda=(facts["cuda"] or "") if has_driver() else "",
+        compiler=nvcc,
+    )
+
+
+def _of(stack: Stack, state: State, *, problem: str = "") -> StackFound:
+    return StackFound(
+        name=stack.name, environment=stack.environment, python=stack.python, state=state, problem=problem
+    )
+
+
+def distribution(stack: str) -> str:
+    """The package that a stack stands for."""
+    return ORIGINS[stack].package if stack in ORIGINS else "torch"

@@ -1,0 +1,137 @@
+"""What is missing or broken, and the command that mends it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from traceproof.config import Config
+from traceproof.doctor import environments
+from traceproof.doctor.model import Disk, Driver, Memory, Problem, Program, StackFound
+from traceproof.sources.model import ORIGINS
+from traceproof.stacks import FOLDER, INSTALLED, PINS
+
+LEAST_GB = 2.0  # free space, beside what is to be installed, that a first run needs for datasets and outputs
+INSTALLERS = (
+    ("apt-get", "sudo apt-get install --yes g++"),
+    ("dnf", "sudo dnf install --assumeyes gcc-c++"),
+    ("zypper", "sudo zypper --non-interactive install gcc-c++"),
+    ("pacman", "sudo pacman --sync --noconfirm gcc"),
+)
+UNBUILT = {
+    "not built": "is not built",
+    "half-built": "is half-built: an installation was stopped",
+    "stale pins": "was built of other pins than envs/ has now",
+}
+
+
+def of_stacks(found: Sequence[StackFound], *, root: Path) -> Iterator[Problem]:
+    """Environments that are not there, and interpreters that can not be used; one problem per environment."""
+    told = set()
+    for one in found:
+        if (one.environment, one.python) in told:
+            continue
+        problem = _of_stack(one, root=root)
+        if problem is not None:
+            told.add((one.environment, one.python))
+            yield problem
+
+
+def _of_stack(one: StackFound, *, root: Path) -> Problem | None:
+    if one.state in UNBUILT and one.environment is not None:
+        what = f"{one.name}: the environment {FOLDER / one.environment} {UNBUILT[one.state]}"
+        return Problem(
+            what=f"{what} ({one.problem})" if one.problem else what, command=_build(one.environment, root)
+        )
+    if one.state not in {"import fails", "no answer"}:
+        return None
+    why = "; ".join(f"{name} can not be imported: {text}" for name, text in one.failed.items()) or one.problem
+    what = f"{one.name}: {one.python}: {why}"
+    if one.environment is not None:
+        return Problem(what=what, command=_build(one.environment, root))
+    todo = (
+        f"stacks.{one.name}.python in config.yaml has to name a Python that has {_packages(one, root)}; "
+        "null builds an environment for it."
+    )
+    lacking = [text for text in one.failed.values() if "No module named" in text]
+    if not lacking:
+        return Problem(what=what, todo=todo)
+    return Problem(
+        what=what, command=f"{shlex.quote(one.python)} -m pip install {_packages(one, root)}", todo=todo
+    )
+
+
+def _build(environment: str, root: Path) -> str:
+    command = shlex.join([sys.executable, "-m", "snakemake", "--cores", "1", "--force"])
+    text = f"{command} {FOLDER / environment / INSTALLED}"
+    return text if Path.cwd() == root else f"cd {shlex.quote(str(root))} && {text}"
+
+
+def _packages(one: StackFound, root: Path) -> str:
+    """The stack's own packages as its pins have them."""
+    names = ["torch", *([ORIGINS[one.name].package] if one.name in ORIGINS else [])]
+    pins = root / PINS / f"{one.name}.txt"
+    text = pins.read_text(encoding="utf-8") if pins.is_file() else ""
+    found = (re.search(rf"(?m)^{re.escape(name)}==[^\s;+]+", text) for name in names)
+    return " ".join(match[0] if match else name for match, name in zip(found, names, strict=True))
+
+
+def of_gpu(driver: Driver, stacks: Sequence[StackFound], compiler: Program) -> Iterator[Problem]:
+    """A driver that gives no GPU, and compilers that kernels need; nothing where there is no driver."""
+    if not driver.present:
+        return
+    refused = [one for one in stacks if one.cuda]
+    if driver.problem or refused:
+        why = [driver.problem, *(f"{one.name}: PyTorch finds no GPU: {one.cuda}" for one in refused)]
+        unknown = bool(driver.problem) and not any(one.state == "ready" for one in stacks)
+        yield Problem(
+            what="; ".join(filter(None, why)),
+            todo="The driver's files are there, so a run takes the GPU stacks. nvidia-smi has to list a GPU that "
+            "this user may open, and CUDA_VISIBLE_DEVICES must not hide it. Where there is none to use: "
+            "stacks.torch.env: cpu and truths: [torch] in config.yaml.",
+            fatal=bool(refused) or unknown,
+        )
+    if compiler.problem:
+        yield Problem(
+            what=f"no C++ compiler, which FlashInfer's kernels and Triton need: {compiler.problem}",
+            command=next((command for program, command in INSTALLERS if shutil.which(program)), ""),
+            todo="Install g++, or name a C++ compiler in CXX.",
+        )
+    for one in stacks:
+        if one.compiler is not None and one.compiler.problem:
+            yield Problem(
+                what=f"{one.name}: no CUDA compiler: {one.compiler.problem}",
+                todo=f"Name a toolkit's folder, which has bin/nvcc, as stacks.{one.name}.cuda_home in "
+                f"config.yaml; stacks.{one.name}.python: null builds an environment that has one.",
+            )
+
+
+def of_room(memory: Memory, disk: Disk, *, root: Path) -> Iterator[Problem]:
+    """Too little memory or disk space."""
+    if memory.total < memory.limit:
+        yield Problem(
+            what=f"one case may use {memory.limit:g} GiB (limits.memory_gb), and the machine has {memory.total:g}",
+            todo=f"Set limits.memory_gb in config.yaml below {memory.total:g}: larger cases are then skipped.",
+            fatal=False,
+        )
+    if not disk.writable:
+        yield Problem(what=f"{root} can not be written by this user", todo="Use a clone of your own.")
+    needed = disk.missing + LEAST_GB
+    if disk.free < needed:
+        what = f"{disk.free:g} GB are free at {root}; about {needed:g} are needed"
+        yield Problem(what=what, todo="Make room there, or set results in config.yaml to a folder elsewhere.")
+
+
+def of_sources(config: Config, *, root: Path) -> Iterator[Problem]:
+    """Checkouts that stacks are configured to take their package from."""
+    for name in environments.wanted(config):
+        source = getattr(getattr(config.stacks, name), "source", None)
+        if source is None or source == "locked":  # what is locked is cloned by the run
+            continue
+        if not (root / Path(source).expanduser()).is_dir():
+            todo = f"Name a checkout as stacks.{name}.source in config.yaml; null takes the installed package."
+            yield Problem(what=f"{name}: its source {source} is no folder", todo=todo)
