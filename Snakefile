@@ -5,6 +5,7 @@ from pathlib import Path
 from traceproof import tokens
 from traceproof.pipeline import FAMILIES, Pipeline
 from traceproof.stages.standing import settle
+from traceproof.testgen.flow import TestFlow
 from traceproof.worker import shared
 
 
@@ -16,7 +17,9 @@ FIRST = shared.announce()  # and no process that a run of this Snakefile started
 
 FLOW = Pipeline.of(config, root=Path.cwd())
 if FIRST and not {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
+    FLOW.forced(dry=True)  # there before Snakemake lists what is there: any target may ask for actors
     settle(FLOW.root, Path(FLOW.run), also=[f"{FLOW.results}/stacks", *FLOW.fetched])
+TESTS = TestFlow(FLOW)
 DRIVER = sys.executable
 
 
@@ -62,3 +65,4 @@ include: "rules/judge.smk"
 include: "rules/report.smk"
 include: "rules/tests.smk"
 include: "rules/publish.smk"
+include: "rules/chain.smk"

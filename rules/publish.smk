@@ -6,6 +6,9 @@ rule publish:
     input:
         verdicts=verdict_files,
         stack=FLOW.environment("torch"),
+        support=rules.test_support.output,
+        generated=generated_files,
+        tests=f"{FLOW.run}/tests.json",
     output:
         f"{FLOW.run}/publish/dry-run.json",
     log:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from traceproof import entry
-from traceproof.publish.prepare import Source, dry_run, pinned, prepare, source_commit
+from traceproof.publish.prepare import NothingVerifiedError, Source, pinned, prepare, show, source_commit
 from traceproof.store import write_json
 
 PARSER = argparse.ArgumentParser(description=__doc__)
@@ -35,9 +36,17 @@ def main() -> None:
         python=str(python if python.is_absolute() else root / python),
         provenance={"dataset": json.dumps(origin), "traceproof": source_commit(root), **pinned(root)},
     )
-    made = prepare(source, definitions=[], op_types=[], per="definition")
     folder = options.list.parent
-    write_json(options.list, [dry_run(item, folder, allow_changes=False) for item in made])
+    try:
+        made = prepare(source, definitions=[], op_types=[], per="definition")
+    except NothingVerifiedError as error:  # an empty list says so; the verdicts say why
+        sys.stderr.write(f"publish    {error}\n")
+        made = []
+    listed = [show(item, folder) for item in made]
+    for item in listed:
+        for problem in item["problems"]:
+            sys.stderr.write(f"publish    {item['bundle']} could not be sent as it is: {problem}\n")
+    write_json(options.list, listed)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The rule `tests`: write reference tests of every definition into a dataset."""
+"""Rules `test_file` and `test_support`: write the reference tests of an op_type, or what they need beside them."""
 
 from __future__ import annotations
 
@@ -8,35 +8,34 @@ import sys
 from pathlib import Path
 
 from traceproof import entry
-from traceproof.store import write_json
-from traceproof.testgen.generate import Order, generate
+from traceproof.testgen.generate import Order, generate_file, write_support
 from traceproof.testgen.known import Divergences
 
 PARSER = argparse.ArgumentParser(description=__doc__)
-PARSER.add_argument("--dataset", type=Path, required=True)
-PARSER.add_argument("--sizes", nargs="+", required=True)
+PARSER.add_argument("--out", type=Path, required=True, help="folder that gets tests/references")
+PARSER.add_argument("--cases", type=Path, help="the op_type's cases, as planned; left out: write the support")
+PARSER.add_argument("--sizes", nargs="+", default=[])
 PARSER.add_argument("--tolerance", type=json.loads, default=None)
-PARSER.add_argument("--verdicts", type=Path, required=True)
-PARSER.add_argument("--known", type=Path, nargs="*", default=[])
-PARSER.add_argument("--force", action="store_true")
-PARSER.add_argument("--out", type=Path, required=True)
+PARSER.add_argument("--known", type=Path, nargs="?", help="the file of known findings")
 PARSER.add_argument("--log", type=Path, required=True)
 
 
 def main() -> None:
-    """A definition that can not be read is reported and gets no test; it does not fail the rule."""
+    """A definition whose name can not be a class is reported and gets no test; it does not fail the rule."""
+    if options.cases is None:
+        write_support(options.out)
+        return
+    planned = json.loads(options.cases.read_text(encoding="utf-8"))
     order = Order(
-        root=options.dataset,
-        everything=True,
+        root=Path(planned["dataset"]),
+        out=options.out,
+        definitions=tuple(planned["definitions"]),
         sizes=tuple(options.sizes),
         tolerance=options.tolerance,
-        force=options.force,
     )
-    known = options.known[0] if options.known else None
-    result = generate(order, Divergences(verdicts=options.verdicts, known=known))
+    result = generate_file(planned["op_type"], order, Divergences(verdicts=None, known=options.known))
     for problem in result.problems:
         sys.stderr.write(f"no test: {problem}\n")
-    write_json(options.out, result.as_json())
 
 
 if __name__ == "__main__":

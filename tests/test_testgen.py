@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -140,15 +141,39 @@ def test_a_known_divergence_is_flagged_in_the_class(dataset: Path) -> None:
     assert "diverge" not in classes(text)["rmsnorm_b"]
 
 
+def test_settings_of_one_generation_stay_with_the_tests_that_it_wrote(dataset: Path) -> None:
+    loose = {"sizes": ("small",), "tolerance": 0.1, "flashinfer": "/somewhere"}
+    generate(Order(root=dataset, definitions=("rmsnorm_a",), **loose), NOTHING_KNOWN)  # type: ignore[arg-type]
+    generate(Order(root=dataset, definitions=("rmsnorm_b",), sizes=("large",)), NOTHING_KNOWN)
+    found = classes((dataset / PLACE / "test_rmsnorm.py").read_text())
+    assert found["rmsnorm_a"].endswith('    test_sizes = ("small",)\n    tolerance = 0.1')
+    assert found["rmsnorm_b"].endswith('    test_sizes = ("large",)')
+    assert 'FLASHINFER_PATH: str | None = "/somewhere"' in (dataset / PLACE / "conftest.py").read_text()
+
+
+def test_tests_can_be_written_beside_a_dataset_that_stays_as_it_is(dataset: Path, tmp_path: Path) -> None:
+    before = contents(dataset)
+    out = tmp_path / "elsewhere"
+    result = generate(Order(root=dataset, out=out, everything=True), NOTHING_KNOWN)
+    assert {path for path in contents(dataset) if not path.startswith("elsewhere/")} == set(before)
+    assert "tests/references/test_rmsnorm.py" in result.files
+    done = run_pytest(out, "--collect-only", f"--dataset={dataset}")
+    assert "TestRmsnormA" in done.stdout
+    lost = run_pytest(out, "--collect-only")
+    assert "holds no definitions: give the dataset's folder with --dataset" in lost.stderr
+
+
 def test_names_that_would_share_a_class_get_two() -> None:
     assert class_names(["a_b", "aB", "c"]) == {"a_b": "Test_a_b", "aB": "Test_aB", "c": "TestC"}
 
 
 def test_the_support_package_needs_nothing_but_torch_and_pytest() -> None:
-    text = "\n".join(support_files().values())
-    for absent in ("pydantic", "safetensors", "numpy", "yaml", "from traceproof", "import traceproof"):
-        assert f"import {absent}" not in text
-        assert f"from {absent}" not in text
+    for path, text in support_files().items():
+        top = [node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        for absent in ("pydantic", "safetensors", "numpy", "yaml", "traceproof"):
+            assert not [node for node in top if absent in ast.unparse(node).split()[1]], path
+        assert "import traceproof" not in text
+        assert "from traceproof" not in text
 
 
 def test_every_support_module_can_be_imported_without_this_package(dataset: Path) -> None:
@@ -177,7 +202,7 @@ def test_written_files_are_formatted(dataset: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def run_pytest(dataset: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(dataset: Path, *arguments: str, here: str = "tests/references") -> subprocess.CompletedProcess[str]:
     """The written tests, with nothing of this package on the path."""
     command = [
         sys.executable,
@@ -188,7 +213,7 @@ def run_pytest(dataset: Path, *arguments: str) -> subprocess.CompletedProcess[st
         "-p",
         "no:cacheprovider",
         "--assert=plain",  # rewriting the support package costs seconds
-        "tests/references",
+        here,
         "--test-sizes=small",
         *arguments,
     ]
@@ -221,3 +246,57 @@ def test_the_definitions_own_reference_is_what_is_tested(dataset: Path) -> None:
     done = run_pytest(dataset, "-k", "dtype or shape")
     assert "FAILED tests/references/test_rmsnorm.py::TestRmsnormA::test_output_dtype[small-0]" in done.stdout
     assert "rmsnorm_b.json can not be read" in done.stdout
+
+
+def test_a_file_started_as_a_script_runs_its_tests_and_a_failure_is_its_exit_code(dataset: Path) -> None:
+    write(dataset, rmsnorm("rmsnorm_b", reference=GOOD.replace("(y * ", "(1.05 * y * ")))
+    everything(dataset)
+    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, str(dataset / PLACE / "test_rmsnorm.py"), "-q", "-k", "small-0 and correctness"]
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout
+    assert "FAILED" in done.stdout
+    assert " passed" in done.stdout
+
+
+def test_workload_lines_are_cases_and_a_blob_that_is_missing_is_a_skip(dataset: Path) -> None:
+    inputs = {"hidden_states": {"type": "random"}, "weight": {"type": "random"}}
+    stored = inputs | {"weight": {"type": "safetensors", "path": "blob/none.safetensors", "tensor_key": "x"}}
+    lines = [
+        {"definition": "rmsnorm_a", "workload": {"uuid": uuid, "axes": {"batch_size": 3}, "inputs": given}}
+        for uuid, given in (("one", inputs), ("two", stored))
+    ]
+    path = dataset / "workloads" / "rmsnorm" / "rmsnorm_a.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    everything(dataset)
+    done = run_pytest(dataset, "-v", "--workloads=yes", "-k", "RmsnormA and test_correctness and workload")
+    assert "2 passed" in done.stdout
+    assert "blob_missing: the dataset has no blob/none.safetensors" in done.stdout
+    assert done.returncode == 0
+    without = run_pytest(dataset, "-v", "--device=cpu", "-k", "RmsnormA and test_correctness")
+    assert "[workload" not in without.stdout
+
+
+def test_tests_of_ones_own_get_the_definition_its_reference_and_a_ground_truth(dataset: Path) -> None:
+    everything(dataset)
+    own = """
+import torch
+from conftest import get_ground_truth, load_definition
+
+
+class TestOwn:
+    definition_name = "rmsnorm_a"
+
+    def test_own(self, definition, reference_fn, ground_truth_fn):
+        assert definition.name == load_definition("rmsnorm_a").name
+        size = definition.const_axes["hidden_size"]
+        inputs = torch.randn(3, size).bfloat16(), torch.ones(size).bfloat16()
+        truth = get_ground_truth(definition, "cpu")(*inputs)["output"]
+        torch.testing.assert_close(reference_fn(*inputs), truth, atol=1e-2, rtol=1e-2)
+        assert set(ground_truth_fn(*inputs)) == {"output"}
+"""
+    (dataset / PLACE / "test_own.py").write_text(own)
+    done = run_pytest(dataset, "--device=cpu", here="tests/references/test_own.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout

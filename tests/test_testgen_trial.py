@@ -15,8 +15,9 @@ from definitions import GOOD, rmsnorm, write
 from traceproof.draw import Draw
 from traceproof.ops.cases import Case
 from traceproof.testgen.support import trial as module
+from traceproof.testgen.support.cases import cases_of
 from traceproof.testgen.support.definition import read_definition
-from traceproof.testgen.support.trial import LARGE, REFERENCE, Trial, _unchanged, cases_of, threads
+from traceproof.testgen.support.trial import LARGE, REFERENCE, Trial, _unchanged, threads
 
 CPU = torch.device("cpu")
 

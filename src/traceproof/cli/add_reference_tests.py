@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from traceproof.cli import run
-from traceproof.dataset.fetch import folder_of
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
-from traceproof.testgen.generate import PLACE, Order, Result, generate
+from traceproof.pipeline import Pipeline
+from traceproof.testgen.generate import GENERATED, PLACE, Order, Result, generate
 from traceproof.testgen.known import Divergences
 
 SIZES = ("small", "medium", "large")
@@ -29,7 +30,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
     ] = None,
     output_dir: Annotated[
         Path | None,
-        typer.Option(help="The dataset to write to, or its tests/references."),
+        typer.Option(help="The folder to write to, or its tests/references; the dataset's own if left out."),
     ] = None,
     repos_config: Annotated[
         Path | None, typer.Option(help="A repos_config.json of clone-repos: where FlashInfer and SGLang are.")
@@ -47,7 +48,10 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
         Path | None, typer.Option("--json", metavar="FILE", help="Write what was done as JSON; - is stdout.")
     ] = None,
 ) -> None:
-    """Write one test file an op_type, one class a definition, and what they need beside them.
+    """Write one test file per op_type, one class per definition, and what they need beside them.
+
+    A dataset that was fetched stays as it is: its tests go to `generated` below the results, where `traceproof
+    publish` finds them.
 
     Exit codes: 0 written, 1 some definitions got no test, 2 bad use or input and nothing written.
     """
@@ -56,8 +60,10 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
     paths = _paths(repos_config) | {
         name: path for name, path in (("flashinfer", flashinfer_path), ("sglang", sglang_path)) if path is not None
     }
+    root, out = _places(definitions_dir, output_dir)
     order = Order(
-        root=_root(definitions_dir, output_dir),
+        root=root,
+        out=out,
         op_types=tuple(op_type or ()),
         definitions=tuple(definition_name or ()),
         everything=everything,
@@ -73,39 +79,29 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
     raise typer.Exit(run.FINDINGS if result.problems else run.FINE)
 
 
-def _root(definitions: Path | None, output: Path | None) -> Path:
-    """The dataset's folder.
-
-    Raises:
-        TraceproofError: the two options name two datasets.
-    """
-    root = definitions.expanduser().resolve() if definitions is not None else None
-    if root is not None and root.name == "definitions":
-        root = root.parent
-    if output is None:
-        return root if root is not None else _configured()
-    out = output.expanduser().resolve()
-    if out.parts[-2:] == PLACE.parts:
+def _places(definitions: Path | None, output: Path | None) -> tuple[Path, Path]:
+    """The dataset's folder, and the folder that gets tests/references."""
+    out = output.expanduser().resolve() if output is not None else None
+    if out is not None and out.parts[-2:] == PLACE.parts:
         out = out.parents[1]
-    if root is not None and out != root:
-        raise TraceproofError(
-            f"--output-dir {output} is not in the dataset of --definitions-dir {definitions}",
-            todo="Tests read the definitions two folders above them: write them into the same dataset.",
-        )
-    return out
-
-
-def _configured() -> Path:
+    if definitions is not None:
+        given = definitions.expanduser().resolve()
+        root = given.parent if given.name == "definitions" else given
+        return root, out or root
+    if out is not None and (out / "definitions").is_dir():
+        return out, out
     repository = run.repository()
     config = run.config_of(repository, {})
-    return folder_of(config.dataset, root=repository / config.results / "dataset")
+    root = repository / Pipeline(config, repository).dataset
+    own = root if config.dataset.path is not None else repository / config.results / config.run / GENERATED
+    return root, out or own
 
 
-def _sizes(given: list[str] | None) -> tuple[str, ...]:
+def _sizes(given: list[str] | None) -> tuple[str, ...] | None:
     unknown = sorted(set(given or ()) - set(SIZES))
     if unknown:
         raise TraceproofError(f"--test-sizes {' '.join(unknown)}: expected out of {', '.join(SIZES)}")
-    return tuple(size for size in SIZES if size in (given or SIZES[:2]))
+    return tuple(size for size in SIZES if size in given) if given else None
 
 
 def _paths(config: Path | None) -> dict[str, Path]:
@@ -157,8 +153,10 @@ def _say(result: Result, order: Order, *, to: Any) -> None:  # noqa: ANN401 - a 
     counts = {how: list(result.status.values()).count(how) for how in ("written", "kept", "elsewhere")}
     lines.append(
         f"{counts['written']} written, {counts['kept']} have a class, {counts['elsewhere']} have a file of "
-        f"their own (--force writes these too); {len(result.files)} files changed below {order.root / PLACE}"
+        f"their own (--force writes these too); {len(result.files)} files changed below {order.place}"
     )
+    elsewhere = "" if order.place == order.root / PLACE else f" --dataset {shlex.quote(str(order.root))}"
+    lines.append(f"run them: pytest {shlex.quote(str(order.place))}{elsewhere}")
     lines += [f"flagged: {name}: {'; '.join(found)}" for name, found in result.flagged.items()]
     lines += [f"no test: {problem}" for problem in result.problems]
     to.write("\n".join(lines) + "\n")

@@ -19,11 +19,18 @@ from traceproof.publish.describe import description, file_list
 from traceproof.publish.ledger import Ledger, keep
 from traceproof.publish.references import write_tests
 from traceproof.store import write_json, write_text
+from traceproof.testgen.generate import GENERATED
+from traceproof.testgen.summary import Report, described
 from traceproof.tokens import without_secrets
 
 Per = Literal["definition", "op_type", "all"]
 LEDGER = "ledger.jsonl"
+TESTS = "tests.json"  # of a run: what its generated tests came to
 TAIL = 8  # lines of a failed program's output; the cause stands last
+
+
+class NothingVerifiedError(TraceproofError):
+    """A selection of which nothing is verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +41,13 @@ class Source:
         root: the repository.
         dataset: folder of the dataset that was verified.
         base: the dataset as it is published, where what was verified holds more (extracted definitions).
-        run: the run's folder, with `verdicts/` and `cases/`.
+        run: the run's folder, with `verdicts/`, `cases/` and, where tests were generated, `generated/`.
         store: root of the store.
         python: interpreter of the torch stack.
         provenance: where things come from, for the description.
         extra: folders in the dataset's layout with measured traces and tests.
         tests: whether tests are generated for definitions that have none.
-        tests_output: what the generated tests printed.
+        tests_output: what the generated tests printed; empty: what the run's own tests came to is said.
     """
 
     root: Path
@@ -67,9 +74,17 @@ class Prepared:
     def describe(self, change: Change) -> str:
         """The description on top of a base."""
         source = self.source
-        return description(
-            self.bundle, change, self.ledger, source.provenance, rows=self.rows, output=source.tests_output
-        )
+        output = source.tests_output or self._tests()
+        return description(self.bundle, change, self.ledger, source.provenance, rows=self.rows, output=output)
+
+    def _tests(self) -> str:
+        """What the run's generated tests came to for its definitions; empty: they were not run."""
+        try:
+            report: Report = json.loads((self.source.run / TESTS).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return ""
+        digests = {name: definition.digest for name, definition in self.bundle.definitions.items()}
+        return described(report["rows"], digests, digests)
 
     @property
     def rows(self) -> list[Row]:
@@ -94,7 +109,7 @@ def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[st
     for slug, title, group in _groups(tree, names, per):
         tests = source.run / "publish" / "tests" / path_part(slug)
         own = [name for name in group if name in verified]
-        notes = write_tests(tree, own, tests) if source.tests else []
+        notes = write_tests(tree, own, tests, generated=source.run / GENERATED) if source.tests else []
         extra = (*([tests] if source.tests else []), *source.extra)
         bundle = assemble(tree, ledger, group, slug=slug, title=title, parts=parts, extra=extra, notes=notes)
         made.append(Prepared(bundle, ledger, source, rows))
@@ -126,7 +141,9 @@ def _names(tree: Tree, ledger: Ledger, definitions: Sequence[str], op_types: Seq
         if wanted and name not in names and ledger.standing(entry.definition).verified:
             names.append(name)
     if not names:
-        raise TraceproofError("nothing is verified, so nothing can be published", todo=f"Read {LEDGER} for why.")
+        raise NothingVerifiedError(
+            "nothing is verified, so nothing can be published", todo=f"Read {LEDGER} for why."
+        )
     return names
 
 
@@ -160,12 +177,37 @@ def _write_parts(source: Source, tree: Tree, names: Sequence[str], parts: Path) 
 
 
 def dry_run(prepared: Prepared, out: Path, *, allow_changes: bool, base: Base | None = None) -> dict[str, Any]:
-    """Write what a push would send below `out`: the files, their list, the description; gives the list.
+    """Write what a push would send, as `show` does, and refuse a bundle that can not be sent.
 
     Raises:
         TraceproofError: the bundle breaks a rule (what was written stays, to be looked at), or the folder can not
             be written.
     """
+    listed, change = _shown(prepared, out, allow_changes=allow_changes, base=base)
+    if listed["problems"]:
+        todo = f"What it would hold is in {out / path_part(prepared.bundle.slug)}."
+        if change.problems:
+            todo += " If the changes are meant, give --allow-changes."
+        raise TraceproofError(
+            f"{prepared.bundle.slug} cannot be published", problems=listed["problems"], todo=todo
+        )
+    return listed
+
+
+def show(prepared: Prepared, out: Path, *, base: Base | None = None) -> dict[str, Any]:
+    """Write what a push would send below `out`: the files, their list, the description; gives the list.
+
+    Its `problems` say why it could not be sent as it is.
+
+    Raises:
+        TraceproofError: the folder can not be written.
+    """
+    return _shown(prepared, out, allow_changes=False, base=base)[0]
+
+
+def _shown(
+    prepared: Prepared, out: Path, *, allow_changes: bool, base: Base | None
+) -> tuple[dict[str, Any], Change]:
     on_top = base or Folder(prepared.source.base or prepared.source.dataset)
     change = resolve(prepared.bundle, on_top, allow_changes=allow_changes)
     found = problems(prepared.bundle, change, on_top)
@@ -186,12 +228,7 @@ def dry_run(prepared: Prepared, out: Path, *, allow_changes: bool, base: Base | 
     write_json(folder / "files.json", listed)
     write_text(folder / "description.md", prepared.describe(change))
     write_json(folder / "coverage.json", [row.as_json() for row in prepared.rows])
-    if found:
-        todo = f"What it would hold is in {folder}."
-        if change.problems:
-            todo += " If the changes are meant, give --allow-changes."
-        raise TraceproofError(f"{prepared.bundle.slug} cannot be published", problems=found, todo=todo)
-    return listed
+    return listed, change
 
 
 def source_commit(root: Path) -> str:

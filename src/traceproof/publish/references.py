@@ -1,25 +1,28 @@
-"""Generated reference tests of a bundle: a class a definition, and the support package that they need."""
+"""Generated reference tests of a bundle: one class per definition, and the support package that they need."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from traceproof.dataset.tree import Tree
 from traceproof.names import fresh_folder
+from traceproof.store import write_text
 from traceproof.testgen.files import MARKER, classes, render, state
 from traceproof.testgen.generate import PLACE, Order, generate
 from traceproof.testgen.known import Divergences
 
 
-def write_tests(tree: Tree, names: Sequence[str], out: Path) -> list[str]:
+def write_tests(tree: Tree, names: Sequence[str], out: Path, *, generated: Path) -> list[str]:
     """Write tests of the definitions that have none into `out`, in the dataset's layout; what was left out.
+
+    Tests that were generated before are taken as they are, with the settings that they were generated with.
 
     Args:
         tree: the dataset; it is only read.
         names: definitions, all of them verified.
         out: folder, written anew.
+        generated: the folder in the dataset's layout that earlier generations wrote to; need not exist.
 
     Raises:
         TraceproofError: a definition's file can not be read, or something else is in the way.
@@ -30,13 +33,20 @@ def write_tests(tree: Tree, names: Sequence[str], out: Path) -> list[str]:
         return [f"no tests: {PLACE / 'conftest.py'} of the dataset is another's"]
     tested = [name for name in names if (folder / f"test_{name}.py").is_file()]
     fresh = [name for name in names if name not in tested]
-    for name in fresh:
-        place = tree.definitions[name].path
-        (out / place).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(tree.root / place, out / place)
     if fresh:
-        generate(Order(root=out, definitions=tuple(fresh)), Divergences(verdicts=None, known=None))
+        _take(generated / PLACE, out / PLACE, frozenset(fresh))
+        order = Order(root=tree.root, out=out, definitions=tuple(fresh))
+        generate(order, Divergences(verdicts=None, known=None))
     return [f"{name}: no generated test, the dataset has {PLACE / f'test_{name}.py'}" for name in tested]
+
+
+def _take(generated: Path, out: Path, names: frozenset[str]) -> None:
+    """Copy the classes of some definitions from generated files."""
+    for path in sorted(generated.glob("test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        wanted = {name: block for name, block in classes(text).items() if MARKER in text and name in names}
+        if wanted:
+            write_text(out / path.name, render(path.stem.removeprefix("test_"), (), wanted))
 
 
 def joined_tests(path: str, old: bytes, new: bytes) -> bytes | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
 
@@ -33,7 +33,7 @@ HOLLOW = frozenset(
     {PACKAGE, f"{PACKAGE}.worker", f"{PACKAGE}.actors", f"{PACKAGE}.dataset", f"{PACKAGE}.testgen", OWN}
 )
 LISTED = (f"{PACKAGE}.ops", f"{PACKAGE}.adapters")  # found by listing a folder, so nothing imports them by name
-ROOTS = (f"{OWN}.suite", f"{OWN}.trial")
+ROOTS = tuple(f"{OWN}.{name}" for name in ("suite", "trial", "cases", "helpers"))
 RENAMED = re.compile(rf"\b{PACKAGE}(?=\.[a-z_{{]| import )")
 
 
@@ -56,13 +56,23 @@ def support_files() -> Mapping[str, str]:
     return MappingProxyType(dict(sorted(files.items())))
 
 
-def conftest(constants: Mapping[str, object]) -> str:
+def conftest(constants: Mapping[str, str | None]) -> str:
     """The conftest's text, with some of its constants set."""
     text = _source(f"{OWN}.conftest")
     for name, value in constants.items():
         line = next(line for line in text.splitlines() if line.startswith(f"{name}: "))
         text = text.replace(line, f"{line.partition(' = ')[0]} = {literal(value)}", 1)
     return renamed(text)
+
+
+def settings(text: str, names: Iterable[str]) -> dict[str, str | None]:
+    """Constants that a written conftest sets."""
+    found: dict[str, str | None] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in names:
+            assert node.value is not None
+            found[node.target.id] = ast.literal_eval(node.value)
+    return found
 
 
 def renamed(text: str) -> str:

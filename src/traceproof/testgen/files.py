@@ -1,4 +1,4 @@
-"""Text of the generated test files: one an op_type, one class a definition."""
+"""Text of the generated test files: one per op_type, one class per definition."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from traceproof.testgen.bundle import COMMAND, NAME
 from traceproof.text import literal, unquoted
 
 MARKER = f"# Written by `{COMMAND}`"
-CLASS = re.compile(r'(?ms)^class \w+\(ReferenceTests\):\n.*?^    definition_name = "(\w+)"\n.*?(?=^class |\Z)')
+CLASS = re.compile(
+    r'(?ms)^class \w+\(ReferenceTests\):\n.*?^    definition_name = "(\w+)"\n.*?(?=^class |^if __name__|\Z)'
+)
 HEADED = re.compile(rf"{re.escape(MARKER)}, digest (\w+) of what follows\.\n")
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 WIDTH = 115
+TAIL = 'if __name__ == "__main__":\n    run(__file__)\n'  # as a script, a file runs itself with pytest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +30,15 @@ class Subject:
         file: below `definitions/`.
         constants: what its reference computes with: const axes, and numbers that it gives names to.
         divergences: cases that are known to diverge.
+        sizes, tolerance: what the tests of this class take where the command line says nothing; None: the default.
     """
 
     name: str
     file: str
     constants: Mapping[str, int | float]
     divergences: tuple[str, ...]
+    sizes: tuple[str, ...] | None = None
+    tolerance: float | None = None
 
 
 def file_name(op_type: str) -> str:
@@ -62,9 +68,9 @@ def render(op_type: str, subjects: Iterable[Subject], kept: Mapping[str, str]) -
     head = (
         f"{MARKER}; edits are lost with --force.\n"
         f'"""Reference tests of op_type {op_type}: `pytest tests/references/{file_name(op_type)} -v`."""\n\n'
-        f"from {NAME}.suite import ReferenceTests\n"
+        f"from {NAME}.suite import ReferenceTests, run\n"
     )
-    return head + "".join(f"\n\n{blocks[name]}\n" for name in sorted(blocks))
+    return head + "".join(f"\n\n{blocks[name]}\n" for name in sorted(blocks)) + f"\n\n{TAIL}"
 
 
 def _class(name: str, subject: Subject) -> str:
@@ -79,11 +85,15 @@ def _class(name: str, subject: Subject) -> str:
     lines += ["", f"    definition_name = {literal(subject.name)}"]
     lines += [f"    definition_file = {literal(subject.file)}"]
     lines += _constants(subject.constants)
+    if subject.sizes is not None:
+        lines.append(f"    test_sizes = {literal(subject.sizes)}")
+    if subject.tolerance is not None:
+        lines.append(f"    tolerance = {literal(subject.tolerance)}")
     return "\n".join(lines)
 
 
 def _constants(values: Mapping[str, int | float]) -> list[str]:
-    """One line where it fits, else a line a constant: as a formatter would write it."""
+    """One line where it fits, else one line per constant: as a formatter would write it."""
     items = [f"{literal(name)}: {literal(value)}" for name, value in values.items()]
     line = f"    constants = {{{', '.join(items)}}}"
     if len(line) <= WIDTH:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,13 @@ from traceproof.dataset.tree import Entry, Tree, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.ops.common.constants import named_constants
 from traceproof.store import write_if_changed
-from traceproof.testgen.bundle import NAME, conftest, support_files
+from traceproof.testgen.bundle import NAME, conftest, settings, support_files
 from traceproof.testgen.files import IDENTIFIER, MARKER, Subject, classes, file_name, headed, render, state
 from traceproof.testgen.known import Divergences
 
 PLACE = Path("tests", "references")
+GENERATED = "generated"  # folder of a run that gets the tests of a dataset that is not to be changed
+SIZES = ("small", "medium")  # what tests run where nothing else is said; the suite has them too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,9 @@ class Order:
     Attributes:
         root: the dataset's folder.
         op_types, definitions: names; `everything` selects all.
-        sizes, tolerance, flashinfer, sglang: defaults of the tests' own options.
+        out: the folder that gets tests/references; None: the dataset's own.
+        sizes, tolerance: defaults of the options of the tests that are written now; None: the general ones.
+        flashinfer, sglang: checkouts to use; None: those that an earlier generation was given.
         force: write classes again that are there, and files of ours that were edited.
     """
 
@@ -34,11 +38,17 @@ class Order:
     op_types: tuple[str, ...] = ()
     definitions: tuple[str, ...] = ()
     everything: bool = False
-    sizes: tuple[str, ...] = ("small", "medium")
+    out: Path | None = None
+    sizes: tuple[str, ...] | None = None
     tolerance: float | None = None
     flashinfer: str | None = None
     sglang: str | None = None
     force: bool = False
+
+    @property
+    def place(self) -> Path:
+        """The folder of the tests."""
+        return (self.out or self.root) / PLACE
 
 
 @dataclass(slots=True)
@@ -49,7 +59,7 @@ class Result:
         status: definition -> `written`, `kept` (it has a class), `elsewhere` (it has a test file of its own).
         problems: definitions that got no test, one line each.
         flagged: definition -> what is known to diverge.
-        files: paths that changed, relative to the dataset.
+        files: paths that changed, relative to the folder that holds tests/references.
         before, after, total: definitions with tests, and all, by op_type.
     """
 
@@ -89,20 +99,13 @@ def generate(order: Order, divergences: Divergences) -> Result:
             something of somebody else's stands in the way. Nothing has been written then.
     """
     tree = read_tree(order.root)
-    folder = tree.root / PLACE
+    folder = order.place
     result = Result(total=Counter(entry.definition.op_type for entry in tree.definitions.values()))
     chosen = _selected(tree, order)
     _clear_way(folder, chosen, force=order.force)
     present = _present(tree, folder)
     result.before = _counted(tree, present)
-    texts = {folder / name: text for name, text in support_files().items()}
-    settings = {
-        "TEST_SIZES": order.sizes,
-        "TOLERANCE": order.tolerance,
-        "FLASHINFER_PATH": order.flashinfer,
-        "SGLANG_PATH": order.sglang,
-    }
-    texts[folder / "conftest.py"] = headed(conftest(settings))
+    texts = _support(order)
     result.problems += [broken.message for broken in tree.broken if order.everything]
     for op_type, entries in chosen.items():
         usable = [entry for entry in entries if _usable(entry, result)]
@@ -110,9 +113,52 @@ def generate(order: Order, divergences: Divergences) -> Result:
         text = _op_type_text(path, usable, present, order, divergences, result)
         if text is not None:
             texts[path] = text
-    _write(texts, result, tree.root)
+    _write(texts, result, folder)
     result.after = _counted(tree, _present(tree, folder))
     return result
+
+
+def generate_file(op_type: str, order: Order, divergences: Divergences) -> Result:
+    """Write the tests of an op_type's definitions, all of them in one file, which is written anew.
+
+    Raises:
+        TraceproofError: the folder is no dataset or can not be written.
+    """
+    tree = read_tree(order.root)
+    result = Result()
+    entries = [tree.definitions[name] for name in order.definitions if name in tree.definitions]
+    usable = [entry for entry in entries if _usable(entry, result)]
+    path = order.place / file_name(op_type)
+    empty = f'{MARKER}.\n"""No definition of op_type {op_type} can be tested."""\n'
+    text = _op_type_text(path, usable, {}, replace(order, force=True), divergences, result) if usable else empty
+    _write({path: text or empty}, result, order.place)
+    return result
+
+
+def write_support(out: Path) -> None:
+    """Write what generated tests need beside them, into a folder that gets tests/references.
+
+    Raises:
+        TraceproofError: something of somebody else's stands in the way, or the folder can not be written.
+    """
+    order = Order(root=out)
+    _clear_way(order.place, {}, force=False)
+    _write(_support(order), Result(), order.place)
+
+
+def _support(order: Order) -> dict[Path, str]:
+    """conftest.py and the support package, by path."""
+    texts = {order.place / name: text for name, text in support_files().items()}
+    conftest_file = order.place / "conftest.py"
+    texts[conftest_file] = headed(conftest(_checkouts(conftest_file, order)))
+    return texts
+
+
+def _checkouts(conftest: Path, order: Order) -> dict[str, str | None]:
+    """The checkouts that tests use: those given now, else those given before."""
+    given = {"FLASHINFER_PATH": order.flashinfer, "SGLANG_PATH": order.sglang}
+    before = settings(conftest.read_text(encoding="utf-8"), given) if state(conftest) in {"ours", "edited"} else {}
+    return {name: value if value is not None else before.get(name) for name, value in given.items()}
 
 
 def _selected(tree: Tree, order: Order) -> dict[str, list[Entry]]:
@@ -224,22 +270,30 @@ def _op_type_text(  # noqa: PLR0913, PLR0917 - the parts of one decision
         if result.status[name] == "written":
             file = entry.path.relative_to("definitions").as_posix()
             constants = {**entry.definition.const_axes, **named_constants(entry.definition)}
-            subjects.append(Subject(name=name, file=file, constants=constants, divergences=lines))
+            subject = Subject(
+                name=name,
+                file=file,
+                constants=constants,
+                divergences=lines,
+                sizes=None if order.sizes == SIZES else order.sizes,
+                tolerance=order.tolerance,
+            )
+            subjects.append(subject)
     if not subjects:
         return None
     kept = classes(path.read_text(encoding="utf-8")) if path.exists() else {}
     return render(entries[0].definition.op_type, subjects, kept)
 
 
-def _write(texts: Mapping[Path, str], result: Result, root: Path) -> None:
-    folder = root / PLACE
+def _write(texts: Mapping[Path, str], result: Result, folder: Path) -> None:
+    root = folder.parents[1]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in texts.items():
             if write_if_changed(path, text):
                 result.files.append(path.relative_to(root).as_posix())
         for path in sorted((folder / NAME).rglob("*.py")):
-            if path not in texts:
+            if folder / NAME / "__init__.py" in texts and path not in texts:
                 path.unlink()  # a module that an older version needed
     except OSError as error:
         todo = "Check the folder's permissions and that no file stands where a folder is needed."

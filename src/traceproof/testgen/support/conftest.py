@@ -6,7 +6,7 @@ import ast
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ import torch
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER))  # the support modules lie there
 
-from traceproof.ops.cases import ALWAYS, SIZES, Case  # noqa: E402 - after the line above
+from traceproof.dataset.definition import Definition  # noqa: E402 - after the line above
+from traceproof.ops.cases import ALWAYS, SIZES, WORKLOADS, Case  # noqa: E402
+from traceproof.testgen.support.cases import cases_of, cheapest, workload_cases  # noqa: E402
 from traceproof.testgen.support.definition import read_definition  # noqa: E402
-from traceproof.testgen.support.trial import Trial, cases_of, cheapest, threads  # noqa: E402
+from traceproof.testgen.support.helpers import get_ground_truth, load_definition, reference_of  # noqa: E402
+from traceproof.testgen.support.suite import ReferenceTests  # noqa: E402
+from traceproof.testgen.support.trial import Trial, threads  # noqa: E402
 
-DEFINITIONS = FOLDER.parent.parent / "definitions"
-TEST_SIZES: tuple[str, ...] = ("small", "medium")
-TOLERANCE: float | None = None
 FLASHINFER_PATH: str | None = None
 SGLANG_PATH: str | None = None
 # Trials that tests hold, by the definition's file and the case.
@@ -34,13 +35,18 @@ LIVE: WeakValueDictionary[tuple[str, str], Trial] = WeakValueDictionary()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What can be chosen on the command line."""
     group = parser.getgroup("reference tests")
-    group.addoption("--device", default="cpu", help="Where references and kernels run: cpu, cuda, cuda:1.")
+    group.addoption(
+        "--device", default="auto", help="Where references and kernels run: cpu, cuda, cuda:1; auto: a GPU if any."
+    )
+    group.addoption("--dataset", default=str(FOLDER.parent.parent), help="The dataset that holds definitions/.")
     group.addoption("--seed", type=int, default=0, help="Of all inputs.")
-    group.addoption("--test-sizes", nargs="+", choices=SIZES, default=list(TEST_SIZES))
+    group.addoption("--test-sizes", nargs="+", choices=SIZES, help="Each class has its own if left out.")
     group.addoption("--slow", action="store_true", help="Run the large sizes too, which are marked slow.")
     group.addoption(
-        "--tolerance", type=float, default=TOLERANCE, help="Replaces the specification's atol and rtol."
+        "--tolerance", type=float, help="Replaces the specification's atol and rtol; each class may have its own."
     )
+    group.addoption("--workloads", choices=("auto", "yes", "no"), default="auto", help="auto: on a GPU.")
+    group.addoption("--memory-gb", type=float, help="Skip cases that need more than that many GiB.")
     group.addoption("--record", metavar="FILE", help="Append what is exercised, for `traceproof coverage`.")
     group.addoption("--flashinfer-path", default=FLASHINFER_PATH, help="A FlashInfer checkout to use.")
     group.addoption("--sglang-path", default=SGLANG_PATH, help="An SGLang checkout to use.")
@@ -49,9 +55,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Check the device, and put checkouts in front of installed packages."""
     config.addinivalue_line("markers", "slow: a large size, run with --slow or -m slow")
-    device = torch.device(config.getoption("device"))
+    device = device_of(config)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise pytest.UsageError(f"--device {device}: there is no CUDA device here")
+    if not (dataset_of(config) / "definitions").is_dir():
+        raise pytest.UsageError(
+            f"{dataset_of(config)} holds no definitions: give the dataset's folder with --dataset"
+        )
     for option, inner in (("flashinfer_path", ""), ("sglang_path", "python")):
         path = config.getoption(option)
         if path is not None:
@@ -62,13 +72,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One trial a case: ordinary cases, edge cases, or the cheapest ordinary one."""
     for fixture in ("trial", "edge_trial", "cheap_trial"):
         if fixture in metafunc.fixturenames:
-            chosen = _chosen(fixture, metafunc.cls.definition_file, metafunc.config)
+            chosen = _chosen(fixture, metafunc.cls, metafunc.config)
             metafunc.parametrize(fixture, chosen, indirect=True, scope="class")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave large sizes out unless they are asked for."""
-    if config.getoption("slow") or config.getoption("-m") or "large" in config.getoption("test_sizes"):
+    if config.getoption("slow") or config.getoption("-m") or "large" in (config.getoption("test_sizes") or ()):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
@@ -91,8 +101,26 @@ def pytest_report_header() -> list[str]:
 @pytest.fixture
 def tolerance(request: pytest.FixtureRequest) -> float | None:
     """Replaces atol and rtol of the specification's table; None leaves them."""
-    value: float | None = request.config.getoption("tolerance")
-    return value
+    given: float | None = request.config.getoption("tolerance")
+    return given if given is not None else getattr(request.cls, "tolerance", None)
+
+
+@pytest.fixture
+def definition(request: pytest.FixtureRequest) -> Definition:
+    """The definition of the test's class."""
+    return load_definition(request.cls.definition_name, dataset_of(request.config))
+
+
+@pytest.fixture
+def reference_fn(definition: Definition) -> Callable[..., Any]:
+    """The reference of the test's class, to be called with the definition's inputs in their order."""
+    return reference_of(definition)
+
+
+@pytest.fixture
+def ground_truth_fn(definition: Definition, request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """The first ground truth that runs here, called as the reference is; a skip where there is none."""
+    return get_ground_truth(definition, device_of(request.config))
 
 
 @pytest.fixture(scope="class")
@@ -117,12 +145,14 @@ def _trial(request: pytest.FixtureRequest) -> Iterator[Trial]:
     case = request.param
     if isinstance(case, str):
         pytest.fail(case, pytrace=False)
-    definition = _definition(request.cls.definition_file)
+    dataset = dataset_of(request.config)
+    definition = _definition(dataset / "definitions" / request.cls.definition_file)
     key = (request.cls.definition_file, case.id)
     trial = LIVE.get(key)  # the cheapest case is an ordinary one too: solved once for both
     if trial is None:
-        trial = LIVE[key] = Trial(definition, case, torch.device(request.config.getoption("device")))
-    blocked = trial.too_large()
+        trial = LIVE[key] = Trial(definition, case, device_of(request.config), dataset)
+    limit = request.config.getoption("memory_gb")
+    blocked = trial.blocked(None if limit is None else int(limit * 2**30))
     if blocked is not None:
         pytest.skip(f"{blocked.reason}: {blocked.message}")
     torch.set_num_threads(threads(trial.need))
@@ -135,16 +165,32 @@ def _trial(request: pytest.FixtureRequest) -> Iterator[Trial]:
     trial.release()
 
 
-def _chosen(fixture: str, file: str, config: pytest.Config) -> list[Any]:
+def device_of(config: pytest.Config) -> torch.device:
+    """Where references and kernels run: a GPU by default, the CPU where there is none."""
+    given = config.getoption("device")
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if given == "auto" else given)
+
+
+def dataset_of(config: pytest.Config) -> Path:
+    """The dataset's folder."""
+    return Path(config.getoption("dataset")).absolute()
+
+
+def _chosen(fixture: str, tests: type[ReferenceTests], config: pytest.Config) -> list[Any]:
     """Parameters of a fixture: cases, or the one reason why the definition can not be read."""
-    definition = _definition(file)
+    dataset = dataset_of(config)
+    definition = _definition(dataset / "definitions" / tests.definition_file)
     if isinstance(definition, str):
         return [pytest.param(definition, id="definition")]
-    sizes = tuple(dict.fromkeys([*config.getoption("test_sizes"), "large"]))
-    cases = cases_of(definition, sizes, config.getoption("seed"))
+    sizes = tuple(dict.fromkeys([*(config.getoption("test_sizes") or tests.test_sizes), "large"]))
+    seed = config.getoption("seed")
+    cases = cases_of(definition, sizes, seed)
     ordinary = [case for case in cases if case.size not in ALWAYS]
+    workloads = config.getoption("workloads")
+    if workloads == "yes" or (workloads == "auto" and device_of(config).type == "cuda"):
+        ordinary += workload_cases(dataset, definition, seed)
     if fixture == "cheap_trial":
-        least = cheapest(definition, ordinary)
+        least = cheapest(definition, [case for case in ordinary if case.size != WORKLOADS])
         return [] if least is None else [_parameter(least, slow=False)]
     wanted = ordinary if fixture == "trial" else [case for case in cases if case.size in ALWAYS]
     return [_parameter(case, slow=case.size == "large") for case in wanted]
@@ -155,12 +201,12 @@ def _parameter(case: Case, *, slow: bool) -> Any:  # noqa: ANN401 - pytest's own
 
 
 @cache
-def _definition(file: str) -> Any:  # noqa: ANN401 - a definition, or a text
-    """The definition of a file below the dataset's definitions, or what is wrong with it."""
+def _definition(file: Path) -> Any:  # noqa: ANN401 - a definition, or a text
+    """The definition of a file, or what is wrong with it."""
     try:
-        return read_definition(DEFINITIONS / file)
+        return read_definition(file)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{DEFINITIONS / file} can not be read: {type(error).__name__}: {error}"
+        return f"{file} can not be read: {type(error).__name__}: {error}"
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from itertools import combinations
 from typing import Any, ClassVar
@@ -30,6 +31,8 @@ class ReferenceTests:
     definition_name: ClassVar[str]
     definition_file: ClassVar[str]
     constants: ClassVar[Mapping[str, int | float]]
+    test_sizes: ClassVar[tuple[str, ...]] = ("small", "medium")
+    tolerance: ClassVar[float | None] = None
 
     def test_constants(self, cheap_trial: Trial) -> None:
         """The definition has the constants that it had when its tests were written.
@@ -117,6 +120,15 @@ class ReferenceTests:
     def test_edge_cases(self, edge_trial: Trial, tolerance: float | None) -> None:
         """Edge and adversarial cases: shape, dtype, NaN and infinities, numerics."""
         check(edge_trial, tolerance)
+
+
+def run(file: str) -> None:
+    """Run a test file that was started as a script, with the options of the command line.
+
+    Raises:
+        SystemExit: pytest's exit code.
+    """
+    sys.exit(pytest.main([file, *sys.argv[1:]]))
 
 
 def check(trial: Trial, tolerance: float | None) -> None:

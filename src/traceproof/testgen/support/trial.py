@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from copy import deepcopy
@@ -13,15 +14,15 @@ from typing import Any
 import torch
 
 from traceproof.actors.base import Unavailable, named_outputs
+from traceproof.actors.inputs import make_inputs
 from traceproof.actors.reference import Reference
 from traceproof.adapters import lookup
 from traceproof.adapters.base import Adapter, Api
 from traceproof.dataset.definition import Definition
-from traceproof.draw import Draw
 from traceproof.judge.output import Expected, Ruling, judge_output
 from traceproof.ops import registry
-from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
-from traceproof.ops.cases import Case
+from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
+from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.reasons import Skip
 from traceproof.worker import policy
 
@@ -47,10 +48,13 @@ class Trial:
     That is one copy of the inputs, on the device; the oracle's entries, outputs and rulings, on the CPU.
     """
 
-    def __init__(self, definition: Definition, case: Case, device: torch.device) -> None:
+    def __init__(
+        self, definition: Definition, case: Case, device: torch.device, dataset: Path | None = None
+    ) -> None:
         self.definition = definition
         self.case = case
         self.device = device
+        self.dataset = dataset
         self.op, self.no_oracle = registry.for_definition(definition)
         self._truths: dict[str, Tensors | Unavailable] = {}
         self._rulings: dict[tuple[str, float | None], dict[str, Ruling]] = {}
@@ -67,9 +71,20 @@ class Trial:
         """Bytes that solving the case takes at most, about."""
         return self.op.memory(self.definition, self.case)
 
-    def too_large(self) -> Unavailable | None:
-        """Why the case does not fit into this machine; None if it does."""
+    def blocked(self, limit: int | None = None) -> Unavailable | None:
+        """Why the case can not be run on this machine or below `limit` bytes; None if it can."""
+        blobs = self.case.params["inputs"].values() if self.case.size == WORKLOADS else ()
+        files = {blob["path"]: (self.dataset or Path()) / blob["path"] for blob in blobs if "path" in blob}
+        missing = [name for name, path in files.items() if not path.is_file()]
+        if missing:
+            return Unavailable(Skip.BLOB_MISSING, f"the dataset has no {missing[0]}")
+        if files and importlib.util.find_spec("safetensors") is None:
+            return Unavailable(Skip.PACKAGE_ABSENT, "the workload's tensors need the package safetensors")
+        return self._too_large(limit)
+
+    def _too_large(self, limit: int | None) -> Unavailable | None:
         free = _free_memory(self.device) * HEADROOM
+        free = free if limit is None else min(free, limit)
         if self.need <= free:
             return None
         message = f"needs about {self.need / 2**30:.1f} GiB, {free / 2**30:.1f} GiB may be used"
@@ -85,8 +100,7 @@ class Trial:
         return self._draw(self.case)
 
     def _draw(self, case: Case) -> Values:
-        draw = Draw(definition=self.definition.name, case=case.id, seed=case.seed, device=self.device)
-        return self.op.inputs(self.definition, case, draw)
+        return make_inputs(self.op, self.definition, case, device=self.device, dataset=self.dataset)
 
     @cached_property
     def oracle(self) -> dict[str, dict[str, torch.Tensor]]:
@@ -159,15 +173,7 @@ class Trial:
 
     def truth(self, stack: str) -> tuple[Adapter, Api] | Unavailable:
         """A stack's adapter for this definition with its functions, or why there is none here."""
-        adapter = lookup.adapter(stack, self.definition)
-        if adapter is None:
-            form = f"{stack} has no adapter for this form of {self.definition.op_type}"
-            return Unavailable(Skip.NO_ADAPTER, form)
-        blocked = adapter.machine(self.device) or adapter.lacking()
-        if blocked is not None:
-            return blocked
-        api = lookup.stack(stack).resolve(adapter.apis)
-        return api if isinstance(api, Unavailable) else (adapter, api)
+        return resolve(stack, self.definition, self.device)
 
     def rulings(self, actor: str, tolerance: float | None) -> Mapping[str, Ruling]:
         """The judge's ruling on every output of the reference, or of a ground truth that runs here; ruled once.
@@ -244,16 +250,17 @@ class Trial:
         return said
 
 
-def cases_of(definition: Definition, sizes: tuple[str, ...], seed: int) -> list[Case]:
-    """The cases of the sizes, the edge and the adversarial ones."""
-    op, _ = registry.for_definition(definition)
-    return list(op.cases(definition, sizes=sizes, seed=seed))
-
-
-def cheapest(definition: Definition, cases: list[Case]) -> Case | None:
-    """The ordinary case that costs least: the one that is run again."""
-    op: Op = registry.for_definition(definition)[0]
-    return min(cases, key=lambda case: (op.memory(definition, case), case.id), default=None)
+def resolve(stack: str, definition: Definition, device: torch.device) -> tuple[Adapter, Api] | Unavailable:
+    """A stack's adapter for a definition with its functions, or why there is none on the device."""
+    adapter = lookup.adapter(stack, definition)
+    if adapter is None:
+        form = f"{stack} has no adapter for this form of {definition.op_type}"
+        return Unavailable(Skip.NO_ADAPTER, form)
+    blocked = adapter.machine(device) or adapter.lacking()
+    if blocked is not None:
+        return blocked
+    api = lookup.stack(stack).resolve(adapter.apis)
+    return api if isinstance(api, Unavailable) else (adapter, api)
 
 
 def threads(need: int) -> int:

@@ -1,0 +1,145 @@
+"""Running generated tests: one op_type in one stack's environment, its rows, and a JUnit file of them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+from xml.etree import ElementTree as ET  # written here, never read
+
+from traceproof.errors import TraceproofError
+from traceproof.stages.crew import Crew
+from traceproof.store import write_text
+from traceproof.testgen.files import MARKER, classes
+from traceproof.testgen.worker import Order, TestRow
+from traceproof.worker import Limits, Pool
+from traceproof.worker.model import ItemOutcome, Status
+
+SETUP = "traceproof.testgen.worker:setup"
+WHOLE = "(the whole class)"  # stands in the place of a test where the worker's end says what came of all of them
+TORCH = "torch"  # the stack whose environment runs all tests; the others run what compares with their package
+# XML 1.0 has no other control characters, and a test's message may hold any.
+PRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in range(32) if code not in {9, 10, 13}}
+
+
+class Row(TestRow):
+    """A test's row: the definition it is of, that definition's digest, and the stack whose environment ran it."""
+
+    op_type: str
+    stack: str
+    definition: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One op_type's tests in one stack.
+
+    Attributes:
+        file: the generated test file.
+        op_type, stack: their names.
+        dataset: the folder whose definitions the tests read.
+        digests: of the definitions, by name, as they were planned.
+        options: more options of pytest.
+        limits: of one definition's tests together.
+        readable: folders that the tests may read beside their own and the dataset.
+        variables: of the environment.
+    """
+
+    file: Path
+    op_type: str
+    stack: str
+    dataset: Path
+    digests: Mapping[str, str]
+    options: Sequence[str]
+    limits: Limits
+    readable: Sequence[Path] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_tests(order: Run, crew: Crew, *, scratch: Path | None = None) -> Iterator[Row]:
+    """Run a file's tests, one definition after the other, each in an isolated worker; one row per test.
+
+    Raises:
+        TraceproofError: the file was not generated, or no worker can be started.
+    """
+    text = order.file.read_text(encoding="utf-8")
+    if MARKER not in text:
+        raise TraceproofError(f"{order.file} holds no generated tests", todo="Generate them: `snakemake tests`.")
+    asked: Order = {
+        "file": str(order.file.absolute()),
+        "options": [*order.options, f"--dataset={order.dataset.absolute()}", *_selected(order.stack)],
+        "variables": dict(order.variables),
+    }
+    readable = [order.file.absolute().parent, order.dataset.absolute(), *order.readable]
+    with crew.pool(readable=readable) as pool:
+        for name, block in classes(text).items():
+            for row in _class_rows(pool, asked, block, order.limits, scratch):
+                digest = order.digests.get(name, "")
+                yield Row(**row, op_type=order.op_type, stack=order.stack, definition=name, digest=digest)
+
+
+def _selected(stack: str) -> list[str]:
+    """Options of pytest: beside torch's environment, only what needs the stack's package is run again."""
+    return [] if stack == TORCH else ["-k", f"vs_{stack} or ground_truths_match"]
+
+
+def _class_rows(pool: Pool, asked: Order, block: str, limits: Limits, scratch: Path | None) -> Iterator[TestRow]:
+    name = block.partition("(")[0].removeprefix("class ").strip()
+    (outcome,) = pool.run_items(setup=SETUP, payload=asked, items=[name], limits=limits, scratch=scratch)
+    if outcome.status is not Status.OK:
+        yield _broken(outcome, f"{outcome.status}: {outcome.message}")
+        return
+    yield from outcome.value["rows"]
+    if outcome.value["problem"]:
+        yield _broken(outcome, outcome.value["problem"])
+    elif not outcome.value["rows"]:
+        yield _broken(outcome, "no test was collected")
+
+
+def _broken(outcome: ItemOutcome, message: str) -> TestRow:
+    return {"test": WHOLE, "case": "", "outcome": "error", "message": message, "seconds": outcome.seconds}
+
+
+def write_rows(rows: Iterable[Row], path: Path) -> None:
+    """Write rows, one JSON object per line."""
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def read_rows(paths: Iterable[Path]) -> list[Row]:
+    """The rows of some files."""
+    lines = (line for path in paths for line in path.read_text(encoding="utf-8").splitlines())
+    return [json.loads(line) for line in lines]
+
+
+def junit(rows: Sequence[Row]) -> str:
+    """The rows as a JUnit file."""
+    counts = Counter(row["outcome"] for row in rows)
+    head = {
+        "tests": len(rows),
+        "failures": counts["failed"],
+        "errors": counts["error"],
+        "skipped": counts["skipped"],
+    }
+    suites = ET.Element("testsuites")
+    suite = ET.SubElement(suites, "testsuite", {key: str(value) for key, value in head.items()})
+    if rows:
+        suite.set("name", f"{rows[0]['op_type']} in {rows[0]['stack']}")
+    tags: Mapping[str, Literal["failure", "error", "skipped"]] = {
+        "failed": "failure",
+        "error": "error",
+        "skipped": "skipped",
+    }
+    for row in rows:
+        name = f"{row['test']}[{row['case']}]" if row["case"] else row["test"]
+        made = ET.SubElement(
+            suite, "testcase", classname=row["definition"], name=name, time=f"{row['seconds']:.3f}"
+        )
+        if row["outcome"] in tags:
+            message = row["message"].translate(PRINTABLE)
+            told = ET.SubElement(made, tags[row["outcome"]], message=message.partition("\n")[0])
+            told.text = message
+    return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"

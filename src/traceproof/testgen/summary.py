@@ -1,0 +1,113 @@
+"""What came of generated tests: counts by op_type and stack, which failures are known, and the text for people."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TypedDict
+
+from rich.console import Console
+from rich.table import Table
+
+from traceproof.known import Entry, Known
+from traceproof.testgen.outcomes import Row
+
+WIDTH = 118
+SHOWN = 20  # failures listed under the table; the file of rows has all
+BAD = frozenset({"failed", "error"})
+Versions = Mapping[str, Mapping[str, str]]  # package versions by stack
+
+
+class Judged(Row):
+    """A row, and whether its failure is about a case that is known to diverge."""
+
+    known: bool
+
+
+class Report(TypedDict):
+    """All rows of a run's tests; `passed` says that there are some and none failed but known ones."""
+
+    passed: bool
+    rows: list[Judged]
+
+
+def judged(rows: Iterable[Row], known: Known, versions: Versions) -> Report:
+    """Mark known failures.
+
+    Raises:
+        TraceproofError: known.yaml limits versions of a package that a stack does not hold.
+    """
+    found: list[Judged] = [
+        {**row, "known": row["outcome"] in BAD and _is_known(row, known, versions)} for row in rows
+    ]
+    return {"passed": bool(found) and not any(map(_is_new, found)), "rows": found}
+
+
+def _is_known(row: Row, known: Known, versions: Versions) -> bool:
+    return any(_speaks_of(entry, row, versions) for entry in known.findings)
+
+
+def _speaks_of(entry: Entry, row: Row, versions: Versions) -> bool:
+    """Whether an entry is about the test's case, and about the reference or the ground truth that it runs."""
+    return (
+        entry.actor in {"reference", row["stack"]}
+        and entry.means(row["definition"], row["digest"])
+        and row["case"] in entry.cases
+        and entry.stands(versions.get(row["stack"], {})) is not False
+    )
+
+
+def _is_new(row: Judged) -> bool:
+    return row["outcome"] in BAD and not row["known"]
+
+
+def counted(rows: Iterable[Judged]) -> dict[tuple[str, str], Counter[str]]:
+    """Counts by op_type and stack; a known failure counts as `known` alone."""
+    groups: dict[tuple[str, str], Counter[str]] = {}
+    for row in rows:
+        group = groups.setdefault((row["op_type"], row["stack"]), Counter())
+        group["known" if row["known"] else row["outcome"]] += 1
+    return dict(sorted(groups.items()))
+
+
+def table(report: Report) -> str:
+    """The counts and the failures, as text for a terminal or a log."""
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH)
+    grid = Table(title="Generated tests (one row per op_type and environment)", title_justify="left")
+    for heading in ("op_type", "stack"):
+        grid.add_column(heading)
+    outcomes = ("passed", "failed", "error", "known", "skipped")
+    for heading in outcomes:
+        grid.add_column(heading, justify="right")
+    for (op_type, stack), counts in counted(report["rows"]).items():
+        grid.add_row(op_type, stack, *(str(counts[outcome]) for outcome in outcomes))
+    console.print(grid)
+    new = [row for row in report["rows"] if _is_new(row)]
+    lines = [_line(row) for row in new[:SHOWN]]
+    if len(new) > SHOWN:
+        lines.append(f"and {len(new) - SHOWN} more")
+    if not report["rows"]:
+        lines.append("no test was run: no op_type was planned")
+    return out.getvalue() + "".join(f"{line}\n" for line in lines)
+
+
+def _line(row: Judged) -> str:
+    where = f"{row['test']}[{row['case']}]" if row["case"] else row["test"]
+    said = [line for line in row["message"].splitlines() if line.strip(" =_")] or [""]
+    told = (
+        said[-1] if row["outcome"] == "error" else said[0]
+    )  # a traceback ends with the cause, a report starts so
+    return f"{row['outcome'].upper()} {row['definition']} {where} in {row['stack']}: {told}"
+
+
+def described(rows: Sequence[Judged], digests: Mapping[str, str], names: Collection[str]) -> str:
+    """What the tests of some definitions came to, one line each; rows of another state of one do not count."""
+    lines = []
+    for name in sorted(names):
+        own = [row for row in rows if row["definition"] == name and row["digest"] == digests.get(name)]
+        for (_, stack), counts in counted(own).items():
+            told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+            lines.append(f"{name} in {stack}: {told}")
+    return "\n".join(lines)

@@ -1,0 +1,36 @@
+"""The cases that a definition is tested on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops import registry
+from traceproof.ops.base import Op
+from traceproof.ops.cases import WORKLOADS, Case
+
+
+def cases_of(definition: Definition, sizes: tuple[str, ...], seed: int) -> list[Case]:
+    """The cases of the sizes, the edge and the adversarial ones."""
+    op, _ = registry.for_definition(definition)
+    return list(op.cases(definition, sizes=sizes, seed=seed))
+
+
+def workload_cases(dataset: Path, definition: Definition, seed: int) -> list[Case]:
+    """The dataset's own workload lines of a definition, as cases; lines that hold none are `traceproof lint`'s."""
+    cases = []
+    for path in sorted((dataset / "workloads").rglob(f"{definition.name}.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            found = json.loads(line) if line.strip() else {}
+            workload = found.get("workload")
+            if workload is not None and found.get("definition") == definition.name:
+                name, inputs = f"workload-{workload['uuid']}", {"inputs": workload["inputs"]}
+                cases.append(Case(name, WORKLOADS, workload["axes"], seed, inputs))
+    return cases
+
+
+def cheapest(definition: Definition, cases: list[Case]) -> Case | None:
+    """The ordinary case that costs least: the one that is run again."""
+    op: Op = registry.for_definition(definition)[0]
+    return min(cases, key=lambda case: (op.memory(definition, case), case.id), default=None)

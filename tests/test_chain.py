@@ -1,0 +1,113 @@
+"""The rules around verification, run for real on small definitions; each test goes on where the last one ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from repository import Ran, Repository, own_dataset
+
+NAMES = ("rmsnorm/rmsnorm_h96", "gemm/gemm_n96_k160")
+FOLDER = "results/generated/tests/references"
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return own_dataset(tmp_path_factory.mktemp("dataset"), *NAMES)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Repository:
+    root = tmp_path_factory.mktemp("chain")
+    return Repository.copy(root, dataset={"path": str(dataset)}, truths=["torch"])
+
+
+def target(repository: Repository, *arguments: str) -> Ran:
+    """Run a Snakemake target."""
+    return repository.run("snakemake", "--cores", "1", *arguments)
+
+
+def rows(repository: Repository) -> list[dict[str, Any]]:
+    """The rows of the tests' report."""
+    found: list[dict[str, Any]] = json.loads((repository.root / "results/tests.json").read_text())["rows"]
+    return found
+
+
+def times(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_tests_are_generated_below_the_results_and_the_dataset_stays_as_it_is(
+    repository: Repository, dataset: Path
+) -> None:
+    before = times(dataset)
+    ran = target(repository, "tests")
+    assert ran.code == 0, ran.out
+    assert {"test_support", "test_file gemm", "test_file rmsnorm"} <= set(ran.jobs)
+    assert times(dataset) == before
+    assert (repository.root / FOLDER / "conftest.py").is_file()
+    assert "class TestRmsnormH96" in (repository.root / FOLDER / "test_rmsnorm.py").read_text()
+    again = target(repository, "tests")
+    assert again.code == 0
+    assert again.jobs == []
+
+
+def test_they_run_per_op_type_and_each_test_is_a_row_and_a_junit_case(repository: Repository) -> None:
+    ran = target(repository, "run_tests")
+    assert ran.code == 0, ran.out
+    assert {"run_tests_of gemm torch", "run_tests_of rmsnorm torch"} <= set(ran.jobs)
+    found = rows(repository)
+    assert {row["definition"] for row in found} == {"rmsnorm_h96", "gemm_n96_k160"}
+    correct = [row for row in found if row["test"] == "test_correctness"]
+    assert {row["outcome"] for row in correct} == {"passed"}
+    assert {row["case"] for row in correct} >= {"small-0"}
+    suite = ET.parse(repository.root / "results/tests/rmsnorm-torch.xml").getroot()[0]  # noqa: S314 - our own
+    assert int(suite.attrib["tests"]) == len(suite) == sum(row["op_type"] == "rmsnorm" for row in found)
+    assert target(repository, "run_tests").jobs == ["run_tests"]  # the table is printed again
+
+
+def test_a_wrong_reference_is_a_finding_of_its_op_type_alone(repository: Repository, dataset: Path) -> None:
+    file = dataset / "definitions" / "gemm" / "gemm_n96_k160.json"
+    right = file.read_text()
+    definition = json.loads(right)
+    definition["reference"] += "\n\nright = run\n\n\ndef run(*tensors):\n    return right(*tensors) * 2\n"
+    file.write_text(json.dumps(definition))
+    ran = target(repository, "run_tests")
+    file.write_text(right)
+    assert ran.code != 0
+    assert "FAILED gemm_n96_k160 test_correctness[small-0] in torch: gemm_n96_k160, case small-0" in ran.out
+    assert not [job for job in ran.jobs if "rmsnorm" in job]
+
+
+def test_a_reference_that_may_not_run_fails_its_tests_and_runs_nothing(
+    repository: Repository, dataset: Path
+) -> None:
+    file = dataset / "definitions" / "gemm" / "gemm_n96_k160.json"
+    right = file.read_text()
+    definition = json.loads(right)
+    definition["reference"] = "import socket\n" + definition["reference"]
+    file.write_text(json.dumps(definition))
+    ran = target(repository, "run_tests")
+    file.write_text(right)
+    assert ran.code != 0
+    told = [row["message"] for row in rows(repository) if row["test"] == "test_correctness"]
+    assert any("the reference may not run" in message for message in told)
+
+
+def test_publishing_takes_the_generated_tests_with_their_settings(repository: Repository) -> None:
+    repository.edit("config.yaml", "tolerance: null", "tolerance: 0.25")
+    ran = target(repository, "publish")
+    assert ran.code == 0, ran.out
+    assert (
+        'could not be sent as it is: definitions/rmsnorm/rmsnorm_h96.json: tags gains "status:verified"' in ran.out
+    )
+    bundle = repository.root / "results/publish/definition-rmsnorm_h96/files/tests/references"
+    text = (bundle / "test_rmsnorm.py").read_text()
+    assert "class TestRmsnormH96" in text
+    assert "tolerance = 0.25" in text
+    assert not (bundle / "test_gemm.py").exists()
+    said = (bundle.parents[2] / "description.md").read_text()
+    assert "rmsnorm_h96 in torch: " in said

@@ -1,0 +1,78 @@
+"""What generated tests came to: known failures, counts, and files that other programs read."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from traceproof.known import Known
+from traceproof.testgen.outcomes import Row, junit
+from traceproof.testgen.summary import described, judged, table
+
+
+def row(**changes: Any) -> Row:  # noqa: ANN401 - values of a row
+    plain: dict[str, Any] = {
+        "op_type": "gemm",
+        "stack": "torch",
+        "definition": "gemm_a",
+        "digest": "0" * 32,
+        "test": "test_correctness",
+        "case": "small-0",
+        "outcome": "passed",
+        "message": "",
+        "seconds": 0.5,
+    }
+    found: Row = plain | changes  # type: ignore[assignment]
+    return found
+
+
+def known(**changes: Any) -> Known:  # noqa: ANN401 - values of an entry
+    entry = {
+        "definitions": {"gemm_a": "0" * 32},
+        "cases": ["edge-zeros"],
+        "outputs": ["C"],
+        "verdict": "fail",
+        "reason": "nan",
+        "why": "the reference divides by zero there",
+    }
+    return Known.model_validate({"findings": [entry | changes]})
+
+
+def test_a_failure_of_a_case_that_is_known_to_diverge_is_no_finding() -> None:
+    rows = [row(), row(case="edge-zeros", test="test_edge_cases", outcome="failed")]
+    assert judged(rows, known(), {})["passed"]
+    assert not judged(rows, known(cases=["edge-empty"]), {})["passed"]
+    assert not judged([row(case="edge-zeros", outcome="failed", digest="1" * 32)], known(), {})["passed"]
+
+
+def test_a_ground_truth_s_known_finding_counts_in_its_own_stack_and_version() -> None:
+    entry = known(actor="flashinfer", versions="flashinfer-python<0.8")
+    rows = [row(case="edge-zeros", outcome="failed", stack="flashinfer", test="test_correctness_vs_flashinfer")]
+    assert judged(rows, entry, {"flashinfer": {"flashinfer-python": "0.7.2"}})["passed"]
+    assert not judged(rows, entry, {"flashinfer": {"flashinfer-python": "0.8"}})["passed"]
+    assert not judged([row(case="edge-zeros", outcome="failed")], entry, {})["passed"]
+
+
+def test_no_test_at_all_is_a_finding() -> None:
+    report = judged([], Known(), {})
+    assert not report["passed"]
+    assert "no test was run" in table(report)
+
+
+def test_what_failed_is_listed_with_what_it_said() -> None:
+    report = judged([row(outcome="failed", message="gemm_a, case small-0\nmore"), row()], Known(), {})
+    assert "FAILED gemm_a test_correctness[small-0] in torch: gemm_a, case small-0" in table(report)
+
+
+def test_a_junit_file_holds_every_row_and_any_message() -> None:
+    text = junit(
+        [row(), row(outcome="failed", message="<\x00\x1b[31m&>\nline"), row(outcome="skipped", message="x")]
+    )
+    (suite,) = ET.fromstring(text)  # noqa: S314 - our own
+    assert (suite.attrib["tests"], suite.attrib["failures"], suite.attrib["skipped"]) == ("3", "1", "1")
+    assert [child.tag for case in suite for child in case] == ["failure", "skipped"]
+
+
+def test_a_description_counts_rows_of_this_state_of_a_definition_only() -> None:
+    rows = judged([row(), row(outcome="skipped"), row(digest="1" * 32)], Known(), {})["rows"]
+    assert described(rows, {"gemm_a": "0" * 32}, ["gemm_a"]) == "gemm_a in torch: 1 passed, 1 skipped"
