@@ -44,4 +44,5 @@ rule judge:
     shell:
         "PYTHONPATH=src {params.python:q} scripts/judge.py --cases {input.cases} --manifests {input.manifests}"
         " --stack {params.record} --caches {params.caches:q} --verdicts {output} --store {params.store}"
-        " --code {params.code} --tolerance {params.tolerance} --threads {threads} --log {log}"
+        " --code {params.code} --tolerance {params.tolerance} --threads {threads}"
+        " --memory-mb {resources.mem_mb} --log {log}"

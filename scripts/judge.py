@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 
 from traceproof import entry
+from traceproof.gpu_lease import gpus, lease
 from traceproof.stages.bench import Bench
 from traceproof.stages.crew import Crew
+from traceproof.stages.job import judge_opens_gpu
 from traceproof.stages.judge import judge
 
 PARSER = argparse.ArgumentParser(description=__doc__)
@@ -21,14 +23,17 @@ PARSER.add_argument("--caches", type=Path, required=True, help="folder for what 
 PARSER.add_argument("--code", required=True, help="digest of the code that verdicts depend on")
 PARSER.add_argument("--tolerance", type=json.loads, default=None, help="a number, or null")
 PARSER.add_argument("--threads", type=int, required=True, help="definitions judged side by side")
+PARSER.add_argument("--memory-mb", type=int, default=0, help="what the job is planned to take, MiB")
 PARSER.add_argument("--log", type=Path, required=True)
 
 
 def main() -> None:
     """Judge."""
-    bench = Bench(store=options.store, code=options.code, tolerance=options.tolerance)
     stack = json.loads(options.stack.read_text(encoding="utf-8"))
-    with Crew.of(options.caches, stack).pool() as pool:  # nothing is computed on a GPU: these are there already
+    bench = Bench(store=options.store, code=options.code, tolerance=options.tolerance, device=stack["device_type"])
+    crew = Crew.of(options.caches, stack)
+    found = gpus() if crew.gpu and judge_opens_gpu(options.cases) else []
+    with lease(found, memory_mib=options.memory_mb), crew.pool() as pool:
         judge(options.cases, options.manifests, options.verdicts, bench, pool, lanes=options.threads)
 
 

@@ -32,14 +32,20 @@ class Run:
         """Plan, run reference, oracle and the actors named, judge; verdict rows by definition."""
         rows: dict[str, Rows] = defaultdict(list)
         for cases in plan(self.dataset, self.out / "cases", self.selection):
-            manifests = [self._actor(cases, name) for name in ("reference", "oracle", *actors)]
-            verdicts = self.out / "verdicts" / f"{cases.stem}.jsonl"
-            with Pool() as pool:
-                judge(cases, manifests, verdicts, Bench(store=self.out / "store", code=code, tolerance=None), pool)
-            for line in verdicts.read_text(encoding="utf-8").splitlines():
-                row = json.loads(line)
+            for name in ("reference", "oracle", *actors):
+                self._actor(cases, name)
+            for row in self.judge(cases.stem, "reference", "oracle", *actors, code=code):
                 rows[row["definition"]].append(row)
         return rows
+
+    def judge(self, op_type: str, *actors: str, code: str = "0") -> Rows:
+        """Judge what the actors left; the op_type's verdict rows."""
+        cases = self.out / "cases" / f"{op_type}.json"
+        manifests = [self.out / "actors" / op_type / f"{actor}.json" for actor in actors]
+        verdicts = self.out / "verdicts" / f"{op_type}.jsonl"
+        with Pool() as pool:
+            judge(cases, manifests, verdicts, Bench(store=self.out / "store", code=code, tolerance=None), pool)
+        return [json.loads(line) for line in verdicts.read_text(encoding="utf-8").splitlines()]
 
     def _actor(self, cases: Path, name: str) -> Path:
         path = self.out / "actors" / cases.stem / f"{name}.json"

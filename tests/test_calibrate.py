@@ -18,7 +18,8 @@ from traceproof.calibrate.units import SIZES, Unit, run, together, units
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.errors import TraceproofError
-from traceproof.judge import gates
+from traceproof.judge.gates import Gate
+from traceproof.judge.numeric_gates import gate_of
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES
 from traceproof.ops.compare import Backward, Close, Quantised
@@ -165,6 +166,10 @@ def test_swapped_outputs_are_refused_though_their_shapes_differ() -> None:
     assert judge(at, swapped)[OURS]
 
 
+def held(actual: torch.Tensor, expected: torch.Tensor, roundings: torch.Tensor | None, kind: Quantised) -> Gate:
+    return gate_of(actual, {"": expected} | ({} if roundings is None else {"roundings": roundings}), kind)
+
+
 def test_a_slope_may_be_off_by_luck_and_not_by_more() -> None:
     """Errors of 5 % on 100 equal parts tilt a slope by 0.5 %; a factor of 1.04 is 8 times that."""
     expected = torch.full((1, 100), 1.0, dtype=torch.float64)
@@ -172,11 +177,11 @@ def test_a_slope_may_be_off_by_luck_and_not_by_more() -> None:
     kind = Quantised(rms=0.2, slope=0.001)
     many, few = torch.tensor([1e6]), torch.tensor([100.0])
     tilted = expected * 1.015 + error
-    assert not gates.quantised(tilted, expected, many, kind).ok
-    assert not gates.quantised(tilted, expected, None, kind).ok
-    assert gates.quantised(tilted, expected, few, kind).ok
-    assert not gates.quantised(expected * 1.04 + error, expected, few, kind).ok
-    assert not gates.quantised(expected * 1.015, expected, few, kind).ok  # nothing else is off: no luck
+    assert not held(tilted, expected, many, kind).ok
+    assert not held(tilted, expected, None, kind).ok
+    assert held(tilted, expected, few, kind).ok
+    assert not held(expected * 1.04 + error, expected, few, kind).ok
+    assert not held(expected * 1.015, expected, few, kind).ok  # nothing else is off: no luck
 
 
 def test_rows_of_a_matrix_are_averaged_where_their_errors_hang_together() -> None:
@@ -185,9 +190,9 @@ def test_rows_of_a_matrix_are_averaged_where_their_errors_hang_together() -> Non
     floor = expected + 1e-3
     actual = expected + 1e-3
     actual[0, 5] += 4e-3
-    assert not gates.close(actual, expected, floor, Close()).ok
-    assert gates.close(actual, expected, floor, replace(Close(), row_axes=2)).ok
-    assert not gates.close(actual + 4e-3, expected, floor, replace(Close(), row_axes=2)).ok
+    assert not gate_of(actual, {"": expected, "floor": floor}, Close()).ok
+    assert gate_of(actual, {"": expected, "floor": floor}, replace(Close(), row_axes=2)).ok
+    assert not gate_of(actual + 4e-3, {"": expected, "floor": floor}, replace(Close(), row_axes=2)).ok
 
 
 def test_figures_stand_between_the_markers() -> None:

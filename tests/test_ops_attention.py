@@ -13,7 +13,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, fingerprint
-from traceproof.judge import gates
+from traceproof.judge.numeric_gates import gate_of
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Values
 from traceproof.ops.cases import Case
@@ -62,7 +62,7 @@ def margin(definition: Definition, inputs: Values, results: Tensors) -> float:
             return math.inf
         kind = op.comparisons(definition)[name]
         assert isinstance(kind, Close)
-        worst = max(worst, gates.close(actual, exact[name], floor[name], kind).margin)
+        worst = max(worst, gate_of(actual, {"": exact[name], "floor": floor[name]}, kind).margin)
     return worst
 
 

@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from definitions import GOOD, HIDDEN, rmsnorm, write
 from pipeline import STACK, Run, verdicts
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from traceproof.actors.execute import NO_SPACE
@@ -21,6 +23,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
 from traceproof.ops.cases import Case
+from traceproof.stages import large
 from traceproof.stages.actor import MANY_TRIALS, _Runner
 from traceproof.stages.actor import run as run_job
 from traceproof.stages.crew import Crew
@@ -230,3 +233,54 @@ def test_few_inputs_are_drawn_on_the_host() -> None:
     described["inputs"]["weight"]["dtype"] = "float4_e2m1"  # which torch has no element type for
     packed = Definition.model_validate(described)
     assert drawing_device(packed, Case("few", "small", {"batch_size": 7}, 0, {}), gpu) == host
+
+
+@pytest.mark.parametrize("wrong", [None, 1.02, float("nan")])
+def test_a_large_case_is_judged_in_chunks_as_it_would_be_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float | None
+) -> None:
+    dataset = tmp_path / "dataset"
+    code = GOOD if wrong is None else GOOD.replace("torch.bfloat16)", f"torch.bfloat16) * float('{wrong}')")
+    write(dataset, rmsnorm("alpha", code))
+    found = {}
+    for name, elements in {"whole": 1 << 40, "chunks": 1}.items():
+        monkeypatch.setattr(large, "LARGE_ELEMENTS", elements)
+        monkeypatch.setitem(large.CHUNK_ELEMENTS, "cpu", 64)  # a few rows at a time
+        run = Run(dataset, tmp_path / name, limits=LIMITS, selection=Selection(sizes=("small", "medium")))
+        found[name] = run.verify("torch")["alpha"]
+        stored = [
+            path for path in (run.out / "store" / "outputs").rglob("*.safetensors") if "@" in str(keys(path))
+        ]
+        cases = len(run.manifest("rmsnorm", "oracle").cases["alpha"])
+        assert len(stored) == (1 if name == "chunks" else cases)  # the empty case is no large one
+    compared = ("case", "actor", "output", "verdict", "reason")
+    for whole, chunks in zip(found["whole"], found["chunks"], strict=True):
+        assert whole["message"].startswith(chunks["message"])  # who agrees with whom is not said of large cases
+        assert [chunks[key] for key in compared] == [whole[key] for key in compared]
+        if "gate" in whole and whole["gate"].get("margin"):
+            assert chunks["gate"]["margin"] == pytest.approx(whole["gate"]["margin"], rel=1e-9)
+
+
+def keys(path: Path) -> list[str]:
+    with safe_open(path, framework="pt") as tensors:
+        return list(tensors.keys())
+
+
+def test_a_large_case_whose_inputs_the_judge_draws_otherwise_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = tmp_path / "dataset"
+    write(dataset, rmsnorm("alpha"))
+    monkeypatch.setattr(large, "LARGE_ELEMENTS", 1)
+    run = Run(dataset, tmp_path / "results", limits=LIMITS)
+    run.verify()
+    manifest = run.manifest("rmsnorm", "reference")
+    other = {case: {**record, "inputs": "0" * 32} for case, record in manifest.cases["alpha"].items()}
+    replace(manifest, cases={"alpha": other}).write(run.out / "actors" / "rmsnorm" / "reference.json")
+    rows = run.judge("rmsnorm", "reference", "oracle")
+    assert {(row["verdict"], row["reason"]) for row in rows if row["output"] == "*"} >= {
+        ("error", "inputs_differ")
+    }
+    assert not any(
+        row["verdict"] == "pass" and row["output"] == "output" and row["axes"]["batch_size"] for row in rows
+    )

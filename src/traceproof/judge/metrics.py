@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,65 +13,110 @@ from traceproof.judge.specification import Row
 WORST = 5
 
 
-def metrics(actual: torch.Tensor, expected: torch.Tensor, row: Row) -> dict[str, Any]:
-    """Errors of `actual` against `expected` (float64, same shape), over the positions where both are finite.
+class Figures:
+    """Errors of an output against float64 values, added up chunk by chunk.
 
-    max_abs, mean_abs, max_rel, mean_rel, cosine, mse, hit_ratio (of `row`, over all positions), worst (the
-    top 5 positions by absolute error: index, actual, expected). Figures that no position supports are None.
+    Args:
+        row: the specification's tolerance for the output.
     """
-    whole = all_finite(actual) and all_finite(expected)
-    # Mostly there is nothing to leave out, and looking for it position by position costs more than the figures do.
-    if whole:
-        a, e, beside = actual.flatten(), expected.flatten(), 0
-    else:
-        finite = torch.isfinite(actual) & torch.isfinite(expected)
-        a, e = actual[finite], expected[finite]
-        agree = (actual == expected) | (torch.isnan(actual) & torch.isnan(expected))
-        beside = int((agree & ~finite).sum())
-    error = (a - e).abs()
-    hits = int((error <= row.atol + row.rtol * e.abs()).sum()) + beside
-    figures: dict[str, Any] = {
-        "elements": actual.numel(),
-        "finite": a.numel(),
-        "hit_ratio": hits / actual.numel() if actual.numel() else None,
-        "within_specification": hits >= row.hit_ratio * actual.numel(),
-    }
-    if not a.numel():
-        return (
-            figures
-            | dict.fromkeys(("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse"))
-            | {"worst": []}
-        )
-    relative = error / e.abs().clamp_min(torch.finfo(torch.float32).tiny)
-    norms = float(a.norm() * e.norm())
-    return figures | {
-        "max_abs": float(error.max()),
-        "mean_abs": float(error.mean()),
-        "max_rel": float(relative.max()),
-        "mean_rel": float(relative.mean()),
-        "cosine": float(a @ e) / norms if norms else None,
-        "mse": float((error * error).mean()),
-        "worst": _worst_of(error, actual, expected) if whole else worst(actual, expected),
-    }
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+        self._elements = self._finite = self._hits = 0
+        self._max_abs = self._max_rel = self._sum_abs = self._sum_rel = 0.0
+        self._squares = self._actual_energy = self._expected_energy = self._product = 0.0
+        self._worst: list[tuple[float, dict[str, Any]]] = []
+
+    def add(self, actual: torch.Tensor, expected: torch.Tensor, start: int = 0) -> None:
+        """Add a chunk: both float64 and of one shape; `start` is its place along the first axis."""
+        whole = all_finite(actual) and all_finite(expected)
+        # Mostly there is nothing to leave out, and looking for it by position costs more than the figures.
+        if whole:
+            a, e, beside = actual.flatten(), expected.flatten(), 0
+        else:
+            finite = torch.isfinite(actual) & torch.isfinite(expected)
+            a, e = actual[finite], expected[finite]
+            agree = (actual == expected) | (torch.isnan(actual) & torch.isnan(expected))
+            beside = int((agree & ~finite).sum())
+        error = (a - e).abs()
+        self._elements += actual.numel()
+        self._finite += a.numel()
+        self._hits += int((error <= self._row.atol + self._row.rtol * e.abs()).sum()) + beside
+        found = _worst_of(error, actual, expected) if whole else worst(actual, expected)
+        for _, place in found:
+            if start:
+                place["index"][0] += start
+        self._worst = sorted([*self._worst, *found], key=lambda item: -item[0])[:WORST]
+        if not a.numel():
+            return
+        relative = error / e.abs().clamp_min(torch.finfo(torch.float32).tiny)
+        self._max_abs = max(self._max_abs, float(error.max()))
+        self._max_rel = max(self._max_rel, float(relative.max()))
+        self._sum_abs += float(error.sum())
+        self._sum_rel += float(relative.sum())
+        self._squares += float(error @ error)
+        self._actual_energy += float(a @ a)
+        self._expected_energy += float(e @ e)
+        self._product += float(a @ e)
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of all chunks, over the positions where both are finite.
+
+        max_abs, mean_abs, max_rel, mean_rel, cosine, mse, hit_ratio (of `row`, over all positions), worst (the
+        top 5 positions by absolute error: index, actual, expected). Figures that no position supports are None.
+        """
+        count, elements = self._finite, self._elements
+        figures: dict[str, Any] = {
+            "elements": elements,
+            "finite": count,
+            "hit_ratio": self._hits / elements if elements else None,
+            "within_specification": self._hits >= self._row.hit_ratio * elements,
+        }
+        if not count:
+            names = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse")
+            return figures | dict.fromkeys(names) | {"worst": []}
+        norms = math.sqrt(self._actual_energy) * math.sqrt(self._expected_energy)
+        return figures | {
+            "max_abs": self._max_abs,
+            "mean_abs": self._sum_abs / count,
+            "max_rel": self._max_rel,
+            "mean_rel": self._sum_rel / count,
+            "cosine": self._product / norms if norms else None,
+            "mse": self._squares / count,
+            "worst": [place for _, place in self._worst],
+        }
 
 
-def worst(actual: torch.Tensor, expected: torch.Tensor) -> list[dict[str, Any]]:
-    """The positions that differ most; a NaN or an infinity on one side alone comes first."""
+def metrics(actual: torch.Tensor, expected: torch.Tensor, row: Row) -> dict[str, Any]:
+    """`Figures` of an output in one piece."""
+    figures = Figures(row)
+    figures.add(actual, expected)
+    return figures.summary()
+
+
+def worst(actual: torch.Tensor, expected: torch.Tensor) -> list[tuple[float, dict[str, Any]]]:
+    """The positions that differ most, with how much; a NaN or an infinity on one side alone comes first."""
     error = (actual - expected).abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
     same = (actual == expected) | (torch.isnan(actual) & torch.isnan(expected))
     return _worst_of(error.masked_fill(same, 0.0).flatten(), actual, expected)
 
 
-def _worst_of(error: torch.Tensor, actual: torch.Tensor, expected: torch.Tensor) -> list[dict[str, Any]]:
-    """The positions of the largest errors; `error` is flat, and 0 where the two agree."""
+def _worst_of(
+    error: torch.Tensor, actual: torch.Tensor, expected: torch.Tensor
+) -> list[tuple[float, dict[str, Any]]]:
+    """The positions of the largest errors, with these; `error` is flat, and 0 where the two agree."""
     largest = torch.topk(error, min(WORST, error.numel()))
+    places = [(flat, size) for flat, size in zip(largest.indices.tolist(), largest.values.tolist(), strict=True)]
     return [
-        {
-            "index": _index(flat, actual.shape),
-            "actual": number(actual.flatten()[flat]),
-            "expected": number(expected.flatten()[flat]),
-        }
-        for flat, size in zip(largest.indices.tolist(), largest.values.tolist(), strict=True)
+        (
+            size,
+            {
+                "index": _index(flat, actual.shape),
+                "actual": number(actual.flatten()[flat]),
+                "expected": number(expected.flatten()[flat]),
+            },
+        )
+        for flat, size in places
         if size > 0
     ]
 

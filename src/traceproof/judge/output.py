@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from traceproof.judge import gates
-from traceproof.judge.gates import Gate
-from traceproof.judge.metrics import all_finite, metrics
+from traceproof.judge.gates import Gate, index_set
+from traceproof.judge.numeric_gates import gate_of
+from traceproof.judge.numerics import Misplaced, Numeric, Numerics
 from traceproof.judge.sampling import judge_samples
 from traceproof.judge.specification import row_for
-from traceproof.ops.compare import Backward, Close, Comparison, Exact, IndexSet, Quantised, Samples
+from traceproof.ops.compare import Comparison, Exact, IndexSet, Quantised, Samples
 from traceproof.reasons import Failure, Skip, Verdict
 
 
@@ -26,12 +26,14 @@ class Expected:
         dtype: the definition's.
         oracle: the oracle's entries for this output, by what follows `@` ("" is the value); empty: no oracle.
         comparison: the op's gate; None: no oracle.
+        in_chunks: whether the oracle's entries are computed chunk by chunk while judging; `oracle` is empty then.
     """
 
     shape: tuple[int, ...] | None
     dtype: torch.dtype
     oracle: Mapping[str, torch.Tensor]
     comparison: Comparison | None
+    in_chunks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,21 @@ def _fail(reason: Failure, message: str, **details: Any) -> Ruling:  # noqa: ANN
 
 def judge_output(actual: torch.Tensor | None, expected: Expected, *, tolerance: float | None) -> Ruling:
     """Rule on one output; `tolerance` overrides the atol and rtol of the specification's row (reported only)."""
+    ruling = judge_form(actual, expected)
+    if ruling is not None:
+        return ruling
+    assert actual is not None
+    assert expected.comparison is not None
+    if isinstance(expected.comparison, Samples | IndexSet):
+        gate, details = _discrete(actual, expected.oracle, expected.comparison)
+        return _ruling(gate, details)
+    numerics = numerics_of(expected.comparison, actual.dtype, tolerance)
+    numerics.hold_prepared(numerics.measure(actual, expected.oracle))
+    return rule_on(numerics)
+
+
+def judge_form(actual: torch.Tensor | None, expected: Expected) -> Ruling | None:
+    """Rule on presence, shape and dtype, and on there being an oracle; None: only the numbers are left."""
     if actual is None:
         return _fail(Failure.PRESENCE, "the output is missing")
     shape = expected.shape if expected.shape is not None else ()
@@ -57,29 +74,28 @@ def judge_output(actual: torch.Tensor | None, expected: Expected, *, tolerance: 
         return _fail(Failure.SHAPE, f"shape is {list(actual.shape)}, the definition says {list(shape)}")
     if expected.shape is not None and actual.dtype != expected.dtype:
         return _fail(Failure.DTYPE, f"dtype is {actual.dtype}, the definition says {expected.dtype}")
-    if expected.comparison is None or "" not in expected.oracle:
+    if expected.comparison is None or (not expected.in_chunks and "" not in expected.oracle):
         return Ruling(Verdict.SKIP, Skip.NO_ORACLE, "shape and dtype hold; no oracle for the numerics", {})
-    return _numerics(actual, expected, expected.comparison, tolerance)
+    return None
 
 
-def _numerics(actual: torch.Tensor, expected: Expected, comparison: Comparison, tolerance: float | None) -> Ruling:
-    if isinstance(comparison, Samples | IndexSet):
-        gate, details = _discrete(actual, expected.oracle, comparison)
-        return _ruling(gate, details)
-    value = expected.oracle[""]
-    misplaced = _misplaced(actual, value)
-    row = row_for(actual.dtype, quantised=isinstance(comparison, Quantised), tolerance=tolerance)
-    details = {
-        "metrics": metrics(actual.to(torch.float64), value.to(torch.float64), row),
-        "specification": {"atol": row.atol, "rtol": row.rtol, "hit_ratio": row.hit_ratio},
-    }
-    details["worst"] = details["metrics"].pop("worst")
+def numerics_of(comparison: Numeric, dtype: torch.dtype, tolerance: float | None) -> Numerics:
+    """What measures an output of `dtype`."""
+    row = row_for(dtype, quantised=isinstance(comparison, Quantised), tolerance=tolerance)
+    return Numerics(comparison, dtype, row)
+
+
+def rule_on(numerics: Numerics) -> Ruling:
+    """Rule on what was measured of all chunks."""
+    details = numerics.details()
+    misplaced = numerics.misplaced()
     if misplaced is not None:
         reason, message = misplaced
         return _fail(reason, message, **details)
-    if not actual.numel():
+    gate = numerics.gate()
+    if gate is None:
         return Ruling(Verdict.PASS, None, "empty, as it should be", details)
-    return _ruling(_gate(actual, expected.oracle, comparison, actual.dtype), details)
+    return _ruling(gate, details)
 
 
 def _ruling(gate: Gate, details: Mapping[str, Any]) -> Ruling:
@@ -94,72 +110,42 @@ def passes(actual: torch.Tensor, expected: Expected) -> bool:
     """Whether `judge_output` would pass an output of the right shape and dtype; without its figures."""
     if expected.comparison is None or isinstance(expected.comparison, Samples | IndexSet):
         return judge_output(actual, expected, tolerance=None).verdict == Verdict.PASS
-    if _misplaced(actual, expected.oracle[""]) is not None:
+    if _misplaced(actual, expected.oracle[""]):
         return False
-    return not actual.numel() or _gate(actual, expected.oracle, expected.comparison, actual.dtype).ok
+    return not actual.numel() or gate_of(actual, expected.oracle, expected.comparison).ok
 
 
 def shares_limits(
-    one: torch.Tensor, other: torch.Tensor, oracle: Mapping[str, torch.Tensor], comparison: Comparison
+    one: torch.Tensor, other: torch.Tensor, oracle: Mapping[str, torch.Tensor], comparison: Numeric
 ) -> float:
     """Half the difference of two answers as a part of the limit on each, so two that pass are never above 1."""
-    if _misplaced(one, other.to(torch.float64)) is not None:
+    if _misplaced(one, other.to(torch.float64)):
         return float("inf")
     if not one.numel():
         return 0.0
-    value = oracle[""].to(torch.float64)
     if isinstance(comparison, Exact):
-        return gates.exact(one, other, comparison).margin
-    middle = value + (one.to(torch.float64) - other.to(torch.float64)) / 2
-    return _gate(middle, oracle, comparison, one.dtype).margin
+        return gate_of(one, {"": other}, comparison).margin
+    middle = oracle[""].to(torch.float64) + (one.to(torch.float64) - other.to(torch.float64)) / 2
+    return gate_of(middle, oracle, comparison, one.dtype).margin
 
 
-def _gate(
-    actual: torch.Tensor, oracle: Mapping[str, torch.Tensor], comparison: Comparison, dtype: torch.dtype
-) -> Gate:
-    value = oracle[""]
-    match comparison:
-        case Close():
-            return gates.close(actual, value, oracle["floor"], comparison, dtype)
-        case Backward():
-            return gates.backward(actual, value, oracle["bound"], comparison, dtype)
-        case Quantised():
-            return gates.quantised(actual, value, oracle.get("roundings"), comparison, dtype)
-        case Exact():
-            return gates.exact(actual, value, comparison)
-        case _:
-            raise TypeError(f"no gate for {type(comparison).__name__}")
+def _misplaced(actual: torch.Tensor, oracle: torch.Tensor) -> bool:
+    found = Misplaced()
+    found.add(actual, oracle)
+    return found.failure() is not None
+
+
+def surplus(name: str) -> Ruling:
+    """Rule on an output that the definition does not name."""
+    return _fail(Failure.PRESENCE, f"{name} is no output of the definition")
 
 
 def _discrete(
     actual: torch.Tensor, oracle: Mapping[str, torch.Tensor], comparison: Samples | IndexSet
 ) -> tuple[Gate, dict[str, Any]]:
     if isinstance(comparison, IndexSet):
-        return gates.index_set(actual, oracle, comparison.padding), {}
+        return index_set(actual, oracle, comparison.padding), {}
     ok, fields = judge_samples(
         actual, oracle["tokens"], oracle["probs"], oracle["optional"], comparison.false_alarm
     )
     return Gate("samples", 0.0 if ok else float("inf"), str(fields.pop("detail", ""))), {"metrics": fields}
-
-
-def _misplaced(actual: torch.Tensor, oracle: torch.Tensor) -> tuple[Failure, str] | None:
-    """NaN and infinities must stand where the oracle has them; an overflow of the dtype may saturate or not."""
-    if not actual.dtype.is_floating_point:
-        return None
-    if all_finite(actual) and all_finite(oracle):
-        return None
-    x, e = actual.to(torch.float64), oracle.to(torch.float64)
-    nan = torch.isnan(x) != torch.isnan(e)
-    if nan.any():
-        first = nan.nonzero()[0].tolist()
-        count = f"{int(nan.sum())} of {nan.numel()}"
-        return Failure.NAN, f"{count} elements are NaN on one side only, first at {first}"
-    overflow = e.abs() > torch.finfo(actual.dtype).max
-    infinite = (
-        (torch.isinf(x) | torch.isinf(e)) & (x != e) & ~(overflow & torch.isfinite(e) & (x.sign() == e.sign()))
-    )
-    if infinite.any():
-        where = infinite.nonzero()[0].tolist()
-        count = f"{int(infinite.sum())} of {infinite.numel()}"
-        return Failure.INFINITY, f"{count} elements are infinite on one side only, first at {where}"
-    return None

@@ -115,6 +115,14 @@ class Op(ABC):
         )
         return not first or any(not torch.equal(value, second[name]) for name, value in first.items())
 
+    def row_axis(self, definition: Definition) -> str | None:
+        """Var axis whose rows are independent: the oracle of some rows is those rows of the oracle.
+
+        None, the default: there is no such axis. Every output must have it as its first one.
+        """
+        del definition
+        return None
+
     def mutated(self, definition: Definition) -> frozenset[str]:
         """Inputs that the definition says are modified in place."""
         del definition

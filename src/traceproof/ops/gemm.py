@@ -123,6 +123,10 @@ class Gemm(Op):
         """Backward error: right for any scale, and blind to none of the terms."""
         return {name: Backward() for name in definition.outputs}
 
+    def row_axis(self, definition: Definition) -> str:
+        """M: a row of C needs that row of A and all of B."""
+        return roles(definition).rows
+
     def memory(self, definition: Definition, case: Case) -> int:
         """A and B as stored, B once more in float32 for a reference that upcasts, C and its bound in float64."""
         total = 0

@@ -59,6 +59,10 @@ class RmsNorm(Op):
         # A mean that is not zero: it tells a root mean square from a standard deviation.
         yield Case("adversarial-offset", "adversarial", {rows: 5}, seed, {"offset": 2.0})
 
+    def row_axis(self, definition: Definition) -> str:
+        """The rows are normed by themselves."""
+        return definition.var_axes[0]
+
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal data; weights around 1 of both signs."""
         scale = float(case.params.get("scale", 1.0))

@@ -67,6 +67,11 @@ class Rope(Op):
         values = {q[0]: tokens, q[1]: heads[0], k[1]: heads[1], cache[0]: positions}
         return {name: values.get(name, 1) for name in definition.var_axes}
 
+    def row_axis(self, definition: Definition) -> str | None:
+        """Tokens: each is rotated by its own position."""
+        shape = definition.inputs["positions"].shape
+        return shape[0] if shape else None
+
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal q and k; points of the unit circle; positions with repeats, 0 and the last one."""
         shapes = {name: definition.shape_of(spec, case.axes) or () for name, spec in definition.inputs.items()}

@@ -20,11 +20,13 @@ class Bench:
         store: where outputs and finished rows lie.
         code: digest of the judge's own code and the ops'.
         tolerance: overrides the atol and rtol of the specification's rows.
+        device: where large cases are judged, `cuda` or `cpu`.
     """
 
     store: Path
     code: str
     tolerance: float | None
+    device: str = "cpu"
 
     @property
     def outputs(self) -> Store:
@@ -38,9 +40,14 @@ class Bench:
 
     def as_json(self) -> dict[str, Any]:
         """The bench as a JSON object, its paths absolute."""
-        return {"store": str(self.store.absolute()), "code": self.code, "tolerance": self.tolerance}
+        return {
+            "store": str(self.store.absolute()),
+            "code": self.code,
+            "tolerance": self.tolerance,
+            "device": self.device,
+        }
 
     @classmethod
     def of_json(cls, value: dict[str, Any]) -> Self:
         """The bench that `as_json` wrote."""
-        return cls(store=Path(value["store"]), code=value["code"], tolerance=value["tolerance"])
+        return cls(**{**value, "store": Path(value["store"])})

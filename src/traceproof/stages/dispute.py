@@ -139,15 +139,16 @@ class _Hearing:
         self._expected_record = dispute.oracle.get(case_id)
         inputs = (self._expected_record or {}).get("inputs")
         here = {actor: cases.get(case_id, {}) for actor, cases in dispute.records.items()}
-        self._ran = {
+        self._ran = {  # of a large case the judge has drawn the inputs itself; see traceproof.stages.large
             actor: record
             for actor, record in here.items()
-            if record.get("status") == "ok" and record["inputs"] == inputs
+            if record.get("status") == "ok" and (planned["large"] or record["inputs"] == inputs)
         }
 
     @cached_property
     def _oracle(self) -> dict[str, dict[str, torch.Tensor]]:
-        return entries_of(self._store, self._expected_record, self._definition)
+        kept = None if self._planned["large"] else self._expected_record
+        return entries_of(self._store, kept, self._definition)
 
     @cached_property
     def _outputs(self) -> dict[str, dict[str, torch.Tensor]]:

@@ -13,12 +13,12 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
-from traceproof.judge.output import Ruling, judge_output
+from traceproof.judge.output import Ruling, judge_output, surplus
 from traceproof.ops import registry
-from traceproof.ops.base import Op
 from traceproof.reasons import Error, Failure, Skip, Verdict
 from traceproof.stages.bench import REPLAY, WHOLE, Bench
 from traceproof.stages.dispute import Dispute, entries_of, expectation
+from traceproof.stages.large import LargeCases, Rulings
 from traceproof.stages.manifest import Manifest
 from traceproof.stages.replay import Bundles
 
@@ -76,16 +76,26 @@ class Docket:
             TraceproofError: the disk is full.
         """
         entry = self.planned["definitions"][name]
-        manifests = self.others.values()
+        records = {actor: manifest.cases.get(name, {}) for actor, manifest in self.others.items()}
+        definition = Definition.model_validate(entry["definition"])
+        large = LargeCases(
+            definition=definition,
+            op=registry.for_definition(definition)[0],
+            records=records,
+            outputs=self.bench.outputs,
+            dataset=self.planned["dataset"],
+            tolerance=self.bench.tolerance,
+            device=self.bench.device,
+        )
         rows = [
             row
-            for manifest in manifests
-            for row in _definition_rows(name, entry, manifest, self.oracle, self.bench)
+            for manifest in self.others.values()
+            for row in _definition_rows(entry, manifest, oracle=self.oracle, bench=self.bench, large=large)
         ]
         dispute = Dispute(
             entry=entry,
             oracle=self.oracle.cases.get(name, {}),
-            records={actor: manifest.cases.get(name, {}) for actor, manifest in self.others.items()},
+            records=records,
             outputs=self.bench.outputs,
             judged=self.bench.judged,
             code=self.bench.code,
@@ -97,9 +107,10 @@ class Docket:
 
 
 def _definition_rows(
-    name: str, entry: Mapping[str, Any], manifest: Manifest, oracle: Manifest, bench: Bench
+    entry: Mapping[str, Any], manifest: Manifest, *, oracle: Manifest, bench: Bench, large: LargeCases
 ) -> list[dict[str, Any]]:
     """All rows of one definition and one actor, from the store when nothing they depend on has changed."""
+    name = large.definition.name
     records = manifest.cases.get(name, {})
     expected = oracle.cases.get(name, {})
     key = digest_json(
@@ -114,11 +125,9 @@ def _definition_rows(
     )
     known = bench.judged.record(key)
     if known is None:
-        definition = Definition.model_validate(entry["definition"])
-        op, _ = registry.for_definition(definition)
         rows: list[dict[str, Any]] = []
         for planned in entry["cases"]:
-            judged = _CaseJudge(definition, op, planned, manifest, bench)
+            judged = _CaseJudge(large, planned, manifest, bench)
             case_id = planned["case"]["id"]
             rows += judged.rows(records.get(case_id), expected.get(case_id))
         known = {"rows": rows}
@@ -135,8 +144,7 @@ def _essence(records: Mapping[str, Mapping[str, Any]]) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _CaseJudge:
-    definition: Definition
-    op: Op
+    large: LargeCases
     planned: Mapping[str, Any]
     manifest: Manifest
     bench: Bench
@@ -155,39 +163,44 @@ class _CaseJudge:
         blocked = self._no_oracle(record, expected)
         if blocked is not None:
             return [self._row(WHOLE, blocked, record)]
-        outputs = self.bench.outputs.tensors(record["key"])
-        oracle = entries_of(self.bench.outputs, expected, self.definition)
-        rows = []
-        for name in self.definition.outputs:
-            held = expectation(self.definition, self.op, self.planned, name, oracle)
-            rows.append(
-                self._row(name, judge_output(outputs.get(name), held, tolerance=self.bench.tolerance), record)
-            )
-        rows += [
-            self._row(name, _surplus(name), record) for name in outputs if name not in self.definition.outputs
-        ]
+        if self.planned["large"]:
+            rulings = self.large.rulings(self.planned, self.manifest.actor)
+        else:
+            rulings = self._rulings(record, expected)
+        rows = [self._row(name, ruling, record) for name, ruling in rulings.items()]
         return rows + [self._row(WHOLE, ruling, record) for ruling in _conduct(record)]
 
-    @staticmethod
-    def _no_oracle(record: Mapping[str, Any], expected: Mapping[str, Any] | None) -> Ruling | None:
+    def _rulings(self, record: Mapping[str, Any], expected: Mapping[str, Any] | None) -> Rulings:
+        """Rulings on the outputs of a case whose oracle's entries are in the store."""
+        definition, op = self.large.definition, self.large.op
+        outputs = self.bench.outputs.tensors(record["key"])
+        oracle = entries_of(self.bench.outputs, expected, definition)
+        found = {}
+        for name in definition.outputs:
+            held = expectation(definition, op, self.planned, name, oracle)
+            found[name] = judge_output(outputs.get(name), held, tolerance=self.bench.tolerance)
+        return found | {name: surplus(name) for name in outputs if name not in definition.outputs}
+
+    def _no_oracle(self, record: Mapping[str, Any], expected: Mapping[str, Any] | None) -> Ruling | None:
         if expected is None or (expected["status"] == "skip" and expected["reason"] == Skip.NO_ORACLE):
             return None
         if expected["status"] == "skip":
             return Ruling(Verdict.SKIP, expected["reason"], f"the oracle: {expected['message']}", {})
         if expected["status"] != "ok":
             return Ruling(Verdict.ERROR, Error.ORACLE, f"the oracle: {expected['message']}", {})
-        if expected["inputs"] != record["inputs"]:
+        if not self.planned["large"] and expected["inputs"] != record["inputs"]:
             differ = f"inputs {record['inputs']} were seen, the oracle saw {expected['inputs']}"
             return Ruling(Verdict.ERROR, Error.INPUTS_DIFFER, differ, {})
         return None
 
     def _row(self, output: str, ruling: Ruling, record: Mapping[str, Any] | None) -> dict[str, Any]:
         case = self.planned["case"]
-        name = self.definition.name
+        definition = self.large.definition
+        name = definition.name
         environment = self.manifest.environment
         return {
             "definition": name,
-            "op_type": self.definition.op_type,
+            "op_type": definition.op_type,
             "case": case["id"],
             "size": case["size"],
             "seed": case["seed"],
@@ -200,7 +213,7 @@ class _CaseJudge:
             "message": ruling.message,
             **ruling.details,
             "digests": {
-                "definition": self.definition.digest,
+                "definition": definition.digest,
                 "case": self.planned["digest"],
                 "inputs": (record or {}).get("inputs"),
                 "outputs": (record or {}).get("key"),
@@ -211,10 +224,6 @@ class _CaseJudge:
             "device": environment.get("device"),
             "repeat": f"traceproof verify --definition-name {name} --case {case['id']} --seed {case['seed']}",
         }
-
-
-def _surplus(name: str) -> Ruling:
-    return Ruling(Verdict.FAIL, Failure.PRESENCE, f"{name} is no output of the definition", {})
 
 
 def _conduct(record: Mapping[str, Any]) -> Iterable[Ruling]:

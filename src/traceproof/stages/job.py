@@ -88,8 +88,19 @@ class Job:
 
 def opens_gpu(cases: Path, actor: str) -> bool:
     """Whether an actor's job computes any of the planned cases on the GPU, where there is one."""
-    if not ACTORS[actor].host_bytes:
-        return True
+    info = ACTORS[actor]
+    # Oracles of large cases are the judge's work.
+    return not info.host_bytes or any(
+        info.device("cuda", case["memory"]) == "cuda" for case in _to_run(cases) if not case["large"]
+    )
+
+
+def judge_opens_gpu(cases: Path) -> bool:
+    """Whether the judge computes any of the planned cases on the GPU, where there is one."""
+    return any(case["large"] for case in _to_run(cases))
+
+
+def _to_run(cases: Path) -> list[dict[str, Any]]:
     planned = json.loads(cases.read_text(encoding="utf-8"))
-    every = (case for entry in planned["definitions"].values() for case in entry["cases"] if case["skip"] is None)
-    return any(ACTORS[actor].device("cuda", case["memory"]) == "cuda" for case in every)
+    every = (case for entry in planned["definitions"].values() for case in entry["cases"])
+    return [case for case in every if case["skip"] is None]

@@ -16,6 +16,7 @@ from traceproof.ops import registry
 from traceproof.ops.base import Op
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.reasons import Skip
+from traceproof.stages.large import is_large
 from traceproof.store import write_if_changed
 
 
@@ -111,7 +112,7 @@ def _op_type_plan(tree: Tree, op_type: str, names: Iterable[str], selection: Sel
             "digest": definition.digest,
             "no_oracle": unknown,
             "definition": definition.as_json(),
-            "cases": _cases(tree, definition, op, selection),
+            "cases": _cases(tree, definition, op, selection, unknown=unknown is not None),
         }
     broken = [
         {"path": item.path.as_posix(), "message": item.message}
@@ -121,7 +122,9 @@ def _op_type_plan(tree: Tree, op_type: str, names: Iterable[str], selection: Sel
     return {"op_type": op_type, "dataset": str(tree.root), "definitions": definitions, "broken": broken}
 
 
-def _cases(tree: Tree, definition: Definition, op: Op, selection: Selection) -> list[dict[str, Any]]:
+def _cases(
+    tree: Tree, definition: Definition, op: Op, selection: Selection, *, unknown: bool
+) -> list[dict[str, Any]]:
     cases = list(op.cases(definition, sizes=selection.sizes, seed=selection.seed))
     skips: dict[str, dict[str, str]] = {}
     if selection.workloads:
@@ -139,7 +142,7 @@ def _cases(tree: Tree, definition: Definition, op: Op, selection: Selection) -> 
         skip = skips.get(case.id) or _too_large(need, selection.memory_limit)
         trials = op.trials(definition, case)
         entry = {"case": case.as_json(), "digest": case.digest, "memory": need, "trials": trials, "skip": skip}
-        planned.append(entry)
+        planned.append(entry | {"large": not unknown and is_large(definition, op, case)})
     return _mark_repeat(planned)
 
 

@@ -1,0 +1,122 @@
+"""Numeric verdict over one output, fed chunk by chunk: misplaced NaN and infinities, figures, the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from traceproof.judge.gates import Gate
+from traceproof.judge.metrics import Figures, all_finite
+from traceproof.judge.numeric_gates import Rows, numeric_gate
+from traceproof.judge.specification import Row
+from traceproof.ops.compare import Backward, Close, Exact, Quantised
+from traceproof.reasons import Failure
+
+Numeric = Close | Backward | Quantised | Exact
+
+
+class Misplaced:
+    """NaN and infinities must stand where the oracle has them; an overflow of the dtype may saturate or not."""
+
+    def __init__(self) -> None:
+        self._elements = 0
+        self._found: dict[Failure, tuple[int, list[int]]] = {}
+
+    def add(self, actual: torch.Tensor, oracle: torch.Tensor, start: int = 0) -> None:
+        """Look at a chunk that begins at `start` of the first axis."""
+        self._elements += actual.numel()
+        if not actual.dtype.is_floating_point or (all_finite(actual) and all_finite(oracle)):
+            return
+        x, e = actual.to(torch.float64), oracle.to(torch.float64)
+        overflow = (e.abs() > torch.finfo(actual.dtype).max) & torch.isfinite(e) & (x.sign() == e.sign())
+        self._count(Failure.NAN, torch.isnan(x) != torch.isnan(e), start)
+        self._count(Failure.INFINITY, (torch.isinf(x) | torch.isinf(e)) & (x != e) & ~overflow, start)
+
+    def _count(self, kind: Failure, wrong: torch.Tensor, start: int) -> None:
+        count = int(wrong.sum())
+        if not count:
+            return
+        first = wrong.nonzero()[0].tolist()
+        if start:
+            first[0] += start
+        before = self._found.get(kind)
+        self._found[kind] = (count, first) if before is None else (before[0] + count, before[1])
+
+    def failure(self) -> tuple[Failure, str] | None:
+        """What stands where it should not, if anything does."""
+        for kind, what in ((Failure.NAN, "NaN"), (Failure.INFINITY, "infinite")):
+            if kind in self._found:
+                count, first = self._found[kind]
+                return kind, f"{count} of {self._elements} elements are {what} on one side only, first at {first}"
+        return None
+
+
+class Numerics:
+    """Everything the judge measures of one output, from chunks of its first axis that cover it in order.
+
+    Each chunk goes through `measure`; where `two_passes` says so, each goes through `hold` after that, once all
+    have been measured.
+
+    Args:
+        comparison: how the output is compared.
+        dtype: the output's.
+        row: the specification's tolerance for it.
+    """
+
+    def __init__(self, comparison: Numeric, dtype: torch.dtype, row: Row) -> None:
+        self._row = row
+        self._gate = numeric_gate(comparison, dtype)
+        self._figures = Figures(row)
+        self._misplaced = Misplaced()
+        self._elements = 0
+
+    @property
+    def two_passes(self) -> bool:
+        """Whether the limits are known only after every chunk was measured."""
+        return self._gate.two_passes
+
+    def measure(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor], start: int = 0) -> Rows | None:
+        """First pass over a chunk.
+
+        Args:
+            actual: the chunk, in the output's dtype.
+            entries: the oracle's for the same chunk, on the same device.
+            start: where it begins along the first axis.
+
+        Returns:
+            what `hold_prepared` takes; None for an empty chunk.
+        """
+        value = entries[""]
+        self._misplaced.add(actual, value, start)
+        self._figures.add(actual.to(torch.float64), value.to(torch.float64), start)
+        self._elements += actual.numel()
+        if not actual.numel():
+            return None
+        rows = self._gate.prepare(actual, entries)
+        self._gate.pool(rows)
+        return rows
+
+    def hold(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> None:
+        """Second pass over a chunk."""
+        self.hold_prepared(self._gate.prepare(actual, entries) if actual.numel() else None)
+
+    def hold_prepared(self, rows: Rows | None) -> None:
+        """The same with what `measure` gave."""
+        if rows is not None:
+            self._gate.hold(rows)
+
+    def details(self) -> dict[str, Any]:
+        """Figures for the verdict row: `metrics`, `specification`, `worst`."""
+        figures = self._figures.summary()
+        specification = {"atol": self._row.atol, "rtol": self._row.rtol, "hit_ratio": self._row.hit_ratio}
+        return {"worst": figures.pop("worst"), "metrics": figures, "specification": specification}
+
+    def misplaced(self) -> tuple[Failure, str] | None:
+        """What is NaN or infinite where it should not be, if anything is."""
+        return self._misplaced.failure()
+
+    def gate(self) -> Gate | None:
+        """Result of the gate; None where the output is empty."""
+        return self._gate.gate() if self._elements else None
