@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from traceproof.actors import caches
 from traceproof.actors import registry as actors
 from traceproof.actors.base import Actor, named_outputs
 from traceproof.actors.inputs import drawing_device, fingerprints, make_inputs, place
@@ -35,7 +36,7 @@ OTHER_SEED = 1_000_003  # added to a case's seed to get the second, different in
 
 
 def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Called once in a worker: loads the actor and the definition; the result runs one case a call.
+    """Called once in an isolated worker: loads the actor and the definition; the result runs one case per call.
 
     Args:
         payload: `definition` (JSON), `actor`, `device` (of items that name none), `threads`, `dataset` (root of
@@ -43,6 +44,7 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
         scratch: the only folder that may be written; outputs go there as `<key>.safetensors`.
     """
     _begin(payload)
+    caches.use_own(scratch)
     return _load(payload, payload["definition"], scratch)
 
 

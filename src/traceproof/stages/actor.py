@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from traceproof.actors import caches
 from traceproof.reasons import Error
 from traceproof.stages.job import Job
 from traceproof.stages.manifest import Manifest
@@ -57,7 +58,8 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="scratch-", dir=store) as scratch,
         job.crew.pool(
-            readable=[Path(planned["dataset"])],  # a workload line's blobs lie there
+            # A workload line's blobs, and kernels that trusted code compiled.
+            readable=[Path(planned["dataset"]), *caches.readable(job.crew.environment)],
             without=CUDA_REFUSES if job.crew.gpu else (),
             most=job.workers,
         ) as pool,
