@@ -54,18 +54,20 @@ def test_what_had_no_ground_truth_here_is_named_with_the_reason() -> None:
     stacks = [{"stack": "torch", "versions": {"torch": "2"}, "device_type": "cpu", "capability": None}]
     proved, unreached = ending(*rows, stacks=stacks)
     start, _, counts = proved.partition(": ")
-    assert start == "Proved without a GPU with PyTorch 2"
+    assert start == "Proved on the CPU with PyTorch 2"
     assert counts == (
-        "1 of 5 definitions against a ground truth, 3 against the float64 oracle alone, 1 not at all."
+        "1 of 5 definitions against a ground truth, 3 against the float64 oracle alone; not proved: 1 not run."
     )
     assert unreached == (
         "Without a ground truth here: moe_a (larger than limits.memory_gb); all 3 of gdn (needs a GPU)."
     )
 
 
-def test_a_run_with_findings_has_proved_nothing() -> None:
-    (line,) = ending(row("gqa_a", "reference", "fail", reason="nan"), row("gqa_a", "flashinfer"))
-    assert line.startswith("Compared on SM 9.0")
+def test_a_reference_with_a_finding_is_not_proved_one_whose_ground_truth_has_it_is() -> None:
+    rows = [row("gqa_a", "reference", "fail", reason="nan"), row("gqa_a", "flashinfer")]
+    rows += [row("gqa_b", "reference"), row("gqa_b", "flashinfer", "fail", reason="nan")]
+    (line,) = ending(*rows)
+    assert line.endswith(": 1 of 2 definitions against a ground truth; not proved: 1 with findings.")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_the_reason_that_is_told_is_the_one_nearest_to_a_verdict(rows: list[dict
 
 def test_a_reference_and_a_ground_truth_have_to_meet_in_one_case() -> None:
     rows = [row("a_a", "reference"), row("a_a", "fla") | {"case": "small-1"}]
-    assert summarise(rows, Known(), STACKS)["proof"]["met"] == 0
+    assert summarise(rows, Known(), STACKS)["proof"]["proved"] == 0
 
 
 def test_every_reason_to_skip_has_words() -> None:

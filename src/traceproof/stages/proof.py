@@ -1,7 +1,8 @@
-"""What a run proved on its machine: how many definitions met a ground truth, and why the others did not.
+"""What a run proved on its machine: which references are right, and against what they were held.
 
 A definition meets a ground truth where both have comparable outputs of the same case. Every reference is judged by
-the float64 oracle besides; a definition without a ground truth was judged by that alone.
+the float64 oracle besides; a definition without a ground truth was judged by that alone. One whose reference has a
+finding, known or not, is not proved.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from traceproof.sources.model import ORIGINS
 
 REFERENCE = "reference"
 COMPARED = frozenset({Verdict.PASS, Verdict.FAIL})
+BAD = frozenset({Verdict.FAIL, Verdict.ERROR})
 NO_TRUTH, ERROR, UNREADABLE = "no_truth", "error", "unreadable"
 # Why a definition met no ground truth, in words; of several reasons the first one in this order is told.
 WHY: Mapping[str, str] = MappingProxyType(
@@ -71,8 +73,10 @@ class Proof(BaseModel):
         device, capability: the GPU and its compute capability; None without one.
         truths: versions of the ground truths that were compared, by actor.
         op_types: definitions by op_type.
-        met: how many definitions met a ground truth.
-        unmet: the others.
+        proved: how many were proved against a ground truth.
+        alone: how many were proved against the oracle alone.
+        wrong: those whose reference has a finding.
+        unmet: those that met no ground truth.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -80,7 +84,9 @@ class Proof(BaseModel):
     capability: str | None
     truths: dict[str, str | None]
     op_types: dict[str, int]
-    met: int
+    proved: int
+    alone: int
+    wrong: list[str]
     unmet: list[Unmet]
 
 
@@ -91,6 +97,7 @@ class Collector:
         self._op_types: dict[str, str] = {}
         self._cases: dict[tuple[str, str], set[str]] = defaultdict(set)  # of what was compared
         self._reasons: dict[str, set[str]] = defaultdict(set)
+        self._wrong: set[str] = set()
 
     def watch(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """The rows, each noted as it passes."""
@@ -101,6 +108,8 @@ class Collector:
     def _note(self, row: Mapping[str, Any]) -> None:
         name, actor, verdict = str(row["definition"]), str(row["actor"]), row["verdict"]
         self._op_types[name] = str(row["op_type"])
+        if actor == REFERENCE and verdict in BAD:
+            self._wrong.add(name)
         if verdict in COMPARED:
             self._cases[name, actor].add(str(row["case"]))
         elif row["case"] is None:
@@ -119,7 +128,9 @@ class Collector:
             capability=gpu.get("capability"),
             truths={actor: _version(actor, records) for actor in TRUTHS if actor in compared},
             op_types=dict(sorted(Counter(self._op_types.values()).items())),
-            met=len(self._op_types) - len(unmet),
+            proved=len(self._op_types.keys() - {one.definition for one in unmet} - self._wrong),
+            alone=sum(one.judged and one.definition not in self._wrong for one in unmet),
+            wrong=sorted(self._wrong),
             unmet=unmet,
         )
 
@@ -139,23 +150,21 @@ def _version(actor: str, records: Mapping[str, Mapping[str, Any]]) -> str | None
     return None if version is None else str(version)
 
 
-def sentences(proof: Proof, *, verified: bool) -> Iterator[str]:
-    """What a run ends with: on what and against what it compared, and what could not be reached."""
-    total = proof.met + len(proof.unmet)
+def sentences(proof: Proof) -> Iterator[str]:
+    """What a run ends with: on what and against what it proved how much, and what could not be reached."""
+    total = sum(proof.op_types.values())
     if not total:
         return
-    truths = ", ".join(
-        f"{LABELS.get(actor, actor)} {version or ''}".strip() for actor, version in proof.truths.items()
-    )
-    alone = sum(one.judged for one in proof.unmet)
-    counts = [f"{proof.met} of {total} definitions against a ground truth"]
-    if alone:
-        counts.append(f"{alone} against the float64 oracle alone")
-    if len(proof.unmet) > alone:
-        counts.append(f"{len(proof.unmet) - alone} not at all")
-    where = "without a GPU" if proof.capability is None else f"on SM {proof.capability} ({proof.device})"
-    start = f"{'Proved' if verified else 'Compared'} {where}{f' with {truths}' if truths else ''}"
-    yield f"{start}: {', '.join(counts)}."
+    named = (f"{LABELS.get(actor, actor)} {version or ''}".strip() for actor, version in proof.truths.items())
+    truths = ", ".join(named)
+    where = "on the CPU" if proof.capability is None else f"on SM {proof.capability} ({proof.device})"
+    counts = [f"{proof.proved} of {total} definitions against a ground truth"]
+    if proof.alone:
+        counts.append(f"{proof.alone} against the float64 oracle alone")
+    idle = total - proof.proved - proof.alone - len(proof.wrong)
+    short = [f"{count} {why}" for count, why in ((len(proof.wrong), "with findings"), (idle, "not run")) if count]
+    rest = f"; not proved: {', '.join(short)}" if short else ""
+    yield f"Proved {where}{f' with {truths}' if truths else ''}: {', '.join(counts)}{rest}."
     if proof.unmet:
         yield f"Without a ground truth here: {'; '.join(_unreached(proof))}."
 

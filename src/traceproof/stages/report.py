@@ -154,7 +154,7 @@ def table(summary: Mapping[str, Any]) -> str:
         ]
         grid.add_row(*cells)
     console.print(grid)
-    ending = proof.sentences(proof.Proof.model_validate(summary["proof"]), verified=summary["verified"])
+    ending = proof.sentences(proof.Proof.model_validate(summary["proof"]))
     for text in (*_closing(summary), *ending):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     return out.getvalue()
