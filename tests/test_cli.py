@@ -134,3 +134,12 @@ def test_a_case_in_full_has_its_metrics_too() -> None:
 def test_json_that_cannot_be_written_says_where() -> None:
     with pytest.raises(TraceproofError, match="/nowhere/file cannot be written"):
         run.write_result(Path("/nowhere/file"), {})
+
+
+def test_jobs_may_take_most_of_the_free_memory_unless_resources_are_stated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run, "available_memory", lambda: 100 << 30)
+    assert run.memory_of_jobs(["--dry-run"]) == ["--resources", f"mem_mb={85 << 10}"]
+    for stated in (["--resources", "mem_mb=1"], ["--workflow-profile", "p"], ["--profile=p"]):
+        assert run.memory_of_jobs(stated) == []

@@ -17,8 +17,11 @@ from ruamel.yaml.error import YAMLError
 from traceproof.config import Config
 from traceproof.config_reading import read_config
 from traceproof.errors import TraceproofError
+from traceproof.jit import available_memory
 
 FINE, FINDINGS, UNFINISHED = 0, 1, 2
+MEMORY_SHARE = 0.85  # of what is free at the start; estimates were up to a fifth below what was measured
+STATE_RESOURCES = frozenset({"--resources", "--res", "--profile", "--workflow-profile"})
 OUTCOME = "TRACEPROOF_OUTCOME"  # environment variable: the file in which the last job leaves the exit code
 
 
@@ -74,7 +77,7 @@ def config_of(root: Path, changes: Mapping[str, Any]) -> Config:
 
 def snakemake(root: Path, changes: Mapping[str, Any], *, cores: int, extra: Sequence[str] = ()) -> int:
     """Run the default target; exit code FINE, FINDINGS, or UNFINISHED if the run did not get to its table."""
-    command = [sys.executable, "-m", "snakemake", "--cores", str(cores), *extra]
+    command = [sys.executable, "-m", "snakemake", *memory_of_jobs(extra), "--cores", str(cores), *extra]
     with tempfile.TemporaryDirectory() as scratch:
         if changes:  # as a file, since --config would turn every value inside a mapping into text
             overrides = Path(scratch) / "overrides.json"
@@ -90,6 +93,13 @@ def snakemake(root: Path, changes: Mapping[str, Any], *, cores: int, extra: Sequ
             return FINE
         told = outcome.read_text(encoding="utf-8") if outcome.is_file() else ""
     return FINDINGS if told == str(FINDINGS) else UNFINISHED
+
+
+def memory_of_jobs(extra: Sequence[str]) -> list[str]:
+    """Options that let all jobs together take most of the free memory; none where the caller states resources."""
+    if any(word.split("=")[0] in STATE_RESOURCES for word in extra):
+        return []
+    return ["--resources", f"mem_mb={int(available_memory() * MEMORY_SHARE) >> 20}"]
 
 
 def all_cores() -> int:
