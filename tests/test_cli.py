@@ -47,6 +47,7 @@ def code_of(arguments: list[str]) -> int:
         ["verify", "--dataset", "/nowhere"],
         ["verify", "--all", "--op-type", "rmsnorm"],
         ["verify", "--cores", "0"],
+        ["doctor", "--seconds", "0"],
         ["show", "nothing_of_this_name"],
     ],
 )

@@ -7,7 +7,9 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from repository import ROOT, Repository
 
 from traceproof import stacks
 from traceproof.config import Config
-from traceproof.doctor import isolation, remedies
+from traceproof.doctor import ask, isolation, remedies
 from traceproof.doctor.diagnose import diagnose
 from traceproof.doctor.model import Diagnosis, Disk, Layer, Memory, StackFound
 from traceproof.doctor.render import WIDTH, screen
@@ -99,7 +101,7 @@ class Machine:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine(tmp_path)
     monkeypatch.setattr(stacks, "CUDA_DRIVER", (tmp_path / "nvidiactl",))
-    monkeypatch.setattr(isolation, "layers", lambda: HOLDS)
+    monkeypatch.setattr(isolation, "layers", lambda **_: HOLDS)
     monkeypatch.setenv("PATH", str(found.path))
     for name in ("CUDA_HOME", "CUDA_PATH", "CXX"):
         monkeypatch.delenv(name, raising=False)
@@ -258,9 +260,23 @@ def test_a_checkout_that_is_not_there_is_named(machine: Machine) -> None:
 
 
 def test_isolation_is_tried_in_earnest() -> None:
-    found = isolation.layers()
-    assert [layer.name for layer in found] == list(sandbox.WALLS)
-    assert all(layer.holds or (layer.why and "not tried" not in layer.why) for layer in found)
+    alone, beside = isolation.layers(gpu=False), isolation.layers(gpu=True)
+    for found in (alone, beside):
+        assert [layer.name for layer in found] == list(sandbox.WALLS)
+        assert all(layer.holds or (layer.why and "not tried" not in layer.why) for layer in found)
+    assert [layer.why for layer in beside if layer.name == "landlock"] == [isolation.BESIDE_A_GPU]
+
+
+def test_an_interrupt_waits_for_nothing() -> None:
+    begun = time.monotonic()
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(ask.ask, ["sleep", "600"], seconds=600.0)
+        while not ask._RUNNING:
+            time.sleep(0.01)
+        ask.stop()
+        assert asked.result().problem
+    assert time.monotonic() - begun < 60
+    assert not ask._RUNNING
 
 
 def test_what_references_could_reach_is_a_note_with_the_setting_that_forbids_namespaces(

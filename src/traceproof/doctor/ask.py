@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+_RUNNING: set[int] = set()  # process groups, so that an interrupt need not wait for them
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -41,20 +43,32 @@ def ask(
             )
         except OSError as error:
             return Answer(problem=error.strerror or str(error))
+        _RUNNING.add(process.pid)
         try:
             code = process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             return Answer(problem=f"no answer within {seconds:g} s")
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _end(process.pid)
             process.wait()
+            _RUNNING.discard(process.pid)
         out.seek(0)
         err.seek(0)
         said, wailed = (stream.read().decode(errors="replace").strip() for stream in (out, err))
     if code:
         return Answer(problem=_last(wailed) or _last(said) or f"it ended with {code}")
     return Answer(out=said)
+
+
+def stop() -> None:
+    """End all that is being asked: threads that wait for an answer get one."""
+    for group in tuple(_RUNNING):
+        _end(group)
+
+
+def _end(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def _last(text: str) -> str:

@@ -11,7 +11,9 @@ import traceproof
 from traceproof.actors.registry import ACTORS, TRUTHS
 from traceproof.config import Config
 from traceproof.doctor import environments, isolation, machine, remedies
+from traceproof.doctor.ask import stop
 from traceproof.doctor.model import Diagnosis, Driver, StackFound
+from traceproof.stacks import has_driver
 from traceproof.stages.proof import LABELS
 
 
@@ -25,10 +27,14 @@ def diagnose(config: Config, *, root: Path, seconds: float) -> Diagnosis:
     """
     with ThreadPoolExecutor() as threads:
         asked_stacks = threads.submit(environments.examine, config, root=root, seconds=seconds)
-        asked_layers = threads.submit(isolation.layers)
+        asked_layers = threads.submit(isolation.layers, gpu=has_driver())
         asked_driver = threads.submit(machine.driver)
-        compiler = machine.host_compiler()
-        driver, layers, stacks = asked_driver.result(), asked_layers.result(), asked_stacks.result()
+        try:
+            compiler = machine.host_compiler()
+            driver, layers, stacks = asked_driver.result(), asked_layers.result(), asked_stacks.result()
+        except BaseException:  # an interrupt, say: the threads end when what they wait for does
+            stop()
+            raise
     memory = machine.memory(config.limits.memory_gb)
     disk = machine.disk(root / config.results, missing=environments.missing_gb(stacks))
     problems = [

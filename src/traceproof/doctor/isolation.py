@@ -1,4 +1,4 @@
-"""Which layers of isolation this kernel offers: `python -m traceproof.doctor.isolation FOLDER` tries each once."""
+"""Layers of isolation that this kernel offers: `python -m traceproof.doctor.isolation FOLDER [WITHOUT ...]`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from traceproof.doctor.ask import ask
 from traceproof.doctor.model import Layer, Problem
+from traceproof.stages.actor import CUDA_REFUSES
 from traceproof.worker import sandbox
 
 SECONDS = 30.0
+BESIDE_A_GPU = "left out where there is a GPU, since CUDA does not start behind it"
 NETWORK, FILES = ("network", "system_calls"), ("files", "landlock")  # either of each keeps it out
 # Settings that forbid namespaces to ordinary users: the file, what it holds then, what allows them.
 SETTINGS = (
@@ -23,10 +26,11 @@ SETTINGS = (
 SYSCTL = Path("/proc/sys")
 
 
-def layers() -> tuple[Layer, ...]:
-    """Every layer, each tried in a process of its own."""
+def layers(*, gpu: bool) -> tuple[Layer, ...]:
+    """Every layer, each tried in a process of its own; with a GPU, those that references are run behind then."""
+    without = CUDA_REFUSES if gpu else ()
     with tempfile.TemporaryDirectory(prefix="traceproof-doctor-") as folder:
-        command = [sys.executable, "-P", "-m", __name__, folder]
+        command = [sys.executable, "-P", "-m", __name__, folder, *without]
         source = str(Path(__file__).resolve().parents[2])
         answer = ask(command, seconds=SECONDS, environment={**os.environ, "PYTHONPATH": source})
     states: dict[str, str] = {}
@@ -37,12 +41,12 @@ def layers() -> tuple[Layer, ...]:
     for name, text in sandbox.WALLS.items():
         state = states.get(name, unknown)
         holds = state == sandbox.HOLDS
-        found.append(Layer(name=name, text=text, holds=holds, why="" if holds else _reason(state)))
+        found.append(Layer(name=name, text=text, holds=holds, why="" if holds else _reason(name, state, without)))
     return tuple(found)
 
 
-def _reason(state: str) -> str:
-    return state.removeprefix(sandbox.ABSENT)
+def _reason(name: str, state: str, without: Collection[str]) -> str:
+    return BESIDE_A_GPU if name in without else state.removeprefix(sandbox.ABSENT)
 
 
 def problem(found: tuple[Layer, ...]) -> Problem | None:
@@ -75,4 +79,4 @@ def _sysctl(setting: tuple[str, str, str]) -> str:
 if __name__ == "__main__":
     stage = Path(sys.argv[1]) / "root"
     stage.mkdir()
-    sys.stdout.write(json.dumps(sandbox.probe(str(stage))[1]) + "\n")
+    sys.stdout.write(json.dumps(sandbox.probe(str(stage), sys.argv[2:])[1]) + "\n")
