@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from traceproof import toolkit
+from traceproof.text import printable
 
 GIB = 1 << 30
 RECORDS = "TRACEPROOF_BUILT"  # variable that names the files that say what came of each module
@@ -96,9 +97,13 @@ def needed(cases: Path, stack: str, capability: tuple[int, int]) -> dict[str, Mo
     found = {}
     for entry in json.loads(cases.read_text(encoding="utf-8"))["definitions"].values():
         definition = Definition.model_validate(entry["definition"])
-        adapter = lookup.adapter(stack, definition)
-        if adapter is not None and adapter.runs_on(capability):
-            found.update({module.label: module for module in adapter.modules(definition, capability)})
+        try:
+            adapter = lookup.adapter(stack, definition)
+            modules = adapter.modules(definition, capability) if adapter and adapter.runs_on(capability) else ()
+        except Exception as error:  # noqa: BLE001 - the actor will meet it too, and it is that definition's verdict
+            sys.stderr.write(f"{definition.name}: no modules can be told: {printable(f'{error!r}'[:300])}\n")
+            continue
+        found.update({module.label: module for module in modules})
     return found
 
 

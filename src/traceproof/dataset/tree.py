@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,8 +23,14 @@ from pydantic import ValidationError
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.trace import Trace
 from traceproof.errors import TraceproofError
+from traceproof.reading import MIB, NotPlainError, read_bytes
+from traceproof.text import printable
 
 LFS_POINTER = b"version https://git-lfs"  # what git leaves in a blob's place where LFS is not installed
+DEFINITION_BYTES = 4 * MIB
+WORKLOAD_BYTES = 256 * MIB  # of one file
+MOST_DEFINITIONS = 100_000
+LONGEST_MESSAGE = 1000  # characters of what is wrong with one file
 PROBLEMS_SHOWN = 6  # of one file; the first few name the cause, the rest mostly follow from it
 
 
@@ -46,7 +53,8 @@ class Broken:
     @property
     def message(self) -> str:
         """What, where and what to do, in one line."""
-        return f"{self.path}{f':{self.line}' if self.line else ''}: {self.what}; {self.todo}"
+        what = self.what if len(self.what) <= LONGEST_MESSAGE else f"{self.what[:LONGEST_MESSAGE]}..."
+        return printable(f"{self.path}{f':{self.line}' if self.line else ''}: {what}; {self.todo}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +134,23 @@ class Tree:
 
         A URI, a path that leaves the root and a Git LFS pointer count as missing.
         """
-        path = (self.root / blob).resolve()
-        if not path.is_relative_to(self.root) and not (self.root / blob).is_symlink():
-            return True
         try:
+            path = (self.root / blob).resolve()
+            if not _inside(path, self.root) or not path.is_file():
+                return True
             with path.open("rb") as file:
                 return file.read(len(LFS_POINTER)) == LFS_POINTER
-        except OSError:
+        except (
+            OSError,
+            ValueError,
+            RuntimeError,
+        ):  # a null byte; Python 3.11 and 3.12 have RuntimeError for a loop
             return True
 
     def _lines(self, path: Path, name: str) -> Iterator[WorkloadLine | Broken]:
         try:
-            text = (self.root / path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = file_text(self.root / path, self.root, most=WORKLOAD_BYTES)
+        except (OSError, UnicodeDecodeError, NotPlainError) as error:
             yield _unreadable(path, error)
             return
         for number, line in enumerate(text.split("\n"), start=1):
@@ -183,19 +195,19 @@ def is_dataset(root: Path) -> bool:
     return next(_definition_files(root), None) is not None
 
 
-def read_definition(path: Path) -> Definition:
-    """Read one definition file.
+def read_definition(path: Path, *, root: Path | None = None) -> Definition:
+    """Read one definition file; with `root`, one that lies in that dataset.
 
     Raises:
         OSError: the file can not be read.
-        ValueError: it is not UTF-8, not JSON, or not a definition (then a pydantic ValidationError).
+        ValueError: it is no plain file, not UTF-8, not JSON, or no definition (then a ValidationError).
         RecursionError: it, or its reference, is nested too deeply.
         MemoryError: its reference overflows Python's parser.
     """
     with warnings.catch_warnings():
         # A reference with "\d" in a docstring makes the parser warn; that is no business of who reads it.
         warnings.simplefilter("ignore")
-        return Definition.model_validate(strict_json(path.read_text(encoding="utf-8")))
+        return Definition.model_validate(strict_json(file_text(path, root)))
 
 
 def read_tree(root: Path) -> Tree:
@@ -207,13 +219,15 @@ def read_tree(root: Path) -> Tree:
         TraceproofError: `root` holds no definition files at all.
     """
     root = root.resolve()
-    files = sorted(_definition_files(root))
+    files = sorted(islice(_definition_files(root), MOST_DEFINITIONS + 1))
     if not files:
         raise _no_dataset(root)
+    if len(files) > MOST_DEFINITIONS:
+        raise TraceproofError(f"{root} has more than {MOST_DEFINITIONS} files of definitions")
     definitions: dict[str, Entry] = {}
     broken: list[Broken] = []
     with paused_collection():
-        read = [_read_entry(file, file.relative_to(root)) for file in files]
+        read = [_read_entry(file, root) for file in files]
     for found in read:
         if isinstance(found, Broken):
             broken.append(found)
@@ -241,19 +255,49 @@ def _definition_files(root: Path) -> Iterator[Path]:
     return (root / "definitions").rglob("*.json")
 
 
-def _read_entry(file: Path, path: Path) -> Entry | Broken:
+def _read_entry(file: Path, root: Path) -> Entry | Broken:
+    path = file.relative_to(root)
     try:
-        return Entry(path, read_definition(file))
-    except (OSError, UnicodeDecodeError) as error:
+        return Entry(path, read_definition(file, root=root))
+    except (OSError, UnicodeDecodeError, NotPlainError) as error:
         return _unreadable(path, error)
     except (ValueError, RecursionError, MemoryError) as error:
         return Broken(path, _explain(error), "mend the file by definition.md's schema, or remove it")
 
 
-def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> Broken:
+def file_text(path: Path, root: Path | None, *, most: int = DEFINITION_BYTES) -> str:
+    """The text of a file of a dataset.
+
+    Raises:
+        OSError: it can not be read.
+        ValueError: it is no plain file of at most `most` bytes in the dataset, or not UTF-8.
+    """
+    return file_bytes(path, root, most=most).decode()
+
+
+def file_bytes(path: Path, root: Path | None, *, most: int) -> bytes:
+    """The content of a file of a dataset; raises as `file_text` does."""
+    try:
+        if root is not None and not _inside(path.resolve(), root.resolve()):
+            raise NotPlainError("is a link that leads out of the dataset")
+    except RuntimeError:  # of Path.resolve, before Python 3.13
+        raise NotPlainError("is a link that leads in a circle") from None
+    return read_bytes(path, most=most)
+
+
+def _inside(target: Path, root: Path) -> bool:
+    """Whether a resolved path lies in a dataset, or in the blobs that a hub's cache keeps beside its snapshots."""
+    blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root
+    return target.is_relative_to(root) or target.is_relative_to(blobs)
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> Broken:
+    if isinstance(error, NotPlainError):
+        return Broken(path, str(error), "put the file itself there, or remove it")
     if isinstance(error, UnicodeDecodeError):
         return Broken(path, f"not UTF-8: byte {error.start} ({error.reason})", "save it as UTF-8")
-    return Broken(path, f"can not be read: {error.strerror or error}", "check the file and its permissions")
+    said = error.strerror if isinstance(error, OSError) else None
+    return Broken(path, f"can not be read: {said or error}", "check the file and its permissions")
 
 
 def _misplaced(entries: Iterable[Entry]) -> Iterator[Note]:

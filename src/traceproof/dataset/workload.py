@@ -36,7 +36,7 @@ class ScalarInput(Record):
     """A Python scalar, given in place."""
 
     type: Literal["scalar"]
-    value: bool | int | float
+    value: bool | int | Annotated[float, Field(allow_inf_nan=False)]
 
 
 class SafetensorsInput(Record):

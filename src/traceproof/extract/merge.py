@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import read_definition
 from traceproof.errors import TraceproofError
 from traceproof.extract.check import Finding
 from traceproof.extract.compare import meaning_differences, notes
@@ -78,8 +77,8 @@ def _held(definition: Definition, dataset: Path) -> Definition | None:
     if not path.exists():
         return None
     try:
-        return Definition.model_validate_json(path.read_text(encoding="utf-8"))
-    except (ValidationError, OSError, UnicodeDecodeError) as error:
+        return read_definition(path, root=dataset)
+    except (ValueError, OSError, RecursionError, MemoryError) as error:
         first = str(error).splitlines()[-1]
         raise TraceproofError(
             f"{path} has the name of an extracted definition but cannot be read: {first}",

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.tree import Tree, strict_json
+from traceproof.dataset.tree import Tree, file_bytes, file_text, strict_json
 from traceproof.errors import TraceproofError
 from traceproof.names import path_part
 from traceproof.publish.difference import differences
 from traceproof.publish.ledger import Ledger, Standing, tagged
 from traceproof.publish.references import joined_tests
+from traceproof.reading import NotPlainError
 
 PARTS = "parts.json"
+LARGEST = 1 << 30  # bytes of a file of a dataset that is looked at
 
 
 class Kind(StrEnum):
@@ -100,8 +102,8 @@ class Folder:
     def read(self, path: str) -> bytes | None:
         """A file's content; None: it is not there."""
         try:
-            return (self.root / path).read_bytes()
-        except (FileNotFoundError, IsADirectoryError):
+            return file_bytes(self.root / path, self.root, most=LARGEST)
+        except (FileNotFoundError, NotADirectoryError, NotPlainError):
             return None
 
 
@@ -166,7 +168,7 @@ def assemble(  # noqa: PLR0913 - all that a bundle is made of
             continue
         found = _parts(parts / path_part(name), definition)
         said += _notes(name, found)
-        pieces.append(_definition_piece(tree.root / tree.definitions[name].path, definitions[name]))
+        pieces.append(_definition_piece(tree.root, tree.definitions[name].path, definitions[name]))
         pieces += _files(parts / path_part(name), definition, found)
         for folder in extra:
             pieces += _files(folder, definition, found)
@@ -201,9 +203,9 @@ def _notes(name: str, found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: case {case} is no workload: {reason}"
 
 
-def _definition_piece(file: Path, definition: Definition) -> Piece:
+def _definition_piece(root: Path, path: Path, definition: Definition) -> Piece:
     """The file as it was written, its tags derived."""
-    value = strict_json(file.read_text(encoding="utf-8"))
+    value = strict_json(file_text(root / path, root))
     value["tags"] = list(definition.tags)
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     return Piece(f"definitions/{definition.op_type}/{definition.name}.json", text.encode())

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from traceproof.bounded import bounded
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.tree import Broken, Tree, WorkloadLine, read_tree
+from traceproof.dataset.tree import Broken, Entry, Tree, WorkloadLine, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.names import OP_TYPE, path_part
 from traceproof.ops import registry
@@ -18,6 +19,10 @@ from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.reasons import Skip
 from traceproof.stages.large import is_large
 from traceproof.store import write_if_changed
+from traceproof.text import printable
+
+PLAN_SECONDS = 60.0  # for the cases of one definition; a thousandth of that is usual
+PLAN_BYTES = 4 << 30  # beside what the process has by then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,37 +108,61 @@ def _closest(name: str, tree: Tree) -> str:
 
 def _op_type_plan(tree: Tree, op_type: str, names: Iterable[str], selection: Selection) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
+    broken = [item for item in tree.broken if _group(item) == op_type and not selection.definitions]
     for name in sorted(names):
-        entry = tree.definitions[name]
-        definition = entry.definition
-        op, unknown = registry.for_definition(definition)
-        definitions[name] = {
-            "path": entry.path.as_posix(),
-            "digest": definition.digest,
-            "no_oracle": unknown,
-            "definition": definition.as_json(),
-            "cases": _cases(tree, definition, op, selection, unknown=unknown is not None),
-        }
-    broken = [
-        {"path": item.path.as_posix(), "message": item.message}
-        for item in tree.broken
-        if _group(item) == op_type and not selection.definitions
-    ]
-    return {"op_type": op_type, "dataset": str(tree.root), "definitions": definitions, "broken": broken}
+        planned = _definition_plan(tree, tree.definitions[name], selection, broken)
+        if planned is not None:
+            definitions[name] = planned
+    told = [{"path": printable(item.path.as_posix()), "message": item.message} for item in broken]
+    return {"op_type": op_type, "dataset": str(tree.root), "definitions": definitions, "broken": told}
+
+
+def _definition_plan(
+    tree: Tree, entry: Entry, selection: Selection, broken: list[Broken]
+) -> dict[str, Any] | None:
+    """The plan of one definition; None: it can not be planned, which `broken` then says."""
+    definition = entry.definition
+    try:
+        with bounded(seconds=PLAN_SECONDS, memory=PLAN_BYTES):
+            op, unknown = registry.for_definition(definition)
+            lines = _lines(tree, definition, broken) if selection.workloads else []
+            cases = _cases(definition, op, selection, lines, unknown=unknown is not None)
+    except Exception as error:  # noqa: BLE001 - sizes that an op can not compute with are this definition's error
+        what = f"no cases can be planned: {type(error).__name__}: {str(error)[:300]}"
+        broken.append(Broken(entry.path, what, "check its sizes, names and constraints"))
+        return None
+    return {
+        "path": printable(entry.path.as_posix()),
+        "digest": definition.digest,
+        "no_oracle": unknown,
+        "definition": definition.as_json(),
+        "cases": cases,
+    }
+
+
+def _lines(tree: Tree, definition: Definition, broken: list[Broken]) -> list[WorkloadLine]:
+    """The definition's workload lines; `broken` gets those that are not of its axes and inputs."""
+    fitting = []
+    for line in tree.workloads(definition.name).lines:
+        misfit = _misfit(line, definition)
+        if misfit is None:
+            fitting.append(line)
+        else:
+            broken.append(misfit)
+    return fitting
 
 
 def _cases(
-    tree: Tree, definition: Definition, op: Op, selection: Selection, *, unknown: bool
+    definition: Definition, op: Op, selection: Selection, lines: Iterable[WorkloadLine], *, unknown: bool
 ) -> list[dict[str, Any]]:
     cases = list(op.cases(definition, sizes=selection.sizes, seed=selection.seed))
     skips: dict[str, dict[str, str]] = {}
-    if selection.workloads:
-        for line in tree.workloads(definition.name).lines:
-            case = workload_case(line, selection.seed)
-            cases.append(case)
-            if line.missing:
-                message = f"{line.path}:{line.line}: no {line.missing[0]} in the dataset"
-                skips[case.id] = {"reason": Skip.BLOB_MISSING, "message": message}
+    for line in lines:
+        case = workload_case(line, selection.seed)
+        cases.append(case)
+        if line.missing:
+            message = f"{line.path}:{line.line}: no {line.missing[0]} in the dataset"
+            skips[case.id] = {"reason": Skip.BLOB_MISSING, "message": message}
     if selection.cases:
         cases = [case for case in cases if case.id in selection.cases]
     planned = []
@@ -144,6 +173,20 @@ def _cases(
         entry = {"case": case.as_json(), "digest": case.digest, "memory": need, "trials": trials, "skip": skip}
         planned.append(entry | {"large": not unknown and is_large(definition, op, case)})
     return _mark_repeat(planned)
+
+
+def _misfit(line: WorkloadLine, definition: Definition) -> Broken | None:
+    """What is wrong with a line that is not of its definition's axes and inputs."""
+    workload = line.trace.workload
+    for what, given, wanted in (
+        ("axes", workload.axes.keys(), set(definition.var_axes)),
+        ("inputs", workload.inputs.keys(), definition.inputs.keys()),
+    ):
+        missing = sorted(wanted - given - {name for name in definition.inputs if definition.inputs[name].optional})
+        if missing:
+            said = f"the line has no {what} {', '.join(missing)}, which the definition has"
+            return Broken(line.path, said, "mend the line, or remove it", line=line.line)
+    return None
 
 
 def _mark_repeat(planned: list[dict[str, Any]]) -> list[dict[str, Any]]:

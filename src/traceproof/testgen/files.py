@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from traceproof.digests import digest_bytes
+from traceproof.reading import MIB, read_bytes
 from traceproof.testgen.bundle import COMMAND, NAME
 from traceproof.text import literal, unquoted
 
@@ -19,6 +20,7 @@ HEADED = re.compile(rf"{re.escape(MARKER)}, digest (\w+) of what follows\.\n")
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 WIDTH = 115
 TAIL = 'if __name__ == "__main__":\n    run(__file__)\n'  # as a script, a file runs itself with pytest
+LARGEST = 16 * MIB  # of a test file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +110,11 @@ def headed(body: str) -> str:
 
 def state(path: Path) -> str:
     """Whose a headed file is: `absent`, `ours`, `edited` or `foreign`."""
-    if not path.exists():
+    if not path.exists() and not path.is_symlink():
         return "absent"
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        text = read_bytes(path, most=LARGEST).decode()
+    except (OSError, ValueError):
         return "foreign"
     found = HEADED.match(text)
     if found is None:

@@ -11,9 +11,20 @@ from typing import Any
 from traceproof.dataset.tree import Entry, Tree, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.ops.common.constants import named_constants
+from traceproof.reading import read_bytes
 from traceproof.store import write_if_changed
 from traceproof.testgen.bundle import NAME, conftest, settings, support_files
-from traceproof.testgen.files import IDENTIFIER, MARKER, Subject, classes, file_name, headed, render, state
+from traceproof.testgen.files import (
+    IDENTIFIER,
+    LARGEST,
+    MARKER,
+    Subject,
+    classes,
+    file_name,
+    headed,
+    render,
+    state,
+)
 from traceproof.testgen.known import Divergences
 
 PLACE = Path("tests", "references")
@@ -217,8 +228,8 @@ def _whose(found: str) -> str:
 
 def _has(path: Path, text: str) -> bool:
     try:
-        return text in path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        return text in read_bytes(path, most=LARGEST).decode()
+    except (OSError, ValueError):
         return False
 
 
@@ -228,7 +239,7 @@ def _present(tree: Tree, folder: Path) -> dict[str, str]:
     found = {name: how for name, how in found.items() if name in tree.definitions}
     for path in sorted(folder.glob("test_*.py")):
         if _has(path, MARKER):
-            found |= dict.fromkeys(classes(path.read_text(encoding="utf-8")), "kept")
+            found |= dict.fromkeys(classes(read_bytes(path, most=LARGEST).decode()), "kept")
     return found
 
 
@@ -281,7 +292,7 @@ def _op_type_text(  # noqa: PLR0913, PLR0917 - the parts of one decision
             subjects.append(subject)
     if not subjects:
         return None
-    kept = classes(path.read_text(encoding="utf-8")) if path.exists() else {}
+    kept = classes(read_bytes(path, most=LARGEST).decode()) if path.exists() else {}
     return render(entries[0].definition.op_type, subjects, kept)
 
 

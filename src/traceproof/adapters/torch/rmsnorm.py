@@ -19,7 +19,8 @@ def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
         gain = gain + OP.weight_offset(definition)
     y = api["rms_norm"](total, weight.shape, gain, eps=OP.eps(definition))
     outputs = {"output": y, "residual_out": total}
-    return {name: outputs[name].to(TORCH_DTYPES[spec.dtype]) for name, spec in definition.outputs.items()}
+    dtypes = {name: TORCH_DTYPES[spec.dtype] for name, spec in definition.outputs.items()}  # a baseline keeps them
+    return {name: outputs[name].to(dtype) for name, dtype in dtypes.items()}
 
 
 ADAPTERS = (

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from traceproof.dataset.tree import Broken, strict_json
+from traceproof.dataset.tree import Broken, file_text, strict_json
 from traceproof.lint.model import Hit, Severity, definition_rule, pointer, rule
 from traceproof.lint.subject import Dataset, Subject
 
@@ -19,7 +19,7 @@ TAKEN = re.compile(r"the name .* is already taken by ")
 def _shared_names(dataset: Dataset, broken: Broken) -> list[str]:
     """Names that inputs and outputs of an unusable definition share, as far as it can be read."""
     try:
-        value: Any = strict_json((dataset.tree.root / broken.path).read_text(encoding="utf-8"))
+        value: Any = strict_json(file_text(dataset.tree.root / broken.path, dataset.tree.root))
     except (OSError, ValueError, RecursionError):
         return []
     match value:

@@ -1,0 +1,49 @@
+"""Files that strangers left, read with bounds: regular files only, no larger than said, never waited for."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+MIB = 1 << 20
+
+
+class NotPlainError(ValueError):
+    """What is there is no file to read: a folder, a pipe, a device, too large, or it lies elsewhere."""
+
+
+def read_bytes(path: Path, *, most: int) -> bytes:
+    """The content of a regular file.
+
+    Args:
+        path: the file; a symbolic link is followed.
+        most: bytes; a larger file is refused before it is read.
+
+    Raises:
+        OSError: it can not be read; a link that leads in a circle, for one.
+        NotPlainError: it is no regular file, or larger.
+    """
+    target = path.resolve()
+    # Looked at before it is opened, since opening a device may do something, and after, since it may be another.
+    _expect_plain(target.stat(), most)
+    descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    with os.fdopen(descriptor, "rb") as file:
+        _expect_plain(os.fstat(file.fileno()), most)
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise NotPlainError(f"is larger than {most // MIB} MiB")
+    return content
+
+
+def _expect_plain(found: os.stat_result, most: int) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kinds = {
+            stat.S_IFDIR: "a folder",
+            stat.S_IFIFO: "a pipe",
+            stat.S_IFSOCK: "a socket",
+            stat.S_IFCHR: "a device",
+        }
+        raise NotPlainError(f"is {kinds.get(stat.S_IFMT(found.st_mode), 'something')}, not a file")
+    if found.st_size > most:
+        raise NotPlainError(f"is larger than {most // MIB} MiB")
