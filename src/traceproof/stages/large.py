@@ -32,7 +32,7 @@ from traceproof.store import Store
 Rulings = Mapping[str, Ruling]  # by output, or WHOLE
 # Elements of all outputs in a chunk: 128 MiB per float64 temporary on a GPU, a share of the cache on a CPU.
 LARGE_ELEMENTS = 1 << 21
-CHUNK_ELEMENTS = {"cuda": 1 << 24, "cpu": 1 << 18}
+CHUNK_ELEMENTS = {"cuda": 1 << 24, "cpu": 1 << 20}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +79,16 @@ class LargeCases:
         """On the GPU if there is one and the case fits beside the jobs that share it, else on the CPU."""
         if self.device == "cuda":
             try:
-                return self._on(torch.device("cuda"), case, ran)
+                return self.on(torch.device("cuda"), case, ran)
             except torch.OutOfMemoryError:
                 pass
             finally:
                 torch.cuda.empty_cache()  # other processes share the GPU
         with _all_cores():
-            return self._on(torch.device("cpu"), case, ran)
+            return self.on(torch.device("cpu"), case, ran)
 
-    def _on(self, device: torch.device, case: Case, ran: Mapping[str, Mapping[str, Any]]) -> dict[str, Rulings]:
+    def on(self, device: torch.device, case: Case, ran: Mapping[str, Mapping[str, Any]]) -> dict[str, Rulings]:
+        """Rulings on one case by actor, computed on `device`; `ran` holds the records of actors that ran it."""
         drawn = make_inputs(
             self.op,
             self.definition,
