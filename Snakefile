@@ -2,25 +2,48 @@
 import sys
 from pathlib import Path
 
-from traceproof import tokens
-from traceproof.pipeline import FAMILIES, Pipeline
-from traceproof.stages.standing import settle
-from traceproof.testgen.flow import TestFlow
-from traceproof.worker import shared
+try:
+    import snakemake_logger_plugin_traceproof as output
+    from traceproof import interrupts, runs, tokens
+    from traceproof.pipeline import FAMILIES, Pipeline
+    from traceproof.stages.standing import settle
+    from traceproof.testgen.flow import TestFlow
+    from traceproof.worker import shared
+except ImportError as missing:
+    sys.exit(
+        f"This snakemake lacks the project ({missing}): `source .venv/bin/activate` first, "
+        "which `python3 scripts/verify_all.py` sets up, or run that script alone."
+    )
 
 
 configfile: "config.yaml"
 
 
+interrupts.quiet()
+output.install(workflow.logger_manager)  # --verbose leaves Snakemake its own
 tokens.forget()  # jobs run references, which are strangers' code, and none of them publishes
 FIRST = shared.announce()  # and no process that a run of this Snakefile started
+runs.begin()
 
 FLOW = Pipeline.of(config, root=Path.cwd())
 if FIRST and not {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
     FLOW.forced(dry=True)  # there before Snakemake lists what is there: any target may ask for actors
-    settle(FLOW.root, Path(FLOW.run), also=[f"{FLOW.results}/stacks", *FLOW.fetched])
+    settle(
+        FLOW.root,
+        Path(FLOW.results),
+        str(FLOW.config.run),
+        also=[f"{FLOW.results}/stacks", *FLOW.fetched],
+    )
 TESTS = TestFlow(FLOW)
 DRIVER = sys.executable
+
+
+onstart:
+    runs.claim(
+        Path(FLOW.results),
+        str(FLOW.config.run),
+        environments=FLOW.environments_digest,
+    )
 
 
 wildcard_constraints:

@@ -1,7 +1,7 @@
 rule dataset:
     """Fetch the configured dataset, whole or not at all; what is there is never fetched again."""
     output:
-        f"{FLOW.results}/dataset/{{slug}}/.fetched.json",
+        update(f"{FLOW.results}/dataset/{{slug}}/.fetched.json"),
     log:
         f"{FLOW.results}/logs/dataset-{{slug}}.log",
     params:

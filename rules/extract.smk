@@ -6,7 +6,7 @@ rule extract:
         sglang=FLOW.environment("extract"),
         torch=FLOW.environment("torch"),
     output:
-        f"{FLOW.results}/extract/dataset/.fetched.json",
+        update(f"{FLOW.results}/extract/dataset/.fetched.json"),
     log:
         f"{FLOW.results}/logs/extract.log",
     threads: 1

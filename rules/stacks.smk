@@ -1,3 +1,5 @@
+# Runs of other selections may be under way and read what all of them share: `update` leaves it where it is until it is
+# written anew, in one rename, and entry.run lets one run make it while the others wait.
 rule environment:
     """Build .venvs/<environment> from its pins in envs/."""
     input:
@@ -55,7 +57,7 @@ def stack_code(wildcards):
 rule sources:
     """Bring the sources that stacks take from sources.lock to sources/, each as it is pinned there."""
     output:
-        FLOW.sources.cloned,
+        update(FLOW.sources.cloned),
     log:
         f"{FLOW.results}/logs/sources.log",
     params:
@@ -70,7 +72,7 @@ rule stack:
         environment=stack_environment,
         cloned=stack_clones,
     output:
-        f"{FLOW.results}/stacks/{{stack}}.json",
+        update(f"{FLOW.results}/stacks/{{stack}}.json"),
     log:
         f"{FLOW.results}/logs/stack-{{stack}}.log",
     priority: 20  # builds wait for it, and a first run waits for builds
@@ -94,7 +96,7 @@ rule dependencies:
     input:
         f"{FLOW.results}/stacks/{{stack}}.json",
     output:
-        f"{FLOW.results}/stacks/{{stack}}/dependencies.json",
+        update(f"{FLOW.results}/stacks/{{stack}}/dependencies.json"),
     log:
         f"{FLOW.results}/logs/dependencies-{{stack}}.log",
     params:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -16,13 +17,14 @@ PYTHON = VENV / "bin" / "python"
 PINS = ROOT / "envs" / "driver.txt"
 STAMP = VENV / ".traceproof.json"  # written last: without it the environment counts as half-built
 OLDEST = (3, 11)
+INTERRUPTED = 130  # exit code, as shells have it for Ctrl-C
 
 
 def ensure() -> Path:
     """The driver's interpreter, installed first where it is absent or its pins changed.
 
     Raises:
-        SystemExit: 2, with what to do, where it can not be installed.
+        SystemExit: 2, with what to do, where it can not be installed; 130 on an interrupt.
     """
     if sys.version_info < OLDEST:
         _stop(f"Python {OLDEST[0]}.{OLDEST[1]} or newer is needed, this is {sys.version.split()[0]}.")
@@ -41,6 +43,9 @@ def ensure() -> Path:
             venv.create(VENV, clear=True, with_pip=True)
             _pip("--require-hashes", "--no-deps", "-r", str(PINS))
         _pip("--no-deps", "--no-build-isolation", "-e", str(ROOT))
+    except KeyboardInterrupt:
+        _say("\nStopped. Nothing half-built is used: the same command starts the set-up again.")
+        raise SystemExit(INTERRUPTED) from None
     except subprocess.CalledProcessError as error:
         _stop(
             f"The driver environment could not be installed: {' '.join(map(str, error.cmd))} ended with "
@@ -51,10 +56,14 @@ def ensure() -> Path:
     return PYTHON
 
 
-def run(command: list[str]) -> int:
-    """Run a command in the repository with the driver environment's programs first on PATH."""
+def run(command: list[str]) -> NoReturn:
+    """Go on as a command in the repository, with the driver environment's programs first on PATH.
+
+    This process becomes the command, so that signals reach it, and nothing else.
+    """
     path = os.pathsep.join([str(VENV / "bin"), os.environ.get("PATH", os.defpath)])
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": path}, check=False).returncode
+    os.chdir(ROOT)
+    os.execve(command[0], command, {**os.environ, "PATH": path})  # noqa: S606 - no shell is wanted
 
 
 def _pip(*arguments: str) -> None:

@@ -22,4 +22,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     options = PARSER.parse_args()
-    entry.run(main, log=options.log)
+    entry.run(main, log=options.log, shared=options.stamp)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from traceproof import entry
-from traceproof.stacks import build
+from traceproof.stacks import build, built
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--environment", required=True)
@@ -15,10 +15,14 @@ PARSER.add_argument("--log", type=Path, required=True)
 
 
 def main() -> None:
-    """Build it."""
-    build(options.environment, options.stamp, root=Path.cwd())
+    """Build it, unless it is whole: another run or command may have built it."""
+    root = Path.cwd()
+    if built(options.environment, root=root):
+        options.stamp.touch()
+    else:
+        build(options.environment, options.stamp, root=root)
 
 
 if __name__ == "__main__":
     options = PARSER.parse_args()
-    entry.run(main, log=options.log)
+    entry.run(main, log=options.log, shared=options.stamp)

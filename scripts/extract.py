@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from traceproof import entry
 from traceproof.config import ModelChoice
+from traceproof.dataset.fetch import FETCHED
 from traceproof.extract import stage
 from traceproof.extract.pipeline import Settings
 from traceproof.extract.reading import Environment
@@ -47,4 +48,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     options = PARSER.parse_args()
-    entry.run(main, log=options.log)
+    entry.run(main, log=options.log, shared=options.out / FETCHED)

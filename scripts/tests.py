@@ -8,4 +8,4 @@ from _setup import ensure, run
 
 if __name__ == "__main__":
     extra = ["--", *sys.argv[1:]] if sys.argv[1:] else []
-    sys.exit(run([str(ensure()), "-m", "nox", "--session", "tests", *extra]))
+    run([str(ensure()), "-m", "nox", "--session", "tests", *extra])

@@ -1,7 +1,7 @@
 """Set up, then verify the configured dataset: `snakemake verify_all` with all cores, and the table at the end.
 
 Further arguments go to Snakemake, for example `--cores 8`, `--dry-run` or `--config seed=1`.
-Exit code: 0 fine, 1 findings, 2 bad use or input (or the run could not finish).
+Exit code: 0 fine, 1 findings, 2 bad use or input (or the run could not finish), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,4 +11,4 @@ import sys
 from _setup import ensure, run
 
 if __name__ == "__main__":
-    sys.exit(run([str(ensure()), "-m", "traceproof", "verify", "--", *sys.argv[1:]]))
+    run([str(ensure()), "-m", "traceproof", "verify", "--", *sys.argv[1:]])

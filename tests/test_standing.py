@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from repository import Repository, own_dataset
+from run_claims import claimed
 
 from traceproof.errors import TraceproofError
 from traceproof.stages.report import report
@@ -38,7 +39,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_summary_of_what_is_there_is_shown_and_left_alone(run: Path) -> None:
-    assert settle(run, Path()) == []
+    assert settle(run, Path(), "") == []
     assert "groups" in read_summary(run / "summary.json", run)
 
 
@@ -51,7 +52,7 @@ def test_a_summary_that_stands_on_something_else_is_refused_and_removed(run: Pat
         (run / name).write_text('{"other": 1}', encoding="utf-8")
     with pytest.raises(TraceproofError, match=name):
         read_summary(run / "summary.json", run)
-    removed = settle(run, Path())
+    removed = settle(run, Path(), "")
     assert {"summary.json", "verdicts/gemm.jsonl"} <= set(removed)
     assert not (run / "summary.json").exists()
     assert not (run / "verdicts" / "gemm.jsonl").exists()
@@ -64,14 +65,14 @@ def test_a_summary_that_is_cut_short_is_an_error_and_no_traceback(run: Path, tex
     (run / "summary.json").write_text(text, encoding="utf-8")
     with pytest.raises(TraceproofError, match=r"summary\.json"):
         read_summary(run / "summary.json", run)
-    assert settle(run, Path()) == ["summary.json"]
+    assert settle(run, Path(), "") == ["summary.json"]
     assert not (run / "summary.json").exists()
 
 
 def test_a_plan_that_is_cut_short_is_made_again(run: Path) -> None:
     (run / "summary.json").unlink()
     (run / "cases" / "gemm.json").write_text('{"op_type": "ge', encoding="utf-8")
-    settle(run, Path())
+    settle(run, Path(), "")
     assert not (run / "cases").exists()
 
 
@@ -79,16 +80,17 @@ def test_files_dated_ahead_are_dated_now(run: Path) -> None:
     ahead = time.time() + AHEAD
     for path in (run / "verdicts" / "gemm.jsonl", run / "summary.json", run / "cases"):
         os.utime(path, (ahead, ahead))
-    settle(run, Path())
+    settle(run, Path(), "")
     assert not [path for path in run.rglob("*") if path.stat().st_mtime > time.time()]
 
 
 def test_another_runs_files_are_left_alone_while_it_runs(run: Path) -> None:
-    (run / ".snakemake" / "locks").mkdir(parents=True)
-    (run / ".snakemake" / "locks" / "0.output.lock").touch()
     (run / "verdicts" / "gemm.jsonl").unlink()
-    assert settle(run, Path()) == []
-    assert changed(run, json.loads((run / "summary.json").read_text(encoding="utf-8")))
+    with claimed(run, "", "e") as other:
+        assert settle(run, Path(), "") == []
+        assert changed(run, json.loads((run / "summary.json").read_text(encoding="utf-8")))
+        other.kill()
+    assert settle(run, Path(), "") != []
 
 
 def test_a_failed_judge_never_shows_the_table_of_the_run_before(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Snakemake's output for people: one line a finished job, failures with their log, nothing else.
 
-Snakemake finds a logger plugin by the name of its package, so this one stands beside `traceproof`;
-profiles/default selects it. `--workflow-profile none` gives Snakemake's own output back.
+The Snakefile installs it: a profile that names a plugin ends another environment's Snakemake with a page of usage.
+`--verbose` gives Snakemake's own output back.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from typing import Any
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
+# What Snakemake says when it is interrupted, in a run and before one.
+INTERRUPTED = ("Terminating processes on user request", "Cancelling snakemake on user request")
+STOPPING = "Stopping. What is finished is kept; the same command goes on from there."
+DEFAULT = "DefaultStreamHandler"  # the name of Snakemake's own
 CLEAR = "\r\x1b[K"  # a job may have left a live line on the terminal
 TABLES = "verify_"  # rules of this prefix end with a table of their own
 EARLY = "_first"  # rule_..._first is the same rule with a higher priority: actor_long_first
@@ -27,6 +31,16 @@ ECHOES = (
 )
 
 
+def install(manager: Any) -> None:  # noqa: ANN401 - Snakemake has no types
+    """Write in place of Snakemake's own output, unless another plugin or all details are asked for."""
+    if manager.plugin_handlers or manager.settings.verbose:
+        return
+    for handler in list(manager.logger.handlers):
+        if handler.name == DEFAULT:
+            manager.logger.removeHandler(handler)
+    manager.logger.addHandler(LogHandler(manager.settings, None))
+
+
 class LogHandler(LogHandlerBase):
     """Writes to stderr."""
 
@@ -34,6 +48,7 @@ class LogHandler(LogHandlerBase):
         self._started = time.monotonic()
         self._names: dict[int, str] = {}
         self._finished = ""
+        self._stopping = False
 
     @property
     def writes_to_stream(self) -> bool:
@@ -69,6 +84,11 @@ class LogHandler(LogHandlerBase):
 
     def _text(self, record: LogRecord) -> str:  # noqa: PLR0911 - one answer a kind of event
         values: Mapping[str, Any] = vars(record)
+        if self._stopping:  # jobs end by the interrupt, and Snakemake reports each as an error
+            return ""
+        if record.getMessage().startswith(INTERRUPTED):
+            self._stopping = True
+            return STOPPING
         match getattr(record, "event", None):
             case LogEvent.JOB_INFO:
                 return self._announced(values)

@@ -1,6 +1,17 @@
-"""`python -m traceproof` is `traceproof`."""
+"""The command `traceproof`, also as `python -m traceproof`."""
 
-from traceproof.cli import main
+from __future__ import annotations
+
+from traceproof import interrupts
+
+
+def main() -> None:
+    """Run a command; an interrupt is met from the first import on."""
+    interrupts.quiet()
+    from traceproof.cli import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

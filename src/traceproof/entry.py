@@ -1,18 +1,51 @@
-"""What the scripts that rules run have in common: errors that people read, and a log. Standard library only."""
+"""What the scripts that rules run have in common: errors that people read, a log, a quick end on an interrupt.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
+import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TextIO
 
 from traceproof.errors import TraceproofError
+from traceproof.interrupts import INTERRUPTED
 
 BAD_INPUT = 2
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LOOK_SECONDS = 1.0  # how often a job looks whether its run is there
+PATIENCE_SECONDS = 3.0  # for a clean end of an interrupted job; its workers end with it
+
+
+_inside = threading.Event()  # the work has begun, so there is something to leave tidily
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Leave the work where it stands, and the process soon after, whatever a thread of it waits for."""
+    del number, frame
+    if not _inside.is_set():
+        os._exit(INTERRUPTED)
+    for one in SIGNALS:
+        signal.signal(one, signal.SIG_IGN)
+    late = threading.Timer(PATIENCE_SECONDS, os._exit, [INTERRUPTED])
+    late.daemon = True
+    late.start()
+    raise KeyboardInterrupt
+
+
+# On import: scripts import what they need after this, and an interrupt then must not show a traceback either.
+for _one in SIGNALS:
+    signal.signal(_one, _interrupt)
 
 
 class Tee:
@@ -44,8 +77,15 @@ class Tee:
         return self._terminal.fileno()
 
 
-def run(main: Callable[[], None], *, log: Path) -> None:
+def run(main: Callable[[], None], *, log: Path, shared: Path | None = None) -> None:
     """Run a rule's work; what it says on stderr, and a traceback if there is one, also stand in `log`.
+
+    An interrupt, or the end of the run that the job belongs to, ends it within seconds and without a traceback.
+
+    Args:
+        main: the work.
+        log: the file to write.
+        shared: what the work makes, where several runs share it: one of them makes it, the others wait for that.
 
     Raises:
         SystemExit: 2 on a TraceproofError, which is shown as text; a crash stays a crash.
@@ -54,7 +94,11 @@ def run(main: Callable[[], None], *, log: Path) -> None:
     with _opened(log) as file:
         sys.stderr = Tee(terminal, file)
         try:
-            main()
+            _watch_the_run()
+            _inside.set()
+            _once(main, shared)
+        except KeyboardInterrupt:
+            os._exit(INTERRUPTED)  # threads may wait for a case that takes minutes; its worker ends with this
         except TraceproofError as error:
             sys.stderr.write(f"{error}\n")
             raise SystemExit(BAD_INPUT) from None
@@ -64,6 +108,33 @@ def run(main: Callable[[], None], *, log: Path) -> None:
             raise  # Python shows it on the terminal
         finally:
             sys.stderr = terminal
+
+
+def _once(main: Callable[[], None], shared: Path | None) -> None:
+    if shared is None:
+        main()
+        return
+    from traceproof.runs import alone
+
+    with alone(shared) as needed:
+        if needed:
+            main()
+
+
+def _watch_the_run() -> None:
+    """Interrupt this process when the run that it belongs to has ended, killed perhaps."""
+    from traceproof.worker.shared import RUN, Owner
+
+    owner = Owner(os.environ.get(RUN, ""))
+    if not owner.alive and not owner.ended:  # it belongs to none, or to one of another machine
+        return
+
+    def watch() -> None:
+        while not owner.ended:
+            time.sleep(LOOK_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextlib.contextmanager

@@ -74,6 +74,12 @@ class Pipeline:
         """The stacks by name."""
         return {name: resolve(self.config, name) for name in (*NAMES, EXTRACT)}
 
+    @property
+    def environments_digest(self) -> str:
+        """Digest of the configuration of what runs of several selections share."""
+        config = self.config
+        return digest_json([config.stacks.model_dump(mode="json"), self.models])
+
     def python(self, stack: str) -> str:
         """A stack's interpreter."""
         return self.stacks[stack].python

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -18,10 +17,12 @@ from traceproof import toolkit
 from traceproof.config import Config
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
+from traceproof.runs import alone
 from traceproof.store import write_json
 
 FOLDER = Path(".venvs")
-INSTALLED = "installed.json"  # in an environment's folder, written last: without it, it counts as half-built
+INSTALLED = "installed.json"  # in an environment's folder: says that it is there, for Snakemake
+WHOLE = "whole.json"  # there too, written last: without it, it counts as half-built; Snakemake never removes it
 PINS = Path("envs")
 NAMES = ("torch", "flashinfer", "sglang", "fla")
 EXTRACT = "extract"  # reads models and runs no kernel; needs no driver
@@ -94,13 +95,14 @@ def build(environment: str, stamp: Path, *, root: Path) -> None:
         uv = [sys.executable, "-m", "uv", "pip", "sync", "--quiet", "--require-hashes", "--compile-bytecode"]
         _run([*uv, "--python", str(python), str(pins)], environment)
         toolkit.compose(folder, folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages")
-    write_json(stamp, {"environment": environment, "pins": _pins(root, environment)})
+    write_json(folder / WHOLE, {"environment": environment, "pins": _pins(root, environment)})
+    shutil.copyfile(folder / WHOLE, stamp)
 
 
 def built(environment: str, *, root: Path) -> bool:
     """Whether .venvs/<environment> is whole and of the present pins."""
     try:
-        found = json.loads((root / FOLDER / environment / INSTALLED).read_text(encoding="utf-8"))
+        found = json.loads((root / FOLDER / environment / WHOLE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and found.get("pins") == _pins(root, environment)
@@ -139,10 +141,7 @@ def ready(stack: Stack, *, root: Path, say: Callable[[str], None]) -> Path:
     if stack.environment is None:
         return root / (shutil.which(stack.python) or stack.python)
     stamp = root / FOLDER / stack.environment / INSTALLED
-    lock = root / FOLDER / f".{stack.environment}.lock"
-    lock.parent.mkdir(exist_ok=True)
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # two commands at once build it once
+    with alone(stamp.relative_to(root), root=root):  # two commands at once build it once
         if not built(stack.environment, root=root):
             why = "its pins changed" if stamp.is_file() else "once"
             say(f"building {FOLDER / stack.environment} ({why}), which may take minutes")

@@ -1,4 +1,4 @@
-"""The command line: one module a command. Exit codes: 0 fine, 1 findings, 2 bad use or input."""
+"""The command line: one module a command. Exit codes: 0 fine, 1 findings, 2 bad use or input, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from traceproof.cli import (
     verify,
 )
 from traceproof.errors import TraceproofError
+from traceproof.interrupts import INTERRUPTED
 
 BAD_USE = 2
 # Options that take several values after one flag.
@@ -38,7 +39,8 @@ MANY = frozenset(
 
 app = typer.Typer(
     name="traceproof",
-    help="Proves LLM kernel references right. Exit codes: 0 fine, 1 findings, 2 bad use or input.",
+    help="Proves LLM kernel references right. "
+    "Exit codes: 0 fine, 1 findings, 2 bad use or input, 130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -69,9 +71,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         app(spread(given))
+    except SystemExit as leaving:
+        if leaving.code == INTERRUPTED:
+            sys.stderr.write("Stopped.\n")
+        raise
     except TraceproofError as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(BAD_USE) from None
+    except OSError as error:
+        if error.filename is None:
+            raise
+        sys.stderr.write(f"{_unusable(error)}\n")
+        raise SystemExit(BAD_USE) from None
+
+
+def _unusable(error: OSError) -> str:
+    """What is the matter with a file or folder that was named on the command line, or that a command needs."""
+    where = " and ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    reason = (error.strerror or "it can not be used").lower()
+    return (
+        f"{where}: {reason}\nGive a path that exists, is of the right kind, and that this user may read and write."
+    )
 
 
 def spread(arguments: Sequence[str]) -> list[str]:

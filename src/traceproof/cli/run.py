@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,13 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from traceproof.cli.supervise import supervise
 from traceproof.config import Config
 from traceproof.config_reading import read_config
 from traceproof.errors import TraceproofError
+from traceproof.interrupts import INTERRUPTED
 from traceproof.jit import available_memory
+from traceproof.worker.shared import commanding
 
 FINE, FINDINGS, UNFINISHED = 0, 1, 2
 MEMORY_SHARE = 0.85  # of what is free at the start; estimates were up to a fifth below what was measured
@@ -76,21 +79,25 @@ def config_of(root: Path, changes: Mapping[str, Any]) -> Config:
 
 
 def snakemake(root: Path, changes: Mapping[str, Any], *, cores: int, extra: Sequence[str] = ()) -> int:
-    """Run the default target; exit code FINE, FINDINGS, or UNFINISHED if the run did not get to its table."""
-    command = [sys.executable, "-m", "snakemake", *memory_of_jobs(extra), "--cores", str(cores), *extra]
+    """Run the default target.
+
+    Gives the exit code: FINE, FINDINGS, UNFINISHED if the run did not get to its table, or INTERRUPTED.
+    """
+    command = [sys.executable, "-m", "traceproof.engine", *memory_of_jobs(extra), "--cores", str(cores), *extra]
     with tempfile.TemporaryDirectory() as scratch:
         if changes:  # as a file, since --config would turn every value inside a mapping into text
             overrides = Path(scratch) / "overrides.json"
             overrides.write_text(json.dumps(changes), encoding="utf-8")
             command += ["--configfile", str(overrides)]
         outcome = Path(scratch) / "outcome"
-        environment = {**os.environ, OUTCOME: str(outcome)}
-        try:
-            code = subprocess.run(command, cwd=root, env=environment, check=False).returncode
-        except KeyboardInterrupt:  # Snakemake got it too, and has ended its jobs
-            return UNFINISHED
+        code = supervise(command, cwd=root, env=commanding({**os.environ, OUTCOME: str(outcome)}))
+        if code == INTERRUPTED:
+            return INTERRUPTED
         if code == 0:
             return FINE
+        if code < 0:
+            name = signal.Signals(-code).name
+            sys.stderr.write(f"Snakemake was ended by {name}. What is finished is kept; run the command again.\n")
         told = outcome.read_text(encoding="utf-8") if outcome.is_file() else ""
     return FINDINGS if told == str(FINDINGS) else UNFINISHED
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from traceproof import runs
 from traceproof.cli import run
 from traceproof.config import Config
 from traceproof.digests import digest_json
@@ -39,7 +40,8 @@ def verify(  # noqa: PLR0913 - the specification's options
 ) -> None:
     """Verify definitions against every truth there is; prints the table.
 
-    Exit codes: 0 fine, 1 findings, 2 bad use or input, or a run that could not finish.
+    Exit codes: 0 fine, 1 findings, 2 bad use or input, or a run that could not finish, 130 interrupted: what is
+    finished is kept, and the same command goes on from there.
     """
     if everything and (op_type or definition_name):
         raise TraceproofError("--all selects everything: give it, or --op-type and --definition-name, not both")
@@ -73,10 +75,11 @@ def _verify(changes: dict[str, Any], cores: int, extra: list[str], json_file: Pa
     narrower = _folder(run.config_of(root, {}), config, changes)
     if narrower:
         changes["run"] = narrower
+    runs.check_free(root / config.results, narrower or config.run)
     code = run.snakemake(root, changes, cores=cores, extra=extra)
     summary = root / config.results / (narrower or config.run) / "summary.json"
     result: dict[str, Any] = {"exit_code": code}
-    if code != run.UNFINISHED and summary.is_file():
+    if code in {run.FINE, run.FINDINGS} and summary.is_file():
         result |= {"summary": str(summary), **json.loads(summary.read_text(encoding="utf-8"))}
     run.write_result(json_file, result)
     return code

@@ -7,7 +7,6 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from traceproof.actors import caches
 from traceproof.reasons import Error
 from traceproof.stages.job import Job
+from traceproof.stages.lanes import lanes_of
 from traceproof.stages.manifest import Manifest
 from traceproof.stages.progress import Progress
 from traceproof.store import Store, disk_errors
@@ -112,14 +112,11 @@ class _Runner:
             for cases in _parts(entry["cases"], apart=apart)
         ]
         parts.sort(key=lambda part: -sum(planned["trials"] for planned in part[1]["cases"]) if apart else 0)
-        with ThreadPoolExecutor(self.job.lanes) as lanes:
+        with lanes_of(self.job.lanes) as lanes:
             started = [(name, lanes.submit(partial(self.definition, name, part))) for name, part in parts]
-            try:
-                found: dict[str, dict[str, Any]] = {name: {} for name in entries}
-                for name, running in started:
-                    found[name] |= running.result()
-            finally:  # a full disk, say, ends all of them
-                lanes.shutdown(cancel_futures=True)
+            found: dict[str, dict[str, Any]] = {name: {} for name in entries}
+            for name, running in started:
+                found[name] |= running.result()
         order = {name: [planned["case"]["id"] for planned in entry["cases"]] for name, entry in entries.items()}
         return {name: {case: found[name][case] for case in cases} for name, cases in order.items()}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from traceproof.errors import TraceproofError
 from traceproof.names import OP_TYPE, confined, path_part
 from traceproof.reasons import Error, Verdict
 from traceproof.stages.bench import REPLAY, WHOLE, Bench
+from traceproof.stages.lanes import lanes_of
 from traceproof.store import write_text
 from traceproof.worker import GIB, Isolation, Limits, Pool, Status
 
@@ -61,7 +61,7 @@ def judge(  # noqa: PLR0913 - a rule's inputs and outputs
         "threads": 1,
     }
     shares = [share for share in _shares(planned["definitions"], lanes) if share]
-    with ThreadPoolExecutor(max(1, len(shares))) as threads:
+    with lanes_of(max(1, len(shares))) as threads:
         found = dict(
             pair for part in threads.map(lambda names: _judged(names, payload, pool), shares) for pair in part
         )

@@ -16,10 +16,10 @@ from typing import Any
 
 from traceproof.digests import digest_bytes
 from traceproof.errors import TraceproofError
+from traceproof.runs import under_way
 
 KEY = "stands_on"
 SHOWN = 20  # files named in a message
-SNAKEMAKE_LOCKS = Path(".snakemake/locks")
 PARTS = ("cases", "actors", "verdicts", "jit", "summaries")  # of a run's folder: what rules compare the times of
 
 
@@ -75,24 +75,24 @@ def read_summary(path: Path, run: Path) -> dict[str, Any]:
     return value
 
 
-def settle(root: Path, run: Path, *, also: Iterable[str] = ()) -> list[str]:
+def settle(root: Path, results: Path, run: str, *, also: Iterable[str] = ()) -> list[str]:
     """Before a run: remove a summary that is stale with what it can not vouch for, and undo times in the future.
 
-    Nothing is touched while another run holds Snakemake's lock on `root`. Finished outputs stay in the store, so
+    Nothing is touched while another run of the same folder is under way. Finished outputs stay in the store, so
     what is removed is made again without running anything twice.
 
     Args:
         root: the repository.
-        run: the run's folder in it.
+        results: the results folder in it.
+        run: the run's folder below that; empty: itself.
         also: further files and folders whose times rules compare, relative to `root`.
 
     Returns:
         What was removed, relative to the run's folder.
     """
-    locks = root / SNAKEMAKE_LOCKS
-    if locks.is_dir() and any(locks.iterdir()):
+    if any(other.folder == run for other in under_way(root / results)):
         return []
-    folder = root / run
+    folder = root / results / run
     for part in (*(folder / part for part in PARTS), *(root / name for name in also)):
         for path in (part, *part.rglob("*")):
             _not_ahead(path)

@@ -31,6 +31,7 @@ from traceproof.worker.interpreter import CACHES, PASSED, Recipe
 from traceproof.worker.model import Isolation, Limits
 
 RUN = "TRACEPROOF_RUN"  # environment variable: the process whose end is the run's end
+COMMANDED = "TRACEPROOF_COMMANDED"  # environment variable: a command is the run, and this is its Snakemake
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PACKET_BYTES = 1 << 16
 MOST_DESCRIPTORS = 3
@@ -38,14 +39,20 @@ LONGEST_SOCKET = 100  # characters of its path; the kernel takes 107
 WAITING = 128  # jobs that may wait for a host that is starting
 
 
+def commanding(environment: dict[str, str]) -> dict[str, str]:
+    """The environment of a Snakemake whose run is this process, so that its jobs end with it."""
+    return environment | {RUN: Owner.of(os.getpid()).text, COMMANDED: "1"}
+
+
 def announce() -> bool:
     """Make this process the run that jobs started from here share interpreters in, unless it is part of one.
 
-    True: it is that run.
+    True: it is that run, or the one that a command started for its own.
     """
+    commanded = os.environ.pop(COMMANDED, None) is not None
     if not Owner(os.environ.get(RUN, "")).alive:
         os.environ[RUN] = Owner.of(os.getpid()).text
-    return os.environ[RUN] == Owner.of(os.getpid()).text
+    return commanded or os.environ[RUN] == Owner.of(os.getpid()).text
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +70,18 @@ class Owner:
     def alive(self) -> bool:
         """Whether it runs, here."""
         with contextlib.suppress(ValueError, OSError):
-            pid, started, machine = self.text.split(".")
-            return machine == _machine() and started == _started(int(pid))
+            pid, started, _ = self.text.split(".")
+            return self._here and started == _started(int(pid))
         return False
+
+    @property
+    def ended(self) -> bool:
+        """Whether it ran here, and does so no more; of another machine's nothing is known."""
+        return self._here and not self.alive
+
+    @property
+    def _here(self) -> bool:
+        return self.text.rpartition(".")[2] == _machine()
 
 
 def _started(pid: int) -> str:

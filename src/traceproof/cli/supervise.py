@@ -1,0 +1,52 @@
+"""Run a program so that an interrupt stops it cleanly: it gets one signal and the time to finish its clean-up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from traceproof.interrupts import INTERRUPTED
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PATIENCE = 3  # signals after which it is killed
+
+
+def supervise(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
+    """Run a command in a process group of its own and give its exit code, INTERRUPTED if it was stopped.
+
+    A terminal sends Ctrl-C to a whole process group, and a second signal in the midst of Snakemake's clean-up
+    would break that off. So this process alone gets the user's signals; the first one goes to the group, once.
+    """
+    caught: list[int] = []
+    started: list[subprocess.Popen[bytes]] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        del frame
+        caught.append(number)
+        if started:
+            _pass_on(started[0].pid, len(caught))
+
+    before = {number: signal.signal(number, forward) for number in SIGNALS}
+    try:
+        process = subprocess.Popen(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, process_group=0)
+        started.append(process)
+        if caught:  # before it was there
+            _pass_on(process.pid, 1)
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return INTERRUPTED if caught else code
+
+
+def _pass_on(group: int, count: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        if count == 1:
+            os.killpg(group, signal.SIGINT)
+        elif count >= PATIENCE:
+            os.killpg(group, signal.SIGKILL)

@@ -1,0 +1,11 @@
+"""Snakemake as commands run it, `python -m traceproof.engine`: an interrupt while it loads shows no traceback."""
+
+from __future__ import annotations
+
+from traceproof import interrupts
+
+if __name__ == "__main__":
+    interrupts.quiet()
+    from snakemake.cli import main  # type: ignore[import-untyped]
+
+    main()

@@ -1,0 +1,197 @@
+"""Runs that are interrupted or killed, and runs side by side, by the commands that people type."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from repository import Repository, own_dataset
+
+GEMM, NORM = "gemm/gemm_n96_k160", "rmsnorm/rmsnorm_h96"
+ENDLESS = """
+import torch
+
+
+def run(A, B):
+    number = 0
+    while number < 10**12:
+        number += 1
+    return A
+"""
+LONGEST = 120.0  # seconds for a run to get to its references on a busy machine
+
+
+@dataclass
+class Started:
+    """A command in a process group of its own, as a terminal starts one."""
+
+    process: subprocess.Popen[str]
+    out: Path
+
+    @classmethod
+    def of(cls, repository: Repository, *command: str) -> Started:
+        out = repository.root / "out.txt"
+        environment = {**os.environ, "PYTHONPATH": str(repository.root / "src"), "OMP_NUM_THREADS": "1"}
+        with out.open("w") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                cwd=repository.root,
+                env=environment,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                text=True,
+            )
+        return cls(process, out)
+
+    def wait_for(self, what: Callable[[], bool]) -> None:
+        """Wait until something is so; the command must not end before."""
+        deadline = time.monotonic() + LONGEST
+        while not what():
+            assert self.process.poll() is None, self.out.read_text()
+            assert time.monotonic() < deadline, self.out.read_text()
+            time.sleep(0.1)
+
+    def end(self) -> tuple[int, float, str]:
+        """Its exit code, the seconds that it took from now, and what it printed."""
+        started = time.monotonic()
+        code = self.process.wait(timeout=60)
+        return code, time.monotonic() - started, self.out.read_text()
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """A copy with a definition whose reference does not end."""
+    dataset = own_dataset(tmp_path_factory.mktemp("dataset"), GEMM, NORM)
+    file = dataset / "definitions" / f"{GEMM}.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"reference": ENDLESS}))
+    return Repository.copy(tmp_path_factory.mktemp("repository"), dataset={"path": str(dataset)})
+
+
+@pytest.fixture
+def endless(repository: Repository) -> Iterator[Started]:
+    """`traceproof verify` at a reference that does not end."""
+    started = Started.of(repository, "traceproof", "verify", "--cores", "2", "--op-type", "gemm")
+    started.wait_for(lambda: working(repository))
+    yield started
+    if started.process.poll() is None:
+        started.process.kill()
+        started.process.wait()
+
+
+def working(repository: Repository) -> bool:
+    """Whether a reference is being run: its worker has a scratch folder."""
+    return any(repository.root.glob("results/store/scratch-*"))
+
+
+def workers(repository: Repository) -> list[str]:
+    """Processes of the copy."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(repository.root).encode() in environment and int(process.name) != os.getpid():
+            found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return found
+
+
+def settled(repository: Repository) -> list[str]:
+    """Processes that are left after a moment."""
+    deadline = time.monotonic() + 5.0
+    while workers(repository) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return workers(repository)
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "SIGINT", "SIGTERM"])
+def test_an_interrupted_run_ends_at_once_and_leaves_nothing(
+    repository: Repository, endless: Started, how: str
+) -> None:
+    if how == "Ctrl-C":
+        os.killpg(endless.process.pid, signal.SIGINT)
+    else:
+        endless.process.send_signal(signal.Signals[how])
+    code, seconds, out = endless.end()
+    assert code == 130, out
+    assert seconds < 5.0
+    assert "Traceback" not in out
+    assert "What is finished is kept; the same command goes on from there." in out
+    assert "FAILED" not in out
+    assert settled(repository) == []
+    assert not working(repository)
+
+
+def test_a_second_run_of_a_selection_names_the_first(repository: Repository, endless: Started) -> None:
+    second = repository.verify("--op-type", "gemm")
+    assert second.code == 2
+    assert f"a run of this selection is under way (process {endless.process.pid}, since " in second.out
+    assert "Traceback" not in second.out
+    endless.process.send_signal(signal.SIGINT)
+    assert endless.end()[0] == 130
+
+
+def test_another_selection_runs_beside_it(repository: Repository, endless: Started) -> None:
+    beside = repository.verify("--op-type", "rmsnorm")
+    assert beside.code == 0, beside.out
+    assert endless.process.poll() is None
+    endless.process.send_signal(signal.SIGINT)
+    assert endless.end()[0] == 130
+
+
+def test_a_killed_run_leaves_no_lock_and_no_process(repository: Repository, endless: Started) -> None:
+    endless.process.kill()
+    endless.process.wait()
+    assert settled(repository) == []
+    shown = repository.verify("--op-type", "gemm", "--", "--dry-run")
+    assert shown.code == 0, shown.out
+    assert "actor gemm reference" in shown.jobs
+    again = repository.verify("--op-type", "rmsnorm")
+    assert again.code == 0, again.out
+
+
+def test_snakemake_itself_can_be_interrupted(repository: Repository) -> None:
+    started = Started.of(repository, "snakemake", "--cores", "2", "--config", "selection={op_type: [gemm]}")
+    started.wait_for(lambda: working(repository))
+    os.killpg(started.process.pid, signal.SIGINT)
+    code, seconds, out = started.end()
+    assert code != 0
+    assert seconds < 5.0
+    assert "Traceback" not in out
+    assert "What is finished is kept" in out
+    assert settled(repository) == []
+
+
+def test_an_interrupt_while_a_command_loads_shows_no_traceback(repository: Repository) -> None:
+    for seconds in (0.1, 0.5, 1.0, 2.0):
+        started = Started.of(repository, "traceproof", "verify", "--cores", "2", "--op-type", "gemm")
+        time.sleep(seconds)
+        os.killpg(started.process.pid, signal.SIGINT)
+        code, _, out = started.end()
+        assert code in {130, -signal.SIGINT}, out
+        assert "Traceback" not in out or "site.py" in out  # Python itself was starting
+
+
+def test_snakemake_of_another_environment_says_what_to_do(repository: Repository) -> None:
+    program = "import sys; sys.modules['traceproof'] = None; from snakemake.cli import main; main(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--cores", "1", "--dry-run"],
+        cwd=repository.root,
+        check=False,
+        text=True,
+        capture_output=True,
+    )
+    out = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "`source .venv/bin/activate` first" in out
+    assert "usage:" not in out
+    assert len(out.splitlines()) < 6, out
