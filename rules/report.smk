@@ -32,10 +32,11 @@ rule report:
     params:
         code=FLOW.report_code,
         history=FLOW.history,
+        scope=FLOW.scope,
         known=FLOW.known_state,
     shell:
         "{DRIVER} scripts/report.py --verdicts {input.verdicts} --known {input.known} --stacks {input.stacks}"
-        " --lock {input.lock} --history {params.history:q} --summary {output} --log {log}"
+        " --lock {input.lock} --history {params.history:q} --scope {params.scope:q} --summary {output} --log {log}"
 
 
 use rule report as report_family with:

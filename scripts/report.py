@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from traceproof import entry
-from traceproof.bumps.history import keep
+from traceproof.bumps.history import Scope, keep
 from traceproof.sources.lock import read_lock
 from traceproof.stages.report import report
 
@@ -17,14 +17,17 @@ PARSER.add_argument("--known", type=Path, nargs="?", help="the file of known fin
 PARSER.add_argument("--stacks", type=Path, nargs="*", required=True, help="records of the stacks")
 PARSER.add_argument("--lock", type=Path, nargs="?", help="the file of the sources' pins")
 PARSER.add_argument("--history", type=Path, required=True, help="folder of kept verdicts")
+PARSER.add_argument("--scope", type=json.loads, required=True, help="JSON, the fields of history.Scope, or null")
 PARSER.add_argument("--summary", type=Path, required=True)
 PARSER.add_argument("--log", type=Path, required=True)
 
 
 def main() -> None:
-    """Summarise, and keep the verdicts under the digest of all that they stand on."""
+    """Summarise, and keep the verdicts under the digest of all that they stand on, unless a user relaxed them."""
     stacks = [json.loads(path.read_text(encoding="utf-8")) for path in options.stacks]
-    keep(options.history, options.verdicts, stacks, read_lock(options.lock) if options.lock else {})
+    if options.scope is not None:
+        pins = read_lock(options.lock) if options.lock else {}
+        keep(options.history, options.verdicts, stacks, pins, Scope(**options.scope))
     report(options.verdicts, options.summary, known=options.known, stacks=stacks)
 
 

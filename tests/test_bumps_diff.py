@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from traceproof.bumps.diff import Diff, diff
-from traceproof.bumps.history import Kept, find, keep
+from traceproof.bumps.history import Kept, Scope, find, keep
 from traceproof.cli.diff import _lines
 from traceproof.errors import TraceproofError
 from traceproof.sources.model import Pin
@@ -39,7 +39,7 @@ SKIP: dict[str, Any] = {"output": "*", "reason": "api_absent", "message": "modul
     ("before", "after", "kind", "worse"),
     [
         pytest.param([row()], [row("fail")], "failing", True, id="a pass fails"),
-        pytest.param([], [row("error")], "failing", True, id="a new row fails"),
+        pytest.param([row(output="p")], [row("error"), row(output="p")], "failing", True, id="a new row fails"),
         pytest.param([row("fail")], [row()], "passing", False, id="a failure passes"),
         pytest.param([row()], [row("skip", **SKIP)], "skipped", True, id="a pass is skipped"),
         pytest.param([row()], [row(margin=0.9)], None, False, id="a margin within noise"),
@@ -78,7 +78,7 @@ def test_a_verdict_that_changed_with_its_package_names_both_versions() -> None:
 
 def test_no_version_is_named_where_none_changed_or_the_row_was_not_there() -> None:
     assert not compared([row("fail")], [row()]).as_json()["passing"][0]["between"]
-    appeared = diff(state("1", [], "0.5.0"), state("2", [row("fail")], "0.6.0"))
+    appeared = diff(state("1", [row(output="p")], "0.5.0"), state("2", [row("fail")], "0.6.0"))
     assert not appeared.as_json()["failing"][0]["between"]
     of_torch = diff(state("1", [row(actor="reference")]), state("2", [row("fail", actor="reference")], "0.6.0"))
     assert not of_torch.as_json()["failing"][0]["between"]
@@ -100,6 +100,65 @@ def test_a_state_is_kept_under_what_it_stands_on(tmp_path: Path) -> None:
     other = keep(history, verdicts(tmp_path, row()), [{**STACKS[0], "digest": "e"}], PINS)
     assert other != digest
     assert find(history, digest).about["pins"]["fla"]["commit"] == "1" * 40
+
+
+FULL = Scope(dataset="ours")
+CASE = Scope(dataset="ours", whole=False)
+OTHER = Scope(dataset="other")
+
+
+def kept(folder: Path, runs: Sequence[tuple[Scope, Sequence[Mapping[str, Any]]]], digest: str = "d") -> Kept:
+    """A state after some runs."""
+    stacks = [{**STACKS[0], "digest": digest}]
+    name = [keep(folder / "history", verdicts(folder, *rows), stacks, PINS, scope) for scope, rows in runs][-1]
+    return find(folder / "history", name)
+
+
+def test_cases_that_were_not_run_again_are_not_gone(tmp_path: Path) -> None:
+    cases = [row(case=case, size="small", seed=0) for case in ("small-0", "small-1")]
+    before = kept(tmp_path, [(FULL, cases)])
+    after = kept(tmp_path, [(CASE, cases[:1])], digest="e")
+    assert not diff(before, after).worse
+    gone = kept(tmp_path, [(FULL, cases[:1])], digest="f")
+    assert [was["case"] for was, _ in diff(before, gone).vanished_rows] == ["small-1"]
+
+
+def test_a_part_of_the_cases_replaces_itself_alone(tmp_path: Path) -> None:
+    cases = [row(case=case, size="small", seed=0) for case in ("small-0", "small-1")]
+    sizes = [row(case="medium-0", size="medium", seed=0)]
+    failing = [row("fail", case="small-0", size="small", seed=0)]
+    state = kept(tmp_path, [(FULL, [*cases, *sizes]), (CASE, failing)])
+    assert [(one["case"], one["verdict"]) for one in state.rows] == [
+        ("medium-0", "pass"),
+        ("small-0", "fail"),
+        ("small-1", "pass"),
+    ]
+    smaller = kept(tmp_path, [(FULL, cases[:1])])
+    assert [one["case"] for one in smaller.rows] == ["medium-0", "small-0"]
+    other_seed = kept(tmp_path, [(FULL, [row(case="small-0", size="small", seed=7)])])
+    assert [one["case"] for one in other_seed.rows] == ["medium-0", "small-0", "small-0"]
+
+
+def test_a_namesake_of_another_dataset_is_another_definition(tmp_path: Path) -> None:
+    ours = row(size="small", seed=0, digests={"definition": "1"})
+    namesake = row("fail", size="small", seed=0, digests={"definition": "2"})
+    before = kept(tmp_path, [(FULL, [ours])])
+    beside = kept(tmp_path, [(FULL, [ours]), (OTHER, [namesake])], digest="e")
+    assert {one["verdict"] for one in beside.rows} == {"pass", "fail"}
+    assert not diff(before, beside).worse
+    assert not diff(before, kept(tmp_path, [(OTHER, [namesake])], digest="f")).worse
+
+
+def test_the_same_text_is_the_same_definition_in_any_dataset_and_an_edited_one_in_its_own(tmp_path: Path) -> None:
+    ours = row(size="small", seed=0, digests={"definition": "1"})
+    before = kept(tmp_path, [(FULL, [ours])])
+    moved = kept(tmp_path, [(OTHER, [{**ours, "verdict": "fail"}])], digest="e")
+    assert len(diff(before, moved).failing) == 1
+    edited = kept(
+        tmp_path, [(FULL, [ours]), (FULL, [row("fail", size="small", seed=0, digests={"definition": "2"})])]
+    )
+    assert [one["verdict"] for one in edited.rows] == ["fail"]
+    assert len(diff(before, edited).failing) == 1
 
 
 def test_an_unknown_state_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:

@@ -156,6 +156,21 @@ class Pipeline:
         return f"{self.results}/history"
 
     @property
+    def scope(self) -> str:
+        """What a run covers, for the history, as JSON; null: its verdicts stand on the user's tolerance."""
+        config = self.config
+        if config.tolerance is not None:
+            return "null"
+        source = config.dataset.model_dump(mode="json", exclude_none=True)
+        for kind in source.values():  # the same dataset in another version is compared
+            if isinstance(kind, dict):
+                for version in ("version", "sha256", "commit"):
+                    kind.pop(version, None)
+        path = {"path": str((self.root / config.dataset.path).resolve())} if config.dataset.path else {}
+        dataset = json.dumps(source | path, sort_keys=True)
+        return json.dumps({"dataset": dataset, "whole": not config.selection.case})
+
+    @property
     def lock(self) -> list[str]:
         """The file of the sources' pins: one, or none."""
         return [NAME] if (self.root / NAME).is_file() else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,13 +10,14 @@ from traceproof.actors.registry import ACTORS, PAIR
 from traceproof.bumps.history import Kept
 from traceproof.reasons import Skip, Verdict
 from traceproof.sources.model import ORIGINS
+from traceproof.stages.bench import WHOLE
 
 BAD = frozenset({Verdict.FAIL, Verdict.ERROR})
 MOVED = 2.0  # factor; kernels that add in another order differ by some tenths without anything being wrong
 FLOOR = 0.05  # of the gate's limit: below it a margin is noise of the last bits
 
 Row = Mapping[str, Any]
-Key = tuple[str, str, str, str]
+Key = tuple[str, str, str, str]  # text, case and seed, actor, output
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +93,19 @@ class Diff:
 
 
 def diff(before: Kept, after: Kept) -> Diff:
-    """Compare two states by definition, case, actor and output.
+    """Compare two states by definition, case, seed, actor and output.
 
-    A definition that only one of them ran is left out, unless it passed before: then it has vanished.
+    What only one of them ran is left out: a dataset, a definition, a case. A definition of the same text is the
+    same in any dataset; of one whose text changed, the dataset tells which it was.
     """
-    old, new = _by_key(before.rows), _by_key(after.rows)
+    series = _Series.of(before.rows)
+    old = _by_key(before.rows, series.own)
+    new = _by_key(after.rows, series.matching)
     found = Diff(before, after)
     for key, row in new.items():
         was = _before(old, key)
+        if was is None and row.get("dataset") not in series.datasets:
+            continue
         if row["verdict"] in BAD and (was is None or was["verdict"] not in BAD):
             found.failing.append((was, row))
         elif was is None:
@@ -110,12 +116,7 @@ def diff(before: Kept, after: Kept) -> Diff:
             found.passing.append((was, row))
         elif _has_moved(was, row):
             found.moved.append((was, row))
-    ran = {(row["definition"], row["actor"]) for row in after.rows}
-    whole = {key[:3] for key in new if key[3] == "*"}
-    for key, row in old.items():
-        gone = key not in new and (row["definition"], row["actor"]) in ran and key[:3] not in whole
-        if gone and row["verdict"] == Verdict.PASS:
-            found.vanished_rows.append((row, None))
+    found.vanished_rows.extend((row, None) for row in _vanished(old, new))
     found.vanished_apis.extend(
         sorted({_api(row) for was, row in found.skipped if row["reason"] == Skip.API_ABSENT})
     )
@@ -128,10 +129,51 @@ def diff(before: Kept, after: Kept) -> Diff:
     return found
 
 
-def _by_key(rows: Iterable[Row]) -> dict[Key, Row]:
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """The texts of the definitions before, so that rows after are held against those of the same one."""
+
+    digests: Mapping[tuple[str, object], str]
+    names: Mapping[tuple[str, object], str]
+    datasets: frozenset[object]
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> _Series:
+        rows = list(rows)
+        return cls(
+            digests={(str(row["definition"]), row["digest"]): cls.own(row) for row in rows if "digest" in row},
+            names={(str(row["definition"]), row.get("dataset")): cls.own(row) for row in rows},
+            datasets=frozenset(row.get("dataset") for row in rows),
+        )
+
+    @staticmethod
+    def own(row: Row) -> str:
+        """A row's text: its definition's name, dataset and digest."""
+        return f"{row['definition']} {row.get('dataset')} {row.get('digest')}"
+
+    def matching(self, row: Row) -> str:
+        """The text before that a row after belongs to; its own where there is none."""
+        name, own = str(row["definition"]), self.own(row)
+        of_dataset = self.names.get((name, row.get("dataset")))
+        return own if own == of_dataset else self.digests.get((name, row.get("digest")), of_dataset or own)
+
+
+def _vanished(old: Mapping[Key, Row], new: Mapping[Key, Row]) -> Iterator[Row]:
+    """Rows that passed, and are gone although their case, or all cases of its size, were run again."""
+    cases = {key[:3] for key in new}
+    skipped = {key[:3] for key in new if key[3] == WHOLE}
+    sizes = {(key[0], key[2], row.get("size"), row.get("seed")) for key, row in new.items() if row.get("whole")}
+    for key, row in old.items():
+        again = key[:3] in cases or (key[0], key[2], row.get("size"), row.get("seed")) in sizes
+        if key not in new and again and key[:3] not in skipped and row["verdict"] == Verdict.PASS:
+            yield row
+
+
+def _by_key(rows: Iterable[Row], series: Callable[[Row], str]) -> dict[Key, Row]:
     found: dict[Key, Row] = {}
     for row in rows:
-        key = (str(row["definition"]), str(row.get("case")), str(row["actor"]), str(row["output"]))
+        case = f"{row.get('case')} {row.get('seed')}"
+        key = (series(row), case, str(row["actor"]), str(row["output"]))
         # Several rows of a case as a whole (conduct): the worst one speaks for it.
         if key not in found or row["verdict"] in BAD:
             found[key] = row
@@ -142,8 +184,8 @@ def _before(old: Mapping[Key, Row], key: Key) -> Row | None:
     """The row before: a case as a whole and its outputs stand for each other, since a skip has no outputs."""
     if key in old:
         return old[key]
-    if key[3] != "*":
-        return old.get((*key[:3], "*"))
+    if key[3] != WHOLE:
+        return old.get((*key[:3], WHOLE))
     return next((row for other, row in old.items() if other[:3] == key[:3]), None)
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.sources.lock import lock_digest
@@ -16,7 +18,8 @@ from traceproof.sources.model import Pin
 from traceproof.store import write_json
 
 # What of a row two runs can be compared by.
-KEPT = ("definition", "op_type", "case", "actor", "output", "verdict", "reason", "message", "gate")
+KEPT = ("definition", "op_type", "case", "actor", "output", "verdict", "reason", "message", "gate", "size", "seed")
+Rows = list[dict[str, Any]]
 NEWEST = {"latest": 0, "previous": 1}
 
 
@@ -26,7 +29,8 @@ class Kept:
 
     Attributes:
         digest: of the pins and the environments.
-        rows: verdict rows, cut down to KEPT.
+        rows: verdict rows, cut down to KEPT; with `dataset`, the `digest` of the definition, and `whole` where the
+            run was not limited to some cases.
         about: `pins`, `stacks` (versions by stack), `time`.
     """
 
@@ -35,13 +39,30 @@ class Kept:
     about: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a run covered.
+
+    Attributes:
+        dataset: which dataset, whatever its version.
+        whole: whether all cases of the planned sizes were run, or only some that were named.
+    """
+
+    dataset: str = ""
+    whole: bool = True
+
+
 def keep(
-    folder: Path, verdicts: Iterable[Path], stacks: Sequence[Mapping[str, Any]], pins: Mapping[str, Pin]
+    folder: Path,
+    verdicts: Iterable[Path],
+    stacks: Sequence[Mapping[str, Any]],
+    pins: Mapping[str, Pin],
+    scope: Scope = Scope(),
 ) -> str:
     """Keep a run's verdicts under the digest of what they stand on; gives the digest.
 
-    A second run in the same state, of another selection say, adds to the first: its rows replace those of the same
-    definition and actor.
+    A second run in the same state, of another selection say, adds to the first: its rows replace those of what it
+    covered, and of texts of a definition that are not the dataset's any more.
 
     Raises:
         TraceproofError: the disk is full.
@@ -49,22 +70,47 @@ def keep(
     digest = digest_json([lock_digest(pins), sorted([str(one["stack"]), one["digest"]] for one in stacks)])
     path = folder / f"{digest}.json"
     rows = [
-        {key: row[key] for key in KEPT if row.get(key) is not None}
+        _cut(row, scope)
         for file in verdicts
         for row in map(json.loads, file.read_text(encoding="utf-8").splitlines())
     ]
-    again = {(row["definition"], row["actor"]) for row in rows}
-    if path.is_file():
-        rows += [dict(row) for row in _load(path).rows if (row["definition"], row["actor"]) not in again]
-    value = {
-        "digest": digest,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "pins": {name: pin.model_dump(exclude_none=True) for name, pin in pins.items()},
-        "stacks": {one["stack"]: one["versions"] for one in stacks},
-        "rows": sorted(rows, key=lambda row: [str(row.get(key)) for key in KEPT[:5]]),
-    }
-    write_json(path, value)
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):  # runs of other selections keep theirs in the same file
+        if path.is_file():
+            rows += _untouched(_load(path).rows, rows, scope)
+        value = {
+            "digest": digest,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "pins": {name: pin.model_dump(exclude_none=True) for name, pin in pins.items()},
+            "stacks": {one["stack"]: one["versions"] for one in stacks},
+            "rows": sorted(rows, key=lambda row: [str(row.get(key)) for key in (*KEPT[:5], "dataset", "seed")]),
+        }
+        write_json(path, value)
     return digest
+
+
+def _cut(row: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
+    kept = {key: row[key] for key in KEPT if row.get(key) is not None}
+    digest = (row.get("digests") or {}).get("definition")
+    return kept | {"dataset": scope.dataset, "whole": scope.whole} | ({"digest": digest} if digest else {})
+
+
+def _untouched(old: Iterable[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], scope: Scope) -> Rows:
+    """The rows that a run leaves as they were."""
+    covered = {_unit(row, whole=scope.whole) for row in new}
+    texts = {(row.get("dataset"), row["definition"]): row.get("digest") for row in new if row.get("digest")}
+    return [
+        dict(row)
+        for row in old
+        if _unit(row, whole=scope.whole) not in covered
+        and texts.get((row.get("dataset"), row["definition"])) in {None, row.get("digest")}
+    ]
+
+
+def _unit(row: Mapping[str, Any], *, whole: bool) -> tuple[Any, ...]:
+    """What is replaced together: all cases of a size, or one case."""
+    part = row.get("size") if whole else row.get("case")
+    return row.get("dataset"), row["definition"], row["actor"], row.get("seed"), part
 
 
 def _load(path: Path) -> Kept:
