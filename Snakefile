@@ -1,4 +1,5 @@
 # Verifies a dataset of kernel definitions; `snakemake --cores 4 verify_all`, or simply scripts/verify_all.py.
+import signal
 import sys
 from pathlib import Path
 
@@ -24,10 +25,13 @@ output.install(workflow.logger_manager)  # --verbose leaves Snakemake its own
 tokens.forget()  # jobs run references, which are strangers' code, and none of them publishes
 FIRST = shared.announce()  # and no process that a run of this Snakefile started
 runs.begin()
+shared.follow(signal.SIGINT)  # of a command that was killed
 
 FLOW = Pipeline.of(config, root=Path.cwd())
 if FIRST and not {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
-    FLOW.forced(dry=True)  # there before Snakemake lists what is there: any target may ask for actors
+    FLOW.forced(
+        dry=True
+    )  # there before Snakemake lists what is there: any target may ask for actors
     settle(
         FLOW.root,
         Path(FLOW.results),

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +22,6 @@ from traceproof.interrupts import INTERRUPTED
 
 BAD_INPUT = 2
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-LOOK_SECONDS = 1.0  # how often a job looks whether its run is there
 PATIENCE_SECONDS = 3.0  # for a clean end of an interrupted job; its workers end with it
 
 
@@ -90,12 +88,14 @@ def run(main: Callable[[], None], *, log: Path, shared: Path | None = None) -> N
     Raises:
         SystemExit: 2 on a TraceproofError, which is shown as text; a crash stays a crash.
     """
+    from traceproof.worker.shared import follow  # after interrupts are caught
+
     terminal = sys.stderr
     with _opened(log) as file:
         sys.stderr = Tee(terminal, file)
         try:
-            _watch_the_run()
             _inside.set()
+            follow(signal.SIGTERM)
             _once(main, shared)
         except KeyboardInterrupt:
             os._exit(INTERRUPTED)  # threads may wait for a case that takes minutes; its worker ends with this
@@ -119,22 +119,6 @@ def _once(main: Callable[[], None], shared: Path | None) -> None:
     with alone(shared) as needed:
         if needed:
             main()
-
-
-def _watch_the_run() -> None:
-    """Interrupt this process when the run that it belongs to has ended, killed perhaps."""
-    from traceproof.worker.shared import RUN, Owner
-
-    owner = Owner(os.environ.get(RUN, ""))
-    if not owner.alive and not owner.ended:  # it belongs to none, or to one of another machine
-        return
-
-    def watch() -> None:
-        while not owner.ended:
-            time.sleep(LOOK_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextlib.contextmanager

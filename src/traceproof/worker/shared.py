@@ -12,11 +12,14 @@ import contextlib
 import fcntl
 import json
 import os
+import signal
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +39,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 PACKET_BYTES = 1 << 16
 MOST_DESCRIPTORS = 3
 LONGEST_SOCKET = 100  # characters of its path; the kernel takes 107
+LOOK_SECONDS = 1.0  # how often a process looks whether its run is there
 WAITING = 128  # jobs that may wait for a host that is starting
 
 
@@ -93,6 +97,20 @@ def _started(pid: int) -> str:
 def _machine() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     return digest_json([boot, str(Path("/proc/self/ns/pid").readlink())])[:12]
+
+
+def follow(number: signal.Signals) -> None:
+    """Send this process a signal when the run that it belongs to has ended, killed perhaps."""
+    owner = Owner(os.environ.get(RUN, ""))
+    if not owner.alive and not owner.ended:  # it belongs to none, or to one of another machine
+        return
+
+    def watch() -> None:
+        while not owner.ended:
+            time.sleep(LOOK_SECONDS)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class Loan(Conversation):
