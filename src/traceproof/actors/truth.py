@@ -32,7 +32,7 @@ class Truth(Actor):
             return Unavailable(
                 Skip.NO_ADAPTER, f"{self.name} has no adapter for this form of {definition.op_type}"
             )
-        blocked = adapter.machine(torch.device(self.device)) or adapter.lacking()
+        blocked = adapter.blocked(definition, torch.device(self.device))
         if blocked is not None:
             return blocked
         api = lookup.stack(self.name).resolve(adapter.apis)

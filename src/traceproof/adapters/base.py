@@ -95,6 +95,7 @@ class Adapter:
         inputs: names that the definition must have; `optional` ones may be there too, others must not.
         outputs: names that it can give; the definition must not ask for others.
         accepts: further conditions on the form.
+        dtypes: of the floating-point inputs it takes; None: any.
         apis: API keys that `call` uses.
         packages: further packages that the call needs and whose absence the stack would hide.
         call: (api, definition, inputs) -> outputs by name, fresh tensors.
@@ -112,6 +113,7 @@ class Adapter:
     packages: tuple[str, ...] = ()
     optional: frozenset[str] = frozenset()
     accepts: Callable[[Definition], bool] = field(default=lambda _: True)
+    dtypes: frozenset[str] | None = None
     trials: Callable[[Api, Definition, Values, int, int], Outputs] | None = None
     modules: Callable[[Definition, tuple[int, int]], tuple[Module, ...]] = field(default=lambda _, __: ())
     sm: tuple[tuple[int, int], tuple[int, int]] | None = None
@@ -129,6 +131,21 @@ class Adapter:
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Whether it uses a GPU, and this one will do."""
         return self.sm is not None and self.sm[0] <= capability <= self.sm[1]
+
+    def blocked(self, definition: Definition, device: torch.device) -> Unavailable | None:
+        """Why it can not run the definition here, as far as that is known without the package; None if it can."""
+        return self.unsupported(definition) or self.machine(device) or self.lacking()
+
+    def unsupported(self, definition: Definition) -> Unavailable | None:
+        """Which dtype of the definition it does not take; None if it takes all."""
+        for name, spec in definition.inputs.items():
+            tensors = spec.shape is not None and "float" in spec.dtype
+            if self.dtypes is not None and tensors and spec.dtype not in self.dtypes:
+                taken = " and ".join(sorted(self.dtypes))
+                return Unavailable(
+                    Skip.DTYPE_UNSUPPORTED, f"{self.name} takes {taken}, and {name} is {spec.dtype}"
+                )
+        return None
 
     def lacking(self) -> Unavailable | None:
         """Which of `packages` is absent; None if all are there."""

@@ -42,6 +42,14 @@ STACK = Stack(
                 "sglang.kernels.ops.attention.fla.fused_recurrent:fused_recurrent_gated_delta_rule",
                 "sglang.srt.layers.attention.fla.fused_recurrent:fused_recurrent_gated_delta_rule",
             ),
+            "decode_attention": (
+                "sglang.kernels.ops.attention.decode_attention:decode_attention_fwd",
+                "sglang.srt.layers.attention.triton_ops.decode_attention:decode_attention_fwd",
+            ),
+            "extend_attention": (
+                "sglang.kernels.ops.attention.extend_attention:extend_attention_fwd",
+                "sglang.srt.layers.attention.triton_ops.extend_attention:extend_attention_fwd",
+            ),
             "mamba": (
                 "sglang.kernels.ops.mamba.triton_ops.mamba_ssm:selective_state_update",
                 "sglang.srt.layers.attention.mamba.ops.mamba_ssm:selective_state_update",

@@ -256,7 +256,7 @@ def resolve(stack: str, definition: Definition, device: torch.device) -> tuple[A
     if adapter is None:
         form = f"{stack} has no adapter for this form of {definition.op_type}"
         return Unavailable(Skip.NO_ADAPTER, form)
-    blocked = adapter.machine(device) or adapter.lacking()
+    blocked = adapter.blocked(definition, device)
     if blocked is not None:
         return blocked
     api = lookup.stack(stack).resolve(adapter.apis)
