@@ -29,9 +29,8 @@ shared.follow(signal.SIGINT)  # of a command that was killed
 
 FLOW = Pipeline.of(config, root=Path.cwd())
 if FIRST and not {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
-    FLOW.forced(
-        dry=True
-    )  # there before Snakemake lists what is there: any target may ask for actors
+    # There before Snakemake lists what is there: any target may ask for actors.
+    FLOW.forced(dry=True)
     settle(
         FLOW.root,
         Path(FLOW.results),
@@ -78,7 +77,7 @@ rule verify_all:
     params:
         run=FLOW.run,
     shell:
-        "{DRIVER} scripts/outcome.py --summary {input} --run {params.run:q} --log {log}"
+        "{DRIVER:q} scripts/outcome.py --summary {input:q} --run {params.run:q} --log {log:q}"
 
 
 include: "rules/dataset.smk"

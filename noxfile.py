@@ -93,7 +93,8 @@ def tools(session: nox.Session) -> Path:
 def verify_family(session: nox.Session, family: str) -> None:
     """Snakemake's target of a family: the stacks are built once for all of them."""
     cores = str(len(os.sched_getaffinity(0)))
-    command = [sys.executable, "-m", "snakemake", "--cores", cores, *session.posargs, f"verify_{family}"]
+    # The target stands first: behind an option that takes several values it would be one of them.
+    command = [sys.executable, "-m", "snakemake", f"verify_{family}", "--cores", cores, *session.posargs]
     session.run(*command, external=True)
 
 

@@ -14,5 +14,5 @@ checkpoint cases:
         code=FLOW.cases_code,
         python=FLOW.python("torch"),
     shell:
-        "PYTHONPATH=src {params.python:q} scripts/cases.py --dataset {params.dataset:q} --stack {input.stack}"
-        " --selection {params.selection:q} --out {output} --log {log}"
+        "PYTHONPATH=src {params.python:q} scripts/cases.py --dataset {params.dataset:q} --stack {input.stack:q}"
+        " --selection {params.selection:q} --out {output:q} --log {log:q}"

@@ -9,7 +9,9 @@ rule chain:
         f"{FLOW.run}/logs/chain.log",
     localrule: True
     params:
+        run=FLOW.run,
         selection=FLOW.config.run,
     shell:
         "{DRIVER:q} scripts/chain.py --sources {input.sources:q} --tests {input.tests:q} --summary {input.summary:q}"
+        " --run {params.run:q}"
         " --bundles {input.bundles:q} --selection={params.selection:q} --log {log:q}"

@@ -9,4 +9,4 @@ rule dataset:
     message:
         "fetching the dataset"
     shell:
-        "{DRIVER} scripts/dataset.py --source {params.source:q} --stamp {output} --log {log}"
+        "{DRIVER:q} scripts/dataset.py --source {params.source:q} --stamp {output:q} --log {log:q}"

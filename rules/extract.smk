@@ -22,6 +22,6 @@ rule extract:
         out=f"{FLOW.results}/extract/dataset",
         report=f"{FLOW.results}/extract",
     shell:
-        "{DRIVER} scripts/extract.py --models {params.models:q} --dataset {params.dataset:q} --out {params.out:q}"
+        "{DRIVER:q} scripts/extract.py --models {params.models:q} --dataset {params.dataset:q} --out {params.out:q}"
         " --report {params.report:q} --extract-python {params.extract_python:q}"
-        " --torch-python {params.torch_python:q} --log {log}"
+        " --torch-python {params.torch_python:q} --log {log:q}"

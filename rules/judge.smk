@@ -42,7 +42,7 @@ rule judge:
         caches=FLOW.caches,
         store=f"{FLOW.results}/store",
     shell:
-        "PYTHONPATH=src {params.python:q} scripts/judge.py --cases {input.cases} --manifests {input.manifests}"
-        " --stack {params.record} --caches {params.caches:q} --verdicts {output} --store {params.store}"
-        " --code {params.code} --tolerance {params.tolerance} --threads {threads}"
-        " --memory-mb {resources.mem_mb} --log {log}"
+        "PYTHONPATH=src {params.python:q} scripts/judge.py --cases {input.cases:q} --manifests {input.manifests:q}"
+        " --stack {params.record:q} --caches {params.caches:q} --verdicts {output:q} --store {params.store:q}"
+        " --code {params.code:q} --tolerance {params.tolerance:q} --threads {threads:q}"
+        " --memory-mb {resources.mem_mb:q} --log {log:q}"

@@ -22,5 +22,5 @@ rule publish:
         store=f"{FLOW.results}/store",
         run=FLOW.run,
     shell:
-        "{DRIVER} scripts/publish.py --dataset {params.dataset:q} --base {params.base:q} --origin {params.origin:q}"
-        " --run {params.run:q} --store {params.store:q} --python {params.python:q} --list {output} --log {log}"
+        "{DRIVER:q} scripts/publish.py --dataset {params.dataset:q} --base {params.base:q} --origin {params.origin:q}"
+        " --run {params.run:q} --store {params.store:q} --python {params.python:q} --list {output:q} --log {log:q}"

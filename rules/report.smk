@@ -35,8 +35,8 @@ rule report:
         scope=FLOW.scope,
         known=FLOW.known_state,
     shell:
-        "{DRIVER} scripts/report.py --verdicts {input.verdicts} --known {input.known} --stacks {input.stacks}"
-        " --lock {input.lock} --history {params.history:q} --scope {params.scope:q} --summary {output} --log {log}"
+        "{DRIVER:q} scripts/report.py --verdicts {input.verdicts:q} --known {input.known:q} --stacks {input.stacks:q}"
+        " --lock {input.lock:q} --history {params.history:q} --scope {params.scope:q} --summary {output:q} --log {log:q}"
 
 
 use rule report as report_family with:
@@ -58,5 +58,7 @@ for family in FAMILIES:
         localrule: True
         params:
             run=FLOW.run,
+            family=family,
         shell:
-            "{DRIVER} scripts/outcome.py --summary {input} --run {params.run:q} --log {log}"
+            "{DRIVER:q} scripts/outcome.py --summary {input:q} --run {params.run:q} --family {params.family:q}"
+            " --log {log:q}"

@@ -11,7 +11,7 @@ rule environment:
     message:
         "building .venvs/{wildcards.environment}, which may take minutes"
     shell:
-        "{DRIVER} scripts/environment.py --environment {wildcards.environment} --stamp {output} --log {log}"
+        "{DRIVER:q} scripts/environment.py --environment {wildcards.environment:q} --stamp {output:q} --log {log:q}"
 
 
 def stack_environment(wildcards):
@@ -63,7 +63,7 @@ rule sources:
     params:
         pins=FLOW.sources.pins,
     shell:
-        "{DRIVER} scripts/sources.py --pins {params.pins:q} --out {output} --log {log}"
+        "{DRIVER:q} scripts/sources.py --pins {params.pins:q} --out {output:q} --log {log:q}"
 
 
 rule stack:
@@ -83,9 +83,9 @@ rule stack:
         linked=stack_linked,
         cuda_home=stack_cuda_home,
     shell:
-        "{DRIVER} scripts/stack.py --stack {wildcards.stack} --python {params.python:q} --source={params.source:q}"
+        "{DRIVER:q} scripts/stack.py --stack {wildcards.stack:q} --python {params.python:q} --source={params.source:q}"
         " --state={params.state:q} --linked {params.linked:q} --cuda-home={params.cuda_home:q}"
-        " --out {output} --log {log}"
+        " --out {output:q} --log {log:q}"
 
 
 rule dependencies:
@@ -105,5 +105,5 @@ rule dependencies:
         state=stack_source_state,
         code=stack_code,
     shell:
-        "{DRIVER} scripts/dependencies.py --stack {wildcards.stack} --record {input} --python {params.python:q}"
-        " --source={params.source:q} --out {output} --log {log}"
+        "{DRIVER:q} scripts/dependencies.py --stack {wildcards.stack:q} --record {input:q} --python {params.python:q}"
+        " --source={params.source:q} --out {output:q} --log {log:q}"

@@ -83,7 +83,7 @@ rule test_file:
         code=TESTS.file_code,
     shell:
         "{DRIVER:q} scripts/reference_tests.py --out {params.out:q} --cases {input.cases:q} --sizes {params.sizes:q}"
-        " --tolerance {params.tolerance} --known {input.known:q} --log {log:q}"
+        " --tolerance {params.tolerance:q} --known {input.known:q} --log {log:q}"
 
 
 rule tests:
@@ -124,7 +124,7 @@ rule run_tests_of:
         "PYTHONPATH={params.path:q} {params.python:q} scripts/run_tests.py --file {input.file:q}"
         " --op-type {wildcards.op_type:q} --dataset {params.dataset:q} --readable {params.readable:q}"
         " --cases {input.cases:q} --stack {params.record:q} --caches {params.caches:q} --built {input.built:q}"
-        " --limits {params.limits:q} --memory-mb {resources.mem_mb} {params.options:q} --rows {output.rows:q}"
+        " --limits {params.limits:q} --memory-mb {resources.mem_mb:q} {params.options:q} --rows {output.rows:q}"
         " --junit {output.junit:q} --log {log:q}"
 
 

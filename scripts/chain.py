@@ -11,12 +11,14 @@ from typing import Any
 
 from traceproof import entry
 from traceproof.stages.report import failed, table
+from traceproof.stages.standing import read_summary
 from traceproof.testgen import summary
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--sources", type=Path, required=True, help="repos_config.json")
 PARSER.add_argument("--tests", type=Path, required=True, help="the report of the generated tests")
 PARSER.add_argument("--summary", type=Path, required=True, help="the report of the verdicts")
+PARSER.add_argument("--run", type=Path, required=True, help="the folder of the run")
 PARSER.add_argument("--bundles", type=Path, required=True, help="the list of the dry run")
 PARSER.add_argument("--selection", default="", help="folder of the run below the results")
 PARSER.add_argument("--log", type=Path, required=True)
@@ -24,7 +26,8 @@ PARSER.add_argument("--log", type=Path, required=True)
 
 def main() -> None:
     """Exit code 1: findings."""
-    verdicts, tests, bundles = (read(path) for path in (options.summary, options.tests, options.bundles))
+    verdicts = read_summary(options.summary, options.run)
+    tests, bundles = read(options.tests), read(options.bundles)
     sys.stdout.write("".join(f"{line}\n" for line in sources(read(options.sources)["repositories"])))
     sys.stdout.write(summary.table(tests) + table(verdicts))
     sys.stdout.write(f"Pull requests that a push would open (dry run, in {options.bundles.parent}):\n")

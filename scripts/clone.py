@@ -1,4 +1,4 @@
-"""Rule `clone`: bring the sources to a folder."""
+"""Rule `clone`: bring the sources to a folder, and record where the dataset lies, which its own rule fetches."""
 
 from __future__ import annotations
 
@@ -7,17 +7,39 @@ from pathlib import Path
 
 from traceproof import entry
 from traceproof.cli.clone_repos import clone_repos
+from traceproof.config import Dataset
+from traceproof.dataset.fetch import scan_digest
+from traceproof.sources.clone import write_records
 from traceproof.sources.lock import read_lock
+from traceproof.sources.model import DATASET
+from traceproof.sources.moving import State
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--lock", type=Path, required=True)
+PARSER.add_argument("--dataset", type=Path, required=True, help="the configured dataset's folder")
+PARSER.add_argument("--origin", type=Dataset.model_validate_json, required=True, help="where it comes from, JSON")
 PARSER.add_argument("--config", type=Path, required=True, help="<target_dir>/repos_config.json")
 PARSER.add_argument("--log", type=Path, required=True)
 
 
 def main() -> None:
     """Clone what is locked; nothing is resolved anew."""
-    clone_repos(sorted(read_lock(options.lock)), target_dir=options.config.parent, lock=options.lock)
+    folder = options.config.parent
+    write_records(folder, {DATASET: record_of(options.origin, options.dataset)})
+    clone_repos(sorted(read_lock(options.lock).keys() - {DATASET}), target_dir=folder, lock=options.lock)
+
+
+def record_of(origin: Dataset, folder: Path) -> dict[str, str | None]:
+    """The dataset's record."""
+    git, pypi = origin.git, origin.pypi
+    return {
+        "path": str(folder.absolute()),
+        "status": State.PRESENT,
+        "url": git.url if git is not None else f"pypi:{pypi.package}" if pypi is not None else None,
+        "commit": git.commit if git is not None else None,
+        "version": pypi.version if pypi is not None else None,
+        "digest": scan_digest(folder),
+    }
 
 
 if __name__ == "__main__":

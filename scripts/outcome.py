@@ -9,12 +9,14 @@ from pathlib import Path
 
 from traceproof import entry
 from traceproof.cli.run import OUTCOME
-from traceproof.stages.report import failed, table
+from traceproof.pipeline import FAMILIES
+from traceproof.stages.report import absent, failed, table
 from traceproof.stages.standing import read_summary
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--summary", type=Path, required=True)
 PARSER.add_argument("--run", type=Path, required=True, help="the folder of the run")
+PARSER.add_argument("--family", default="", help="the family that was asked for")
 PARSER.add_argument("--log", type=Path, required=True)
 
 
@@ -22,12 +24,19 @@ def main() -> None:
     """Exit code 1: findings."""
     summary = read_summary(options.summary, options.run)
     sys.stdout.write(table(summary))
+    if options.family and not summary["groups"]:
+        sys.stdout.write(f"{absent(options.family, FAMILIES, planned(options.run))}\n")
     sys.stdout.flush()
     code = int(failed(summary))
     if OUTCOME in os.environ:  # tells a command that waits for Snakemake that it got this far
         Path(os.environ[OUTCOME]).write_text(str(code), encoding="utf-8")
     if code:
         raise SystemExit(code)
+
+
+def planned(run: Path) -> list[str]:
+    """The op_types that were planned."""
+    return sorted(path.stem for path in (run / "cases").glob("*.json"))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("Snakefile", "config.yaml", "rules", "scripts", "envs", "profiles", "src", "sources.lock")
+PARTS = ("Snakefile", "config.yaml", "rules", "scripts", "envs", "profiles", "src", "sources.lock", "noxfile.py")
 DEFINITIONS = ROOT / "tests" / "dataset" / "definitions"
 
 

@@ -9,6 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from repository import Ran, Repository, own_dataset
+from source_remotes import Upstream
 
 NAMES = ("rmsnorm/rmsnorm_h96", "gemm/gemm_n96_k160")
 FOLDER = "results/generated/tests/references"
@@ -21,8 +22,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Repository:
-    root = tmp_path_factory.mktemp("chain")
-    return Repository.copy(root, dataset={"path": str(dataset)}, truths=["torch"])
+    """A copy with one source, a git repository on this machine."""
+    copy = Repository.copy(tmp_path_factory.mktemp("chain"), dataset={"path": str(dataset)}, truths=["torch"])
+    upstream = Upstream(tmp_path_factory.mktemp("upstream") / "fla")
+    upstream.commit({"fla/__init__.py": "one"})
+    pin = {"url": upstream.url, "commit": upstream.git("rev-parse", "HEAD")}
+    (copy.root / "sources.lock").write_text(json.dumps({"sources": {"fla": pin}}))
+    return copy
 
 
 def target(repository: Repository, *arguments: str) -> Ran:
@@ -111,3 +117,32 @@ def test_publishing_takes_the_generated_tests_with_their_settings(repository: Re
     assert not (bundle / "test_gemm.py").exists()
     said = (bundle.parents[2] / "description.md").read_text()
     assert "rmsnorm_h96 in torch: " in said
+
+
+def test_the_chain_goes_from_the_sources_to_what_a_push_would_send(repository: Repository) -> None:
+    ran = target(repository, "chain")
+    assert ran.code == 0, ran.out
+    assert {"clone", "report", "chain"} <= set(ran.jobs)
+    assert "run_tests_of rmsnorm torch" not in ran.jobs  # finished by the target before
+    for said in ("Generated tests", "Verdicts", "definition-rmsnorm_h96: ", "traceproof publish --push"):
+        assert said in ran.out
+    config = json.loads((repository.root / "sources" / "repos_config.json").read_text())["repositories"]
+    assert {name: record["status"] for name, record in config.items()} == {
+        "fla": "cloned",
+        "flashinfer_trace": "present",
+    }
+    assert target(repository, "chain").jobs == ["chain"]  # its summary is printed again
+
+
+def test_a_finding_ends_the_chain_after_everything_is_said(repository: Repository, dataset: Path) -> None:
+    file = dataset / "definitions" / "gemm" / "gemm_n96_k160.json"
+    right = file.read_text()
+    definition = json.loads(right)
+    definition["reference"] += "\n\nright = run\n\n\ndef run(*tensors):\n    return right(*tensors) * 2\n"
+    file.write_text(json.dumps(definition))
+    ran = target(repository, "chain")
+    file.write_text(right)
+    assert ran.code != 0
+    assert "FAILED gemm_n96_k160" in ran.out
+    assert "Nothing was sent" in ran.out
+    assert "definition-gemm_n96_k160: " not in ran.out

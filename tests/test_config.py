@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def test_the_shipped_file_is_valid_and_names_every_key(shipped: dict[str, Any]) 
     config = read_config(shipped, root=ROOT)
     assert config.test_sizes == ("small", "medium")
     assert set(shipped) == set(Config.model_fields)
-    for key in ("selection", "limits", "stacks", "dataset"):
+    assert shipped["dataset"] == "locked"
+    for key in ("selection", "limits", "stacks"):
         model = Config.model_fields[key].annotation
         assert set(shipped[key]) == set(getattr(model, "model_fields", ()))
 
@@ -124,3 +126,21 @@ def test_all_overrides_both_lists(shipped: dict[str, Any]) -> None:
 @pytest.mark.parametrize("tolerance", [float("nan"), float("inf"), -1.0])
 def test_a_tolerance_is_a_finite_number(shipped: dict[str, Any], tolerance: float) -> None:
     assert problems({**shipped, "tolerance": tolerance})[0].startswith("tolerance: ")
+
+
+def test_a_locked_dataset_is_what_sources_lock_pins(shipped: dict[str, Any], tmp_path: Path) -> None:
+    raw = {**shipped, "known": None}
+    (problem,) = problems(raw, tmp_path)
+    assert problem.startswith(f"dataset: locked: {tmp_path / 'sources.lock'} has no flashinfer_trace")
+    assert problem.endswith("pin it: traceproof clone-repos flashinfer_trace")
+    pin: dict[str, Any] = {"url": "https://example.org/trace", "commit": "1" * 40, "ref": "refs/heads/main"}
+    lock = tmp_path / "sources.lock"
+    lock.write_text(json.dumps({"sources": {"flashinfer_trace": pin}}))
+    git = read_config(raw, root=tmp_path).dataset.git
+    assert git is not None
+    assert (git.url, git.commit, git.folder) == (pin["url"], pin["commit"], ".")
+    pin = {"package": "p", "version": "1", "sha256": "2" * 64, "folder": "trace"}
+    lock.write_text(json.dumps({"sources": {"flashinfer_trace": pin}}))
+    pypi = read_config(raw, root=tmp_path).dataset.pypi
+    assert pypi is not None
+    assert pypi.model_dump() == pin

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+import io
 import json
+import shutil
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 from source_remotes import SOON, Upstream, git
 
+from traceproof.cli import run
 from traceproof.cli.clone_repos import clone_repos
 from traceproof.errors import TraceproofError
 from traceproof.sources import package
 from traceproof.sources.gitrun import Git
-from traceproof.sources.lock import lock_digest, read_lock, resolve, write_lock
-from traceproof.sources.model import Pin
+from traceproof.sources.lock import NAME, lock_digest, read_lock, resolve, write_lock
+from traceproof.sources.model import ORIGINS, Pin
 from traceproof.sources.moving import State
 
 
@@ -94,12 +98,12 @@ def test_a_mirror_is_git_s_own_affair(tmp_path: Path, upstream: Upstream, monkey
         ({"branch": ["fla"]}, "expected NAME=VALUE"),
         ({"branch": ["fla=a"], "tag": ["fla=b"]}, "give one of --branch, --tag"),
         ({"branch": ["flsh=a"]}, "unknown sources: flsh"),
-        ({"release": ["dataset=1.0"]}, "not known under which name"),
+        ({"release": ["mine=1.0"], "url": ["mine=https://example.org/x"]}, "not known under which name"),
     ],
 )
 def test_bad_options_are_said(tmp_path: Path, options: dict[str, list[str]], message: str) -> None:
     with pytest.raises(TraceproofError, match=message):
-        bring(tmp_path, *(["dataset"] if "release" in options else ["fla"]), **options)
+        bring(tmp_path, *(["mine"] if "release" in options else ["fla"]), **options)
 
 
 def test_a_lock_says_every_problem(tmp_path: Path) -> None:
@@ -161,3 +165,82 @@ def test_another_file_than_the_pinned_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceproofError, match=r"not the file that sources\.lock names"):
         package.bring_package(tmp_path / "fla", Pin(package="fla-core", version="1.0", sha256="0" * 64))
     assert not (tmp_path / "fla").exists()
+
+
+def test_an_unreachable_remote_keeps_no_other_from_being_brought(tmp_path: Path, upstream: Upstream) -> None:
+    urls = [f"fla={upstream.url}", f"mine=file://{tmp_path}/nowhere"]
+    with pytest.raises(TraceproofError, match=r"(?s)1 of 2 sources.*mine: "):
+        bring(tmp_path, "fla", "mine", url=urls)
+    config = json.loads((tmp_path / "sources" / "repos_config.json").read_text())["repositories"]
+    assert {name: record["status"] for name, record in config.items()} == {"fla": "cloned", "mine": "failed"}
+    assert list(read_lock(tmp_path / "sources.lock")) == ["fla"]
+
+
+def test_a_later_call_keeps_the_records_of_the_others(tmp_path: Path, upstream: Upstream) -> None:
+    bring(tmp_path, "fla", url=[f"fla={upstream.url}"])
+    records = bring(tmp_path, "mine", url=[f"mine={upstream.url}"])
+    assert sorted(records) == ["fla", "mine"]
+
+
+def test_the_dataset_has_the_specification_s_name() -> None:
+    assert "flashinfer_trace" in ORIGINS
+    assert "dataset" not in ORIGINS
+
+
+def test_a_target_that_is_a_file_is_bad_use(tmp_path: Path, upstream: Upstream) -> None:
+    (tmp_path / "sources").write_text("a file")
+    with pytest.raises(TraceproofError, match=r"--target-dir .*sources can not be used: File exists"):
+        bring(tmp_path, "fla", url=[f"fla={upstream.url}"])
+
+
+def test_elsewhere_the_repository_s_lock_and_folder_are_meant(
+    tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    write_lock(home / NAME, {"fla": Pin(url=upstream.url, commit=upstream.git("rev-parse", "HEAD"))})
+    monkeypatch.setattr(run, "repository", lambda: home)
+    monkeypatch.chdir(tmp_path)
+    clone_repos(["fla"])
+    assert (home / "sources" / "fla" / "fla" / "__init__.py").read_text() == "one"
+    assert not (tmp_path / "sources").exists()
+
+
+@pytest.mark.usefixtures("wheel")
+def test_a_release_of_a_file_per_platform_has_several_digests_and_cloning_changes_no_lock(
+    tmp_path: Path,
+) -> None:
+    bring(tmp_path, "fla", release=["fla=1.0"])
+    pin = read_lock(tmp_path / NAME)["fla"]
+    assert isinstance(pin.sha256, str)
+    write_lock(tmp_path / NAME, {"fla": pin.model_copy(update={"sha256": sorted(["0" * 64, pin.sha256])})})
+    before = (tmp_path / NAME).read_text()
+    assert bring(tmp_path, "fla")["fla"]["status"] == "present"
+    shutil.rmtree(tmp_path / "sources")
+    assert bring(tmp_path, "fla")["fla"]["status"] == "cloned"
+    assert (tmp_path / NAME).read_text() == before
+    write_lock(tmp_path / NAME, {"fla": pin.model_copy(update={"sha256": ["0" * 64, "1" * 64]})})
+    with pytest.raises(TraceproofError, match=r"is not the file that sources\.lock names"):
+        bring(tmp_path, "fla")
+
+
+def test_every_source_of_the_repository_is_pinned_by_digest_or_commit() -> None:
+    pins = read_lock(Path(__file__).parent.parent / NAME)
+    assert pins.keys() == ORIGINS.keys()
+    assert [name for name, pin in pins.items() if pin.commit is None and not pin.digests] == []
+
+
+def test_a_folder_of_a_source_package_is_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sdist(name: str, version: str, folder: Path, **_: object) -> Path:
+        folder.mkdir()
+        path = folder / f"{name}-{version}.tar.gz"
+        with tarfile.open(path, "w:gz") as archive:
+            for inner in ("flashinfer_trace/definitions/a.json", "other.py"):
+                archive.addfile(tarfile.TarInfo(f"{name}-{version}/{inner}"), io.BytesIO())
+        return path
+
+    monkeypatch.setattr(package, "download_sdist", sdist)
+    record = bring(tmp_path, "flashinfer_trace", release=["flashinfer_trace=0.1"])["flashinfer_trace"]
+    assert (record["status"], record["url"]) == ("cloned", "pypi:flashinfer-bench")
+    assert (tmp_path / "sources" / "flashinfer_trace" / "definitions" / "a.json").is_file()
+    assert not list((tmp_path / "sources").rglob("other.py"))
+    assert read_lock(tmp_path / NAME)["flashinfer_trace"].folder == "flashinfer_trace"

@@ -14,7 +14,10 @@ from traceproof.config import Config, Dataset, ModelChoice, Selection
 from traceproof.errors import TraceproofError
 from traceproof.extract import catalogue
 from traceproof.ops import registry
+from traceproof.sources.lock import NAME, read_lock
+from traceproof.sources.model import DATASET
 
+LOCKED = "locked"  # in the place of a dataset: the one that sources.lock pins
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -31,7 +34,7 @@ def read_config(raw: Mapping[str, Any], *, root: Path, source: str = "config.yam
     """
     problems: list[str] = []
     config: Config | None = None
-    raw = _without_null_text(raw)
+    raw = _with_locked_dataset(_without_null_text(raw), root, problems)
     try:
         config = Config.model_validate(raw)
     except ValidationError as error:
@@ -47,6 +50,30 @@ def _without_null_text(value: Any) -> Any:  # noqa: ANN401 - any value of YAML
     if isinstance(value, Mapping):
         return {key: _without_null_text(inner) for key, inner in value.items()}
     return None if value == "null" else value
+
+
+def _with_locked_dataset(raw: Mapping[str, Any], root: Path, problems: list[str]) -> Mapping[str, Any]:
+    """The mapping, with what sources.lock pins in the place of `dataset: locked`."""
+    if raw.get("dataset") != LOCKED:
+        return raw
+    try:
+        pin = read_lock(root / NAME).get(DATASET)
+    except TraceproofError as error:
+        problems.append(f"dataset: {LOCKED}: {error}")
+        pin = None
+    else:
+        if pin is None or (pin.package is not None and len(pin.digests) != 1):
+            lacking = f"no {DATASET}" if pin is None else f"no sha256 of {DATASET}"
+            todo = f"pin it: traceproof clone-repos {DATASET}"
+            problems.append(f"dataset: {LOCKED}: {root / NAME} has {lacking}; {todo}")
+            pin = None
+    if pin is None:
+        return {**raw, "dataset": {"git": {"url": "unknown", "commit": "0" * 40}}}  # so that no problem follows
+    if pin.package is None:
+        return {**raw, "dataset": {"git": {"url": pin.url, "commit": pin.commit}}}
+    (sha256,) = pin.digests
+    released = {"package": pin.package, "version": pin.version, "sha256": sha256, "folder": pin.folder or "."}
+    return {**raw, "dataset": {"pypi": released}}
 
 
 def _schema_problems(error: ValidationError) -> list[str]:

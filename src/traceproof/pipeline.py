@@ -302,9 +302,9 @@ class Pipeline:
         return str(forcing.stamp(self.root, Path(self.run), force=self.config.force and not dry))
 
     @property
-    def force_flag(self) -> str:
+    def force_flag(self) -> list[str]:
         """The flag that makes an actor run what the store holds; no parameter, since `forced` is the trigger."""
-        return "--force" if self.config.force else ""
+        return ["--force"] if self.config.force else []
 
     def op_types(self, family: str = "") -> list[str]:
         """The op_types that were planned, all or those of one family; call it after the checkpoint `cases`."""

@@ -19,14 +19,16 @@ from traceproof.sources.model import ORIGINS, Pin
 def clone_repos(  # noqa: PLR0913 - one parameter an option
     names: Annotated[list[str] | None, typer.Argument(help="Sources; all if none.")] = None,
     *,
-    target_dir: Annotated[Path, typer.Option(help="The folder that gets one folder a source.")] = Path("sources"),
+    target_dir: Annotated[
+        Path | None, typer.Option(help="The folder that gets one folder per source; sources/ if left out.")
+    ] = None,
     branch: Annotated[list[str] | None, typer.Option(help="NAME=BRANCH: pin its newest commit.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="NAME=TAG: pin the tag's commit.")] = None,
     commit: Annotated[list[str] | None, typer.Option(help="NAME=COMMIT, all 40 digits.")] = None,
     release: Annotated[list[str] | None, typer.Option(help="NAME=VERSION: a released package instead.")] = None,
     url: Annotated[list[str] | None, typer.Option(help="NAME=URL of a fork or a new source.")] = None,
     lfs: Annotated[list[str] | None, typer.Option(help="Sources whose LFS files are wanted too.")] = None,
-    lock: Annotated[Path, typer.Option(help="Where the pins stand.")] = Path(NAME),
+    lock: Annotated[Path | None, typer.Option(help="Where the pins stand; sources.lock if left out.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Sources at once.")] = 4,
     stall: Annotated[float, typer.Option(min=1, help="Seconds of silence until a remote is given up.")] = 60.0,
     json_file: Annotated[
@@ -35,9 +37,13 @@ def clone_repos(  # noqa: PLR0913 - one parameter an option
 ) -> None:
     """Clone or update the sources. What sources.lock names is what is taken; options change it, branches never do.
 
+    One that can not be had keeps no other from being brought. Without --target-dir and --lock, sources/ and
+    sources.lock of the repository are meant, wherever the command runs.
+
     Exit codes: 0 all are there, 2 bad use, or a source that could not be had.
     """
     available()
+    lock, target_dir = lock or _home() / NAME, _folder(target_dir or _home() / "sources")
     pins = read_lock(lock)
     changes = {
         "branch": _pairs("--branch", branch),
@@ -48,19 +54,27 @@ def clone_repos(  # noqa: PLR0913 - one parameter an option
     urls = _pairs("--url", url)
     chosen = names or sorted({*ORIGINS, *pins, *urls})
     _known([*chosen, *(lfs or []), *(name for given in changes.values() for name in given)], {*pins, *urls})
+    given = {name: _given(name, changes) for name in chosen}
     git = Git(Path.cwd(), Patience(stall=stall))
-    pins |= {name: _pin(name, pins.get(name), changes, urls.get(name), git) for name in chosen}
+    found: dict[str, Pin] = {}
+    unpinned: dict[str, str] = {}
+    for name in chosen:
+        try:
+            found[name] = _pin(name, pins.get(name), given[name], urls.get(name), git)
+        except TraceproofError as error:
+            unpinned[name] = str(error)
     value, known = clone_all(
         Order(
-            pins={name: pins[name] for name in chosen},
-            target_dir=target_dir.expanduser().resolve(),
+            pins=found,
+            unpinned=unpinned,
+            target_dir=target_dir,
             jobs=jobs,
             lfs=frozenset(lfs or []),
             patience=git.patience,
         ),
         Progress(),
     )
-    records = value["repositories"]
+    records = {name: value["repositories"][name] for name in chosen}
     failed = {name: record["error"] for name, record in records.items() if record["status"] == FAILED}
     # A pin that could not be had is not written: the lock only names what was there once.
     kept = read_lock(lock) | {name: pin for name, pin in known.items() if name not in failed}
@@ -72,6 +86,29 @@ def clone_repos(  # noqa: PLR0913 - one parameter an option
             f"{len(failed)} of {len(records)} sources could not be brought to {target_dir}",
             problems=[f"{name}: {error}" for name, error in failed.items()],
         )
+
+
+def _home() -> Path:
+    """The repository; where there is none, the working directory."""
+    try:
+        return run.repository()
+    except TraceproofError:
+        return Path.cwd()
+
+
+def _folder(given: Path) -> Path:
+    """A folder that can be written to, made if it is absent.
+
+    Raises:
+        TraceproofError: it can not be one.
+    """
+    folder = given.expanduser().resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        todo = "Give a folder, or a path at which one can be made."
+        raise TraceproofError(f"--target-dir {given} can not be used: {error.strerror}", todo=todo) from error
+    return folder
 
 
 def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
@@ -93,15 +130,25 @@ def _known(names: Sequence[str], others: set[str]) -> None:
         )
 
 
-def _pin(name: str, old: Pin | None, changes: Mapping[str, Mapping[str, str]], url: str | None, git: Git) -> Pin:
-    """What a source is pinned at: by an option, else as before, else where its repository stands now."""
+def _given(name: str, changes: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """What the options say of a source, by option.
+
+    Raises:
+        TraceproofError: they contradict each other, or can not be followed.
+    """
     given = {kind: values[name] for kind, values in changes.items() if name in values}
     if len(given) > 1:
         raise TraceproofError(f"{name}: give one of {', '.join('--' + kind for kind in given)}")
+    if "release" in given and (name not in ORIGINS or not ORIGINS[name].package):
+        raise TraceproofError(f"--release {name}: it is not known under which name it is released")
+    return given
+
+
+def _pin(name: str, old: Pin | None, given: Mapping[str, str], url: str | None, git: Git) -> Pin:
+    """What a source is pinned at: by an option, else as before, else where its repository stands now."""
     if "release" in given:
-        if name not in ORIGINS or not ORIGINS[name].package:
-            raise TraceproofError(f"--release {name}: it is not known under which name it is released")
-        return Pin(package=ORIGINS[name].package, version=given["release"])
+        origin = ORIGINS[name]
+        return Pin(package=origin.package, version=given["release"], folder=origin.inside or None)
     if not given and url is None and old is not None:
         return old
     address = url or (old.url if old and old.url else None) or ORIGINS[name].url

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -57,6 +58,7 @@ class Order:
         jobs: how many at once.
         lfs: names of sources whose LFS files are fetched too.
         patience: with remotes.
+        unpinned: sources for which no commit could be found, and why.
     """
 
     pins: Mapping[str, Pin]
@@ -64,6 +66,7 @@ class Order:
     jobs: int = 4
     lfs: frozenset[str] = frozenset()
     patience: Patience = field(default_factory=Patience)
+    unpinned: Mapping[str, str] = field(default_factory=dict)
 
 
 def clone_all(order: Order, progress: Progress) -> tuple[dict[str, Any], dict[str, Pin]]:
@@ -79,21 +82,46 @@ def clone_all(order: Order, progress: Progress) -> tuple[dict[str, Any], dict[st
         results = list(threads.map(lambda name: _one(name, order, progress), order.pins))
     names = list(order.pins)
     repositories = {name: record for name, (record, _) in zip(names, results, strict=True)}
-    value = {"target_dir": str(order.target_dir), "repositories": repositories}
-    write_json(order.target_dir / CONFIG, value)
+    for name, error in order.unpinned.items():
+        repositories[name] = _record(name, order) | {"error": error}
+        progress.show(name, f"{FAILED}  no commit found", done=True)
+    value = write_records(order.target_dir, repositories)
     return value, {name: pin for name, (_, pin) in zip(names, results, strict=True)}
+
+
+def write_records(target_dir: Path, repositories: Mapping[str, Any]) -> dict[str, Any]:
+    """Put records into `<target_dir>/repos_config.json` beside those of other sources that are there; its content.
+
+    Raises:
+        TraceproofError: the disk is full.
+    """
+    path = target_dir / CONFIG
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))["repositories"]
+    except (OSError, ValueError, KeyError, TypeError):
+        before = {}  # what can not be read has nothing to keep
+    kept = before if isinstance(before, dict) else {}
+    value = {"target_dir": str(target_dir), "repositories": dict(sorted((kept | dict(repositories)).items()))}
+    write_json(path, value)
+    return value
+
+
+def _record(name: str, order: Order) -> dict[str, Any]:
+    """What is known of a source before it is brought."""
+    pin = order.pins.get(name)
+    return {
+        "path": str(order.target_dir / name),
+        "status": FAILED,
+        "url": (pin.url or f"pypi:{pin.package}") if pin is not None else None,
+        "commit": pin.commit if pin is not None else None,
+        "version": pin.version if pin is not None else None,
+        "digest": None,
+    }
 
 
 def _one(name: str, order: Order, progress: Progress) -> tuple[dict[str, Any], Pin]:
     pin, target = order.pins[name], order.target_dir / name
-    record: dict[str, Any] = {
-        "path": str(target),
-        "status": FAILED,
-        "url": pin.url or f"pypi:{pin.package}",
-        "commit": pin.commit,
-        "version": pin.version,
-        "digest": None,
-    }
+    record = _record(name, order)
     try:
         if pin.commit is not None and pin.url is not None:
             origin = ORIGINS.get(name, Origin(url=pin.url))

@@ -11,11 +11,13 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 CLOSED = ConfigDict(extra="forbid", frozen=True, strict=True)
+DATASET = "flashinfer_trace"  # the source that config.yaml's `dataset: locked` means
 FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
 Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 PackageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 SourceName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$")]
+Folder = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$")]
 Version = Annotated[str, StringConstraints(pattern=r"^[0-9][A-Za-z0-9.+!_-]*$")]
 
 
@@ -25,7 +27,9 @@ class Pin(BaseModel):
     Attributes:
         url, commit: of a repository; anything that git understands, mirrors through git's own configuration.
         ref: the branch or tag that `commit` was resolved from, for people; never followed.
-        package, version, sha256: of a released package; the digest is of the file that pip fetched.
+        package, version: of a released package.
+        sha256: of the file that is fetched; several where a release has one file per platform.
+        folder: of a released package, the folder of its source package that is meant; None: a wheel's content.
     """
 
     model_config = CLOSED
@@ -34,7 +38,13 @@ class Pin(BaseModel):
     ref: str | None = None
     package: PackageName | None = None
     version: Version | None = None
-    sha256: Sha256 | None = None
+    sha256: Sha256 | Annotated[list[Sha256], Field(min_length=1)] | None = None
+    folder: Folder | None = None
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """The digests of which a fetched file must have one; empty: any file will do."""
+        return frozenset([self.sha256] if isinstance(self.sha256, str) else self.sha256 or ())
 
     @field_validator("url")
     @classmethod
@@ -47,7 +57,8 @@ class Pin(BaseModel):
     def _one_kind(self) -> Self:
         repository = self.url is not None and self.commit is not None
         package = self.package is not None and self.version is not None
-        mixed = (self.url or self.commit or self.ref) and (self.package or self.version or self.sha256)
+        released = self.package or self.version or self.sha256 or self.folder
+        mixed = (self.url or self.commit or self.ref) and released
         if mixed or repository == package:
             raise ValueError("give either 'url' and 'commit' or 'package' and 'version'")
         return self
@@ -62,10 +73,12 @@ class Origin:
         package: what its releases are called; empty: it has none.
         folders: all that is checked out (cone patterns); empty: everything.
         submodules: paths of the submodules that ground truths compile against.
+        inside: the folder of a release's source package that is meant; empty: the release itself.
     """
 
     url: str
     package: str = ""
+    inside: str = ""
     folders: tuple[str, ...] = ()
     submodules: tuple[str, ...] = ()
 
@@ -82,7 +95,11 @@ ORIGINS: Mapping[str, Origin] = MappingProxyType(
             url="https://github.com/sgl-project/sglang.git", package="sglang", folders=("python", "test")
         ),
         "fla": Origin(url="https://github.com/fla-org/flash-linear-attention.git", package="fla-core"),
-        "dataset": Origin(url="https://huggingface.co/datasets/flashinfer-ai/flashinfer-trace"),
+        DATASET: Origin(
+            url="https://huggingface.co/datasets/flashinfer-ai/flashinfer-trace",
+            package="flashinfer-bench",
+            inside="flashinfer_trace",
+        ),
     }
 )
 

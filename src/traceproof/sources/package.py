@@ -25,7 +25,7 @@ NOTE = ".traceproof-source.json"  # in an unpacked package: what it is, and the 
 
 
 def bring_package(target: Path, pin: Pin) -> tuple[State, Pin]:
-    """Make `target` the unpacked files of a released version; the pin comes back with the file's digest.
+    """Make `target` the unpacked files of a released version; a pin without a digest comes back with the file's.
 
     A wheel is preferred, a source package is taken where there is none. Nothing of the package is run.
 
@@ -35,24 +35,31 @@ def bring_package(target: Path, pin: Pin) -> tuple[State, Pin]:
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         found = _present(target)
-        same = found is not None and (found.package, found.version) == (pin.package, pin.version)
-        if found is not None and same and pin.sha256 in {None, found.sha256}:
-            return State.PRESENT, found
+        if found is not None and _is(found, pin):
+            return State.PRESENT, (pin if pin.digests else found)
         with tempfile.TemporaryDirectory(prefix=f".fetching-{target.name}-", dir=target.parent) as scratch:
             archive = _download(pin, Path(scratch) / "download")
             sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
             _expect(pin, archive, sha256)
             unpacked = Path(scratch) / "unpacked"
             unpack(archive, unpacked)
+            content = unpacked / (pin.folder or ".")
+            if not content.is_dir():
+                raise TraceproofError(f"{archive.name} has no folder {pin.folder}", todo="Correct sources.lock.")
             whole = pin.model_copy(update={"sha256": sha256})
-            write_json(
-                unpacked / NOTE, {"pin": whole.model_dump(exclude_none=True), "files": package_digest(unpacked)}
-            )
+            note = {"pin": whole.model_dump(exclude_none=True), "files": package_digest(content)}
+            write_json(content / NOTE, note)
             old = Path(scratch) / "old"
             if target.exists():
                 target.rename(old)
-            unpacked.rename(target)
-    return (State.CLONED if found is None else State.UPDATED), whole
+            content.rename(target)
+    return (State.CLONED if found is None else State.UPDATED), (pin if pin.digests else whole)
+
+
+def _is(found: Pin, pin: Pin) -> bool:
+    """Whether what was unpacked is what is pinned."""
+    same = (found.package, found.version, found.folder) == (pin.package, pin.version, pin.folder)
+    return same and (not pin.digests or found.digests <= pin.digests)
 
 
 def package_digest(folder: Path) -> str:
@@ -86,7 +93,9 @@ def _present(target: Path) -> Pin | None:
 
 
 def _download(pin: Pin, folder: Path) -> Path:
-    """The wheel, which pip only copies; else the source package, as a file."""
+    """The wheel, which pip only copies; the source package where there is none, or a folder of it is meant."""
+    if pin.folder is not None:
+        return download_sdist(str(pin.package), str(pin.version), folder, sha256=None)
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(folder), f"{pin.package}=={pin.version}"]
     environment = without_secrets()
@@ -97,11 +106,12 @@ def _download(pin: Pin, folder: Path) -> Path:
 
 
 def _expect(pin: Pin, archive: Path, sha256: str) -> None:
-    if pin.sha256 not in {None, sha256}:
+    if pin.digests and sha256 not in pin.digests:
         raise TraceproofError(
             f"{archive.name} is not the file that sources.lock names",
-            problems=[f"expected sha256 {pin.sha256}", f"got      sha256 {sha256}"],
-            todo="Run again in case the download was damaged; if it stays so, find out why before you trust it.",
+            problems=[*(f"expected sha256 {one}" for one in sorted(pin.digests)), f"got      sha256 {sha256}"],
+            todo="Run again in case the download was damaged; if it stays so, find out why before you trust it. A "
+            "release may have one file per platform: then sources.lock lists the sha256 of each.",
         )
 
 

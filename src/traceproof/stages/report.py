@@ -186,6 +186,22 @@ def _closing(summary: Mapping[str, Any]) -> Iterator[str]:
     yield f"\n{outcome}: {len(summary['definitions'])} definitions: {counts or 'nothing was compared'}{known}"
 
 
+def absent(family: str, families: Mapping[str, Sequence[str]], planned: Sequence[str]) -> str:
+    """Why nothing of a family was compared, and which families would be.
+
+    Args:
+        family: what was asked for.
+        families: the op_types of each.
+        planned: the op_types that the dataset has and the selection takes.
+    """
+    there = [name for name, op_types in families.items() if set(op_types) & set(planned)]
+    return (
+        f"Nothing was compared: the selected definitions of the dataset have no op_type of family {family} "
+        f"({', '.join(families[family])}).\nThey have {', '.join(planned) or 'none at all'}"
+        f"{'; families: ' + ', '.join(there) if there else ''}. Change `dataset` or `selection` in config.yaml."
+    )
+
+
 def _first(message: str) -> str:
     """The last line of a message (an exception's own), cut to a readable length."""
     line = message.strip().splitlines()[-1] if message.strip() else ""
