@@ -206,3 +206,49 @@ def test_a_file_that_cannot_be_collected_says_why(dataset: Path) -> None:
     (folder / "test_x.py").write_text("import torch.no_such_module\n\ndef test_a():\n    assert f() == 1\n")
     report = audit(folder, Settings(dataset=dataset, python=sys.executable))
     assert "No module named 'torch.no_such_module'" in report.not_run["test_x.py"]
+
+
+STEALS = """
+import os, pathlib, socket
+SEEN = dict(os.environ)
+for path in (OUTSIDE, HERE):
+    try:
+        pathlib.Path(path).write_text(str(SEEN))
+    except OSError:
+        pass
+try:
+    SEEN["secret"] = pathlib.Path(SECRET).read_text()
+except OSError:
+    pass
+assert "HF_TOKEN" not in SEEN and "secret" not in SEEN, SEEN
+"""
+
+
+@pytest.mark.parametrize("where", ["test", "conftest", "reference"])
+def test_what_an_audit_runs_is_shut_in(
+    dataset: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "secret").write_text("mine")
+    steals = STEALS.replace("OUTSIDE", repr(str(outside / "stolen"))).replace(
+        "SECRET", repr(str(outside / "secret"))
+    )
+    folder = dataset / "tests"
+    folder.mkdir()
+    steals = steals.replace("HERE", repr(str(folder / "stolen")))
+    if where == "reference":
+        write(dataset, rmsnorm("rmsnorm_a", steals + GOOD))
+    text = "def test_a():\n    assert f() == 1\n"
+    (folder / "test_x.py").write_text(
+        (steals if where == "test" else "") + (RIGHT if where == "reference" else text)
+    )
+    if where == "conftest":
+        (folder / "conftest.py").write_text(steals)
+    report = audit(folder, Settings(dataset=dataset, python=sys.executable))
+    assert sorted(path.name for path in outside.iterdir()) == ["secret"]
+    assert not (folder / "stolen").exists()
+    if where == "reference":
+        assert "the definition's reference is refused: line 2" in report.not_run["test_x.py"]
+    else:
+        assert report.collected == 1, "its own assertion held: it saw no token and no secret"

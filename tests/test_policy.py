@@ -83,6 +83,32 @@ ALLOWED = [
     "table = [0.0, 0.5]\nbest = max(range(2), key=table.__getitem__)",
     "import numpy as np\nx = np.arange(3).tolist()",
     "x = {}\nx['os'] = 'open'\ny = type(x).__name__",
+    "def run(input, weight):\n    return input.float() * weight",
+    "def run(x, *, vars=None, help=1):\n    exit = x + help\n    return exit if vars is None else vars",
+    "def run(input):\n    def inner(y):\n        return input * y\n    return [input[i] for i in y] + [inner(1)]",
+    "def run(x):\n    return [input for input in x] + [(lambda help: help + 1)(2)]",
+    "def run(x):\n    for input in x:\n        exec = input\n    if (open := 3):\n        return open + exec",
+    "def run(input):\n    class A:\n        def f(self):\n            return input\n    return A().f()",
+]
+# Names that look like locals and are builtins all the same.
+BUILTINS = [
+    "def run(x):\n    return input(x)",
+    "def run(input=input):\n    return input",
+    "def run(x: open('y')):\n    return x",
+    "def run(open):\n    return 1\n\nopen('x')",
+    "if 0:\n    open = 1\nopen('x')",
+    "if 0:\n    open = 1\n\ndef run(x):\n    return open('x')",
+    "def run(x):\n    global open\n    if 0:\n        open = 1\n    return open('x')",
+    "class A:\n    if 0:\n        open = 1\n    y = open('x')",
+    "def run(open):\n    class A:\n        if 0:\n            open = 1\n        y = open('x')\n    return A",
+    "class A:\n    open = 1\n\n    def f(self):\n        return open('x')",
+    "def run(x):\n    return [open for open in open('x')]",
+    "def run(x):\n    [open for open in x]\n    return open('y')",
+    "def run(x):\n    def inner(open):\n        return open\n    return open('x')",
+    "def run(x):\n    y = lambda open: 1\n    return open('x')",
+    "@open('x')\ndef run(open):\n    return open",
+    "def run(__builtins__):\n    return __builtins__",
+    "def run(x):\n    def f():\n        global open\n        return open('x')\n    open = 1\n    return f()",
 ]
 
 
@@ -94,6 +120,11 @@ def test_the_policy_refuses(source: str, rule: str) -> None:
 @pytest.mark.parametrize("source", ALLOWED)
 def test_the_policy_lets_through(source: str) -> None:
     assert check(source) == []
+
+
+@pytest.mark.parametrize("source", BUILTINS)
+def test_a_builtin_is_told_from_a_local_of_its_name(source: str) -> None:
+    assert {refusal.rule for refusal in check(source)} == {"name"}
 
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)

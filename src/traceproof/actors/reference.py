@@ -12,6 +12,8 @@ from traceproof.actors.base import Actor
 from traceproof.actors.poison import poisoned
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Op, Values
+from traceproof.worker import policy
+from traceproof.worker.model import Refused
 
 
 class Reference(Actor):
@@ -21,7 +23,14 @@ class Reference(Actor):
         self._run: Callable[..., Any] | None = None
 
     def prepare(self, definition: Definition) -> None:
-        """Load the code as a module of its own; its lines show in tracebacks."""
+        """Load the code as a module of its own; its lines show in tracebacks.
+
+        Raises:
+            Refused: it says something that the policy refuses.
+        """
+        refusals = policy.check(definition.reference)
+        if refusals:
+            raise Refused("; ".join(str(refusal) for refusal in refusals))
         name = f"reference_of_{definition.name}"
         file = f"<reference of {definition.name}>"
         linecache.cache[file] = (

@@ -1,18 +1,24 @@
-"""Running one test file in a process of its own, in bounded time; what it got to until then counts."""
+"""Running one test file in an isolated worker, in bounded time; what it got to until then counts."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from traceproof.reading import MIB, read_bytes
+from traceproof.worker import GIB, Limits, Pool, Status
+
+SETUP = "traceproof.audit.trial:setup"
+RECORD_BYTES = 64 * MIB
+OUTPUT_BYTES = 64 * MIB  # of what the tests print
+MEMORY_BYTES = 16 * GIB
+PROCESSES = 64
+RECORD = "record.jsonl"  # in the scratch folder
 STDERR_CHARACTERS = 300
 
 
@@ -58,36 +64,36 @@ class Outcome:
                 self.running = ""
 
 
-def run(path: Path, order: Mapping[str, Any], *, python: str, seconds: float) -> Outcome:
-    """Run `traceproof.audit.trial` on a file; everything that it started has ended when this returns."""
+def pool(python: str, readable: Sequence[Path]) -> Pool:
+    """Isolated workers that may read the tests and the dataset: test files and references are strangers' code."""
     source = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "PYTHONPATH": source, "PYTHONDONTWRITEBYTECODE": "1"}
+    return Pool(preload=("torch",), python=python, env={"PYTHONPATH": source}, readable=readable)
+
+
+def run(order: Mapping[str, Any], workers: Pool, *, seconds: float) -> Outcome:
+    """Run `traceproof.audit.trial` on a file; everything that it started has ended when this returns."""
     outcome = Outcome()
-    with tempfile.TemporaryDirectory(prefix="traceproof-audit-") as scratch:
-        record, said = Path(scratch) / "record.jsonl", Path(scratch) / "stderr.txt"
-        command = [python, "-m", "traceproof.audit.trial", str(record), json.dumps(order)]
-        with said.open("wb") as stderr:  # no pipes: what a test starts could hold one open for ever
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                cwd=path.parent,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                start_new_session=True,
-            )
-        try:
-            process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            outcome.timed_out = True
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for line in record.read_text(encoding="utf-8").splitlines() if record.is_file() else ():
-            with contextlib.suppress(ValueError):  # the last line of a process that was ended
-                outcome.take(json.loads(line))
-        if process.returncode and not outcome.timed_out:
-            tail = said.read_text(encoding="utf-8", errors="replace").strip()[-STDERR_CHARACTERS:]
-            outcome.crashed = f"ended with {process.returncode}: {tail}"
+    limits = Limits(seconds=seconds, memory_bytes=MEMORY_BYTES, output_bytes=OUTPUT_BYTES, processes=PROCESSES)
+    with tempfile.TemporaryDirectory(prefix="traceproof-audit-", ignore_cleanup_errors=True) as scratch:
+        (ended,) = workers.run_items(
+            setup=SETUP, payload=None, items=[order], limits=limits, scratch=Path(scratch)
+        )
+        for line in _record(Path(scratch) / RECORD):
+            outcome.take(line)
+    outcome.timed_out = ended.status is Status.TIMEOUT
+    if ended.status not in {Status.OK, Status.TIMEOUT}:
+        outcome.crashed = f"ended with {ended.status}: {ended.message.strip()[-STDERR_CHARACTERS:]}"
     return outcome
+
+
+def _record(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The lines that the trial wrote, as far as they are some: a stranger's code may have written there."""
+    try:
+        text = read_bytes(path, most=RECORD_BYTES).decode(errors="replace")
+    except (OSError, ValueError):
+        return
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):  # the last line of a process that was ended
+            value = json.loads(line)
+            if isinstance(value, dict):
+                yield value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
+from traceproof.reading import MIB, read_bytes
+from traceproof.worker import Pool
 
 SECONDS = 180.0  # for one file, if nothing else is said; a reference over gigabytes of weights takes most of it
+LARGEST = 16 * MIB  # of a test file
 CODES: Mapping[str, Code] = {
     code.code: code
     for code in (
@@ -95,22 +99,38 @@ def audit(folder: Path, settings: Settings) -> Report:
     definitions = {name: entry.definition for name, entry in tree.definitions.items()}
     package = Package(settings.flashinfer) if settings.flashinfer is not None else None
     report = Report(files=len(paths))
-    for number, path in enumerate(paths, start=1):
-        relative = path.relative_to(folder)
-        try:
-            file = TestFile(relative, path.read_text(encoding="utf-8"))
-        except (SyntaxError, ValueError, OSError) as error:
-            report.findings.append(Finding(relative, 1, 1, 1, 1, "TA000", str(error)))
-            continue
-        report.tests += len(file.tests)
-        report.findings += [*static.check(file), *copies.check(file, definitions), *_empty(file, report)]
-        if package is not None:
-            report.findings += copies.check_api(file, package)
+    with ExitStack() as stack:
+        workers = None
         if settings.python is not None:
-            label = f"{number}/{len(paths)}  {relative}"
-            report.findings += _run(path, file, definitions, settings, report, label)
+            workers = stack.enter_context(process.pool(settings.python, [folder.resolve(), tree.root]))
+        for number, path in enumerate(paths, start=1):
+            relative = path.relative_to(folder)
+            try:
+                file = TestFile(relative, read_bytes(path, most=LARGEST).decode())
+            except (SyntaxError, ValueError, OSError, RecursionError, MemoryError) as error:
+                report.findings.append(Finding(relative, 1, 1, 1, 1, "TA000", str(error)))
+                continue
+            report.tests += len(file.tests)
+            report.findings += [*static.check(file), *copies.check(file, definitions), *_empty(file, report)]
+            if package is not None:
+                report.findings += copies.check_api(file, package)
+            if workers is not None:
+                trial = _Trial(
+                    _order(path, file, definitions), workers, settings, f"{number}/{len(paths)}  {relative}"
+                )
+                report.findings += _run(trial, file, report)
     report.findings = sorted(set(report.findings))
     return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What one file is run with: the worker's order, where workers come from, and how progress calls it."""
+
+    order: Mapping[str, Any]
+    workers: Pool
+    settings: Settings
+    label: str
 
 
 def _empty(file: TestFile, report: Report) -> Iterator[Finding]:
@@ -126,18 +146,11 @@ def _empty(file: TestFile, report: Report) -> Iterator[Finding]:
         )
 
 
-def _run(  # noqa: PLR0913, PLR0917 - the parts of one trial
-    path: Path,
-    file: TestFile,
-    definitions: Mapping[str, Definition],
-    settings: Settings,
-    report: Report,
-    label: str,
-) -> Iterator[Finding]:
-    assert settings.python is not None
+def _run(trial: _Trial, file: TestFile, report: Report) -> Iterator[Finding]:
+    settings, label = trial.settings, trial.label
     settings.say(f"{label}  running, at most {settings.seconds:g} s")
     started = time.monotonic()
-    outcome = process.run(path, _order(path, file, definitions), python=settings.python, seconds=settings.seconds)
+    outcome = process.run(trial.order, trial.workers, seconds=settings.seconds)
     collected = outcome.collected or 0
     report.collected = (report.collected or 0) + collected
     ended = f"{len(outcome.rows)} of {collected} tests in {time.monotonic() - started:.0f} s"

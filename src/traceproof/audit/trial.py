@@ -1,6 +1,6 @@
-"""Running a test file to see what it lets pass: `python -m traceproof.audit.trial RECORD ORDER`.
+"""Running a test file to see what it lets pass, in an isolated worker.
 
-Writes a JSON line to RECORD for all that is known, as soon as it is: a file that takes too long has shown
+Writes a JSON line to a record for all that is known, as soon as it is: a file that takes too long has shown
 something until then. Runs in an environment with torch and pytest. Packages that the file imports and that are
 absent get stand-ins, whose functions raise when they are called: what a test does before it needs a kernel is run.
 """
@@ -23,6 +23,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
+
+from traceproof.audit.process import RECORD
+from traceproof.worker import policy
 
 GENERATORS = ("generate_random_inputs", "generate_random_inputs_moe", "make_inputs", "generate_inputs")
 RATIOS = ("hit_ratio", "percent", "required_hit_ratio", "min_hit_ratio")
@@ -160,6 +163,9 @@ def wrong_answers(path: Path, reference: str | None, tests: Sequence[str]) -> li
     if run is None:
         if reference is None:
             raise LookupError("the file has no reference, and loads none that is known")
+        refusals = policy.check(reference)
+        if refusals:
+            raise LookupError(f"the definition's reference is refused: {refusals[0]}")
         namespace: dict[str, Any] = {}
         exec(compile(reference, "<reference>", "exec"), namespace)  # noqa: S102 - a process of its own
         run = namespace["run"]
@@ -284,12 +290,19 @@ def main(order: Mapping[str, Any], note: Note) -> None:
     run_pytest(path, note)
 
 
-if __name__ == "__main__":
-    with Path(sys.argv[1]).open("w", encoding="utf-8") as record:
+def setup(_payload: None, scratch: Path) -> Callable[[dict[str, Any]], None]:
+    """In the worker: the handler runs the trials of one file and records what they show in its scratch folder."""
 
-        def note_line(line: Mapping[str, Any]) -> None:
-            """Write one line, at once."""
-            record.write(json.dumps(line) + "\n")
-            record.flush()
+    def handle(order: dict[str, Any]) -> None:
+        folder = Path(order["path"]).parent
+        os.chdir(folder)
+        sys.path.insert(0, str(folder))  # as `python FILE` has it
+        with (scratch / RECORD).open("w", encoding="utf-8") as record:
 
-        main(json.loads(sys.argv[2]), note_line)
+            def note(line: Mapping[str, Any]) -> None:
+                record.write(json.dumps(line) + "\n")
+                record.flush()
+
+            main(order, note)
+
+    return handle

@@ -13,6 +13,7 @@ from traceproof.coverage.recurrent_tests import SPACE, read
 from traceproof.coverage.spaces import SPACES
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
+from traceproof.tokens import for_strangers
 
 SECONDS = 3600.0  # of a library's whole suite
 
@@ -70,7 +71,7 @@ def of_suite(path: Path, *, python: str, run: bool, library: str = "fla") -> Cov
     order = json.dumps({"path": str(path.resolve()), "run": run, "library": library})
     source = str(Path(__file__).resolve().parents[2])
     known = [part for part in (source, os.environ.get("PYTHONPATH")) if part]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(known)}
+    environment = for_strangers() | {"PYTHONPATH": os.pathsep.join(known)}
     command = [python, "-m", "traceproof.coverage.collect", order]
     try:
         done = subprocess.run(

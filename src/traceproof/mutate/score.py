@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from traceproof.dataset.definition import Definition
+from traceproof.errors import TraceproofError
 from traceproof.mutate.mutants import Mutant, mutants
 from traceproof.worker import Isolation, Limits, Pool, Status
 
@@ -58,7 +59,11 @@ class Score:
 
 
 def score(definition: Definition, pool: Pool, *, limits: Limits, sizes: Sequence[str], seed: int) -> Score:
-    """Run every mutant of a definition's reference on the cases that a run would use."""
+    """Run every mutant of a definition's reference on the cases that a run would use.
+
+    Raises:
+        TraceproofError: the policy refuses the reference itself.
+    """
     found = list(mutants(definition.reference))
     payload = {"definition": definition.as_json(), "sizes": list(sizes), "seed": seed}
     outcomes = pool.run_items(
@@ -71,6 +76,8 @@ def score(definition: Definition, pool: Pool, *, limits: Limits, sizes: Sequence
     result = Score(definition.name, definition.op_type)
     for outcome in outcomes:
         mutant = found[outcome.index]
+        if outcome.status is Status.REFUSED and outcome.message.startswith("setup: "):
+            raise TraceproofError(f"{definition.name}: its reference is refused", problems=[outcome.message])
         if outcome.status != Status.OK:
             result.outcomes.append(Outcome(mutant, Fate.KILLED, f"{outcome.status}: {outcome.message[-200:]}"))
         else:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+
+from traceproof.worker.scopes import locals_of
 
 ALLOWED_IMPORTS: Mapping[str, str] = {
     "__future__": "annotations",
@@ -152,7 +155,10 @@ def check(source: str) -> list[Refusal]:
         return [Refusal(error.lineno or 1, error.offset or 1, "syntax", f"not Python: {error.msg}")]
     except (ValueError, RecursionError, MemoryError) as error:
         return [Refusal(1, 1, "syntax", f"can not be parsed: {error or type(error).__name__}")]
-    return sorted(set(_Reading(tree).refusals()))
+    try:
+        return sorted(set(_Reading(tree).refusals()))
+    except RecursionError:
+        return [Refusal(1, 1, "syntax", "is nested too deeply to be looked through")]
 
 
 class _Reading:
@@ -164,6 +170,10 @@ class _Reading:
         self._bases: set[int] = set()  # nodes that are looked into by an attribute access, or bound to a name
         for node in ast.walk(tree):
             self._learn(node)
+
+    @cached_property
+    def _locals(self) -> frozenset[int]:
+        return locals_of(self._tree)
 
     def _learn(self, node: ast.AST) -> None:
         if isinstance(node, ast.Import):
@@ -256,7 +266,7 @@ class _Reading:
             )
 
     def _name(self, node: ast.Name) -> Iterator[tuple[str, str]]:
-        if node.id in REFUSED_NAMES:
+        if node.id in REFUSED_NAMES and (node.id.startswith("__") or id(node) not in self._locals):
             yield "name", f"{node.id} {REFUSED_NAMES[node.id]}"
         path = self._paths.get(node.id)
         if path in ALLOWED_IMPORTS and isinstance(node.ctx, ast.Load) and id(node) not in self._bases:
