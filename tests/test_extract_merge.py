@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,11 +13,14 @@ from extract_support import named, uses_of
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
 from traceproof.extract.check import Finding
-from traceproof.extract.collect import collect, sharing_table
+from traceproof.extract.collect import collect
 from traceproof.extract.compare import meaning_differences, notes
 from traceproof.extract.definitions.dense import norm
+from traceproof.extract.kernels import Unmapped
 from traceproof.extract.merge import merge, write
+from traceproof.extract.pipeline import Extraction, model_of, not_described
 from traceproof.extract.recall import recall_table
+from traceproof.extract.sharing import write_sharing
 
 
 def eps_norm(eps: float, *models: str) -> Definition:
@@ -99,15 +103,47 @@ def test_a_write_that_fails_leaves_no_file_behind(tmp_path: Path) -> None:
     assert saved(tmp_path) == {"definitions": "in the way"}
 
 
-def test_models_that_share_a_kernel_share_its_definition() -> None:
+def test_models_that_share_a_kernel_share_its_definition(tmp_path: Path) -> None:
     next_, qwen = uses_of(named("qwen3_next"), "qwen3-next"), uses_of(named("qwen3_30b"), "qwen3-30b-a3b")
     wanted, clashes = collect([*next_, *qwen])
     by_name = {item.name: item for item in wanted}
     assert clashes == []
     tags = by_name["top_k_sampling_from_probs_v151936"].definition().tags
     assert {"model:qwen3-next", "model:qwen3-30b-a3b"} <= set(tags)
-    table = sharing_table(wanted, clashes)
+    write_sharing(wanted, clashes, tmp_path, keep=False)
+    table = (tmp_path / "sharing.md").read_text()
     assert "| gemm_n2048_k4096 | gemm | qwen3-next tp4 ep4 (48), qwen3-30b-a3b tp1 ep1 (48) |" in table
+
+
+def test_the_table_of_shared_kernels_covers_earlier_calls_too(tmp_path: Path) -> None:
+    for model in ("qwen3_next", "qwen3_30b", "qwen3_next"):
+        wanted, clashes = collect(uses_of(named(model), model))
+        write_sharing(wanted, clashes, tmp_path, keep=True)
+    table = (tmp_path / "sharing.md").read_text()
+    assert "| gemm_n2048_k4096 | gemm | qwen3_30b tp1 ep1 (48), qwen3_next tp4 ep4 (48) |" in table
+    wanted, clashes = collect(uses_of(named("qwen3_next"), "qwen3-next"))
+    write_sharing(wanted, clashes, tmp_path, keep=False)
+    assert "qwen3-30b" not in (tmp_path / "sharing.md").read_text()
+
+
+@pytest.mark.parametrize(("name", "slug"), [("mixtral", "mixtral_8x7b"), ("qwen2-moe", "qwen2_57b_a14b")])
+def test_a_family_s_name_means_its_only_bundled_model(name: str, slug: str) -> None:
+    assert model_of(name, config=None, repository=None)[0] == slug
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("llama", "did you mean llama_3_1_70b or llama_3_1_8b?"), ("qwen3", "did you mean qwen3_30b_a3b or")],
+)
+def test_a_name_that_means_several_models_lists_them(name: str, meant: str) -> None:
+    with pytest.raises(TraceproofError, match=re.escape(meant)):
+        model_of(name, config=None, repository=None)
+
+
+def test_what_no_definition_describes_is_said_by_kind() -> None:
+    left = [Unmapped("a.0", "Rotary", 2, "no template"), Unmapped("a.1", "Rotary", 1, "no template")]
+    extraction = Extraction([], [], [], {"llama tp1 ep1": left}, {})
+    assert not_described(extraction) == ["not described: llama tp1 ep1: 3 Rotary: no template"]
 
 
 def test_gemmas_norm_and_the_plain_one_do_not_share_a_name() -> None:

@@ -66,7 +66,7 @@ def test_every_wrong_model_is_told(dataset: Path) -> None:
     with pytest.raises(TraceproofError) as caught:
         read_config({"dataset": str(dataset), "models": models}, root=dataset)
     told = "\n".join(caught.value.problems)
-    assert "models.0.name: 'llama_9' is not bundled, so give its config; bundled: deepseek_v3" in told
+    assert "models.0.name: 'llama_9' is not bundled, so give its config; did you mean" in told
     assert "models.1.config:" in told
     assert "models.2: give the 'name' of a bundled model" in told
     assert "models.3.tpp: unknown key; did you mean 'tp'?" in told

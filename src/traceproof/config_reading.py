@@ -110,10 +110,8 @@ def _unusable_models(given: object, root: Path) -> list[str]:
         if choice.config is not None and not (root / choice.config).is_file():
             problems.append(f"models.{index}.config: {root / choice.config} does not exist")
         if choice.config is None and catalogue.slug_of(str(choice.name)) not in catalogue.entries():
-            bundled = ", ".join(catalogue.entries())
-            problems.append(
-                f"models.{index}.name: {choice.name!r} is not bundled, so give its config; bundled: {bundled}"
-            )
+            found = catalogue.suggestion(str(choice.name))
+            problems.append(f"models.{index}.name: {choice.name!r} is not bundled, so give its config; {found}")
     return problems
 
 

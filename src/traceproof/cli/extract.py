@@ -21,6 +21,7 @@ from traceproof.extract.pipeline import (
     as_json,
     extract,
     model_of,
+    not_described,
     publish,
     worlds,
 )
@@ -156,6 +157,8 @@ def _summary(extraction: Extraction, root: Path) -> None:
         _say(f"conflict between models: {clash.renamed}: {'; '.join(clash.differences)}")
     for item, finding in extraction.refused:
         _say(f"not written: {item.name}: no oracle: {finding.no_oracle}")
+    for line in not_described(extraction):
+        _say(line)
     if extraction.testimonies:
         differ = sum(bool(said.differences) for said in extraction.testimonies)
         _say(f"FlashInfer's trace templates differ from {differ} of them: templates.md says how")

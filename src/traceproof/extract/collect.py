@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from traceproof.dataset.definition import Definition
@@ -80,28 +80,3 @@ def collect(asked: Iterable[tuple[Draft, Use]]) -> tuple[list[Wanted], list[Clas
             models = tuple(dict.fromkeys([*(used.model for used in held.uses), use.model]))
             clashes.setdefault(renamed, Clash(draft.name, renamed, models, tuple(differences)))
     return list(found.values()), list(clashes.values())
-
-
-def sharing_table(wanted: Sequence[Wanted], clashes: Sequence[Clash]) -> str:
-    """Which models use which kernel, as Markdown."""
-    lines = [
-        "# Kernels and the models that use them",
-        "",
-        "One line a definition; a number in brackets is how many modules of the model make the call on one rank.",
-        "",
-        "| definition | op_type | models |",
-        "|---|---|---|",
-    ]
-    for item in sorted(wanted, key=lambda item: (item.draft.op_type, item.name)):
-        uses = ", ".join(
-            dict.fromkeys(
-                f"{use.model} tp{use.parallel.tp} ep{use.parallel.ep} ({use.count})" for use in item.uses
-            )
-        )
-        lines.append(f"| {item.name} | {item.draft.op_type} | {uses} |")
-    shared = sum(len({use.model for use in item.uses}) > 1 for item in wanted)
-    lines += ["", f"{len(wanted)} definitions, {shared} of them shared by more than one model."]
-    if clashes:
-        lines += ["", "## One name, two meanings", ""]
-        lines += [f"- {clash.name}: {'; '.join(clash.differences)}; saved as {clash.renamed}" for clash in clashes]
-    return "\n".join(lines) + "\n"

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,13 +18,14 @@ from traceproof.errors import TraceproofError
 from traceproof.extract import catalogue, config_json, formulas, kernels
 from traceproof.extract.catalogue import Parallel
 from traceproof.extract.check import Finding, check
-from traceproof.extract.collect import Clash, Use, Wanted, collect, sharing_table
+from traceproof.extract.collect import Clash, Use, Wanted, collect
 from traceproof.extract.definitions import drafts
 from traceproof.extract.definitions.form import Draft
 from traceproof.extract.kernels import Unmapped
 from traceproof.extract.merge import Outcome, merge, write
 from traceproof.extract.reading import Environment, Reading
 from traceproof.extract.recall import recall_table
+from traceproof.extract.sharing import write_sharing
 from traceproof.extract.templates import Templates, read_templates
 from traceproof.extract.witness import Testimony, testimonies, witness_report
 
@@ -107,9 +109,9 @@ def model_of(
     elif name is None:
         raise TraceproofError("no model was named", todo="Give --model-name, --config or --hf-repo-id.")
     else:
-        known = ", ".join(catalogue.entries())
         raise TraceproofError(
-            f"{name!r} is not in the catalogue; bundled: {known}", todo="Give its config.json by --config PATH."
+            f"{name!r} is not in the catalogue; {catalogue.suggestion(name)}",
+            todo="Give one of these names, or the model's config.json by --config PATH.",
         )
     if bundled is not None:
         return bundled.slug, bundled.tags, given, bundled.parallel
@@ -219,8 +221,12 @@ def _checked(wanted: Sequence[Wanted], python: Path) -> tuple[list[Wanted], list
     return kept, refused
 
 
-def publish(extraction: Extraction, settings: Settings, *, dataset: Path, out: Path, report: Path) -> list[Path]:
+def publish(  # noqa: PLR0913 - what, how, where from, where to
+    extraction: Extraction, settings: Settings, *, dataset: Path, out: Path, report: Path, keep: bool = True
+) -> list[Path]:
     """Merge into `out` what `dataset` does not have, and write the reports; the paths written.
+
+    With `keep`, sharing.md covers the models of earlier calls too.
 
     Raises:
         TraceproofError: some reference does not hold (nothing is written), or a folder can not be written.
@@ -251,9 +257,22 @@ def publish(extraction: Extraction, settings: Settings, *, dataset: Path, out: P
         extraction.testimonies = testimonies(definitions, extraction.templates)
         text = witness_report(extraction.testimonies, extraction.templates)
         (report / "templates.md").write_text(text, encoding="utf-8")
-    (report / "sharing.md").write_text(sharing_table(extraction.wanted, extraction.clashes), encoding="utf-8")
+    write_sharing(extraction.wanted, extraction.clashes, report, keep=keep)
     (report / "report.json").write_text(json.dumps(as_json(extraction), indent=1) + "\n", encoding="utf-8")
     return written
+
+
+def not_described(extraction: Extraction) -> list[str]:
+    """What models have and no definition was written for, one line each; report.json has every module."""
+    lines = []
+    for label, items in extraction.unmapped.items():
+        counted: Counter[tuple[str, str]] = Counter()
+        for left in items:
+            counted[left.class_name, left.why] += left.count
+        lines += [
+            f"not described: {label}: {count} {kind}: {why}" for (kind, why), count in sorted(counted.items())
+        ]
+    return lines
 
 
 def as_json(extraction: Extraction) -> dict[str, Any]:

@@ -9,7 +9,16 @@ from pathlib import Path
 
 from traceproof.config import ModelChoice
 from traceproof.dataset.fetch import FETCHED, scan_digest
-from traceproof.extract.pipeline import Extraction, Model, Settings, extract, model_of, publish, worlds
+from traceproof.extract.pipeline import (
+    Extraction,
+    Model,
+    Settings,
+    extract,
+    model_of,
+    not_described,
+    publish,
+    worlds,
+)
 from traceproof.store import disk_errors, write_json
 
 DEFINITIONS = "definitions"
@@ -38,7 +47,7 @@ def run(  # noqa: PLR0913 - what, how, where from, where to
         with tempfile.TemporaryDirectory(prefix=".extracting-", dir=out.parent) as scratch:
             merged = Path(scratch) / "merged"
             shutil.copytree(dataset / DEFINITIONS, merged / DEFINITIONS)
-            publish(extraction, settings, dataset=dataset, out=merged, report=report)
+            publish(extraction, settings, dataset=dataset, out=merged, report=report, keep=False)
             link(dataset, out)
             if (out / DEFINITIONS).exists():
                 (out / DEFINITIONS).rename(Path(scratch) / "before")
@@ -46,6 +55,8 @@ def run(  # noqa: PLR0913 - what, how, where from, where to
     for outcome in extraction.outcomes:
         if outcome.status == "conflict":
             say(f"conflict: {outcome.name}: {'; '.join(outcome.differences)}")
+    for line in not_described(extraction):
+        say(line)
     models = [choice.model_dump(mode="json") for choice in choices]
     write_json(out / FETCHED, {"source": {"models": models}, "scan": scan_digest(out)})
     return extraction

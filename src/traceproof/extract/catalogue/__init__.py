@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
@@ -81,11 +82,30 @@ def _expanded(config: dict[str, Any]) -> dict[str, Any]:
 def slug_of(name: str) -> str:
     """The slug of the bundled model that `deepseek-v3`, `DeepSeek_V3` or `deepseek-r1` names; else `name`.
 
-    A tag of a model counts as its name.
+    A tag of a model counts as its name, and its family does (`mixtral`) where no other bundled one is of it.
     """
-    plain = name.lower().replace("-", "_").replace(".", "_")
+    plain = _plain(name)
     for slug, entry in entries().items():
         names = {slug, *(tag.replace("-", "_").replace(".", "_") for tag in entry.tags)}
         if plain in names:
             return slug
-    return plain
+    members = family(plain)
+    return members[0] if len(members) == 1 else plain
+
+
+def family(name: str) -> tuple[str, ...]:
+    """Slugs of the bundled models of an architecture, as SGLang and Transformers name it: `llama`, `qwen2_moe`."""
+    return tuple(slug for slug, entry in entries().items() if entry.config["model_type"] == _plain(name))
+
+
+def suggestion(name: str) -> str:
+    """Which bundled models a name that means none of them may mean."""
+    plain = _plain(name)
+    alike = [slug for slug in entries() if slug.startswith(plain) or plain.startswith(slug)]
+    near = family(plain) or alike or get_close_matches(plain, entries(), n=3)
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"{meant}bundled: {', '.join(entries())}"
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_").replace(".", "_")
