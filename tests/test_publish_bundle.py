@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +166,7 @@ def traced(**changes: str) -> Callable[[Prepared], Prepared]:
     def apply(prepared: Prepared) -> Prepared:
         path = path_of(prepared, "workloads/")
         old = next(piece.data for piece in prepared.bundle.pieces if piece.path == path)
-        return with_piece(prepared, "traces/rmsnorm/alpha.jsonl", trace(old, **changes))
+        return with_piece(prepared, "traces/baseline/rmsnorm/alpha.jsonl", trace(old, **changes))
 
     return apply
 
@@ -316,3 +318,36 @@ def test_a_case_whose_right_answer_is_infinite_is_no_workload(source: Source, tm
     notes = json.loads((tmp_path / "parts" / "alpha" / "parts.json").read_text())
     assert notes["workloads"] == 1
     assert "infinities" in notes["left_out"]["small-1"]
+
+
+def test_flashinfer_bench_finds_what_a_bundle_brings(prepared: Prepared, source: Source, tmp_path: Path) -> None:
+    theirs = pytest.importorskip("flashinfer_bench.data", reason="package_absent: flashinfer-bench")
+    whole = traced()(prepared)
+    root = tmp_path / "published"
+    shutil.copytree(source.dataset, root)
+    change = resolve(whole.bundle, Folder(source.dataset), allow_changes=False)
+    for path, data in change.files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(data)
+    found = theirs.TraceSet.from_path(str(root))
+    assert "alpha" in found.definitions
+    (solution,) = found.solutions["alpha"]
+    assert [item.solution for item in found.traces["alpha"]] == [solution.name]
+    assert found.workloads["alpha"]
+    # `validate` looks for the traces of each solution under its author.
+    assert (root / "traces" / solution.author / "rmsnorm" / "alpha.jsonl").is_file()
+
+
+def test_measured_traces_are_published_under_the_author_of_the_solution(source: Source, tmp_path: Path) -> None:
+    made = prepare(source, definitions=["alpha"], op_types=[], per="definition")[0]
+    lines = next(piece.data for piece in made.bundle.pieces if piece.path.startswith("workloads/"))
+    measured = tmp_path / "measured" / "traces" / "rmsnorm" / "alpha.jsonl"  # as the benchmark leaves them
+    measured.parent.mkdir(parents=True)
+    measured.write_bytes(trace(lines) + trace(lines, solution="somebody"))
+    again = prepare(
+        replace(source, extra=(tmp_path / "measured",)), definitions=["alpha"], op_types=[], per="definition"
+    )
+    (piece,) = [item for item in again[0].bundle.pieces if item.path.startswith("traces/")]
+    assert piece.path == "traces/baseline/rmsnorm/alpha.jsonl"
+    assert piece.data == trace(lines)
+    assert found(again[0], source.dataset) == []

@@ -15,6 +15,8 @@ from traceproof.dataset.definition import NonEmpty
 from traceproof.dataset.workload import Record
 from traceproof.names import Name
 
+BASELINE = "baseline"  # author of the solutions that are published
+
 
 class Language(StrEnum):
     """Languages that the schema allows."""

@@ -17,12 +17,11 @@ from typing import Any
 from traceproof.adapters import lookup
 from traceproof.adapters.base import Adapter, Stack
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.solution import Solution
+from traceproof.dataset.solution import BASELINE, Solution
 from traceproof.publish.partial import API, Partial, Unemittable, literal
 from traceproof.text import literal as quoted
 from traceproof.text import unquoted
 
-AUTHOR = "baseline"
 ENTRY = "main.py"
 ANNOTATIONS = {"Values": "dict", "Outputs": "dict", "Tensors": "dict"}
 OURS = "traceproof"
@@ -43,7 +42,7 @@ def solution(definition: Definition, truth: str, version: str | None) -> Solutio
         {
             "name": f"{truth}_wrapper_{definition.name}",
             "definition": definition.name,
-            "author": AUTHOR,
+            "author": BASELINE,
             "description": f"Calls {adapter.name} of {package}, as when the definition was verified.",
             "spec": {
                 "language": "python",

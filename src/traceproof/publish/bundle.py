@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.solution import BASELINE
 from traceproof.dataset.tree import Tree, file_bytes, file_text, strict_json
 from traceproof.errors import TraceproofError
 from traceproof.names import path_part
@@ -215,7 +216,7 @@ def _files(folder: Path, definition: Definition, found: Mapping[str, Any]) -> It
     """The definition's files below a folder in the dataset's layout."""
     op_type, name = definition.op_type, definition.name
     patterns = (
-        f"solutions/baseline/{op_type}/{name}/*.json",
+        f"solutions/{BASELINE}/{op_type}/{name}/*.json",
         f"workloads/{op_type}/{name}.jsonl",
         f"blob/workloads/{op_type}/{name}/*",
         "tests/references/conftest.py",
@@ -227,11 +228,19 @@ def _files(folder: Path, definition: Definition, found: Mapping[str, Any]) -> It
     for pattern in patterns:
         for path in sorted(folder.glob(pattern)):
             yield Piece(path.relative_to(folder).as_posix(), path.read_bytes())
-    for path in sorted(folder.glob(f"traces/{op_type}/{name}.jsonl")):
+    # As flashinfer-bench's benchmark leaves them, or where the dataset keeps them, by the solution's author.
+    for path in (folder / f"traces/{op_type}/{name}.jsonl", folder / traces_path(definition)):
+        if not path.is_file():
+            continue
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         own = [line for line in lines if line.strip() and json.loads(line).get("solution") == found["solution"]]
         if own:
-            yield Piece(path.relative_to(folder).as_posix(), "".join(own).encode())
+            yield Piece(traces_path(definition), "".join(own).encode())
+
+
+def traces_path(definition: Definition) -> str:
+    """Where flashinfer-bench looks for the traces of a definition's baseline."""
+    return f"{Kind.TRACES}/{BASELINE}/{definition.op_type}/{definition.name}.jsonl"
 
 
 def resolve(bundle: Bundle, base: Base, *, allow_changes: bool) -> Change:

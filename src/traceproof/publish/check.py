@@ -15,7 +15,7 @@ from traceproof.dataset.solution import Solution
 from traceproof.dataset.trace import Status, Trace
 from traceproof.dataset.tree import LFS_POINTER, strict_json
 from traceproof.dataset.workload import SafetensorsInput
-from traceproof.publish.bundle import Base, Bundle, Change, Kind
+from traceproof.publish.bundle import Base, Bundle, Change, Kind, traces_path
 from traceproof.publish.ledger import STATUS, tagged
 
 SECRET = re.compile(rb"hf_[A-Za-z0-9]{20,}|HF_TOKEN\s*=\s*\S|-----BEGIN [A-Z ]*PRIVATE KEY")
@@ -135,7 +135,7 @@ class _Checker:
                     self._known(name, json.loads(line)["workload"])
                 continue
             definition = self.bundle.definitions.get(trace.definition)
-            if definition is None or path != f"{folder}/{definition.op_type}/{trace.definition}.jsonl":
+            if definition is None or path != _lines_path(folder, definition):
                 raise ValueError(f"line {number} is for {trace.definition!r}")
             yield number, trace, definition
 
@@ -214,6 +214,14 @@ class _Checker:
         if path not in self.named_blobs:
             yield "no workload line names it"
         _header(data)
+
+
+def _lines_path(folder: Kind, definition: Definition) -> str:
+    return (
+        traces_path(definition)
+        if folder is Kind.TRACES
+        else f"{folder}/{definition.op_type}/{definition.name}.jsonl"
+    )
 
 
 def _bad_path(path: str) -> str:
