@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 import time
@@ -18,10 +17,11 @@ from repository import ROOT, Repository
 
 from traceproof import stacks
 from traceproof.config import Config
-from traceproof.doctor import ask, isolation, remedies
+from traceproof.doctor import ask, isolation, reach, remedies
 from traceproof.doctor.diagnose import diagnose
 from traceproof.doctor.model import Diagnosis, Disk, Layer, Memory, StackFound
 from traceproof.doctor.render import WIDTH, screen
+from traceproof.ops import registry
 from traceproof.stacks import PINS, built
 from traceproof.worker import sandbox
 
@@ -83,7 +83,7 @@ class Machine:
         self.python(folder / "bin" / "python")
         if pins is not None:
             stamp = {"environment": name, "pins": pins or stacks._pins(self.root, name)}
-            (folder / "installed.json").write_text(json.dumps(stamp))
+            (folder / stacks.WHOLE).write_text(json.dumps(stamp))
 
     def gpu(self) -> None:
         """A GPU: the driver's file, nvidia-smi, and a torch that finds it."""
@@ -243,6 +243,29 @@ def test_compilers_are_missed_where_there_is_a_gpu_only(machine: Machine) -> Non
     assert "stacks.flashinfer.cuda_home" in cuda.todo
 
 
+def test_adapters_say_which_op_types_have_a_ground_truth_where() -> None:
+    told = reach.asked(sys.executable, root=ROOT, seconds=120.0)
+    assert set(told) == set(registry.known())
+    on_a_cpu = reach.here(told, [], {"flashinfer", "torch"})
+    assert on_a_cpu["gemm"] == on_a_cpu["gqa_paged"] == ("torch",)
+    assert on_a_cpu["sampling"] == ()
+    on_a_gpu = reach.here(told, ["9.0"], {"flashinfer", "torch"})
+    assert on_a_gpu["sampling"] == ("flashinfer",)
+    assert on_a_gpu["moe"] == ()  # its kernel is for SM 10.x
+    assert reach.here(told, ["9.0", "10.0"], {"flashinfer"})["moe"] == ("flashinfer",)
+
+
+def test_the_screen_tells_op_types_with_a_ground_truth_from_those_without(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.environment("cpu")
+    told = {"gemm": {"torch": None}, "moe": {"flashinfer": [((10, 0), (10, 3))]}}
+    monkeypatch.setattr(reach, "asked", lambda *_, **__: told)
+    found = machine.ask()
+    assert found.reach == {"gemm": ("torch",), "moe": ()}
+    assert "with a ground truth: gemm; by the oracle alone: moe" in screen(found)
+
+
 def test_room_is_weighed_against_what_is_still_to_be_installed() -> None:
     memory = Memory(total=8.0, available=7.0, limit=10.0)
     found = list(remedies.of_room(memory, Disk(free=5.0, missing=26.0, writable=False), root=Path("/r")))
@@ -307,6 +330,14 @@ def test_a_screen_fits_a_screen(machine: Machine) -> None:
     assert isinstance(found.stacks[0], StackFound)
 
 
+def follow(found: Diagnosis, root: Path) -> None:
+    """Run the one command that a diagnosis names."""
+    (command,) = [one.command for one in found.problems if one.command]
+    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    done = subprocess.run(["sh", "-c", command], cwd=root, env=environment, check=False, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
 def test_the_command_that_is_named_works_as_written(tmp_path: Path) -> None:
     """The pins are emptied, so that building takes seconds and no index."""
     repository = Repository.copy(tmp_path, truths=["torch"], stacks={"torch": {"env": "cpu"}})
@@ -318,10 +349,10 @@ def test_the_command_that_is_named_works_as_written(tmp_path: Path) -> None:
     found = Diagnosis.model_validate_json((tmp_path / "found.json").read_text())
     torch = found.stacks[0]
     assert torch.state == "half-built", ran.out
-    (command,) = [one.command for one in found.problems if one.command]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
-    done = subprocess.run(shlex.split(command), cwd=tmp_path, env=environment, check=False, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
+    follow(found, tmp_path)
     assert built("cpu", root=tmp_path)
-    again = repository.run("traceproof", "doctor")
-    assert "torch can not be imported" in again.out
+    made = (tmp_path / ".venvs" / "cpu" / "bin").stat().st_ctime_ns
+    assert "torch can not be imported" in repository.run("traceproof", "doctor", "--json", "found.json").out
+    follow(Diagnosis.model_validate_json((tmp_path / "found.json").read_text()), tmp_path)
+    assert built("cpu", root=tmp_path)
+    assert (tmp_path / ".venvs" / "cpu" / "bin").stat().st_ctime_ns > made

@@ -10,10 +10,10 @@ from pathlib import Path
 import traceproof
 from traceproof.actors.registry import ACTORS, TRUTHS
 from traceproof.config import Config
-from traceproof.doctor import environments, isolation, machine, remedies
+from traceproof.doctor import environments, isolation, machine, reach, remedies
 from traceproof.doctor.ask import stop
 from traceproof.doctor.model import Diagnosis, Driver, StackFound
-from traceproof.stacks import has_driver
+from traceproof.stacks import has_driver, resolve
 from traceproof.stages.proof import LABELS
 
 
@@ -29,9 +29,12 @@ def diagnose(config: Config, *, root: Path, seconds: float) -> Diagnosis:
         asked_stacks = threads.submit(environments.examine, config, root=root, seconds=seconds)
         asked_layers = threads.submit(isolation.layers, gpu=has_driver())
         asked_driver = threads.submit(machine.driver)
+        torch = str(root / resolve(config, "torch").python)
+        asked_reach = threads.submit(reach.asked, torch, root=root, seconds=seconds)
         try:
             compiler = machine.host_compiler()
             driver, layers, stacks = asked_driver.result(), asked_layers.result(), asked_stacks.result()
+            told = asked_reach.result()
         except BaseException:  # an interrupt, say: the threads end when what they wait for does
             stop()
             raise
@@ -57,6 +60,7 @@ def diagnose(config: Config, *, root: Path, seconds: float) -> Diagnosis:
         isolation=layers,
         stacks=stacks,
         proves=proves(config, driver, stacks),
+        reach=reach.here(told, {gpu.sm for gpu in driver.gpus}, _able(config, stacks)),
         problems=tuple(problems),
         able=not any(problem.fatal for problem in problems),
     )
@@ -78,6 +82,12 @@ def proves(config: Config, driver: Driver, stacks: tuple[StackFound, ...]) -> st
     )
     rest = [LABELS.get(stack, stack) for stack in stacks_of_truths if by_name[stack].state == "needs a GPU"]
     return f"{text}; with an NVIDIA GPU {', '.join(rest)} too" if rest else text
+
+
+def _able(config: Config, stacks: tuple[StackFound, ...]) -> set[str]:
+    """The ground truths whose stacks can be used; none before torch can."""
+    ready = {one.name for one in stacks if one.state == "ready"}
+    return {truth for truth in config.truths if {"torch", ACTORS[truth].stack} <= ready}
 
 
 def _called(stack: StackFound) -> str:

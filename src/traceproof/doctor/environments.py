@@ -17,7 +17,7 @@ from traceproof.config import Config
 from traceproof.doctor.ask import ask
 from traceproof.doctor.model import Program, StackFound, State
 from traceproof.sources.model import ORIGINS
-from traceproof.stacks import EXTRACT, FOLDER, INSTALLED, Stack, built, has_driver, resolve
+from traceproof.stacks import EXTRACT, FOLDER, WHOLE, Stack, built, has_driver, resolve
 
 COMPILES = frozenset({"flashinfer"})  # its kernels are compiled before a run: it needs nvcc
 # What is installed, in GB: CUDA, torch and a ground truth; measured over all of them.
@@ -65,7 +65,7 @@ def _state(stack: Stack, root: Path) -> State:
     if not folder.is_dir():
         return "not built"
     try:
-        json.loads((folder / INSTALLED).read_text(encoding="utf-8"))
+        json.loads((folder / WHOLE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return "half-built"
     return "ready" if built(stack.environment, root=root) else "stale pins"

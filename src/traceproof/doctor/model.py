@@ -125,6 +125,7 @@ class Diagnosis(Record):
     Attributes:
         able: whether nothing that is configured is missing or broken.
         proves: what references are held against here, in one sentence.
+        reach: by op_type, the ground truths that run here; empty where the torch stack can not say.
     """
 
     form: int = FORM
@@ -139,5 +140,6 @@ class Diagnosis(Record):
     isolation: tuple[Layer, ...]
     stacks: tuple[StackFound, ...]
     proves: str
+    reach: dict[str, tuple[str, ...]]
     problems: tuple[Problem, ...]
     able: bool

@@ -51,8 +51,8 @@ def _of_stack(one: StackFound, *, root: Path) -> Problem | None:
         return None
     why = "; ".join(f"{name} can not be imported: {text}" for name, text in one.failed.items()) or one.problem
     what = f"{one.name}: {one.python}: {why}"
-    if one.environment is not None:
-        return Problem(what=what, command=_build(one.environment, root))
+    if one.environment is not None:  # by its pins it is whole, so nothing would be done
+        return Problem(what=what, command=_build(one.environment, root, anew=True))
     todo = (
         f"stacks.{one.name}.python in config.yaml has to name a Python that has {_packages(one, root)}; "
         "null builds an environment for it."
@@ -65,9 +65,10 @@ def _of_stack(one: StackFound, *, root: Path) -> Problem | None:
     )
 
 
-def _build(environment: str, root: Path) -> str:
+def _build(environment: str, root: Path, *, anew: bool = False) -> str:
     command = shlex.join([sys.executable, "-m", "snakemake", "--cores", "1", "--force"])
     text = f"{command} {FOLDER / environment / INSTALLED}"
+    text = f"rm -r {FOLDER / environment} && {text}" if anew else text
     return text if Path.cwd() == root else f"cd {shlex.quote(str(root))} && {text}"
 
 

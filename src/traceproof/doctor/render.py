@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from traceproof.doctor import environments
 from traceproof.doctor.model import Diagnosis, Layer, Program, StackFound
@@ -20,7 +20,7 @@ def screen(found: Diagnosis) -> str:
     lines.append("")
     for one in found.stacks:
         lines += _line(one.name, _stack(one))
-    lines += ["", *_line("can prove", found.proves), ""]
+    lines += ["", *_line("can prove", found.proves), *_reach(found.reach), ""]
     lines += _problems(found)
     return "\n".join(lines) + "\n"
 
@@ -53,6 +53,15 @@ def _machine(found: Diagnosis) -> Iterator[tuple[str, str]]:
     missing = f"; about {disk.missing:g} GB are still to be installed" if disk.missing else ""
     yield "disk", f"{disk.free:g} GB free{missing}"
     yield "isolation", _isolation(found.isolation)
+
+
+def _reach(reach: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Which op_types have a ground truth here, for some of their forms at least."""
+    met = [op_type for op_type, truths in reach.items() if truths]
+    alone = [op_type for op_type, truths in reach.items() if not truths]
+    parts = [f"with a ground truth: {', '.join(met)}"] if met else []
+    parts += [f"by the oracle alone: {', '.join(alone)}"] if alone and met else []
+    return _line("", "; ".join(parts)) if parts else []
 
 
 def _program(program: Program) -> str:
