@@ -7,10 +7,14 @@ from collections.abc import Callable
 import op_support as ops
 import pytest
 import torch
+from definitions import rmsnorm
 
+from traceproof.actors.inputs import make_inputs
 from traceproof.dataset.definition import Definition
+from traceproof.judge.output import Expected, judge_output
 from traceproof.ops import registry
 from traceproof.ops.base import Unsupported, Values
+from traceproof.reasons import Verdict
 
 DEFINITIONS = ops.definitions("rmsnorm")
 EVERY = pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
@@ -91,3 +95,35 @@ def test_an_unknown_form_has_no_oracle(change: Callable[[dict[str, object]], Non
     change(entry)
     with pytest.raises(Unsupported):
         registry.get("rmsnorm").check(Definition.model_validate(entry))
+
+
+@pytest.mark.parametrize("hidden", [32, 1024, 7168])
+def test_a_norm_in_float32_may_be_summed_in_any_order(hidden: int) -> None:
+    described = rmsnorm("wide")
+    described["axes"]["hidden_size"]["value"] = hidden
+    for spec in (*described["inputs"].values(), *described["outputs"].values()):
+        spec["dtype"] = "float32"
+    definition = Definition.model_validate(described)
+    op, _ = registry.for_definition(definition)
+    for seed in range(8):
+        for case in op.cases(definition, sizes=("small",), seed=seed):
+            if not case.axes["batch_size"]:
+                continue
+            inputs = make_inputs(op, definition, case, device=torch.device("cpu"))
+            x, w = (value for value in inputs.values() if isinstance(value, torch.Tensor))
+            held = Expected(
+                shape=tuple(x.shape),
+                dtype=torch.float32,
+                oracle={
+                    "": op.oracle(definition, inputs)["output"],
+                    "floor": op.floor(definition, inputs)["output"],
+                },
+                comparison=op.comparisons(definition)["output"],
+            )
+            total = torch.zeros_like(x[:, :1])
+            for block in torch.split(x, 8, -1):
+                total = total + (block * block).sum(-1, keepdim=True)
+            for mean in (total / hidden, (x * x).cumsum(-1)[:, -1:] / hidden, (x * x).mean(-1, keepdim=True)):
+                right = x * torch.rsqrt(mean + 1e-6) * w
+                assert judge_output(right, held, tolerance=None).verdict == Verdict.PASS
+                assert judge_output(right * (1 + 3e-5), held, tolerance=None).verdict == Verdict.FAIL
