@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from traceproof.text import says_secret
 
@@ -18,9 +21,26 @@ HARMLESS = re.compile(
 
 
 def forget() -> None:
-    """Take the token out of this process's environment, and so out of every program that it starts."""
+    """Take the token out of this process's environment, and so out of every program that it starts.
+
+    Processes of the same user may read the environment that a process was started with: it is overwritten there.
+    """
     for name in HUB_TOKENS:
         os.environ.pop(name, None)
+    with suppress(OSError, ValueError, IndexError):  # not Linux, or no /proc
+        _overwrite()
+
+
+def _overwrite() -> None:
+    """Blank the token in what /proc/<pid>/environ shows of this process: fields 50 and 51 of proc(5)'s stat."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    place = start
+    for entry in ctypes.string_at(start, end - start).split(b"\0"):
+        name, _, value = entry.partition(b"=")
+        if name.decode(errors="replace") in HUB_TOKENS:
+            ctypes.memset(place + len(name) + 1, ord("-"), len(value))
+        place += len(entry) + 1
 
 
 def without_secrets(environment: Mapping[str, str] | None = None) -> dict[str, str]:
