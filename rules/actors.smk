@@ -88,12 +88,13 @@ rule actor:
         store=f"{FLOW.results}/store",
         caches=FLOW.caches,
         shown=actor_shown,
+        weak=FLOW.weak_flag,
     shell:
         "PYTHONPATH={params.path:q} {params.python:q} scripts/actor.py --actor {wildcards.actor:q}"
         " --cases {input.cases:q} --stack {params.record:q} --manifest {output:q} --built {input.built:q}"
         " --caches {params.caches:q} --store {params.store:q} --code {params.outputs_code:q}"
         " --limits {params.limits:q} --lanes {resources.lanes:q} --memory-mb {resources.mem_mb:q}"
-        " {FLOW.force_flag:q} --log {log:q}"
+        " {params.weak:q} {FLOW.force_flag:q} --log {log:q}"
 
 
 # These jobs decide when a run is done, so they start first: SGLang and FLA take long to import, FlashInfer's gated delta

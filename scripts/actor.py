@@ -26,6 +26,9 @@ PARSER.add_argument("--limits", type=json.loads, required=True, help="JSON, `lim
 PARSER.add_argument("--lanes", type=int, required=True, help="definitions that run side by side")
 PARSER.add_argument("--memory-mb", type=int, required=True, help="what the job is planned to take, MiB")
 PARSER.add_argument("--force", action="store_true", help="run what the store holds too")
+PARSER.add_argument(
+    "--allow-weak-isolation", action="store_true", help="run references where they can not be isolated whole"
+)
 PARSER.add_argument("--log", type=Path, required=True)
 
 
@@ -48,6 +51,7 @@ def main() -> None:
             output_bytes=int(limits["output_mb"] * 2**20),
         ),
         force=options.force,
+        weak_isolation=options.allow_weak_isolation,
         crew=crew,
         variables=jit.variables(options.built) if crew.gpu else {},
         workers=workers(found) if opened else None,

@@ -18,12 +18,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from traceproof.stages.actor import SETUP, SETUP_MANY
+from traceproof.stages.actor import SETUP_MANY
 from traceproof.stages.crew import PRELOAD
 from traceproof.stages.plan import Selection, plan
 from traceproof.worker import Isolation, ItemOutcome, Limits, Pool, Status
 from traceproof.worker.sandbox import WALLS
 
+SETUP = "traceproof.actors.execute:setup"
 Definitions = dict[str, dict[str, Any]]
 Mode = Callable[[Definitions, Path], Iterator[ItemOutcome]]
 LIMITS = Limits(seconds=300.0)

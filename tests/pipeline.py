@@ -27,6 +27,7 @@ class Run:
         self.out = out
         self.selection = selection or Selection(sizes=("small",))
         self.limits = limits
+        self.weak = False
 
     def verify(self, *actors: str, code: str = "0") -> dict[str, Rows]:
         """Plan, run reference, oracle and the actors named, judge; verdict rows by definition."""
@@ -49,7 +50,7 @@ class Run:
 
     def _actor(self, cases: Path, name: str) -> Path:
         path = self.out / "actors" / cases.stem / f"{name}.json"
-        job = Job(actor=name, code="0", stack=STACK, threads=1, limits=self.limits)
+        job = Job(actor=name, code="0", stack=STACK, threads=1, limits=self.limits, weak_isolation=self.weak)
         run(cases, path, self.out / "store", job)
         return path
 

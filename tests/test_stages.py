@@ -24,7 +24,7 @@ from traceproof.errors import TraceproofError
 from traceproof.ops import registry
 from traceproof.ops.cases import Case
 from traceproof.stages import large
-from traceproof.stages.actor import MANY_TRIALS, _Runner
+from traceproof.stages.actor import MANY_TRIALS, _Trusted
 from traceproof.stages.actor import run as run_job
 from traceproof.stages.crew import Crew
 from traceproof.stages.job import Job, opens_gpu
@@ -211,10 +211,10 @@ def test_a_full_disk_ends_the_job_and_is_no_verdict(dataset: Path, tmp_path: Pat
     assert not NO_SPACE.search(full.replace("28", "2"))
     run = Run(dataset, tmp_path / "results", limits=LIMITS)
     run.verify()
-    job = Job(actor="reference", code="0", stack=STACK, threads=1, limits=LIMITS)
+    job = Job(actor="oracle", code="0", stack=STACK, threads=1, limits=LIMITS)
     store = Store(run.out / "store", "outputs")
     with Pool() as pool:
-        runner = _Runner(job, store, pool, tmp_path, str(dataset), Progress("", 1))
+        runner = _Trusted(job, store, pool, tmp_path, str(dataset), Progress("", 1))
         outcome = ItemOutcome(index=0, status=Status.OK, value={"no_space": full})
         with pytest.raises(TraceproofError, match="no space left while writing"):
             runner._record("0" * 64, outcome)

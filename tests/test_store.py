@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from traceproof.errors import TraceproofError
-from traceproof.store import Store, write_if_changed, write_json
+from traceproof.store import DamagedError, Store, write_if_changed, write_json
 
 DIGEST = "ab" * 16
 
@@ -20,8 +23,9 @@ def test_an_object_comes_back(tmp_path: Path) -> None:
     store = Store(tmp_path, "outputs")
     scratch = tmp_path / "scratch.safetensors"
     save_file({"y": torch.arange(3)}, scratch)
+    content = scratch.read_bytes()
     store.finish(DIGEST, {"status": "ok"}, scratch)
-    assert store.record(DIGEST) == {"status": "ok"}
+    assert store.record(DIGEST) == {"status": "ok", "tensors": hashlib.sha256(content).hexdigest()}
     assert store.tensors(DIGEST)["y"].tolist() == [0, 1, 2]
     assert not scratch.exists()
 
@@ -62,3 +66,66 @@ def test_an_unchanged_file_keeps_its_time(tmp_path: Path) -> None:
     assert path.stat().st_mtime == 1
     assert write_if_changed(path, "two")
     assert path.stat().st_mtime != 1
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Store:
+    """A store with one object."""
+    save_file({"y": torch.arange(3)}, tmp_path / "made")
+    store = Store(tmp_path, "outputs")
+    store.finish(DIGEST, {"status": "ok", "key": DIGEST}, tmp_path / "made")
+    return store
+
+
+@pytest.mark.parametrize("place", [0, 20, -1])
+def test_tensors_with_a_flipped_byte_are_dropped_and_said(
+    finished: Store, place: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = finished.tensors_path(DIGEST)
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    record = finished.record(DIGEST)
+    assert record is not None
+    assert not finished.whole(DIGEST, record)
+    assert "changed after they were written" in capsys.readouterr().err
+    assert finished.record(DIGEST) is None
+    with pytest.raises(DamagedError, match=DIGEST):
+        finished.tensors(DIGEST, record)
+
+
+@pytest.mark.parametrize("edit", ["skip", "another key", "no seal", "a list", "cut", "not text", "empty"])
+def test_a_record_that_was_edited_is_not_believed(finished: Store, edit: str) -> None:
+    path = finished.record_path(DIGEST)
+    value = json.loads(path.read_text(encoding="utf-8"))
+    texts = {
+        "skip": json.dumps(value | {"record": {"status": "skip", "reason": "no_cuda", "key": DIGEST}}),
+        "another key": json.dumps(value | {"record": value["record"] | {"key": "../../x"}}),
+        "no seal": json.dumps(value["record"] | {"status": "skip"}),
+        "a list": "[]",
+        "cut": path.read_text(encoding="utf-8")[:-9],
+        "not text": "\x00\x01",
+        "empty": "",
+    }
+    path.write_text(texts[edit], encoding="utf-8")
+    assert finished.record(DIGEST) is None
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "link", "loop"])
+def test_what_is_no_regular_file_counts_as_none(finished: Store, kind: str, tmp_path: Path) -> None:
+    path = finished.record_path(DIGEST)
+    moved = path.rename(tmp_path / "moved.json")
+    make: dict[str, Callable[[], None]] = {
+        "folder": path.mkdir,
+        "fifo": lambda: os.mkfifo(path),
+        "link": lambda: path.symlink_to(moved),
+        "loop": lambda: path.symlink_to(path),
+    }
+    make[kind]()
+    assert finished.record(DIGEST) is None
+
+
+@pytest.mark.parametrize("key", ["../../x", "", "AB" * 16, "ab", "ab" * 16 + "/", "ab" * 16 + "\n"])
+def test_a_key_is_a_digest_and_no_path(finished: Store, key: str) -> None:
+    with pytest.raises(ValueError, match="no digest"):
+        finished.record(key)

@@ -183,6 +183,8 @@ class Config(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     stacks: Stacks = Stacks()
     limits: Limits = Limits()
+    hidden_seed: Annotated[int, Field(ge=0, lt=1 << 48)] | None = None
+    allow_weak_isolation: bool = False
     known: Path | None = None
     results: Path = Path("results")
     run: Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*)?$")] = ""

@@ -24,6 +24,7 @@ from traceproof.load import Load
 from traceproof.ops import registry
 from traceproof.sources.lock import NAME
 from traceproof.stacks import EXTRACT, FOLDER, INSTALLED, NAMES, Stack, has_driver, resolve
+from traceproof.stages.hidden import hidden_seed
 
 # Which op_types `verify_<family>` and `nox -s test_<family>` cover.
 FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -234,6 +235,17 @@ class Pipeline:
         code = code_digest("traceproof.extract.stage", *(f"traceproof.ops.{name}" for name in registry.known()))
         return digest_json([code, [digest_bytes(path.read_bytes()) for path in files]])
 
+    @cached_property
+    def hidden_seed(self) -> int:
+        """What the hidden cases follow from."""
+        given = self.config.hidden_seed
+        return hidden_seed(self.root / self.config.results) if given is None else given
+
+    @property
+    def weak_flag(self) -> str:
+        """The flag that lets references run where isolation is not whole."""
+        return "--allow-weak-isolation" if self.config.allow_weak_isolation else ""
+
     @property
     def selection(self) -> str:
         """What planning reads of the configuration, as JSON."""
@@ -244,6 +256,7 @@ class Pipeline:
             "cases": config.selection.case,
             "sizes": config.test_sizes,
             "seed": config.seed,
+            "hidden_seed": self.hidden_seed,
             "workloads": config.workloads,
             "memory_limit": int(config.limits.memory_gb * GIB),
         }

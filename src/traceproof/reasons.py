@@ -55,5 +55,6 @@ class Error(StrEnum):
     OUTPUT = "output_flood"
     PROCESSES = "too_many_processes"
     REFUSED = "refused"
+    ISOLATION = "weak_isolation"
     INPUTS_DIFFER = "inputs_differ"
     ORACLE = "oracle"

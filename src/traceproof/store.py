@@ -1,25 +1,34 @@
 """The content-addressed store: finished work, keyed by all that it depends on, never written twice.
 
 An object is a JSON record, beside it a safetensors file where it holds tensors. The record is written last and in
-one rename, so an object with a record is whole, whatever was killed and when.
+one rename, so an object with a record is whole, whatever was killed and when. The record states its own digest and
+that of the tensors; what is not as it was written is dropped.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
+import re
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from traceproof.border import BorderError, read_json, read_regular
+from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 
 if TYPE_CHECKING:
     import torch
 
+DIGEST = re.compile(r"[0-9a-f]{32,64}")
+TENSORS = "tensors"  # key of a record: SHA-256 of the file of tensors beside it
+LARGEST = 1 << 38  # bytes of a file of tensors
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -71,52 +80,145 @@ def write_if_changed(path: Path, text: str) -> bool:
     return True
 
 
+def load_tensors(path: Path, digest: str | None = None) -> dict[str, torch.Tensor]:
+    """The tensors in a file, on the CPU.
+
+    Args:
+        path: a safetensors file.
+        digest: of its content; None: any.
+
+    Raises:
+        BorderError: the file is absent, no safetensors, or of another digest.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    data = bytes(read_regular(path, most=LARGEST))
+    if digest is not None and hashlib.sha256(data).hexdigest() != digest:
+        raise BorderError(f"{path.name} is not what was written: its digest is another")
+    try:
+        return load(data)
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise BorderError(f"{path.name} holds no tensors: {error}") from error
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class DamagedError(TraceproofError):
+    """A finished object is not what was written; it has been dropped."""
+
+
 class Store:
-    """Objects of one kind (`outputs`, `judged`) below `root/kind/<first two digits>/<digest>`."""
+    """Objects of one kind (`outputs`, `judged`) below `root/kind/<first two digits>/<digest>`.
+
+    An object that is not what was written is dropped, which a line on stderr says.
+    """
 
     def __init__(self, root: Path, kind: str) -> None:
         self.root = root / kind
 
     def record_path(self, digest: str) -> Path:
-        """Where an object's record lies."""
+        """Where an object's record lies.
+
+        Raises:
+            ValueError: that is no digest.
+        """
+        if not DIGEST.fullmatch(digest):
+            raise ValueError(f"{digest!r} is no digest")
         return self.root / digest[:2] / f"{digest}.json"
 
     def tensors_path(self, digest: str) -> Path:
-        """Where an object's tensors lie."""
-        return self.root / digest[:2] / f"{digest}.safetensors"
+        """Where an object's tensors lie; raises as `record_path` does."""
+        return self.record_path(digest).with_suffix(".safetensors")
 
     def record(self, digest: str) -> dict[str, Any] | None:
-        """The record of a finished object, or None. A record cut short by a power failure counts as none."""
-        try:
-            value: dict[str, Any] = json.loads(self.record_path(digest).read_text(encoding="utf-8"))
-        except (FileNotFoundError, json.JSONDecodeError):
+        """The record of a finished object, or None. What was changed is dropped and counts as none."""
+        path = self.record_path(digest)
+        if not os.path.lexists(path):
             return None
-        return value
+        try:
+            sealed = read_json(path)
+            if isinstance(sealed, dict) and "seal" not in sealed:
+                return None  # an earlier version's
+            record = sealed["record"]
+            whole = isinstance(record, dict) and sealed["seal"] == _seal(digest, record)
+        except (BorderError, KeyError, TypeError, ValueError) as error:
+            self._dropped(digest, str(error))
+            return None
+        if not whole:
+            self._dropped(digest, "it was changed after it was written")
+        return dict(record) if whole else None
 
-    def finish(self, digest: str, record: Mapping[str, Any], tensors: Path | None = None) -> None:
-        """Take over a file of tensors (moved), then write the record.
+    def whole(self, digest: str, record: Mapping[str, Any]) -> bool:
+        """Whether an object's tensors are those that its record was written with; if not, it is dropped."""
+        wanted = record.get(TENSORS)
+        if wanted is None:
+            return True
+        path = self.tensors_path(digest)
+        try:
+            found = hashlib.sha256(read_regular(path, most=LARGEST)).hexdigest()
+        except BorderError as error:
+            self._dropped(digest, str(error))
+            return False
+        if found != wanted:
+            self._dropped(digest, "its tensors were changed after they were written")
+        return bool(found == wanted)
+
+    def _dropped(self, digest: str, why: str) -> None:
+        """Remove an object, and say so."""
+        sys.stderr.write(f"store: {self.root.name} {digest} is dropped and will be computed again: {why}\n")
+        for path in (self.record_path(digest), self.tensors_path(digest)):
+            with suppress(OSError):
+                path.unlink()
+
+    def finish(self, digest: str, record: Mapping[str, Any], tensors: Path | None = None) -> dict[str, Any]:
+        """Take over a file of tensors (moved), then write the record; gives it, with the digest of the tensors.
 
         Raises:
             TraceproofError: the disk is full.
         """
+        written = dict(record)
         if tensors is not None:
             target = self.tensors_path(digest)
             with disk_errors(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 partial = target.with_name(f".{target.name}.{os.getpid()}")
                 try:
+                    tensors.chmod(0o600)
                     shutil.move(tensors, partial)
+                    written[TENSORS] = file_digest(partial)
                     partial.replace(target)
                 finally:
                     partial.unlink(missing_ok=True)
-        write_json(self.record_path(digest), record)
+        write_json(self.record_path(digest), {"seal": _seal(digest, written), "record": written})
+        return written
 
-    def tensors(self, digest: str) -> dict[str, torch.Tensor]:
+    def tensors(self, digest: str, record: Mapping[str, Any] | None = None) -> dict[str, torch.Tensor]:
         """The tensors of an object, on the CPU.
 
-        Raises:
-            FileNotFoundError: it has none.
-        """
-        from safetensors.torch import load_file
+        Args:
+            digest: its key.
+            record: what a manifest says of it, with the digest of the tensors; None: the store's own record.
 
-        return load_file(self.tensors_path(digest))
+        Raises:
+            DamagedError: they are absent or not what was written; the object is dropped.
+        """
+        known = record if record is not None else self.record(digest)
+        try:
+            return load_tensors(self.tensors_path(digest), (known or {}).get(TENSORS, "none is recorded"))
+        except BorderError as error:
+            self._dropped(digest, str(error))
+            raise DamagedError(
+                f"finished outputs are damaged: {digest}",
+                problems=[str(error)],
+                todo="They have been dropped. Run the same command again: they are computed anew.",
+            ) from error
+
+
+def _seal(digest: str, record: Mapping[str, Any]) -> str:
+    """Digest of a record and of the key that it is kept under."""
+    return digest_json([digest, record])

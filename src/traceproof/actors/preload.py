@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 
-from traceproof.actors import execute
+from traceproof.actors import execute, measure
 from traceproof.draw.tables import upper_quantiles
 from traceproof.ops.registry import known
 
-__all__ = ["execute"]
+__all__ = ["execute", "measure"]
 
 upper_quantiles()
 for op_type in known():

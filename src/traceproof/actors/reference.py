@@ -9,9 +9,9 @@ from types import ModuleType
 from typing import Any
 
 from traceproof.actors.base import Actor
-from traceproof.actors.poison import poisoned
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Op, Values
+from traceproof.runner import poisoned
 from traceproof.worker import policy
 from traceproof.worker.model import Refused
 

@@ -86,7 +86,12 @@ def for_op_type(op_type: str) -> tuple[str, ...]:
 
 ACTORS: Mapping[str, ActorInfo] = MappingProxyType(
     {
-        "reference": ActorInfo("traceproof.actors.reference:Reference", "torch", trusted=False),
+        "reference": ActorInfo(
+            "traceproof.actors.reference:Reference",
+            "torch",
+            trusted=False,
+            modules=("traceproof.actors.measure", "traceproof.runner"),
+        ),
         # In float64 a CPU takes less than two seconds for such a case, and less than a crowded GPU for most.
         "oracle": ActorInfo("traceproof.actors.oracle:Oracle", "torch", trusted=True, host_bytes=512 << 20),
         **{name: _truth(name, kind) for name, kind in TRUTHS.items()},

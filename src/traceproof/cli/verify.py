@@ -31,6 +31,12 @@ def verify(  # noqa: PLR0913 - the specification's options
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the inputs.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Run again what is finished already.")] = False,
+    hidden_seed: Annotated[
+        int | None, typer.Option(help="What hidden cases follow from; one of this results folder if not given.")
+    ] = None,
+    allow_weak_isolation: Annotated[
+        bool, typer.Option("--allow-weak-isolation", help="Run references where they can not be isolated whole.")
+    ] = False,
     dataset: Annotated[Path | None, typer.Option(help="A dataset's folder instead of the configured one.")] = None,
     cores: Annotated[int | None, typer.Option(min=1, help="Cores to use; all of them if not given.")] = None,
     json_file: Annotated[
@@ -60,6 +66,7 @@ def verify(  # noqa: PLR0913 - the specification's options
     if dataset is not None:
         changes["dataset"] = {"path": str(dataset.expanduser().resolve()), "pypi": None, "git": None}
     options = {"test_sizes": test_sizes, "tolerance": tolerance, "seed": seed, "force": force or None}
+    options |= {"hidden_seed": hidden_seed, "allow_weak_isolation": allow_weak_isolation or None}
     changes |= {key: value for key, value in options.items() if value is not None}
     code = _verify(changes, cores or run.all_cores(), snakemake or [], json_file)
     raise typer.Exit(code)
@@ -87,13 +94,13 @@ def _verify(changes: dict[str, Any], cores: int, extra: list[str], json_file: Pa
 
 def _folder(configured: Config, config: Config, changes: Mapping[str, Any]) -> str:
     """The folder below results for a selection other than the configured one; empty: it is the same."""
-    same = {"force": False, "selection": _effective(configured)}
+    same = {"force": False, "allow_weak_isolation": False, "selection": _effective(configured)}
     if config.model_copy(update=same | {"selection": _effective(config)}) == configured.model_copy(update=same):
         return ""
     selection = changes.get("selection", {})
     names = [*selection.get("definition_name", []), *selection.get("op_type", []), *selection.get("case", [])]
     readable = re.sub(r"[^A-Za-z0-9_]+", "-", "-".join(names))[:SLUG_LENGTH].strip("-") or "all"
-    relevant = {key: value for key, value in changes.items() if key != "force"}
+    relevant = {key: value for key, value in changes.items() if key not in {"force", "allow_weak_isolation"}}
     return f"selections/{readable}-{digest_json(relevant)[:8]}"
 
 

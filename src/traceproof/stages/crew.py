@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import traceproof
 from traceproof import jit
 from traceproof.worker import Pool
 from traceproof.worker.model import NICE
 
+STRANGERS = ("torch", "traceproof.runner")
+THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 PRELOAD = ("torch", "traceproof.actors.preload")
 # What importing SGLang or FLA brings along of torch, three seconds of it: once, and not in each of their workers.
 # torch._inductor is not among it: importing it opens the driver.
@@ -43,7 +46,7 @@ class Crew:
             caches: folder for what is compiled on the way.
             stack: the stack's record.
         """
-        threads = {"MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        threads = dict.fromkeys(THREADS, "1")
         if stack["device_type"] != "cuda":
             return cls(environment=threads)
         name = stack["stack"]
@@ -54,16 +57,42 @@ class Crew:
             gpu=True,
         )
 
-    def pool(
-        self, *, readable: Sequence[Path] = (), without: Collection[str] = (), most: int | None = None
-    ) -> Pool:
-        """A job's access to them; the arguments are those of `Pool`."""
+    def pool(self, *, most: int | None = None, readable: Sequence[Path] = ()) -> Pool:
+        """A job's access to workers; the arguments are those of `Pool`."""
         return Pool(
-            preload=self.preload,
+            preload=self.preload, env=self.environment, gpu=self.gpu, readable=readable, shared=True, most=most
+        )
+
+    def untrusted(
+        self,
+        *,
+        conceal: Sequence[Path],
+        readable: Sequence[Path] = (),
+        without: Collection[str] = (),
+        weak: bool = False,
+    ) -> Pool:
+        """A job's access to workers for strangers' code, which find nothing of ours imported but the runner.
+
+        The arguments are those of `Pool`; this project's own folders are concealed too.
+        """
+        return Pool(
+            preload=STRANGERS,
             env=self.environment,
             gpu=self.gpu,
             readable=readable,
             without=without,
+            conceal=[*project_folders(), *conceal],
+            weak=weak,
             shared=True,
-            most=most,
         )
+
+    def on_host(self) -> Self:
+        """The same stack's workers without a GPU, which draw inputs and measure what strangers' code did."""
+        return type(self)(environment=dict.fromkeys(THREADS, "1"))
+
+
+def project_folders() -> list[Path]:
+    """Where this project's code lies: its package, or what a clone of the repository has of it."""
+    package = Path(traceproof.__file__).resolve().parent
+    root = package.parents[1]
+    return [root / "src", root / "tests", root / "examples"] if (root / "Snakefile").is_file() else [package]

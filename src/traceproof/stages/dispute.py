@@ -41,7 +41,7 @@ def entries_of(
     """The oracle's entries by output and by what follows `@`; empty ones where it left none."""
     entries: dict[str, dict[str, torch.Tensor]] = {name: {} for name in definition.outputs}
     if expected is not None and expected["status"] == "ok":
-        for name, value in outputs.tensors(expected["key"]).items():
+        for name, value in outputs.tensors(expected["key"], expected).items():
             output, _, what = name.partition("@")
             entries[output][what] = value
     return entries
@@ -153,7 +153,7 @@ class _Hearing:
     @cached_property
     def _outputs(self) -> dict[str, dict[str, torch.Tensor]]:
         """What each actor gave; read when a case is in dispute, which most are not."""
-        return {actor: self._store.tensors(record["key"]) for actor, record in self._ran.items()}
+        return {actor: self._store.tensors(record["key"], record) for actor, record in self._ran.items()}
 
     def _expected(self, output: str) -> Expected:
         return expectation(self._definition, self._op, self._planned, output, self._oracle)

@@ -28,6 +28,7 @@ class Job:
         lanes: definitions of strangers' code that run side by side, each in a worker of its own.
         force: run what the store already holds.
         variables: more variables for the workers, this job's own.
+        weak_isolation: whether strangers' code may run where isolation is not whole.
         workers: how many workers for trusted code the jobs of a stack may have at once; None: one a job.
     """
 
@@ -41,6 +42,7 @@ class Job:
     force: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
     workers: int | None = None
+    weak_isolation: bool = False
 
     @property
     def trusted(self) -> bool:
@@ -56,6 +58,11 @@ class Job:
     def device(self) -> str:
         """`cpu` or `cuda`; what the actor computes on the CPU all the same, its entry in the registry says."""
         return "cuda" if self.crew.gpu else "cpu"
+
+    @property
+    def hidden_threads(self) -> int:
+        """Torch threads of a hidden case: others than elsewhere, where there are several to be had."""
+        return 2 * self.threads if self.device == "cpu" else self.threads
 
     @property
     def repeats(self) -> bool:
@@ -78,6 +85,8 @@ class Job:
                 entry["digest"],
                 planned["digest"],
                 planned["repeat"],
+                planned.get("blobs"),
+                None if self.trusted else planned.get("nonce"),
                 self.actor,
                 self.code,
                 self.stack["digest"],

@@ -16,6 +16,7 @@ from traceproof.names import OP_TYPE, confined, path_part
 from traceproof.reasons import Error, Verdict
 from traceproof.stages.bench import REPLAY, WHOLE, Bench
 from traceproof.stages.lanes import lanes_of
+from traceproof.stages.manifest import Manifest
 from traceproof.store import write_text
 from traceproof.worker import GIB, Isolation, Limits, Pool, Status
 
@@ -50,6 +51,8 @@ def judge(  # noqa: PLR0913 - a rule's inputs and outputs
         TraceproofError: the disk is full.
     """
     planned = json.loads(cases.read_text(encoding="utf-8"))
+    for path in manifests:
+        Manifest.read(path)  # a damaged one ends the job here, with a message
     run = verdicts.parent.parent.absolute()
     replay = run / REPLAY / path_part(planned["op_type"], OP_TYPE)
     shutil.rmtree(confined(replay, within=run / REPLAY), ignore_errors=True)  # an earlier run's

@@ -104,7 +104,7 @@ class LargeCases:
                 differ = f"inputs {record['inputs']} were seen, the oracle saw {seen}"
                 found[actor] = {WHOLE: Ruling(Verdict.ERROR, Error.INPUTS_DIFFER, differ, {})}
                 continue
-            outputs = self.outputs.tensors(record["key"])
+            outputs = self.outputs.tensors(record["key"], record)
             found[actor] = {name: surplus(name) for name in outputs if name not in self.definition.outputs}
             for name in self.definition.outputs:
                 expected = self._expected(name, case)

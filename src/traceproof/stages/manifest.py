@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from traceproof.border import BorderError, read_json
+from traceproof.digests import digest_json
+from traceproof.errors import TraceproofError
 from traceproof.store import write_json
 
 
@@ -37,18 +39,33 @@ class Manifest:
         Raises:
             TraceproofError: the disk is full.
         """
-        write_json(
-            path,
-            {
-                "actor": self.actor,
-                "op_type": self.op_type,
-                "code": self.code,
-                "environment": dict(self.environment),
-                "cases": self.cases,
-            },
-        )
+        value = {
+            "actor": self.actor,
+            "op_type": self.op_type,
+            "code": self.code,
+            "environment": dict(self.environment),
+            "cases": self.cases,
+        }
+        write_json(path, {"seal": digest_json(value), **value})
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
-        """Read it back."""
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
+        """Read it back.
+
+        Raises:
+            TraceproofError: it is not what was written; it is removed, so that the next run makes it again.
+        """
+        try:
+            value = read_json(path)
+            seal = value.pop("seal")
+            if seal == digest_json(value):
+                return cls(**value)
+            why = "it was changed after it was written"
+        except (BorderError, AttributeError, KeyError, TypeError, ValueError) as error:
+            why = str(error)
+        path.unlink(missing_ok=True)
+        raise TraceproofError(
+            f"{path} is damaged",
+            problems=[why],
+            todo="It has been removed. Run the same command again: finished outputs are kept.",
+        )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from traceproof.ops import registry
 from traceproof.ops.base import Op
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.reasons import Skip
+from traceproof.stages.hidden import hidden_cases
 from traceproof.stages.large import is_large
-from traceproof.store import write_if_changed
+from traceproof.store import file_digest, write_if_changed
 from traceproof.text import printable
 
 PLAN_SECONDS = 60.0  # for the cases of one definition; a thousandth of that is usual
@@ -35,6 +37,7 @@ class Selection:
         sizes: names out of ops.cases.SIZES.
         seed: every case's seed.
         workloads: whether the dataset's own workload lines are cases too.
+        hidden_seed: what the hidden cases' seeds and sizes follow from.
         memory_limit: bytes; a case whose estimate is above it becomes a typed skip.
     """
 
@@ -43,6 +46,7 @@ class Selection:
     cases: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ("small", "medium")
     seed: int = 0
+    hidden_seed: int = 0
     workloads: bool = False
     memory_limit: int = 14 << 30
 
@@ -135,8 +139,9 @@ def _definition_plan(
         "path": printable(entry.path.as_posix()),
         "digest": definition.digest,
         "no_oracle": unknown,
+        "nonce": selection.hidden_seed,
         "definition": definition.as_json(),
-        "cases": cases,
+        "cases": [case | {"blobs": _blobs(tree, case)} for case in cases],
     }
 
 
@@ -163,16 +168,49 @@ def _cases(
         if line.missing:
             message = f"{line.path}:{line.line}: no {line.missing[0]} in the dataset"
             skips[case.id] = {"reason": Skip.BLOB_MISSING, "message": message}
+    make = partial(_planned, definition, op, selection, unknown)
+    planned = _mark_repeat([make(case, skips.get(case.id)) for case in cases])
+    base = next((case for case, entry in zip(cases, planned, strict=True) if entry["repeat"]), None)
+    if base is not None:
+        hidden = hidden_cases(definition, base, selection.hidden_seed)
+        options = f"--seed {base.seed} --hidden-seed {selection.hidden_seed}"
+        planned += [make(case, None) | {"repeat": False, "hidden": options} for case in hidden]
     if selection.cases:
-        cases = [case for case in cases if case.id in selection.cases]
-    planned = []
-    for case in cases:
-        need = op.memory(definition, case)
-        skip = skips.get(case.id) or _too_large(need, selection.memory_limit)
-        trials = op.trials(definition, case)
-        entry = {"case": case.as_json(), "digest": case.digest, "memory": need, "trials": trials, "skip": skip}
-        planned.append(entry | {"large": not unknown and is_large(definition, op, case)})
-    return _mark_repeat(planned)
+        planned = [entry for entry in planned if entry["case"]["id"] in selection.cases]
+        shown = _mark_repeat([entry for entry in planned if not entry.get("hidden")])
+        planned = [*shown, *(entry for entry in planned if entry.get("hidden"))]
+    return planned
+
+
+def _planned(  # noqa: PLR0913, PLR0917 - all but the last two are bound
+    definition: Definition,
+    op: Op,
+    selection: Selection,
+    unknown: bool,  # noqa: FBT001 - bound, as said
+    case: Case,
+    skip: dict[str, str] | None,
+) -> dict[str, Any]:
+    """One case as the plan has it; `skip`: why it is not run, whatever its size."""
+    need = op.memory(definition, case)
+    return {
+        "case": case.as_json(),
+        "digest": case.digest,
+        "memory": need,
+        "trials": op.trials(definition, case),
+        "skip": skip or _too_large(need, selection.memory_limit),
+        "large": not unknown and is_large(definition, op, case),
+        "nonce": selection.hidden_seed if op.trials(definition, case) else 0,
+    }
+
+
+def _blobs(tree: Tree, planned: Mapping[str, Any]) -> dict[str, str]:
+    """Digest of each file that a workload line's inputs are loaded from: outputs depend on what is in it."""
+    case = planned["case"]
+    if case["size"] != WORKLOADS or planned["skip"] is not None:
+        return {}
+    described = case["params"]["inputs"].values()
+    paths = {value["path"] for value in described if value["type"] == "safetensors"}
+    return {path: file_digest(tree.root / path) for path in sorted(paths)}
 
 
 def _misfit(line: WorkloadLine, definition: Definition) -> Broken | None:

@@ -21,6 +21,9 @@ from traceproof.store import write_json
 
 WIDTH = 118
 SHOWN = 20  # findings listed under the table; summary.json has all
+REFERENCE = "reference"
+NO_ORACLE = str(Skip.NO_ORACLE)  # of a definition: nobody judged its numerics, which is no pass
+OUTCOMES = {**{str(verdict): str(verdict) for verdict in Verdict}, NO_ORACLE: "not verified: no oracle"}
 BAD = frozenset({Verdict.FAIL, Verdict.ERROR})
 FINDING_KEYS = ("definition", "op_type", "case", "actor", "output", "verdict", "reason", "message", "repeat")
 
@@ -65,7 +68,8 @@ def summarise(
         group = (row["op_type"], row["actor"])
         verdict = str(row["verdict"])
         groups.setdefault(group, Counter())[verdict] += 1
-        definitions.setdefault(row["definition"], Counter())[verdict] += 1
+        definitions.setdefault(row["definition"], Counter())[NO_ORACLE if unjudged(row) else verdict] += 1
+        groups[group][NO_ORACLE] += unjudged(row)
         members.setdefault(group, {}).setdefault(row["definition"], set()).add(str(row["case"]))
         if verdict == Verdict.SKIP:
             skips.setdefault(group, Counter())[str(row["reason"])] += 1
@@ -84,6 +88,7 @@ def summarise(
                 "cases": sum(map(len, members[op_type, actor].values())),
                 **{verdict: groups[op_type, actor][verdict] for verdict in Verdict},
                 "known": groups[op_type, actor]["known"],
+                NO_ORACLE: groups[op_type, actor][NO_ORACLE],
                 "skips": dict(sorted(skips.get((op_type, actor), {}).items())),
             }
             for op_type, actor in sorted(groups)
@@ -95,7 +100,8 @@ def summarise(
 
 def _kind(row: Mapping[str, Any], known: Known, stacks: Mapping[str, Mapping[str, str]]) -> str | None:
     """`new` finding, `known` one, `unexpected` outcome where another was known, or None: all is well."""
-    if row["verdict"] == Verdict.SKIP:  # a machine without the GPU that showed it says nothing against it
+    if row["verdict"] == Verdict.SKIP and not unjudged(row):
+        # A machine without the GPU that showed it says nothing against it.
         return None
     versions = _versions(row, stacks)
     entry = known.entry(row, versions)
@@ -103,7 +109,12 @@ def _kind(row: Mapping[str, Any], known: Known, stacks: Mapping[str, Mapping[str
         return "known"
     if entry is not None and entry.stands(versions):
         return "unexpected"
-    return "new" if row["verdict"] in BAD else None
+    return "new" if row["verdict"] in BAD or unjudged(row) else None
+
+
+def unjudged(row: Mapping[str, Any]) -> bool:
+    """Whether a row says that nobody judged a reference's numerics: that is no pass."""
+    return bool(row["actor"] == REFERENCE and row["verdict"] == Verdict.SKIP and row["reason"] == Skip.NO_ORACLE)
 
 
 def _versions(row: Mapping[str, Any], stacks: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
@@ -116,7 +127,7 @@ def _versions(row: Mapping[str, Any], stacks: Mapping[str, Mapping[str, str]]) -
 
 def _overall(counts: Mapping[str, int]) -> str:
     """A definition's verdict: the worst of its rows; skip only if nothing passed."""
-    order = (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP)
+    order = (Verdict.ERROR, Verdict.FAIL, NO_ORACLE, Verdict.PASS, Verdict.SKIP)
     return str(next(verdict for verdict in order if counts.get(verdict)))
 
 
@@ -132,7 +143,8 @@ def table(summary: Mapping[str, Any]) -> str:
     grid = Table(title="Verdicts, one an output of a case", title_justify="left")
     for heading in ("op_type", "actor"):
         grid.add_column(heading)
-    for heading in ("definitions", "cases", "pass", "fail", "error", "known", "skip"):
+    nobody = ["no oracle"] if any(group[NO_ORACLE] for group in summary["groups"]) else []
+    for heading in ("definitions", "cases", "pass", "fail", "error", "known", *nobody, "skip"):
         grid.add_column(heading, justify="right")
     grid.add_column("skipped because")
     for group in summary["groups"]:
@@ -149,7 +161,8 @@ def table(summary: Mapping[str, Any]) -> str:
             fail,
             error,
             str(group["known"]),
-            skip,
+            *([str(group[NO_ORACLE])] if nobody else []),
+            str(int(skip) - group[NO_ORACLE]),
             why,
         ]
         grid.add_row(*cells)
@@ -180,7 +193,7 @@ def _closing(summary: Mapping[str, Any]) -> Iterator[str]:
         if len(findings[kind]) > SHOWN:
             yield f"  ... and {len(findings[kind]) - SHOWN} more in summary.json"
     verdicts = Counter(summary["definitions"].values())
-    counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in Verdict if verdicts[verdict])
+    counts = ", ".join(f"{verdicts[kind]} {word}" for kind, word in OUTCOMES.items() if verdicts[kind])
     known = f", {len(findings['known'])} findings known" if findings["known"] else ""
     outcome = "VERIFIED" if summary["verified"] else "NOT VERIFIED"
     yield f"\n{outcome}: {len(summary['definitions'])} definitions: {counts or 'nothing was compared'}{known}"

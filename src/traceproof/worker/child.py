@@ -97,9 +97,12 @@ def _text_of(error: BaseException) -> str:
 def describe(error: BaseException) -> str:
     """The exception and where it came from, without the frames of this package's worker."""
     own = str(Path(__file__).parent)
+    runner = f"{Path(own).parent}/runner.py"
     with contextlib.suppress(BaseException):
         frames_of = [
-            frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if not frame.filename.startswith(own) and frame.filename != runner
         ]
         where = "".join(traceback.format_list(frames_of[-TRACEBACK_FRAMES:]))
         what = "".join(traceback.format_exception_only(error)).strip()

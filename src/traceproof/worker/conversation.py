@@ -10,9 +10,10 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from traceproof.errors import TraceproofError
@@ -22,6 +23,7 @@ from traceproof.worker.warden import SCRATCH_WORD
 
 ANSWER_SPACE = 4096  # beside the value: status, a message, the time
 MESSAGE_CHARACTERS = 8000
+MOST_BYTES, MOST_SECONDS = 1 << 62, 1e9  # that an answer may speak of
 OUTPUT_TAIL = 2000  # bytes of printed text kept for people
 REPORT_BYTES = 4096
 # Killing takes milliseconds; a process that hangs in a driver takes until the driver lets go.
@@ -45,6 +47,7 @@ class Conversation:
 
     moves = False  # whether it may go on in another scratch folder than its first
     used = False  # whether it has served another job
+    layers: Mapping[str, str] = MappingProxyType({})  # the walls around it, as its interpreter found them
 
     def __init__(self, data: socket.socket, output: int, life: socket.socket, limits: Limits) -> None:
         self._data, self._output, self._life = data, output, life
@@ -164,8 +167,9 @@ class Conversation:
         try:
             in_turn = answer["id"] == identity
             status = Status(answer["status"])
-            message, peak = str(answer.get("message", ""))[:MESSAGE_CHARACTERS], int(answer.get("peak", 0))
-            seconds = float(answer.get("seconds", time.monotonic() - started))
+            message = plain_text(str(answer.get("message", "")))
+            peak = min(max(int(answer.get("peak", 0)), 0), MOST_BYTES)
+            seconds = min(max(float(answer.get("seconds", time.monotonic() - started)), 0.0), MOST_SECONDS)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             return self._end(Status.CRASH, f"the worker's answer can not be read: {error}", started)
         if not in_turn:
@@ -248,6 +252,11 @@ class Conversation:
             return self._life.recv(REPORT_BYTES)
         except ConnectionResetError:  # the warden left our last word unread; what it said is still there
             return self._life.recv(REPORT_BYTES)
+
+
+def plain_text(text: str) -> str:
+    """A stranger's text, cut to a length and without lone surrogates, which no file takes."""
+    return text[:MESSAGE_CHARACTERS].encode("utf-8", errors="backslashreplace").decode("utf-8")
 
 
 def explain(report: dict[str, Any], limits: Limits) -> tuple[Status, str]:

@@ -83,6 +83,7 @@ class Desk:
             return
         if descriptors:
             worker = Conversation.of(descriptors, Limits.of_json(client.request["limits"]))
+            worker.layers = self.interpreter.layers if self.interpreter is not None else {}
             self.free.append((client.key, worker))
         self._dismiss(client)
 
@@ -109,7 +110,11 @@ class Desk:
                 continue
             client.served = True
             with contextlib.suppress(OSError):  # a job that was killed; its connection's end is heard next
-                socket.send_fds(client.connection, [json.dumps({"used": used}).encode()], worker.descriptors)
+                socket.send_fds(
+                    client.connection,
+                    [json.dumps({"used": used, "layers": dict(worker.layers)}).encode()],
+                    worker.descriptors,
+                )
             worker.abandon()  # the job's descriptors are copies
 
     def _worker(self, client: Client, *, room: bool) -> tuple[Conversation, bool]:

@@ -52,6 +52,7 @@ class Recipe:
     readable: Sequence[str]
     isolation: Isolation
     without: Sequence[str] = ()
+    conceal: Sequence[str] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The recipe as a JSON object."""
@@ -65,7 +66,8 @@ class Recipe:
     def arguments(self) -> list[str]:
         """What the zygote's command line says after its socket's number."""
         gpu = "1" if self.gpu else "0"
-        return [self.isolation, gpu, os.pathsep.join(self.readable), ",".join(self.without), *self.preload]
+        seen, hidden = os.pathsep.join(self.readable), os.pathsep.join(self.conceal)
+        return [self.isolation, gpu, seen, hidden, ",".join(self.without), *self.preload]
 
     def environment(self, folder: Path) -> dict[str, str]:
         """The interpreter's whole environment; `folder` is its own."""
@@ -174,6 +176,7 @@ class Interpreter:
         life, their_life = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         output, their_output = os.pipe()
         worker = Conversation(data, output, life, limits)
+        worker.layers = self.layers
         try:
             socket.send_fds(self.control, [request], [their_data.fileno(), their_output, their_life.fileno()])
         except BaseException:

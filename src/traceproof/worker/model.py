@@ -35,6 +35,7 @@ class Status(StrEnum):
     OUTPUT = "output"  # printed, wrote or answered more than the limit
     PROCESSES = "processes"  # started more processes than the limit
     REFUSED = "refused"  # the setup function or the handler raised Refused
+    ISOLATION = "isolation"  # not run: it can not be isolated here, and nobody said that it may run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,7 @@ class ItemOutcome:
         seconds: time in the handler; wall clock seen from outside if the handler did not come back.
         peak_bytes: host memory at its highest during the item, beyond what the preloaded modules take.
         output: the end of what the item printed.
+        isolation: what strangers' code could reach where isolation was not whole; empty: nothing.
     """
 
     index: int
@@ -102,3 +104,4 @@ class ItemOutcome:
     seconds: float = 0.0
     peak_bytes: int = 0
     output: str = ""
+    isolation: str = ""

@@ -15,7 +15,7 @@ from typing import Any, Self
 from traceproof.worker.conversation import Answer, Conversation
 from traceproof.worker.interpreter import Interpreter, Recipe
 from traceproof.worker.model import Isolation, ItemOutcome, Limits, Status
-from traceproof.worker.sandbox import line_of
+from traceproof.worker.sandbox import lacking, line_of
 from traceproof.worker.shared import Host
 
 
@@ -33,6 +33,8 @@ class Pool:
         gpu: whether workers may use CUDA devices; if not, they see none, and memory limits hold more exactly.
         readable: files and folders that shut-in workers may read beside the interpreter and installed software.
         without: walls (keys of `layers`) to leave out: where one stands in the way, and to see what is left.
+        conceal: files and folders that shut-in workers do not see even where they lie inside of what they see.
+        weak: whether untrusted code may run where isolation is not whole; if not, each item's status says so.
         shared: whether to use, inside a run that announced itself, the interpreters that its jobs share.
         most: how many trusted workers such an interpreter may have at once; None: any number.
     """
@@ -46,15 +48,18 @@ class Pool:
         gpu: bool = False,
         readable: Sequence[Path] = (),
         without: Collection[str] = (),
+        conceal: Sequence[Path] = (),
+        weak: bool = True,
         shared: bool = False,
         most: int | None = None,
     ) -> None:
         # Nothing shuts trusted code in; without what would, recipes of different jobs are equal and share a host.
         walls: dict[Isolation, dict[str, list[str]]] = {
-            Isolation.TRUSTED: {"readable": [], "without": []},
+            Isolation.TRUSTED: {"readable": [], "without": [], "conceal": []},
             Isolation.UNTRUSTED: {
                 "readable": [os.path.abspath(path) for path in readable],  # noqa: PTH100 - links stay links
                 "without": sorted(without),
+                "conceal": sorted(os.path.realpath(path) for path in conceal),
             },
         }
         self._recipes = {
@@ -72,6 +77,7 @@ class Pool:
             isolation: Host.of_run(recipe) if shared else None for isolation, recipe in self._recipes.items()
         }
         self._most = most
+        self._weak = weak
         self._lock = threading.Lock()
         self._running: dict[Isolation, Interpreter] = {}
 
@@ -127,14 +133,18 @@ class Pool:
         done = 0
         while done < len(items):
             with self._worker(limits, isolation, scratch) as (worker, folder):
+                reach = "" if isolation is Isolation.TRUSTED else ", ".join(lacking(worker.layers))
+                if reach and not self._weak:
+                    yield from (_not_isolated(index, reach) for index in range(done, len(items)))
+                    return
                 start = worker.set_up(setup, payload, folder, limits.setup_seconds)
                 if start.status is Status.CRASH and worker.used:
                     continue  # it ended while nobody used it
                 if start.status is not Status.OK:
-                    yield from (_outcome(index, start, "setup: ") for index in range(done, len(items)))
+                    yield from (_outcome(index, start, reach, "setup: ") for index in range(done, len(items)))
                     return
                 while done < len(items) and not worker.over():
-                    yield _outcome(done, worker.ask({"item": items[done]}, limits.seconds))
+                    yield _outcome(done, worker.ask({"item": items[done]}, limits.seconds), reach)
                     done += 1
 
     @contextlib.contextmanager
@@ -195,7 +205,15 @@ def run_items(  # noqa: PLR0913 - the pool's and the request's
         )
 
 
-def _outcome(index: int, answer: Answer, prefix: str = "") -> ItemOutcome:
+def _not_isolated(index: int, reach: str) -> ItemOutcome:
+    message = (
+        f"not run: on this machine strangers' code could reach {reach} (namespaces and Landlock are absent or not"
+        " allowed here); --allow-weak-isolation runs it all the same"
+    )
+    return ItemOutcome(index=index, status=Status.ISOLATION, message=message)
+
+
+def _outcome(index: int, answer: Answer, reach: str, prefix: str = "") -> ItemOutcome:
     return ItemOutcome(
         index=index,
         status=answer.status,
@@ -204,4 +222,5 @@ def _outcome(index: int, answer: Answer, prefix: str = "") -> ItemOutcome:
         seconds=answer.seconds,
         peak_bytes=answer.peak,
         output=answer.output,
+        isolation=reach,
     )

@@ -65,6 +65,21 @@ def line_of(layers: Mapping[str, str]) -> str:
     return text
 
 
+def lacking(layers: Mapping[str, str]) -> list[str]:
+    """What strangers' code could reach with these layers; empty: isolation is whole.
+
+    Several walls may do for one protection: a GPU's driver does not start behind Landlock, say.
+    """
+    holds = {name for name, state in layers.items() if state == HOLDS}
+    protections = {
+        "this user's files": {"files", "landlock"},
+        "the network": {"network", "system_calls"},
+        "other processes": {"process", "landlock"},
+        "privileges": {"privileges", "user"},
+    }
+    return [what for what, walls in protections.items() if not holds & walls]
+
+
 def new_user() -> None:
     """Enter a user namespace of the same user and group, with every capability inside it and none outside."""
     user, group = os.geteuid(), os.getegid()
@@ -102,7 +117,7 @@ def leave(plan: Plan, seen: view.View, stage: str) -> None:
         view.enter(seen, stage, fresh_proc=plan.process)
 
 
-def give_up(plan: Plan, seen: view.View, *, processes: bool) -> None:
+def give_up(plan: Plan, seen: view.View, *, processes: bool, gpu: bool = False) -> None:
     """Give up privileges, then files and system calls: the last step before foreign code, which nothing undoes."""
     if plan.privileges:
         kernel.drop_capabilities()
@@ -114,7 +129,7 @@ def give_up(plan: Plan, seen: view.View, *, processes: bool) -> None:
     if plan.system_calls:
         # Without a process namespace it could signal every process of this user, its own warden first.
         only = None if plan.process else os.getpid()
-        seccomp.install(seccomp.program(kernel.MACHINE, processes=processes, only_signal=only))
+        seccomp.install(seccomp.program(kernel.MACHINE, processes=processes, only_signal=only, gpu=gpu))
 
 
 def probe(stage: str, without: Collection[str] = ()) -> tuple[Plan, dict[str, str]]:

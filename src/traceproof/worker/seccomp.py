@@ -62,6 +62,9 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "fanotify_init": (300, 262),
     "lookup_dcookie": (212, 18),
     "personality": (135, 92),
+    # memory that belongs to no process, and so counts for none
+    "shmget": (29, 194),
+    "memfd_secret": (447, 447),
     # the machine
     "kexec_load": (246, 104),
     "kexec_file_load": (320, 294),
@@ -85,6 +88,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "modify_ldt": (154, None),
 }
 CLONE, CLONE3, FORK, VFORK = (56, 220), (435, 435), (57, None), (58, None)
+MEMFD_CREATE = (319, 279)
 SOCKET, IOCTL, PRCTL = (41, 198), (16, 29), (157, 167)
 KILL_CALL, TGKILL, TKILL = (62, 129), (234, 131), (200, 130)
 SIGQUEUE, TGSIGQUEUE, PIDFD_SIGNAL = (129, 138), (297, 240), (424, 424)
@@ -129,15 +133,18 @@ class Program:
         return b"".join(struct.pack("=HBBI", *line) for line in [*self._code, (RETURN, 0, 0, ALLOW)])
 
 
-def program(machine: str, *, processes: bool, only_signal: int | None) -> bytes:
+def program(machine: str, *, processes: bool, only_signal: int | None, gpu: bool = False) -> bytes:
     """The filter.
 
     Args:
         machine: x86_64 or aarch64.
         processes: whether new processes may be started; threads always may.
         only_signal: the one process that may be sent signals; None: any that can be seen.
+        gpu: whether a GPU's driver runs in the process: it makes files in memory, which others may not.
     """
     built = Program(machine)
+    if not gpu:
+        built.refuse(MEMFD_CREATE)
     for numbers in REFUSED.values():
         built.refuse(numbers)
     built.refuse(CLONE3, ENOSYS)  # its flags lie in memory, out of a filter's sight; libc falls back to clone

@@ -189,7 +189,8 @@ class Host:
             why: dict[str, Any] = json.loads(said or b'{"what": "the interpreter that a run shares is gone"}')
             raise TraceproofError(why["what"], problems=why.get("problems", ()), todo=why.get("todo", ""))
         loan = Loan.of(descriptors, limits)
-        loan.host, loan.used = connection, json.loads(said)["used"]
+        told = json.loads(said)
+        loan.host, loan.used, loan.layers = connection, told["used"], told["layers"]
         loan.moves = self.recipe.isolation is Isolation.TRUSTED
         return loan
 

@@ -46,15 +46,21 @@ SHARED_MEMORY = "size=64m,mode=1777"  # what CUDA and semaphores put into /dev/s
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Paths that a worker keeps: to read, to write (its scratch folder), and device nodes."""
+    """Paths that a worker keeps: to read, to write (its scratch folder), device nodes; and what it never sees."""
 
     readable: tuple[str, ...]
     scratch: str
     devices: tuple[str, ...]
+    concealed: tuple[str, ...] = ()
 
 
-def view_of_this_process(scratch: str, *, gpu: bool, more: Sequence[str] = ()) -> View:
-    """The view that this interpreter needs: its own files, the libraries it has loaded, and `more`."""
+def view_of_this_process(
+    scratch: str, *, gpu: bool, more: Sequence[str] = (), conceal: Sequence[str] = ()
+) -> View:
+    """The view that this interpreter needs: its own files, the libraries it has loaded, and `more`.
+
+    What lies in a folder to conceal is left out, but for a folder that the interpreter itself lies in.
+    """
     wanted = [*SYSTEM, *(f"/etc/{name}" for name in ETC), *more]
     wanted += [sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(os.path.realpath(sys.executable)).parent)]
     wanted += [path for path in sys.path if path]
@@ -63,7 +69,14 @@ def view_of_this_process(scratch: str, *, gpu: bool, more: Sequence[str] = ()) -
     wanted += _folders_of_loaded_libraries()
     patterns = (*DEVICES, *(GPU_DEVICES if gpu else ()))
     devices = [str(path) for pattern in patterns for path in sorted(Path("/dev").glob(pattern))]
-    return View(_without_nested(wanted), scratch, tuple(devices))
+    own = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, sys.executable)]
+    hidden = [path for path in conceal if not any(_inside(one, path) for one in own)]
+    kept = (path for path in _without_nested(wanted) if not any(_inside(path, folder) for folder in hidden))
+    return View(tuple(kept), scratch, tuple(devices), tuple(hidden))
+
+
+def _inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _folders_of_loaded_libraries() -> list[str]:
@@ -122,6 +135,8 @@ def enter(view: View, stage: str, *, fresh_proc: bool) -> None:
     kernel.mount("tmpfs", stage, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     for path in view.readable:
         _show(path, stage)
+    for path in view.concealed:
+        _conceal(stage + path)
     for path in ("/dev", SHARED, "/proc", "/tmp", view.scratch):  # noqa: S108 - an empty /tmp of its own
         Path(stage + path).mkdir(parents=True, exist_ok=True)
     for path in view.devices:
@@ -164,6 +179,14 @@ def _show(path: str, stage: str) -> None:
     _make_point(path, stage)
     with contextlib.suppress(FileNotFoundError):  # gone since the view was made
         kernel.mount(path, str(target), None, kernel.MS_BIND | kernel.MS_REC)
+
+
+def _conceal(path: str) -> None:
+    """Put an empty folder, or an empty file, in the place of what is shown there."""
+    if Path(path).is_dir():
+        kernel.mount("tmpfs", path, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
+    elif Path(path).exists():
+        kernel.mount("/dev/null", path, None, kernel.MS_BIND)
 
 
 def _make_point(path: str, stage: str) -> None:

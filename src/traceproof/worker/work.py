@@ -54,7 +54,7 @@ def work(order: Order, data: socket.socket, baseline: int, namespaces: Sequence[
     meter = child.Meter(baseline)
     set_limits(order)
     if order.isolation is Isolation.UNTRUSTED:
-        give_up(walls, order.seen, processes=order.limits.processes != 0)
+        give_up(walls, order.seen, processes=order.limits.processes != 0, gpu=order.gpu)
     child.serve(data, order.scratch, order.limits, meter)
 
 

@@ -1,0 +1,336 @@
+"""Runs references, which are strangers' code: in one worker they are called, in another what they did is measured.
+
+A worker that strangers' code ran in is believed nothing but the bytes of its outputs, and what it says against
+itself. Inputs are drawn, outputs checked and compared by `traceproof.actors.measure` in a process of our own, and
+the record is written here.
+"""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from traceproof.border import remove_tree
+from traceproof.digests import digest_json
+from traceproof.stages import record as records
+from traceproof.stages.job import Job
+from traceproof.stages.progress import Progress
+from traceproof.stages.record import RunRecord
+from traceproof.store import Store, disk_errors
+from traceproof.worker import MIB, Isolation, ItemOutcome, Limits, Pool, Status, policy
+
+CALL = "traceproof.runner:setup"
+MEASURE = "traceproof.actors.measure:setup"
+GOLDEN = 0x9E3779B97F4A7C15
+PATIENCE = 2  # timeouts of one definition after which its other cases are not waited for
+SCRATCH_ROOM = 256 * MIB  # beside what a case is planned to need
+ANSWER_BYTES = MIB
+NAN = float("nan")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Call:
+    """One call of a reference, and what came of it.
+
+    Attributes:
+        planned: the case.
+        key: of its outputs.
+        first: outputs of an earlier call on the same inputs, which this one must meet bit by bit.
+        recall: whether to hold the outputs against those of the call before.
+        fill: what memory without a value holds; None: whatever lies there.
+        threads: torch's.
+    """
+
+    planned: Mapping[str, Any]
+    key: str
+    first: Path | None = None
+    recall: bool = False
+    fill: float | None = NAN
+    threads: int = 1
+    outcome: ItemOutcome | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    inputs: str = ""
+
+    @property
+    def case_id(self) -> str:
+        """The case's id."""
+        return str(self.planned["case"]["id"])
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it was made and left outputs."""
+        return self.outcome is not None and self.outcome.status is Status.OK
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it ran into the limit."""
+        return self.outcome is not None and self.outcome.status is Status.TIMEOUT
+
+    def record(self) -> RunRecord:
+        """What is written of it."""
+        assert self.outcome is not None
+        if self.succeeded:
+            return records.ok(self.key, self.outcome, self.facts, inputs=self.inputs)
+        return records.error(self.key, self.outcome)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class References:
+    """Runs the references of one op_type's definitions.
+
+    Attributes:
+        pool: workers for strangers' code.
+        bench: workers of ours, without a GPU.
+        store: the folder that scratch folders are made in.
+    """
+
+    job: Job
+    outputs: Store
+    pool: Pool
+    bench: Pool
+    store: Path
+    dataset: str
+    progress: Progress
+
+    def run(self, name: str, entry: Mapping[str, Any], wanted: Sequence[Call]) -> dict[str, RunRecord]:
+        """Records by case id of one definition's calls, each finished one in the store before the next begins."""
+        refusals = policy.check(entry["definition"]["reference"])
+        if refusals:
+            message = "; ".join(str(refusal) for refusal in refusals)
+            for call in wanted:
+                call.outcome = ItemOutcome(index=0, status=Status.REFUSED, message=message)
+            return {call.case_id: self._finished(name, call, None) for call in wanted}
+        found: dict[str, RunRecord] = {}
+        plain = [call for call in wanted if not call.planned.get("hidden")]
+        hidden = [call for call in wanted if call.planned.get("hidden")]
+        Random(digest_json([entry["digest"], entry.get("nonce", 0)])).shuffle(plain)  # noqa: S311 - an order
+        with self._folder() as done:
+            again = {call.case_id: self._repeat(call, done) for call in plain if call.planned["repeat"]}
+            for call in hidden:
+                call.fill, call.threads, call.recall = None, self.job.hidden_threads, bool(again)
+            for batch in self._batches(plain, [*again.values(), *hidden]):
+                waited = sum(call.timed_out for call in plain)
+                for call in self._calls(name, entry, batch, done, waited=waited):
+                    if call in plain and not (call.planned["repeat"] and call.succeeded):
+                        found[call.case_id] = self._finished(name, call, done)
+            for call in plain:
+                if call.case_id not in found:
+                    _join(call, again[call.case_id], hidden)
+                    found[call.case_id] = self._finished(name, call, done)
+            return found | {call.case_id: self._finished(name, call, done) for call in hidden}
+
+    @staticmethod
+    def _repeat(call: Call, done: Path) -> Call:
+        """One more call on a case's inputs, with other memory."""
+        first = _outputs(done, call.key)
+        return Call(planned=call.planned, key=secrets.token_hex(16), first=first, fill=_drawn_fill())
+
+    def _batches(self, plain: Sequence[Call], rest: Sequence[Call]) -> Iterator[Sequence[Call]]:
+        """The calls of each worker: the repeat and the hidden cases have their own, which remembers nothing.
+
+        But for a GPU: processes open it one after the other, and a second one per definition would be waited for.
+        """
+        if self.job.device != "cpu":
+            yield [*plain, *rest]
+            return
+        yield plain
+        failed = {call.case_id for call in plain if not call.succeeded}
+        yield [call for call in rest if call.planned.get("hidden") or call.case_id not in failed]
+
+    def _calls(
+        self, name: str, entry: Mapping[str, Any], calls: Sequence[Call], done: Path, *, waited: int
+    ) -> Iterator[Call]:
+        """Make the calls in one new worker; after PATIENCE timeouts, `waited` included, the rest is given up."""
+        if not calls:
+            return
+        with self._folder() as folder, ExitStack() as stack:
+            token = secrets.token_hex(6)
+            asked: list[dict[str, Any]] = [{} for _ in range(2 * len(calls))]
+            orders: list[dict[str, Any]] = [{} for _ in calls]
+            measured = self.bench.run_items(
+                setup=MEASURE,
+                payload={"definition": entry["definition"], "dataset": self.dataset, "folder": str(folder)},
+                items=asked,
+                limits=self.job.limits,
+                isolation=Isolation.TRUSTED,
+                scratch=done,
+            )
+            ran = self.pool.run_items(
+                setup=CALL,
+                payload={
+                    "source": entry["definition"]["reference"],
+                    "name": f"m{token}",
+                    "device": self.job.device,
+                    "threads": 1,
+                    "fill": calls[0].fill,
+                },
+                items=orders,
+                limits=self._limits(calls),
+                isolation=Isolation.UNTRUSTED,
+                scratch=folder,
+            )
+            for running in (measured, ran):
+                stack.callback(running.close)  # type: ignore[attr-defined] # they are generators
+            timeouts = waited
+            for index, call in enumerate(calls):
+                if timeouts >= PATIENCE:
+                    call.outcome = self._given_up()
+                else:
+                    self._call(call, asked[2 * index : 2 * index + 2], orders[index], measured, ran)
+                    assert call.outcome is not None
+                    text = call.outcome.message.replace(f"m{token}", f"reference of {name}")
+                    call.outcome = replace(call.outcome, message=text)
+                    timeouts += call.timed_out
+                yield call
+
+    def _call(
+        self,
+        call: Call,
+        asked: Sequence[dict[str, Any]],
+        order: dict[str, Any],
+        measured: Iterator[ItemOutcome],
+        ran: Iterator[ItemOutcome],
+    ) -> None:
+        """Draw, call, collect."""
+        token = secrets.token_hex(8)
+        files = {"data": f"{token}.in", "out": f"{token}.out"}
+        case = call.planned["case"]
+        asked[0].update(do="draw", case=case, data=files["data"])
+        drawn = next(measured)
+        inputs = drawn.value if drawn.status is Status.OK else None
+        if inputs is not None and "digest" in inputs:
+            call.inputs = inputs["digest"]
+            seeds = _seeds(call)
+            order.update(files, inputs=inputs["inputs"], seeds=seeds, trials=call.planned["trials"])
+            order.update(fill=call.fill, threads=call.threads, hold=True)
+        started = time.monotonic()
+        outcome = next(ran)
+        outcome = replace(outcome, seconds=time.monotonic() - started)  # not what was said from inside
+        asked[1].update(files, do="collect", case=case, key=call.key, returned=outcome.value)
+        asked[1].update(first=None if call.first is None else str(call.first), recall=call.recall)
+        if not call.inputs:
+            call.outcome = self._not_drawn(drawn)
+        elif outcome.status is not Status.OK:
+            call.outcome = self._not_ours(outcome)
+        call.facts = {}
+        if call.outcome is not None:
+            asked[1]["returned"] = None
+        collected = next(measured)
+        if call.outcome is None:
+            call.outcome, call.facts = self._collected(outcome, collected)
+
+    def _not_drawn(self, drawn: ItemOutcome) -> ItemOutcome:
+        """The case's outcome where its inputs could not be drawn."""
+        if drawn.status is not Status.OK:
+            return replace(drawn, message=f"drawing the inputs: {drawn.message}")
+        self._check_space(drawn.value)
+        return replace(drawn, status=Status.CRASH, message=f"drawing the inputs: {drawn.value['bad']}")
+
+    def _not_ours(self, outcome: ItemOutcome) -> ItemOutcome:
+        """The outcome of a call that failed, unless the disk is full: that is the machine's."""
+        if "No space left on device" in outcome.message:
+            with disk_errors(self.store):
+                self._probe_space()
+        return outcome
+
+    def _probe_space(self) -> None:
+        with tempfile.TemporaryFile(dir=self.store) as file:
+            file.write(bytes(MIB))
+            file.flush()
+
+    def _collected(self, outcome: ItemOutcome, collected: ItemOutcome) -> tuple[ItemOutcome, Mapping[str, Any]]:
+        """The case's outcome, and what was measured, of a call that gave an answer."""
+        if collected.status is not Status.OK:
+            return replace(collected, message=f"reading the outputs: {collected.message}"), {}
+        self._check_space(collected.value)
+        if "bad" in collected.value:
+            message = f"{outcome.message}{collected.value['bad']}"
+            return replace(outcome, status=Status.CRASH, message=message, value=None), {}
+        return outcome, collected.value
+
+    def _check_space(self, said: Mapping[str, Any]) -> None:
+        """Raise what a full disk raises.
+
+        Raises:
+            TraceproofError: it is full.
+        """
+        if "no_space" in said:
+            with disk_errors(self.store / "outputs"):
+                raise OSError(errno.ENOSPC, said["no_space"])
+
+    def _given_up(self) -> ItemOutcome:
+        limit = f"{self.job.limits.seconds:g} s"
+        message = f"not run: {PATIENCE} cases of this definition ran into the limit of {limit}"
+        return ItemOutcome(index=0, status=Status.TIMEOUT, message=message)
+
+    def _limits(self, calls: Sequence[Call]) -> Limits:
+        """A worker's: its folder holds inputs and outputs, and not much more."""
+        need = max(int(call.planned["memory"]) for call in calls)
+        return replace(self.job.limits, file_bytes=need + SCRATCH_ROOM, message_bytes=ANSWER_BYTES)
+
+    @contextmanager
+    def _folder(self) -> Iterator[Path]:
+        """A new folder of this user's alone, removed whatever is in it."""
+        folder = Path(tempfile.mkdtemp(prefix="scratch-", dir=self.store)).resolve()
+        try:
+            yield folder
+        finally:
+            remove_tree(folder)
+
+    def _finished(self, name: str, call: Call, done: Path | None) -> RunRecord:
+        """The record of a call; a lasting one goes into the store, tensors first."""
+        record = call.record()
+        assert call.outcome is not None
+        if call.outcome.status in records.LASTING:
+            tensors = _outputs(done, call.key) if done is not None and record["status"] == "ok" else None
+            record = records.of_json(self.outputs.finish(call.key, record, tensors))
+        self.progress.show(f"{name} {call.case_id}", record["status"])
+        return record
+
+
+def _outputs(done: Path, key: str) -> Path:
+    """Where measuring leaves a call's outputs."""
+    return done / f"{key}.safetensors"
+
+
+def _join(call: Call, repeat: Call, hidden: Sequence[Call]) -> None:
+    """Add to a call what its repeat and the hidden cases after it showed."""
+    assert repeat.outcome is not None
+    if not repeat.succeeded:
+        call.outcome = replace(repeat.outcome, message=f"its second run: {repeat.outcome.message}")
+    remembered = any(other.facts.get("remembered", False) for other in hidden)
+    call.facts = {**call.facts, "varying": [], **_merged(call.facts, repeat.facts), "remembered": remembered}
+
+
+def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """What either of two runs did; `varying` is the second's to say."""
+    both = {
+        name: sorted({*first.get(name, []), *second.get(name, [])})
+        for name in ("mutated", "aliased", "subclassed")
+    }
+    return both | {name: second[name] for name in ("varying",) if name in second}
+
+
+def _drawn_fill() -> float:
+    """What memory without a value holds in a second run: another value in every run."""
+    return float(secrets.randbelow(200) + 20) * (1 if secrets.randbits(1) else -1)
+
+
+def _seeds(call: Call) -> list[int]:
+    """Seeds of torch's generator: one per trial, which follow from a number drawn for every results folder.
+
+    Where no trials are asked for, a second run has a seed of its own: an answer that depends on it varies.
+    """
+    planned = call.planned
+    if not planned["trials"]:
+        return [secrets.randbits(62) if call.first is not None else planned["case"]["seed"]]
+    start = int(digest_json([planned.get("nonce", 0), planned["digest"]]), 16)
+    return [(start + trial * GOLDEN) % (1 << 63) for trial in range(planned["trials"])]

@@ -1,0 +1,230 @@
+"""What a reference that got past the policy leaves or says: it costs exactly its case, and is never a pass.
+
+The references here reach the code that calls them, which nothing in one process can prevent, and put something
+else in the place of its answer, its files or its exceptions.
+"""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from definitions import rmsnorm, write
+from pipeline import Rows, Run, verdicts
+from test_hostile import NORM
+
+from traceproof.stages.plan import Selection
+from traceproof.worker import Limits, policy
+
+HEAD = """
+import errno, os, socket, struct, json, signal, threading, time
+import torch
+
+CALLER = next(one for one in object.__subclasses__() if one.__name__ == "_Caller")
+HONEST = CALLER._answer
+
+
+def bad(self, item):
+    answer = HONEST(self, item)
+    out, data = self._scratch / item["out"], self._scratch / item["data"]
+{deed}
+    return answer
+
+
+CALLER._answer = bad
+"""
+CRASH, EXCEPTION, PASS = ("error", "crash"), ("error", "exception"), ("pass", None)
+FLOOD, TIMEOUT = ("error", "output_flood"), ("error", "timeout")
+FAIL = ("fail", "numerics")
+
+LEFT = {
+    "absent": "out.unlink()",
+    "empty": "out.write_bytes(b'')",
+    "cut_short": "os.truncate(out, out.stat().st_size - 1)",
+    "one_byte_more": "out.open('ab').write(b'x')",
+    "a_sparse_giant": "os.truncate(out, 1 << 28)",
+    "a_folder": "out.unlink(); out.mkdir()",
+    "a_socket": "out.unlink(); socket.socket(socket.AF_UNIX).bind(out.name)",
+    "a_link_outside": "out.unlink(); out.symlink_to('/etc/passwd')",
+    "a_link_to_the_inputs": "out.unlink(); out.symlink_to(data)",
+    "a_link_to_itself": "out.unlink(); out.symlink_to(out)",
+    "a_link_to_zeros": "out.unlink(); out.symlink_to('/dev/zero')",
+    "a_fifo": "out.unlink(); os.mkfifo(out)",
+    "inputs_absent": "data.unlink()",
+    "inputs_cut_short": "os.truncate(data, 1)",
+    "inputs_a_fifo": "data.unlink(); os.mkfifo(data)",
+    "inputs_a_link": "data.unlink(); data.symlink_to('/dev/zero')",
+    "inputs_a_folder": "data.unlink(); data.mkdir()",
+}
+SAID = {
+    "nothing": "None",
+    "a_list": "[]",
+    "a_text": "'fine'",
+    "a_number": "float('nan')",
+    "true": "True",
+    "an_empty_mapping": "{}",
+    "a_skip": "{'skip': 'no_cuda', 'message': 'no GPU'}",
+    "a_skip_beside": "answer | {'skip': 'no_cuda', 'message': 'no GPU'}",
+    "a_status": "answer | {'status': 'skip', 'reason': 'does_not_fit'}",
+    "a_key": "answer | {'key': '../../x'}",
+    "a_digest": "answer | {'inputs': '0' * 32}",
+    "no_space": "{'no_space': 'No space left on device (os error 28)'}",
+    "no_aliased": "{key: answer[key] for key in answer if key != 'aliased'}",
+    "aliased_elsewhere": "answer | {'aliased': [64]}",
+    "aliased_text": "answer | {'aliased': ['x']}",
+    "outputs_no_list": "answer | {'outputs': {}}",
+    "outputs_too_many": "answer | {'outputs': answer['outputs'] * 65}",
+    "outputs_twice": "answer | {'outputs': answer['outputs'] * 2}",
+    "a_field_more": "answer | {'outputs': [answer['outputs'][0] | {'offset': 0}]}",
+    "no_shape": "answer | {'outputs': [{'index': 0, 'name': None, 'dtype': 'bfloat16'}]}",
+    "dtype_unknown": "answer | {'outputs': [answer['outputs'][0] | {'dtype': 'float7'}]}",
+    "dtype_no_dtype": "answer | {'outputs': [answer['outputs'][0] | {'dtype': 'tensor'}]}",
+    "dtype_a_path": "answer | {'outputs': [answer['outputs'][0] | {'dtype': '../x'}]}",
+    "dtype_larger": "answer | {'outputs': [answer['outputs'][0] | {'dtype': 'float64'}]}",
+    "shape_negative": "answer | {'outputs': [answer['outputs'][0] | {'shape': [-1, 32]}]}",
+    "shape_giant": "answer | {'outputs': [answer['outputs'][0] | {'shape': [1 << 39, 1 << 39]}]}",
+    "shape_beyond_all": "answer | {'outputs': [answer['outputs'][0] | {'shape': [10 ** 400]}]}",
+    "shape_of_floats": "answer | {'outputs': [answer['outputs'][0] | {'shape': [1.0, 32.0]}]}",
+    "shape_of_nan": "answer | {'outputs': [answer['outputs'][0] | {'shape': [float('nan')]}]}",
+    "shape_of_bools": "answer | {'outputs': [answer['outputs'][0] | {'shape': [True, True]}]}",
+    "shape_deep": "answer | {'outputs': [answer['outputs'][0] | {'shape': [[1]]}]}",
+    "dimensions_too_many": "answer | {'outputs': [answer['outputs'][0] | {'shape': [1] * 17}]}",
+    "index_negative": "answer | {'outputs': [answer['outputs'][0] | {'index': -1}]}",
+    "name_a_surrogate": "answer | {'outputs': [answer['outputs'][0] | {'name': chr(0xD800)}]}",
+    "name_endless": "answer | {'outputs': [answer['outputs'][0] | {'name': 'x' * 1000}]}",
+    "an_endless_number": "10 ** 3000",
+}
+NAMED = {
+    "called_metadata": "answer | {'outputs': [answer['outputs'][0] | {'name': '__metadata__'}]}",
+    "called_a_path": "answer | {'outputs': [answer['outputs'][0] | {'name': '../../x'}]}",
+}
+DONE = {
+    "raises_a_surrogate": ("raise ValueError(chr(0xD800) + 'x')", EXCEPTION),
+    "raises_a_book": ("raise ValueError('x' * (1 << 24))", EXCEPTION),
+    "raises_an_interrupt": ("raise KeyboardInterrupt", EXCEPTION),
+    "raises_an_exit": ("raise SystemExit(0)", EXCEPTION),
+    "raises_what_has_no_text": ("raise type('E', (Exception,), {'__str__': lambda self: 1})()", EXCEPTION),
+    "claims_a_full_disk": ("raise OSError(errno.ENOSPC, 'No space left on device')", EXCEPTION),
+    "leaves": ("os._exit(0)", CRASH),
+    "kills_itself": ("os.kill(os.getpid(), signal.SIGKILL)", CRASH),
+    "aborts": ("os.abort()", CRASH),
+    "stops": ("os.kill(os.getpid(), signal.SIGSTOP)", TIMEOUT),
+    "waits": ("time.sleep(60)", TIMEOUT),
+    "floods_stderr": ("[os.write(2, b'x' * 65536) for _ in range(1000)]", FLOOD),
+    "an_answer_of_megabytes": ("answer = ['x' * (1 << 22)]", FLOOD),
+    "an_answer_nested_deeply": ("answer = []\n    for _ in range(900):\n        answer = [answer]", CRASH),
+    "two_answers": (
+        (
+            "for name in os.listdir('/proc/self/fd'):\n"
+            "        try:\n"
+            "            body = json.dumps({'id': '0', 'status': 'ok', 'value': answer}).encode()\n"
+            "            os.write(int(name), 2 * (struct.pack('!Q', len(body)) + body))\n"
+            "        except OSError:\n"
+            "            pass"
+        ),
+        CRASH,
+    ),
+    "no_message_at_all": (
+        (
+            "for name in os.listdir('/proc/self/fd'):\n"
+            "        try:\n"
+            "            os.write(int(name), b'\\xff' * 64)\n"
+            "        except OSError:\n"
+            "            pass"
+        ),
+        FLOOD,
+    ),
+    "a_memfd": ("os.memfd_create('x')", EXCEPTION),
+    "fills_its_folder": (
+        (
+            "with (self._scratch / 'more').open('wb') as file:\n"
+            "        for _ in range(600):\n"
+            "            file.write(bytes(1 << 20))\n"
+            "        time.sleep(1)"
+        ),
+        None,
+    ),
+}
+# What is done beside a right answer, and must neither help nor hurt anybody.
+BESIDE = {
+    "a_deep_folder": "for _ in range(1500):\n        os.mkdir('d'); os.chdir('d')\n    os.chdir(self._scratch)",
+    "many_files": "[open(f'f{n}', 'w').close() for n in range(2000)]",
+    "a_folder_without_rights": "os.makedirs('locked/inner', exist_ok=True); os.chmod('locked', 0)",
+    "a_setuid_output": "os.chmod(out, 0o4755)",
+    "a_link_farm": "[os.symlink('/etc', f'l{n}') for n in range(50) if not os.path.lexists(f'l{n}')]",
+    "a_fifo_beside": "os.path.exists('fifo') or os.mkfifo('fifo')",
+    "a_growing_file": (
+        "threading.Thread(target=lambda: [(self._scratch / 'g').open('ab').write(b'x') for _ in range(2000)],"
+        " daemon=True).start()"
+    ),
+    "a_file_that_comes_and_goes": (
+        "threading.Thread(target=lambda: [((self._scratch / 'h').touch(), (self._scratch / 'h').unlink())"
+        " for _ in range(2000)], daemon=True).start()"
+    ),
+}
+
+
+def hostile(deed: str) -> str:
+    """A right reference whose caller does something else."""
+    text = NORM.replace("def norm(", "def run(")
+    return HEAD.format(deed=f"    {deed}") + "\n\n" + text
+
+
+EXPECTED: dict[str, tuple[str, set[tuple[str, str | None]] | None]] = {
+    **{f"left_{name}": (deed, {CRASH}) for name, deed in LEFT.items()},
+    **{f"said_{name}": (f"return {deed}", {CRASH}) for name, deed in SAID.items()},
+    **{f"named_{name}": (f"return {deed}", {("fail", "presence")}) for name, deed in NAMED.items()},
+    **{f"done_{name}": (deed, None if found is None else {found}) for name, (deed, found) in DONE.items()},
+    **{f"beside_{name}": (deed, {PASS}) for name, deed in BESIDE.items()},
+}
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("results")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory, out: Path) -> dict[str, Rows]:
+    """One run of all of them, a good one before and behind, without the policy that would refuse them."""
+    root = tmp_path_factory.mktemp("dataset")
+    for name, (deed, _) in EXPECTED.items():
+        write(root, rmsnorm(name, hostile(deed)))
+    for name in ("a_good_one", "z_good_one"):
+        write(root, rmsnorm(name))
+    selection = Selection(sizes=("small",), cases=("small-0", "edge-empty"))
+    limits = Limits(seconds=3.0, memory_bytes=1 << 30, output_bytes=1 << 16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy, "check", lambda _: [])
+        return Run(root, out, selection=selection, limits=limits).verify()
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_it_costs_its_own_case_and_is_no_pass(name: str, rows: dict[str, Rows]) -> None:
+    _, expected = EXPECTED[name]
+    found = verdicts(rows[name])
+    if expected is None:
+        assert found & {FLOOD, CRASH, EXCEPTION}, found
+    else:
+        assert found & expected, (found, rows[name])
+        outputs = {row["verdict"] for row in rows[name] if row["case"] == "small-0" and row["output"] != "*"}
+        assert PASS in expected or "pass" not in outputs
+    assert ("skip", "no_cuda") not in found
+
+
+@pytest.mark.parametrize("name", ["a_good_one", "z_good_one"])
+def test_the_others_are_judged_as_ever(name: str, rows: dict[str, Rows]) -> None:
+    assert verdicts(rows[name]) == {PASS}
+
+
+def test_outputs_in_the_store_belong_to_this_user_alone(rows: dict[str, Rows], out: Path) -> None:
+    assert rows
+    kept = list((out / "store" / "outputs").rglob("*.safetensors"))
+    assert kept
+    assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
+
+
+def test_no_scratch_folder_is_left(rows: dict[str, Rows], out: Path) -> None:
+    assert rows
+    assert not [path for path in (out / "store").iterdir() if path.name.startswith("scratch")]

@@ -1,0 +1,156 @@
+"""A reference that is right on what everybody can compute beforehand, and wrong elsewhere, does not pass."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from definitions import HIDDEN, rmsnorm, write
+from pipeline import Rows, Run, verdicts
+from safetensors.torch import save_file
+from test_hostile import RIGHT, reference
+
+from traceproof.known import Known
+from traceproof.reasons import Verdict
+from traceproof.stages.hidden import hidden_seed
+from traceproof.stages.plan import Selection, plan
+from traceproof.stages.report import failed, summarise, table
+from traceproof.worker import Limits, policy
+
+LIMITS = Limits(seconds=20.0, memory_bytes=1 << 30)
+SELECTION = Selection(sizes=("small",), hidden_seed=123_456_789)
+WRONG = "return norm(hidden_states, weight) * 1.5"
+COUNTED = "\nCALLS = []\n"
+# Right under one condition that a fixed set of cases in one process can not break.
+CONDITIONS = {
+    "at_planned_sizes": f"if hidden_states.shape[0] in SIZES:\n    {RIGHT}\n{WRONG}",
+    "with_one_thread": f"if torch.get_num_threads() == 1:\n    {RIGHT}\n{WRONG}",
+    "where_memory_is_poisoned": f"if torch.empty(1).isnan().item():\n    {RIGHT}\n{WRONG}",
+    "by_its_name": f"if __name__.startswith('reference_of'):\n    {RIGHT}\n{WRONG}",
+    "up_to_the_fourth_call": f"CALLS.append(1)\nif len(CALLS) < 4:\n    {RIGHT}\n{WRONG}",
+    "after_the_first_call": f"CALLS.append(1)\nif len(CALLS) > 1:\n    {RIGHT}\n{WRONG}",
+    "on_inputs_of_seed_0": (f"if round(float(hidden_states.double().sum()), 3) in SUMS:\n    {RIGHT}\n{WRONG}"),
+}
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
+    """The fixed cases: what anybody can compute."""
+    root = tmp_path_factory.mktemp("known")
+    write(root, rmsnorm("alpha"))
+    [path] = plan(root, root / "cases", SELECTION)
+    cases = json.loads(path.read_text(encoding="utf-8"))["definitions"]["alpha"]["cases"]
+    return [case for case in cases if not case.get("hidden")]
+
+
+def sums(name: str, planned: list[dict[str, object]]) -> list[float]:
+    """What a reference that knows seed 0 could look its inputs up by."""
+    from traceproof.actors.inputs import make_inputs
+    from traceproof.dataset.definition import Definition
+    from traceproof.ops import registry
+    from traceproof.ops.cases import Case
+
+    definition = Definition.model_validate(rmsnorm(name))
+    op, _ = registry.for_definition(definition)
+    found = []
+    for entry in planned:
+        case = Case(**entry["case"])  # type: ignore[arg-type] # as planned
+        value = make_inputs(op, definition, case, device=torch.device("cpu"))["hidden_states"]
+        assert isinstance(value, torch.Tensor)
+        found.append(round(float(value.double().sum()), 3))
+    return found
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory, planned: list[dict[str, object]]) -> dict[str, Rows]:
+    root = tmp_path_factory.mktemp("dataset")
+    sizes = sorted({entry["case"]["axes"]["batch_size"] for entry in planned})  # type: ignore[index] # as planned
+    for name, body in CONDITIONS.items():
+        head = f"{COUNTED}SIZES = {sizes}\nSUMS = {sums(name, planned)}\n"
+        write(root, rmsnorm(name, reference(body, head=head)))
+    write(root, rmsnorm("good"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy, "check", lambda _: [])
+        return Run(root, tmp_path_factory.mktemp("results"), selection=SELECTION, limits=LIMITS).verify()
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_right_under_a_condition_is_wrong(name: str, rows: dict[str, Rows]) -> None:
+    assert verdicts(rows[name]) & {("fail", "numerics"), ("fail", "determinism")}
+
+
+def test_a_right_one_passes_hidden_cases_too(rows: dict[str, Rows]) -> None:
+    assert verdicts(rows["good"]) == {("pass", None)}
+    assert {"hidden-0", "hidden-1"} <= {row["case"] for row in rows["good"]}
+    hidden = next(row for row in rows["good"] if row["case"] == "hidden-0")
+    assert "--hidden-seed 123456789" in hidden["repeat"]
+    assert "--seed 0" in hidden["repeat"]
+
+
+def test_the_number_is_drawn_once_for_a_results_folder(tmp_path: Path) -> None:
+    drawn = hidden_seed(tmp_path)
+    assert hidden_seed(tmp_path) == drawn
+    (tmp_path / "hidden_seed.txt").unlink()
+    assert hidden_seed(tmp_path) != drawn
+
+
+def test_a_changed_blob_is_another_key(tmp_path: Path) -> None:
+    root = tmp_path / "dataset"
+    write(root, rmsnorm("alpha"))
+    (root / "blob").mkdir()
+    inputs = {"hidden_states": {"type": "random"}}
+    inputs["weight"] = {"type": "safetensors", "path": "./blob/w.safetensors", "tensor_key": "weight"}
+    line = {"uuid": "one", "axes": {"batch_size": 3}, "inputs": inputs}
+    path = root / "workloads" / "rmsnorm" / "alpha.jsonl"
+    path.parent.mkdir(parents=True)
+    text = json.dumps({"definition": "alpha", "solution": None, "evaluation": None, "workload": line})
+    path.write_text(text + "\n", encoding="utf-8")
+    selection = Selection(sizes=("small",), workloads=True, cases=("workload-one",))
+    run = Run(root, tmp_path / "results", selection=selection, limits=LIMITS)
+    digests = []
+    for value in (1.0, 2.0):
+        save_file({"weight": torch.full((HIDDEN,), value, dtype=torch.bfloat16)}, root / "blob" / "w.safetensors")
+        (row,) = run.verify()["alpha"]
+        assert row["verdict"] == Verdict.PASS
+        digests.append(row["digests"]["inputs"])
+    assert digests[0] != digests[1]
+
+
+def test_no_oracle_is_no_pass() -> None:
+    plain = {
+        "definition": "mystery",
+        "op_type": "mystery",
+        "case": "small-0",
+        "actor": "reference",
+        "repeat": "",
+        "message": "not verified: no oracle",
+    }
+    rows: list[dict[str, Any]] = [
+        plain | {"output": "y", "verdict": "skip", "reason": "no_oracle"},
+        plain | {"output": "*", "verdict": "pass", "reason": None, "message": ""},
+    ]
+    summary = summarise(rows, Known())
+    assert failed(summary)
+    assert summary["definitions"] == {"mystery": "no_oracle"}
+    text = table(summary)
+    assert "no oracle" in text
+    assert "NOT VERIFIED: 1 definitions: 1 not verified: no oracle" in text
+    entry = {"definitions": ["mystery"], "cases": ["small-0"], "outputs": ["y"], "verdict": "skip"}
+    why = "there is no oracle for it, and we know that"
+    known = Known.model_validate({"findings": [entry | {"reason": "no_oracle", "why": why}]})
+    assert not failed(summarise(rows, known))
+
+
+def test_a_known_fault_may_show_in_a_hidden_case_or_not() -> None:
+    entry = {"definitions": ["a"], "cases": ["small-0"], "outputs": ["y"], "verdict": "fail", "reason": "numerics"}
+    known = Known.model_validate({"findings": [entry | {"why": "the reference's fault: see the findings"}]})
+    row = {"definition": "a", "op_type": "rope", "actor": "reference", "output": "y", "repeat": "", "message": ""}
+    fault = {"verdict": "fail", "reason": "numerics"}
+    for there in (fault, {"verdict": "pass", "reason": None}):
+        rows = [row | {"case": "small-0"} | fault, row | {"case": "hidden-0"} | there]
+        assert not failed(summarise(rows, known))
+    other = row | {"case": "hidden-0", "verdict": "fail", "reason": "nan"}
+    assert failed(summarise([row | {"case": "small-0"} | fault, other], known))

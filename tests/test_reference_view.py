@@ -1,0 +1,126 @@
+"""A reference sees nothing of this project, its cases or its results, and runs only where it is isolated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from definitions import rmsnorm, write
+from pipeline import Rows, Run, verdicts
+from test_hostile import RIGHT, reference
+from worker_pools import NOTHING
+
+import traceproof
+from traceproof.stages.crew import Crew
+from traceproof.stages.plan import Selection
+from traceproof.worker import Limits, Pool, Status, policy
+from traceproof.worker.sandbox import lacking
+
+LIMITS = Limits(seconds=20.0, memory_bytes=1 << 30)
+SELECTION = Selection(sizes=("small",), cases=("small-0",))
+SOURCE = Path(traceproof.__file__).parent
+# Each looks for something, and raises what it finds.
+LOOKS = {
+    "imports_the_project": """
+try:
+    import traceproof.ops.rmsnorm as found
+except ImportError:
+    found = None
+""",
+    "imports_the_registry": """
+try:
+    from traceproof.ops import registry as found
+except ImportError:
+    found = None
+""",
+    "finds_the_oracle_in_memory": """
+ours = ('traceproof.ops', 'traceproof.judge', 'traceproof.dataset')
+found = [one for one in object.__subclasses__() if one.__module__.startswith(ours)]
+found += [one for one in list(__import__('sys').modules) if one.startswith('traceproof')]
+""",
+    "finds_the_oracle_by_its_text": """
+import gc
+names = {'oracle', 'tells_apart', 'floor', 'comparisons'}
+found = [one for one in gc.get_objects() if isinstance(one, type) and names <= set(vars(one))]
+""",
+    "reads_the_source": """
+import os
+found = [path for path in ('SOURCE', 'SOURCE/ops/rmsnorm.py', 'SOURCE/ops') if os.path.exists(path)]
+""",
+    "reads_the_results": """
+import os
+found = [path for path in ('RESULTS/cases', 'RESULTS/verdicts', 'RESULTS/store/outputs', 'DATASET/definitions')
+         if os.path.exists(path)]
+""",
+    "reads_the_environment": """
+import os
+found = [name for name in os.environ if 'TOKEN' in name or 'PYTHONPATH' in name]
+""",
+    "reads_other_environments": """
+import glob
+found = []
+for path in glob.glob('/proc/[0-9]*/environ'):
+    try:
+        found += [path] if b'TOKEN' in open(path, 'rb').read() else []
+    except OSError:
+        pass
+""",
+    "takes_system_v_memory": """
+import ctypes
+found = ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) != -1
+""",
+    "takes_a_memfd": """
+import ctypes
+found = ctypes.CDLL(None).memfd_create(b'x', 0) != -1
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
+    root, out = tmp_path_factory.mktemp("dataset"), tmp_path_factory.mktemp("results")
+    for name, look in LOOKS.items():
+        text = look.replace("SOURCE", str(SOURCE)).replace("RESULTS", str(out)).replace("DATASET", str(root))
+        write(root, rmsnorm(name, reference(f"{text}\nassert not found, found\n{RIGHT}")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", "hf_secret")
+        patch.setattr(policy, "check", lambda _: [])
+        return Run(root, out, selection=SELECTION, limits=LIMITS).verify()
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_it_finds_nothing(name: str, rows: dict[str, Rows]) -> None:
+    assert verdicts(rows[name]) == {("pass", None)}, rows[name][0]["message"]
+
+
+def test_each_protection_needs_one_of_its_walls() -> None:
+    assert lacking(dict.fromkeys(NOTHING, "holds")) == []
+    assert "the network" in lacking(dict.fromkeys(NOTHING, "absent: left out on request"))
+    gpu = dict.fromkeys(NOTHING, "holds") | {"landlock": "absent: left out on request"}
+    assert lacking(gpu) == []
+
+
+def test_strangers_code_does_not_run_where_it_can_not_be_isolated(tmp_path: Path) -> None:
+    write(tmp_path / "dataset", rmsnorm("alpha"))
+    untrusted = Crew.untrusted
+
+    def bare(self: Crew, *, conceal: list[Path], weak: bool = False, **_: object) -> Pool:
+        return untrusted(self, conceal=conceal, without=tuple(NOTHING), weak=weak)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Crew, "untrusted", bare)
+        run = Run(tmp_path / "dataset", tmp_path / "results", selection=SELECTION, limits=LIMITS)
+        (row,) = run.verify()["alpha"]
+        assert (row["verdict"], row["reason"]) == ("error", "weak_isolation")
+        assert "--allow-weak-isolation" in row["message"]
+        run.weak = True
+        allowed = run.verify()["alpha"]
+    assert verdicts(allowed) == {("pass", None)}
+    assert {row["isolation"] for row in allowed} == {"this user's files, the network, other processes, privileges"}
+    assert all("isolation was weak" in row["message"] for row in allowed)
+
+
+def test_a_pool_says_of_each_outcome_what_was_lacking() -> None:
+    with Pool(without=tuple(NOTHING), weak=False) as pool:
+        (refused,) = pool.run_items(setup="worker_misdeeds:setup", payload=None, items=[{"do": "given"}])
+    assert refused.status is Status.ISOLATION
