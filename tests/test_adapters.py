@@ -52,13 +52,45 @@ def test_without_a_gpu_the_skip_says_so() -> None:
 
 @pytest.mark.parametrize(
     ("distribution", "place", "reason"),
-    [("pytest", "json:vanished", Skip.API_ABSENT), ("no-such-thing", "json:loads", Skip.PACKAGE_ABSENT)],
+    [("pytest", "json:vanished", Skip.API_ABSENT), ("no-such-thing", "absent:loads", Skip.PACKAGE_ABSENT)],
 )
 def test_what_is_missing_is_a_typed_skip(distribution: str, place: str, reason: Skip) -> None:
-    stack = Stack(name="s", package="json", distribution=distribution, apis={"call": (place,)})
+    package = place.partition(":")[0]
+    stack = Stack(name="s", package=package, distribution=distribution, apis={"call": (place,)})
     found = stack.resolve(("call",))
     assert isinstance(found, Unavailable)
     assert found.reason is reason
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
+    """A stack whose package is installed and needs one that is not."""
+    package = tmp_path / "frail"
+    (package / "ops").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "ops" / "__init__.py").write_text("import undeclared\n")
+    (package / "slip.py").write_text("import json\njson.vanished\n")
+    (tmp_path / "frail-1.0.dist-info").mkdir()
+    (tmp_path / "frail-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: frail\nVersion: 1.0\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    apis = {"rule": ("frail.ops:rule",), "gone": ("frail.old.ops:rule",), "slip": ("frail.slip:rule",)}
+    return Stack(name="s", package="frail", distribution="frail", apis=apis)
+
+
+def test_an_installed_package_that_cannot_be_imported_is_an_error(broken: Stack) -> None:
+    with pytest.raises(ImportError, match=r"frail 1\.0 can not be imported: frail\.ops: .*'undeclared'"):
+        broken.resolve(("rule",))
+    with pytest.raises(AttributeError, match="vanished"):
+        broken.resolve(("slip",))
+
+
+def test_a_module_that_a_version_does_not_have_is_a_skip(broken: Stack) -> None:
+    found = broken.resolve(("gone",))
+    assert isinstance(found, Unavailable)
+    assert found.reason is Skip.API_ABSENT
+    assert "No module named 'frail.old'" in found.message
 
 
 def test_the_newest_name_that_exists_is_taken() -> None:

@@ -117,6 +117,31 @@ def test_an_oracle_of_a_large_case_uses_the_gpu_for_it_alone(dataset: Path, tmp_
     assert not opens_gpu(cases, "oracle")
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_package_that_cannot_be_imported_is_an_error_and_an_absent_one_a_skip(
+    dataset: Path, tmp_path: Path, *, installed: bool
+) -> None:
+    packages = tmp_path / "packages"
+    if installed:
+        for name, text in {
+            "sglang-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: sglang\nVersion: 1.0\n",
+            "sglang/srt/layers/layernorm.py": "import undeclared\n",
+        }.items():
+            (packages / name).parent.mkdir(parents=True, exist_ok=True)
+            (packages / name).write_text(text)
+    [cases] = plan(dataset, tmp_path / "cases", Selection(sizes=("small",)))
+    source = Path(__file__).parent.parent / "src"
+    crew = Crew(environment={"PYTHONPATH": os.pathsep.join(map(str, (packages, source)))})
+    job = Job(actor="sglang_native", code="0", stack=STACK, threads=1, limits=LIMITS, crew=crew)
+    run_job(cases, tmp_path / "manifest.json", tmp_path / "store", job)
+    records = Manifest.read(tmp_path / "manifest.json").cases["alpha"]
+    expected = ("error", "exception") if installed else ("skip", "package_absent")
+    assert {(record["status"], record["reason"]) for record in records.values()} == {expected}
+    told = "sglang 1.0 can not be imported" if installed else "sglang is not installed"
+    assert all(told in record["message"] for record in records.values())
+    assert all(("No module named 'undeclared'" in record["message"]) is installed for record in records.values())
+
+
 def test_a_changed_description_recomputes_nothing(dataset: Path, tmp_path: Path) -> None:
     run = Run(dataset, tmp_path / "results", limits=LIMITS)
     run.verify()

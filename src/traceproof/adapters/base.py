@@ -32,6 +32,8 @@ class Stack:
         package: what is imported; `distribution` is what is installed.
         apis: API key -> where it may be found (`module:attribute`), the newest name first. The one place that
             knows what an API is called at which version.
+        optional: API keys that a supported version may lack without leaving anything out.
+        modules: further modules that its adapters import.
         prepare: called once before anything of the package is imported.
     """
 
@@ -39,6 +41,8 @@ class Stack:
     package: str
     distribution: str
     apis: Mapping[str, tuple[str, ...]]
+    optional: frozenset[str] = frozenset()
+    modules: tuple[str, ...] = ()
     prepare: Callable[[], None] = field(default=lambda: None)
 
     def version(self) -> str | None:
@@ -49,9 +53,12 @@ class Stack:
             return None
 
     def resolve(self, keys: Sequence[str]) -> Api | Unavailable:
-        """The objects behind API keys, or why there are none."""
-        version = self.version()
-        if version is None:
+        """The objects behind API keys, or why there are none.
+
+        Raises:
+            ImportError: the package is installed and can not be imported.
+        """
+        if self.version() is None and importlib.util.find_spec(self.package) is None:
             return Unavailable(Skip.PACKAGE_ABSENT, f"{self.distribution} is not installed")
         self.prepare()
         found: dict[str, Any] = {}
@@ -67,23 +74,26 @@ class Stack:
         for place in self.apis[key]:
             module, _, attribute = place.partition(":")
             try:
-                return getattr(importlib.import_module(module), attribute)
-            except AttributeError:
-                reasons.append(f"{module} has no {attribute}")
+                found = importlib.import_module(module)
             except ImportError as error:
-                lacking = _missing(error, self.package)
-                if lacking is not None:
-                    return Unavailable(Skip.PACKAGE_ABSENT, f"{module} needs the package {lacking}")
+                if not _is_gone(module, error):
+                    raise ImportError(f"{self._installed} can not be imported: {module}: {error}") from error
                 reasons.append(str(error))
-        return Unavailable(Skip.API_ABSENT, f"{self.distribution} {self.version()}: {'; '.join(reasons)}")
+                continue
+            if hasattr(found, attribute):
+                return getattr(found, attribute)
+            reasons.append(f"{module} has no {attribute}")
+        return Unavailable(Skip.API_ABSENT, f"{self._installed}: {'; '.join(reasons)}")
+
+    @property
+    def _installed(self) -> str:
+        return f"{self.distribution} {self.version() or '(a checkout)'}"
 
 
-def _missing(error: ImportError, package: str) -> str | None:
-    """The foreign package whose absence made an import fail; None if the package's own name is at fault."""
-    if isinstance(error, ModuleNotFoundError) and error.name is not None:
-        top = error.name.partition(".")[0]
-        return None if top == package else top
-    return None
+def _is_gone(module: str, error: ImportError) -> bool:
+    """Whether an import failed since the package has no such module at this version, and not inside of one."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    return name is not None and "." in name and f"{module}.".startswith(f"{name}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
