@@ -76,6 +76,12 @@ def lock(session: nox.Session) -> None:
     session.run(sys.executable, "scripts/lock.py", *session.posargs, external=True)
 
 
+@nox.session(name="stacks", venv_backend="none")
+def stacks(session: nox.Session) -> None:
+    """Build every stack's environment and import all that its adapters name; `-- --stack fla` for one of them."""
+    session.run(sys.executable, "scripts/stacks.py", *session.posargs, external=True)
+
+
 @nox.session(name="bench", venv_backend="none")
 def bench(session: nox.Session) -> None:
     """Cost as a dataset grows: planning, a rerun that does nothing, memory; see docs/benchmarks.md."""

@@ -20,7 +20,9 @@ from traceproof.stacks import Stack, probe, resolve
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = {"stack": "flashinfer", "digest": "d" * 32}
 NVCC = "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n"
-HEADER = "CUresult CUDAAPI cuInit(unsigned int Flags);\n#define cuMemAlloc cuMemAlloc_v2\n"
+HEADER = (
+    "#define CUDA_VERSION 13000\nCUresult CUDAAPI cuInit(unsigned int Flags);\n#define cuMemAlloc cuMemAlloc_v2\n"
+)
 needs_c_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
 
@@ -62,6 +64,9 @@ def test_the_drivers_library_can_be_linked_against_where_there_is_none(tmp_path:
     stub = made / "lib64" / "stubs" / "libcuda.so"
     library = ctypes.CDLL(str(stub))
     assert all(hasattr(library, name) for name in ("cuInit", "cuMemAlloc", "cuMemAlloc_v2"))
+    version = ctypes.c_int()
+    assert (library.cuInit(0), library.cuDriverGetVersion(ctypes.byref(version))) == (toolkit.NO_DEVICE, 0)
+    assert version.value == 13000
     assert b"libcuda.so.1\0" in stub.read_bytes()  # what is linked against it asks for the driver's
 
 

@@ -23,7 +23,10 @@ FOLDER = "cuda"  # in the environment
 WHEELS = "nvidia/cu*/bin/nvcc"  # in its packages; one folder per major version of CUDA
 STUB = "libcuda.so"  # what is linked against; the driver brings libcuda.so.1
 RELEASE = re.compile(r"\bV(\d+(?:\.\d+)+)")  # as `nvcc --version` ends: `release 13.0, V13.0.88`
-FUNCTION = re.compile(r"\bcu[A-Z]\w*")
+FUNCTION = re.compile(r"\bcu[A-Z]\w*")  # in cuda.h, as is:
+VERSION = re.compile(r"^#define CUDA_VERSION (\d+)", re.MULTILINE)
+NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+GET_VERSION = "cuDriverGetVersion"
 
 
 def compose(prefix: Path, packages: Path) -> Path | None:
@@ -50,7 +53,7 @@ def compose(prefix: Path, packages: Path) -> Path | None:
         for name, path in _libraries(wheels / "lib").items():
             (libraries / name).symlink_to(os.path.relpath(path, prefix / FOLDER / "lib64"))
         (made / "lib").symlink_to("lib64")
-        _compile_stub(wheels / "include" / "cuda.h", libraries / "stubs" / STUB)
+        compile_stub(wheels / "include" / "cuda.h", libraries / "stubs" / STUB)
         final = prefix / FOLDER
         shutil.rmtree(final, ignore_errors=True)
         made.rename(final)
@@ -91,10 +94,20 @@ def _libraries(folder: Path) -> dict[str, Path]:
     return {path.name.partition(".so")[0] + ".so": path for path in files if ".so." in path.name} | names
 
 
-def _compile_stub(header: Path, library: Path) -> None:
-    """Compile a library with the driver's name and functions, to link against where there is no driver."""
-    functions = sorted(set(FUNCTION.findall(header.read_text(encoding="utf-8"))))
-    source = "".join(f"void {name}(void) {{}}\n" for name in functions)
+def compile_stub(header: Path, library: Path) -> None:
+    """Compile a library with the driver's name and functions, for machines without a driver.
+
+    Modules are linked against it, and packages that open the driver can be imported with it: it has the headers'
+    version and finds no device.
+
+    Raises:
+        TraceproofError: there is no C compiler.
+    """
+    text = header.read_text(encoding="utf-8")
+    version = VERSION.search(text)
+    functions = set(FUNCTION.findall(text)) - {GET_VERSION}
+    source = "".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in sorted(functions))
+    source += f"int {GET_VERSION}(int *version) {{ *version = {version[1] if version else 0}; return 0; }}\n"
     compiler = shlex.split(os.environ.get("CC", "cc"))
     flags = ["-shared", "-fPIC", f"-Wl,-soname,{STUB}.1", "-x", "c", "-", "-o", str(library)]
     try:

@@ -13,6 +13,7 @@ from typing import Any
 from traceproof.adapters.base import Stack
 from traceproof.jit import LIBRARIES
 
+ENVIRONMENT = "flashinfer.jit.env"  # where its folders are named
 SSU = "flashinfer.jit.mamba.selective_state_update"
 
 APIS = MappingProxyType(
@@ -68,10 +69,16 @@ def _prepare() -> None:
     libraries = os.environ.get(LIBRARIES)
     if libraries and importlib.util.find_spec("flashinfer_jit_cache") is None:
         with contextlib.suppress(ImportError):  # whoever looks for an API says what is missing
-            environment: Any = importlib.import_module("flashinfer.jit.env")
+            environment: Any = importlib.import_module(ENVIRONMENT)
             environment.FLASHINFER_AOT_DIR = Path(libraries)
 
 
 STACK = Stack(
-    name="flashinfer", package="flashinfer", distribution="flashinfer-python", apis=APIS, prepare=_prepare
+    name="flashinfer",
+    package="flashinfer",
+    distribution="flashinfer-python",
+    apis=APIS,
+    optional=frozenset({"gen_gdn_prefill"}),  # since 0.7 CuTe compiles that one, as it is called
+    modules=(ENVIRONMENT,),
+    prepare=_prepare,
 )

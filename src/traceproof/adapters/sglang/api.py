@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from traceproof.adapters.base import Stack
-from traceproof.adapters.sglang.boot import stand_in_for_kernels
+from traceproof.adapters.sglang.boot import MODULES, stand_in_for_kernels
 
 STACK = Stack(
     name="sglang",
@@ -59,5 +59,6 @@ STACK = Stack(
             "grouped_topk": ("sglang.srt.layers.moe.topk:biased_grouped_topk_impl",),
         }
     ),
+    modules=MODULES,
     prepare=stand_in_for_kernels,
 )

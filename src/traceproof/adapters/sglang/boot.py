@@ -18,6 +18,9 @@ from types import ModuleType, SimpleNamespace
 import torch
 
 KERNELS = "sgl_kernel"
+CONTEXT = "sglang.srt.runtime_context"
+ARGUMENTS = "sglang.srt.server_args"
+MODULES = (KERNELS, CONTEXT, ARGUMENTS)
 # The smallest model description that SGLang's argument check accepts; nothing of it is used.
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -125,10 +128,10 @@ def align(  # noqa: PLR0913, PLR0917 - the kernel's own arguments
 
 def publish() -> None:
     """Give the process a configuration: kernels read flags out of it. Once is enough."""
-    context = importlib.import_module("sglang.srt.runtime_context")
+    context = importlib.import_module(CONTEXT)
     if context.publish_role() is not None:
         return
-    arguments = importlib.import_module("sglang.srt.server_args")
+    arguments = importlib.import_module(ARGUMENTS)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
         server = arguments.ServerArgs(

@@ -1,0 +1,76 @@
+"""Whether an environment holds all that its ground truths' adapters name, and what it lacks if not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from traceproof import toolkit
+from traceproof.actors.registry import truths_of
+from traceproof.stacks import CPU, EXTRACT, FOLDER, TAIL, has_driver
+
+HEADER = "lib/python*/site-packages/nvidia/cu*/include/cuda.h"
+DRIVER = f"{toolkit.STUB}.1"
+READS_MODELS = "traceproof.extract.bootstrap"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imports:
+    """What came of importing an environment's entry points.
+
+    Attributes:
+        names: all of them.
+        behind_driver: those that lack nothing but the NVIDIA driver's library.
+        problems: those that can not be imported, with the reason.
+    """
+
+    names: tuple[str, ...]
+    behind_driver: tuple[str, ...]
+    problems: Mapping[str, str]
+
+
+def check(environment: str, *, root: Path) -> Imports:
+    """Import every entry point in .venvs/<environment>.
+
+    What fails on a machine without a driver is imported once more with a stub of the driver's library: what then
+    succeeds lacks that library alone.
+    """
+    folder = root / FOLDER / environment
+    found = _ask(environment, root=root)
+    problems = {name: problem for name, problem in found.items() if problem is not None}
+    if not problems or has_driver():
+        return Imports(names=tuple(found), behind_driver=(), problems=problems)
+    with tempfile.TemporaryDirectory() as scratch:
+        for header in folder.glob(HEADER):
+            toolkit.compile_stub(header, Path(scratch) / DRIVER)
+        stubbed = _ask(environment, root=root, libraries=scratch)
+    left = {name: stubbed[name] or "" for name in problems if stubbed.get(name, "") is not None}
+    behind = tuple(name for name in problems if name not in left)
+    return Imports(names=tuple(found), behind_driver=behind, problems=left)
+
+
+def _ask(environment: str, *, root: Path, libraries: str = "") -> dict[str, str | None]:
+    """Every entry point with its problem, as the environment's interpreter says.
+
+    `libraries` is a folder that the loader searches first.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        module = ["traceproof.adapters.imports", *truths_of("torch" if environment == CPU else environment)]
+        if environment == EXTRACT:
+            module = [READS_MODELS, "--out", str(Path(scratch) / "architectures.json")]
+        variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        if libraries:
+            variables["LD_LIBRARY_PATH"] = os.pathsep.join([libraries, os.environ.get("LD_LIBRARY_PATH", "")])
+        python = root / FOLDER / environment / "bin" / "python"
+        command = [str(python), "-P", "-W", "ignore", "-m", *module]
+        done = subprocess.run(command, check=False, text=True, capture_output=True, env=variables, cwd=scratch)
+    if environment == EXTRACT or done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()][-TAIL:]
+        return {module[0]: "\n".join(said) or f"ended with {done.returncode}" if done.returncode else None}
+    found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
+    return found
