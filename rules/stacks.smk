@@ -99,6 +99,7 @@ rule dependencies:
         update(f"{FLOW.results}/stacks/{{stack}}/dependencies.json"),
     log:
         f"{FLOW.results}/logs/dependencies-{{stack}}.log",
+    priority: 19  # ground truths wait for it, and some of them compile for minutes in a first run
     params:
         python=stack_python,
         source=stack_source,

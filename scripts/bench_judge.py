@@ -1,7 +1,7 @@
 """Seconds that judging one case takes on one core, on all cores and on the GPU, by the size of its output.
 
 Inputs are drawn, the float64 oracle is computed and one output is compared with it, as the judge does for large
-cases (traceproof.stages.large); `LARGE_ELEMENTS` is chosen by this table. Run it with the interpreter of the torch
+cases (traceproof.stages.large); `LARGE_BYTES` is chosen by this table. Run it with the interpreter of the torch
 stack and PYTHONPATH=src.
 """
 

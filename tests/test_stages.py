@@ -268,8 +268,8 @@ def test_a_large_case_is_judged_in_chunks_as_it_would_be_whole(
     code = GOOD if wrong is None else GOOD.replace("torch.bfloat16)", f"torch.bfloat16) * float('{wrong}')")
     write(dataset, rmsnorm("alpha", code))
     found = {}
-    for name, elements in {"whole": 1 << 40, "chunks": 1}.items():
-        monkeypatch.setattr(large, "LARGE_ELEMENTS", elements)
+    for name, least in {"whole": 1 << 40, "chunks": 1}.items():
+        monkeypatch.setattr(large, "LARGE_BYTES", least)
         monkeypatch.setitem(large.CHUNK_ELEMENTS, "cpu", 64)  # a few rows at a time
         run = Run(dataset, tmp_path / name, limits=LIMITS, selection=Selection(sizes=("small", "medium")))
         found[name] = run.verify("torch")["alpha"]
@@ -296,7 +296,7 @@ def test_a_large_case_whose_inputs_the_judge_draws_otherwise_is_an_error(
 ) -> None:
     dataset = tmp_path / "dataset"
     write(dataset, rmsnorm("alpha"))
-    monkeypatch.setattr(large, "LARGE_ELEMENTS", 1)
+    monkeypatch.setattr(large, "LARGE_BYTES", 1)
     run = Run(dataset, tmp_path / "results", limits=LIMITS)
     run.verify()
     manifest = run.manifest("rmsnorm", "reference")

@@ -46,7 +46,8 @@ def missing_gb(found: Iterable[StackFound]) -> float:
 
 
 def _examine(stack: Stack, torch: Stack, *, root: Path, seconds: float) -> StackFound:
-    if stack.name != torch.name and (stack.environment, stack.python) == (torch.environment, torch.python):
+    same = (stack.environment, stack.python) == (torch.environment, torch.python)
+    if stack.name != torch.name and same and not has_driver():
         return _of(stack, "needs a GPU")  # resolve says so of what could not run here
     state = _state(stack, root)
     if state != "ready":
