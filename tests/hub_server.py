@@ -27,6 +27,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 WRITER = "hf_" + "testwriter" * 3
 READER = "hf_" + "testreader" * 3
 TOKENS = {WRITER: "write", READER: "read"}
+OWNER = {"write": "writer", "read": "reader"}
 WHEN = "2026-01-01T00:00:00.000Z"
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize {}\n"
 POINTED = re.compile(rb"version https://git-lfs\S+\noid sha256:([0-9a-f]{64})\nsize (\d+)\n")
@@ -219,6 +220,8 @@ class Handler(BaseHTTPRequestHandler):
         rights = TOKENS.get(self.headers.get("Authorization", "").removeprefix("Bearer "))
         if rights is None:
             raise Refusal(401, "Invalid username or password.")
+        if path == "/api/whoami-v2":
+            return {"name": OWNER[rights], "type": "user"}
         if found := re.fullmatch(r"/datasets/([\w.-]+/[\w.-]+)\.git/info/lfs/objects/(batch|verify)", path):
             return self._batch(found[1], json.loads(body)) if found[2] == "batch" else {}
         if found := re.fullmatch(r"(?:/datasets)?/([\w.-]+/[\w.-]+)/resolve/(refs/pr/\d+|[^/]+)/(.+)", path):

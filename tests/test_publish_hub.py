@@ -123,6 +123,32 @@ def test_somebody_elses_pull_request_of_that_title_is_left_alone(hub: HubServer,
     is_whole(hub, prepared, pull_requests=2, number=2)
 
 
+def test_a_pull_request_that_somebody_else_opened_gets_no_commit(hub: HubServer, prepared: Prepared) -> None:
+    push(hub, prepared)
+    theirs = store(hub).discussions()
+    theirs[0]["author"] = theirs[0]["events"][0]["author"] = {"name": "somebody"}
+    store(hub).file.write_text(json.dumps(theirs))
+    before = store(hub).head("refs/pr/1")
+    push(hub, prepared)
+    assert store(hub).head("refs/pr/1") == before
+    is_whole(hub, prepared, pull_requests=2, number=2)
+
+
+def test_our_marker_in_somebody_elses_comment_makes_no_pull_request_ours(
+    hub: HubServer, prepared: Prepared
+) -> None:
+    push(hub, replace(prepared, bundle=replace(prepared.bundle, slug="other")))
+    found = store(hub).discussions()
+    comment = {**found[0]["events"][0], "id": "2", "author": {"name": "somebody"}}
+    comment["data"] = {"edited": False, "hidden": False, "latest": {"raw": prepared.bundle.marker}}
+    quoted = found[0]["events"][0]["data"]["latest"]
+    quoted["raw"] = f"{prepared.bundle.marker}\n\n{quoted['raw']}"
+    found[0]["events"].append(comment)
+    store(hub).file.write_text(json.dumps(found))
+    push(hub, prepared)
+    is_whole(hub, prepared, pull_requests=2, number=2)
+
+
 def test_a_merged_bundle_needs_no_pull_request(hub: HubServer, prepared: Prepared) -> None:
     push(hub, prepared)
     store(hub).git("update-ref", "refs/heads/main", store(hub).head("refs/pr/1"))

@@ -19,6 +19,7 @@ from traceproof.publish.git import Remote
 from traceproof.publish.hub import Hub
 from traceproof.publish.prepare import Prepared, Source, dry_run, pinned, prepare, source_commit
 from traceproof.stacks import resolve
+from traceproof.text import printable, redacted
 
 DATASET = "flashinfer-ai/flashinfer-trace"
 COVERAGE = "docs/model_coverage.mdx"
@@ -79,6 +80,7 @@ def publish(  # noqa: PLR0913 - one parameter an option
     if dataset is not None:
         source = replace(source, dataset=dataset.absolute())
     source = replace(source, tests=not without_tests)
+    _say("preparing what is verified: baselines, workloads, tests")
     made = prepare(source, definitions=definition_name or [], op_types=op_type or [], per=per)
     folder = out or source.run / "publish"
     listed = [dry_run(item, folder, allow_changes=allow_changes) for item in made]
@@ -88,13 +90,18 @@ def publish(  # noqa: PLR0913 - one parameter an option
         told.write(f"{item['bundle']}: {len(item['files'])} files, {size} bytes: {folder / item['bundle']}\n")
     pushed: list[dict[str, Any]] = []
     if push:
-        target = Remote(git_remote) if git_remote else Hub(repository, endpoint=endpoint)
+        target = Remote(git_remote) if git_remote else Hub(repository, endpoint=endpoint, say=_say)
         pushed = _push(target, made, allow_changes=allow_changes)
     else:
         told.write("dry run: nothing was sent; --push opens the pull requests\n")
     if coverage_clone is not None:
         _coverage(coverage_clone, coverage_file, made[0], folder, told)
     run.write_result(json_file, {"exit_code": run.FINE, "bundles": listed, "pushed": pushed})
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{printable(redacted(line))}\n")
+    sys.stderr.flush()
 
 
 def _push(target: Remote | Hub, made: Sequence[Prepared], *, allow_changes: bool) -> list[dict[str, Any]]:
@@ -142,7 +149,7 @@ def provenance(root: Path, config: Config) -> dict[str, str]:
     if dataset.pypi is not None:
         origin = f"{dataset.pypi.package} {dataset.pypi.version}"
     elif dataset.git is not None:
-        origin = f"{dataset.git.url} {dataset.git.commit}"
+        origin = f"{redacted(dataset.git.url)} {dataset.git.commit}"
     else:
         origin = "a local folder"
     return {"dataset": origin, "traceproof": source_commit(root), **pinned(root)}

@@ -95,8 +95,10 @@ class _Checker:
         }[kind]
         try:
             yield from check(path, data)
-        except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, not of the schema
-            yield f"does not fit the schema: {' '.join(str(error).split())[:300]}"
+        # Not UTF-8, not JSON, not of the schema; what the base holds may be any JSON.
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            said = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
+            yield f"does not fit the schema: {' '.join(said.split())[:300]}"
 
     def _owner(self, op_type: str, name: str) -> Definition | None:
         definition = self.bundle.definitions.get(name)

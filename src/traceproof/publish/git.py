@@ -12,8 +12,13 @@ from pathlib import Path
 from traceproof.errors import TraceproofError
 from traceproof.publish.bundle import Bundle, Change
 from traceproof.publish.push import Again, Outcome, patiently, planned, unlike
+from traceproof.text import redacted
+from traceproof.tokens import HUB_TOKENS
 
 PREFIX = "traceproof/"
+SECONDS = 900.0  # for one command
+SLOW = {"GIT_HTTP_LOW_SPEED_LIMIT": "1", "GIT_HTTP_LOW_SPEED_TIME": "60"}
+SLOW |= {"GIT_SSH_COMMAND": "ssh -o BatchMode=yes -o ConnectTimeout=15"}
 # What a push says when the branch moved under it.
 MOVED = ("non-fast-forward", "fetch first", "stale info", "cannot lock ref", "incorrect old value")
 
@@ -45,7 +50,7 @@ class Remote:
             base = Commit(clone, clone.default)
             change = planned(bundle, base, allow_changes=allow_changes)
             if not change.files:
-                return Outcome(self.url, base.revision, False, 0)  # noqa: FBT003
+                return Outcome(redacted(self.url), base.revision, False, 0)  # noqa: FBT003
             clone.refuse_lfs(change)
             tip = clone.tip(branch)
             commit = clone.commit(
@@ -57,7 +62,7 @@ class Remote:
             different = unlike(change.files, head.read)
         if different:
             raise TraceproofError(f"{self.url} does not hold what was pushed to {branch}", problems=different)
-        return Outcome(f"{self.url} {branch}", head.revision, commit is not None, len(change.files))
+        return Outcome(f"{redacted(self.url)} {branch}", head.revision, commit is not None, len(change.files))
 
 
 def _message(bundle: Bundle, text: str) -> str:
@@ -90,10 +95,21 @@ class _Clone:
         return self._run(["git", "--git-dir", str(self.folder), *arguments], data=data, index=index)
 
     def _run(self, command: list[str], *, data: bytes | None = None, index: Path | None = None) -> bytes:
-        environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+        # Credentials are git's own business; the hub's token is none of it.
+        mine = {name: value for name, value in os.environ.items() if name not in HUB_TOKENS}
+        environment = {**SLOW, **mine, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
         if index is not None:
             environment["GIT_INDEX_FILE"] = str(index)
-        done = subprocess.run(command, input=data, capture_output=True, env=environment, check=False)
+        try:
+            done = subprocess.run(
+                command, input=data, capture_output=True, env=environment, check=False, timeout=SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            what = command[3 if command[1] == "--git-dir" else 1]
+            raise TraceproofError(
+                f"git {what} on {self.url} was not done after {SECONDS:g} s",
+                todo="Check the URL and the network; the default branch was not touched.",
+            ) from None
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip()
             if any(sign in said for sign in MOVED):

@@ -14,19 +14,25 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from traceproof.errors import TraceproofError
+from traceproof.names import confined
 from traceproof.publish.bundle import Bundle, Change
-from traceproof.publish.push import Again, Outcome, patiently, planned, unlike
+from traceproof.publish.push import Again, Outcome, patiently, planned, silent, unlike
+from traceproof.publish.transport import Watch, client_factory
+from traceproof.text import has_credentials, redacted
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 PULL_REQUEST = re.compile(r"refs/pr/[1-9][0-9]*")
+COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+MOST_FILES = 500_000
 MAIN = "main"
 HUB = "huggingface.co"
 OPEN = frozenset({"open", "draft"})
@@ -43,17 +49,29 @@ class Hub:
         endpoint: the hub's address; empty: HF_ENDPOINT, or the public hub.
 
     Raises:
-        TraceproofError: the repository's name is none, or there is no token.
+        TraceproofError: the repository's name is none, the endpoint no address of a hub, or there is no token.
     """
 
     def __init__(
-        self, repository: str, *, endpoint: str = "", pause: Callable[[float], None] = time.sleep
+        self,
+        repository: str,
+        *,
+        endpoint: str = "",
+        pause: Callable[[float], None] = time.sleep,
+        say: Callable[[str], None] = silent,
     ) -> None:
         if not REPOSITORY.fullmatch(repository):
             raise TraceproofError(f"{repository!r} is no dataset repository", todo="Give it as <owner>/<name>.")
         self.repository = repository
         self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT", "") or f"https://{HUB}").rstrip("/")
-        self.pause = pause
+        parts = urlsplit(self.endpoint)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or has_credentials(self.endpoint):
+            raise TraceproofError(
+                f"{self.endpoint} is no address of a hub",
+                todo="Give it as https://<host>, without user, password or token; the token comes from HF_TOKEN.",
+            )
+        self.watch = Watch(self.endpoint)
+        self.pause, self.say = pause, say
         if urlsplit(self.endpoint).hostname != HUB:
             os.environ.setdefault("HF_HUB_DISABLE_XET", "1")  # read when huggingface_hub is imported
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -72,9 +90,11 @@ class Hub:
 
     @cached_property
     def _api(self) -> HfApi:
-        from huggingface_hub import HfApi, logging
+        from huggingface_hub import HfApi, logging, set_client_factory
+        from huggingface_hub.errors import HfHubHTTPError
 
         logging.set_verbosity(40)  # ERROR
+        set_client_factory(client_factory(self.watch, HfHubHTTPError.__mro__[1]))
         return HfApi(endpoint=self.endpoint, token=self._token, library_name="traceproof")
 
     def push(self, bundle: Bundle, describe: Callable[[Change], str], *, allow_changes: bool) -> Outcome:
@@ -84,13 +104,17 @@ class Hub:
             TraceproofError: no write rights, a conflict with what is there, a server that gives up or that holds
                 something else than it was sent.
         """
-        return patiently(lambda: self._attempt(bundle, describe, allow_changes=allow_changes), pause=self.pause)
+        self.say(f"{bundle.slug}: asking {self.endpoint} what {self.repository} holds")
+        return patiently(
+            lambda: self._attempt(bundle, describe, allow_changes=allow_changes), pause=self.pause, say=self.say
+        )
 
     def _attempt(self, bundle: Bundle, describe: Callable[[Change], str], *, allow_changes: bool) -> Outcome:
         with self._errors(), tempfile.TemporaryDirectory() as scratch:
             main = Revision(self, MAIN, Path(scratch) / "main")
             change = planned(bundle, main, allow_changes=allow_changes)
             number = self._pull_request(bundle)
+            self.say(f"{bundle.slug}: {len(change.files)} files differ from {self.repository}")
             if not change.files:
                 return Outcome(f"{self.endpoint}/datasets/{self.repository}", main.revision, False, 0)  # noqa: FBT003
             if number is None:
@@ -156,30 +180,50 @@ class Hub:
             CommitOperationAdd(path_in_repo=path, path_or_fileobj=data) for path, data in sorted(files.items())
         ]
         deletes = [CommitOperationDelete(path_in_repo=path) for path in gone]
-        return self._api.create_commit(
-            self.repository,
-            [*adds, *deletes],
-            commit_message=bundle.title,
-            commit_description=text,
-            repo_type="dataset",
-            revision=revision,
-            create_pr=revision is None,
-            parent_commit=parent,
-        )
+        with self._answer("a commit"):
+            return self._api.create_commit(
+                self.repository,
+                [*adds, *deletes],
+                commit_message=bundle.title,
+                commit_description=text,
+                repo_type="dataset",
+                revision=revision,
+                create_pr=revision is None,
+                parent_commit=parent,
+            )
 
     def _pull_request(self, bundle: Bundle) -> int | None:
-        """Number of the bundle's open pull request."""
-        found = self._api.get_repo_discussions(
-            self.repository, repo_type="dataset", discussion_type="pull_request"
-        )
-        for discussion in found:
-            if discussion.title != bundle.title or discussion.status not in OPEN:
-                continue
-            details = self._api.get_discussion_details(self.repository, discussion.num, repo_type="dataset")
-            texts = [getattr(event, "content", None) or "" for event in details.events]
-            if any(bundle.marker in text.splitlines() for text in texts):
-                return int(discussion.num)
+        """Number of the bundle's open pull request: one that the token's owner opened, and nobody else."""
+        with self._answer("whose the token is"):
+            me = str(self._api.whoami()["name"])
+        with self._answer("pull requests"), self.watch.listing():
+            found = self._api.get_repo_discussions(
+                self.repository, repo_type="dataset", discussion_type="pull_request", author=me
+            )
+            for discussion in found:
+                ours = discussion.title == bundle.title and discussion.author == me
+                if not ours or discussion.status not in OPEN:
+                    continue
+                details = self._api.get_discussion_details(self.repository, discussion.num, repo_type="dataset")
+                opening = [event for event in details.events if event.type == "comment"][:1]
+                if any(event.author == me and _ends_with(event, bundle.marker) for event in opening):
+                    return int(discussion.num)
         return None
+
+    @contextmanager
+    def _answer(self, what: str) -> Iterator[None]:
+        """Tell of an answer that is none: the library takes any JSON for what it asked for, and stumbles."""
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            if isinstance(error, OSError):  # HTTP errors of some libraries, with another base as well
+                raise
+            said = self._clean(f"{type(error).__name__}: {error}")
+            raise TraceproofError(
+                f"{self.endpoint} was asked for {what}, and its answer is not what a hub answers",
+                problems=[said],
+                todo="Check the endpoint, or ask the hub's operator; nothing more was sent.",
+            ) from None
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -195,11 +239,14 @@ class Hub:
         except HfHubHTTPError as error:
             self._http_error(error)
         except (transport, OSError) as error:
-            raise Again(self._clean(f"{type(error).__name__}: {error}")) from None
+            said = self._clean(f"{type(error).__name__}: {error}")
+            raise Again(said, reached=self.watch.reached) from None
         except RuntimeError as error:  # an upload in a thread; the cause is what happened
             cause = error.__cause__
             if isinstance(cause, HfHubHTTPError):
                 self._http_error(cause)
+            if isinstance(cause, TraceproofError):
+                raise cause from None
             if isinstance(cause, (transport, OSError)):
                 raise Again(self._clean(f"{type(cause).__name__}: {cause}")) from None
             raise
@@ -220,7 +267,13 @@ class Hub:
         ) from None
 
     def _clean(self, text: str) -> str:
-        return text.replace(self._token, "***")[:400]
+        return redacted(text.replace(self._token, "***"))[:400]
+
+
+def _ends_with(event: Any, marker: str) -> bool:  # noqa: ANN401 - the library's record
+    """Whether the marker is a comment's last line: what stands above it may quote anything."""
+    lines = str(getattr(event, "content", None) or "").split()
+    return " ".join(lines[-2:]) == marker
 
 
 class Revision:
@@ -229,18 +282,25 @@ class Revision:
     def __init__(self, hub: Hub, name: str, cache: Path) -> None:
         self._hub = hub
         self._cache = cache
-        info = hub._api.repo_info(hub.repository, repo_type="dataset", revision=name)  # noqa: SLF001 - its other half
-        self.revision = str(info.sha)
+        with hub._answer(f"the revision {name}"):  # noqa: SLF001 - its other half
+            info = hub._api.repo_info(hub.repository, repo_type="dataset", revision=name)  # noqa: SLF001
+            self.revision = str(info.sha)
+            if not COMMIT.fullmatch(self.revision):
+                raise ValueError(f"{self.revision[:80]!r} is no commit")
 
     @cached_property
     def _tree(self) -> dict[str, Any]:
         from huggingface_hub.hf_api import RepoFile
 
         api = self._hub._api  # noqa: SLF001 - its other half
-        found = api.list_repo_tree(
-            self._hub.repository, repo_type="dataset", revision=self.revision, recursive=True
-        )
-        return {item.path: item for item in found if isinstance(item, RepoFile)}
+        with self._hub._answer("its files"), self._hub.watch.listing():  # noqa: SLF001
+            listed = api.list_repo_tree(
+                self._hub.repository, repo_type="dataset", revision=self.revision, recursive=True
+            )
+            found = {item.path: item for item in islice(listed, MOST_FILES + 1) if isinstance(item, RepoFile)}
+            if len(found) > MOST_FILES:
+                raise ValueError(f"more than {MOST_FILES} files")
+        return found
 
     def paths(self) -> frozenset[str]:
         """All files."""
@@ -251,9 +311,11 @@ class Revision:
         if path not in self._tree:
             return None
         api = self._hub._api  # noqa: SLF001 - its other half
-        local = api.hf_hub_download(
-            self._hub.repository, path, repo_type="dataset", revision=self.revision, cache_dir=self._cache
-        )
+        with self._hub._answer(f"the file {path}"):  # noqa: SLF001
+            local = api.hf_hub_download(
+                self._hub.repository, path, repo_type="dataset", revision=self.revision, cache_dir=self._cache
+            )
+            confined(Path(local), within=self._cache)
         return Path(local).read_bytes()
 
     def holds(self, path: str, data: bytes) -> bool:

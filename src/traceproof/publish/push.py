@@ -13,6 +13,7 @@ from traceproof.publish.check import problems
 
 Result = TypeVar("Result")
 TRIES = 8
+UNREACHED_SECONDS = 12.0  # after which a side that never answered is given up on
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds; the hub's rate limit is counted over minutes
 
 
@@ -21,11 +22,13 @@ class Again(Exception):  # noqa: N818 - no error: the same attempt may well succ
 
     Attributes:
         wait: seconds that the other side asked for; None: the usual pause.
+        reached: whether the other side ever answered.
     """
 
-    def __init__(self, what: str, *, wait: float | None = None) -> None:
+    def __init__(self, what: str, *, wait: float | None = None, reached: bool = True) -> None:
         super().__init__(what)
         self.wait = wait
+        self.reached = reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +68,40 @@ def planned(bundle: Bundle, base: Base, *, allow_changes: bool) -> Change:
     return change
 
 
+def silent(_line: str) -> None:
+    """Say nothing of the progress."""
+
+
 def patiently(
-    attempt: Callable[[], Result], *, pause: Callable[[float], None] = time.sleep, tries: int = TRIES
+    attempt: Callable[[], Result],
+    *,
+    pause: Callable[[float], None] = time.sleep,
+    tries: int = TRIES,
+    say: Callable[[str], None] = silent,
 ) -> Result:
-    """Make attempts until one goes through.
+    """Make attempts until one goes through, and say what they wait for.
 
     Each attempt starts from what the other side holds by then, so that one whose answer was lost is found done.
 
     Raises:
         TraceproofError: none did; says what the last one ran into.
     """
-    last = ""
+    last, began = "", time.monotonic()
     for number in range(tries):
         try:
             return attempt()
         except Again as reason:
             last = str(reason)
+            if not reason.reached and time.monotonic() - began > UNREACHED_SECONDS:
+                raise TraceproofError(
+                    f"not published: the other side cannot be reached: {last}",
+                    todo="Check the address and the network.",
+                ) from None
             usual = min(LONGEST_PAUSE, FIRST_PAUSE * 2**number)
+            usual = usual if reason.wait is None else min(LONGEST_PAUSE, reason.wait)
             if number + 1 < tries:
-                pause(usual if reason.wait is None else min(LONGEST_PAUSE, reason.wait))
+                say(f"attempt {number + 1} of {tries} failed ({last[:200]}); again in {usual:g} s")
+                pause(usual)
     raise TraceproofError(
         f"not published: {tries} attempts failed, the last one on: {last}",
         todo="Run the same command again later: what was uploaded is not uploaded twice.",

@@ -1,0 +1,293 @@
+"""Whatever a hub answers, a push ends soon, with one message, and nothing is written outside its cache."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_server import WRITER
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from publish_support import CASES, REPOSITORY, dataset, finished, row
+
+from traceproof.dataset.tree import read_tree
+from traceproof.errors import TraceproofError
+from traceproof.publish import transport
+from traceproof.publish.hub import Hub
+from traceproof.publish.prepare import Prepared, prepare
+
+SHA = "a" * 40
+BLOB = "b" * 40
+WHEN = "2026-01-01T00:00:00.000Z"
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class Server(ThreadingHTTPServer):
+    """Answers as it is told, by the path's end; the log has what was asked, and with which token."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: dict[str, Callable[[str], Answer]] = {}
+        self.log: list[tuple[str, str]] = []
+        self.endpoint = f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - clients that give up
+        pass
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.log.append((f"{self.command} {self.path}", self.headers.get("Authorization", "")))
+        path = self.path.partition("?")[0]
+        name = next((key for key in self.server.answers if key in path), "")
+        status, headers, body = self.server.answers[name](self.path)
+        self.send_response(status)
+        for key, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_POST = do_HEAD = do_PUT = answer  # noqa: N815 - the base's names
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def said(value: Any) -> Callable[[str], Answer]:  # noqa: ANN401 - JSON
+    return lambda _: (200, {"Content-Type": "application/json"}, json.dumps(value).encode())
+
+
+def usual(path: str) -> dict[str, Callable[[str], Answer]]:
+    """A hub with one file, which differs from the bundle's, and no pull requests; longer paths first."""
+    headers = {"X-Repo-Commit": SHA, "ETag": f'"{BLOB}"'}
+    info = {"id": REPOSITORY, "sha": SHA, "siblings": [], "tags": [], "private": False, "lastModified": WHEN}
+    return {
+        "whoami": said({"name": "writer", "type": "user"}),
+        "/resolve/": lambda _: (200, headers, b""),
+        "/tree/": said([{"type": "file", "path": path, "oid": BLOB, "size": 0}]),
+        "/discussions": said({"discussions": [], "count": 0, "start": 0}),
+        "": said(info),
+    }
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    folder = tmp_path_factory.mktemp("publish")
+    root = dataset(folder / "dataset", "alpha")
+    digest = read_tree(root).definitions["alpha"].digest
+    rows = [row("alpha", digest, case, actor) for case in CASES for actor in ("reference", "torch")]
+    return prepare(finished(folder / "run", root, rows), definitions=["alpha"], op_types=[], per="definition")[0]
+
+
+@pytest.fixture
+def server(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    for name in ("HF_TOKEN", "HF_HUB_DISABLE_XET"):
+        monkeypatch.setenv(name, WRITER if name == "HF_TOKEN" else "1")
+    made = Server()
+    made.answers = usual(path_of_lines(prepared))
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield made
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+def path_of_lines(prepared: Prepared) -> str:
+    """A file that is read before anything is sent: new workload lines go behind those that are there."""
+    return next(piece.path for piece in prepared.bundle.pieces if piece.path.startswith("workloads/"))
+
+
+def push(server: Server, prepared: Prepared) -> str:
+    """What a push ended with."""
+    target = Hub(REPOSITORY, endpoint=server.endpoint, pause=lambda _: None)
+    with pytest.raises(TraceproofError) as caught:
+        target.push(prepared.bundle, prepared.describe, allow_changes=True)
+    assert WRITER not in str(caught.value)
+    return str(caught.value)
+
+
+def slow(_: str) -> Answer:
+    time.sleep(1)
+    return 200, {}, b"{}"
+
+
+def endless(_: str) -> Answer:
+    return 200, {}, json.dumps({"discussions": [], "count": 10**9, "start": 0}).encode()
+
+
+def next_page(endpoint: str) -> Callable[[str], Answer]:
+    def answer(path: str) -> Answer:
+        link = f'<{endpoint}{path.partition("?")[0]}?cursor={random.random()}>; rel="next"'  # noqa: S311 - a name
+        return 200, {"Link": link}, b"[]"
+
+    return answer
+
+
+def elsewhere(status: int) -> Callable[[str], Answer]:
+    return lambda _: (status, {"Location": "http://example.invalid/x"}, b"")
+
+
+TEXTS = [
+    b"",
+    b"{",
+    b"<html>",
+    b"null",
+    b"[]",
+    b"{}",
+    b"1",
+    b'"x"',
+    b"[" * 100_000,
+    b"\xff\xfe",
+    b'{"sha": "../../x"}',
+]
+PLACES = ["whoami", "/tree/", "/discussions", ""]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_what_is_no_answer_is_one_message(server: Server, prepared: Prepared, place: str, text: bytes) -> None:
+    server.answers[place] = lambda _: (200, {"Content-Type": "application/json"}, text)
+    if place == "" or text not in {b"[]", b"{}"}:  # an empty tree is a tree
+        assert push(server, prepared)
+
+
+def test_an_endless_listing_is_cut(server: Server, prepared: Prepared) -> None:
+    for place, answer in (("/discussions", endless), ("/tree/", next_page(server.endpoint))):
+        server.answers = usual(path_of_lines(prepared)) | {place: answer}
+        server.log.clear()
+        assert "a listing of more than 500 pages" in push(server, prepared)
+        assert len(server.log) < 520
+
+
+@pytest.mark.parametrize(
+    "etag", ["../../../../escaped", "/escaped", '"../../escaped"', "a/../../b", "..", "x" * 300]
+)
+@pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit"])
+def test_a_header_that_would_be_a_path_is_refused(
+    server: Server, prepared: Prepared, tmp_path: Path, etag: str, header: str
+) -> None:
+    headers = {"X-Repo-Commit": SHA, "ETag": f'"{BLOB}"', header: etag}
+    server.answers["/resolve/"] = lambda _: (200, headers, b"{}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path))
+        assert f"the {header.lower()} " in push(server, prepared)
+    assert not [path for path in tmp_path.rglob("*") if "escaped" in path.name]
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("place", PLACES)
+def test_no_token_follows_a_redirect_to_another_host(
+    server: Server, prepared: Prepared, place: str, status: int
+) -> None:
+    server.answers[place] = elsewhere(status)
+    assert "a redirect to example.invalid" in push(server, prepared)
+
+
+def test_a_download_may_be_redirected_without_the_token(server: Server, prepared: Prepared) -> None:
+    other = f"http://localhost:{server.server_port}/elsewhere"
+    headers = {"X-Repo-Commit": SHA, "ETag": f'"{BLOB}"', "X-Linked-Size": "1", "Location": other}
+    server.answers = {"/elsewhere": lambda _: (200, {}, b"\n")} | server.answers
+    server.answers["/resolve/"] = lambda _: (302, headers, b"")
+    push(server, prepared)
+    asked = [token for line, token in server.log if "/elsewhere" in line]
+    assert asked
+    assert set(asked) == {""}
+
+
+def test_redirects_in_a_circle_end(server: Server, prepared: Prepared) -> None:
+    server.answers[""] = lambda path: (302, {"Location": path}, b"")
+    assert push(server, prepared)
+    assert len(server.log) < 100
+
+
+def test_an_answer_that_is_too_large_is_not_read(
+    server: Server, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answers["/tree/"] = lambda _: (200, {"Content-Length": str(2 << 30)}, b"[")
+    assert "more than 64 MiB" in push(server, prepared)
+    monkeypatch.setattr(transport, "JSON_BYTES", 1000)
+    server.answers["/tree/"] = lambda _: (200, {}, b"[" + b" " * 2000 + b"]")
+    assert "more than 0 MiB" in push(server, prepared)
+    server.answers["/tree/"] = lambda _: (200, {"Content-Encoding": "gzip"}, b"x")
+    assert "compressed" in push(server, prepared)
+
+
+def test_a_slow_answer_is_not_waited_for(
+    server: Server, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "READ_SECONDS", 0.2)
+    server.answers[""] = slow
+    began = time.monotonic()
+    assert "attempts failed" in push(server, prepared)
+    assert time.monotonic() - began < 15
+
+
+def test_a_hub_that_can_not_be_reached_is_given_up_on(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", WRITER)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        hub = Hub(REPOSITORY, endpoint=f"http://127.0.0.1:{taken.getsockname()[1]}")
+        began = time.monotonic()
+        with pytest.raises(TraceproofError, match="cannot be reached"):
+            hub.push(prepared.bundle, prepared.describe, allow_changes=False)
+        assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["https://me:s3cret@example.org", "https://s3cret@example.org", "https://x/?token=s3cret", "ftp://x", "x"],
+)
+def test_an_endpoint_with_a_token_in_it_is_refused_and_not_printed(endpoint: str) -> None:
+    with pytest.raises(TraceproofError, match="no address of a hub") as caught:
+        Hub(REPOSITORY, endpoint=endpoint)
+    assert "s3cret" not in str(caught.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["discussions", "count", "start", "sha", "name", "path", "oid", "size", "type", "id", "lfs"]
+            )
+            | st.text(max_size=5),
+            inner,
+            max_size=6,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    place=st.sampled_from(PLACES),
+    value=JSON,
+    status=st.sampled_from([200, 200, 200, 204, 206, 302, 400, 418, 599]),
+)
+def test_no_answer_is_a_traceback(server: Server, prepared: Prepared, place: str, value: Any, status: int) -> None:  # noqa: ANN401
+    server.answers = usual(path_of_lines(prepared))
+    server.answers[place] = lambda _: (status, {"Content-Type": "application/json"}, json.dumps(value).encode())
+    target = Hub(REPOSITORY, endpoint=server.endpoint, pause=lambda _: None)
+    began = time.monotonic()
+    with pytest.raises(TraceproofError):  # the hub at hand takes no commits
+        target.push(prepared.bundle, prepared.describe, allow_changes=True)
+    assert time.monotonic() - began < 30
