@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lint_planted import planted
-from lint_samples import Sample
+from lint_samples import Sample, moe_line
 
 
 @planted("TP401", "'layout:nhd': no namespace 'layout'")
@@ -111,6 +111,23 @@ def broken_ep(sample: Sample) -> None:
 def other_total(sample: Sample) -> None:
     sample.copy_of_attention(8)
     sample.copy_of_attention(2)["tags"][3] = "tp:8"
+
+
+@planted("TP413", "ep:2, but num_local_experts = 4 of qwen3-30b-a3b's 128: ep:32")
+def ep_of_another_model(sample: Sample) -> None:
+    sample.moe["tags"] = [tag.replace("tiny-1b", "qwen3-30b-a3b") for tag in sample.moe["tags"]]
+
+
+@planted("TP413", "no ep:*, but num_local_experts = 4 of mixtral-8x7b's 8: ep:2")
+def no_ep_of_a_rank_s_share(sample: Sample) -> None:
+    sample.moe["axes"]["num_experts"]["value"] = 4
+    sample.moe["tags"] = [tag.replace("tiny-1b", "mixtral-8x7b") for tag in sample.moe["tags"] if "ep:" not in tag]
+    sample.moe_lines = [moe_line(offset=0)]
+
+
+@planted("TP413", "of llama-3.1-8b's 32: tp:")
+def tp_of_another_model(sample: Sample) -> None:
+    sample.attention["tags"] = [tag.replace("tiny-1b", "llama-3.1-8b") for tag in sample.attention["tags"]]
 
 
 @planted("TP421", "no fi_api:*, though FlashInfer has kernels for moe")

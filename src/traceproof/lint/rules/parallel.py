@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import islice
 
+from traceproof.extract import catalogue
 from traceproof.lint.model import Hit, Severity, definition_rule, pointer, rule
 from traceproof.lint.subject import Dataset, Subject
 
 # Axes that tensor parallelism divides. Key and value heads are not here: they never go below one a rank.
 DIVIDED = ("num_qo_heads", "num_q_heads", "num_v_heads", "nheads")
+# What a model's config.json calls its whole number of them.
+WHOLE = {
+    "num_qo_heads": "num_attention_heads",
+    "num_q_heads": "linear_num_key_heads",
+    "num_v_heads": "linear_num_value_heads",
+    "nheads": "mamba_num_heads",
+}
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")  # of a config.json: all routed ones
 
 
 def _sizes(subject: Subject, namespace: str) -> frozenset[int]:
@@ -65,3 +75,46 @@ def tensor_parallel(dataset: Dataset) -> Iterator[Hit]:
             if agreed not in totals:
                 evidence = f"{axis} times tp is {sorted(totals)}; {votes[agreed]} of {model}'s others say {agreed}"
                 yield Hit(pointer("tags"), evidence, subject.path)
+
+
+@definition_rule(
+    "TP413",
+    "tp or ep disagrees with the model's config",
+    severity=Severity.ERROR,
+    todo="Correct tp or ep, the model or the axis: axis times ranks is what the model's config.json says.",
+)
+def model_config(subject: Subject) -> Iterator[Hit]:
+    """Heads times tp, or local experts times ep, that no rank count gives for a model whose config is bundled.
+
+    A missing tag counts as one rank.
+    """
+    const = subject.definition.const_axes
+    models = {catalogue.slug_of(model): model for model in reversed(subject.tags("model"))}
+    for slug, model in models.items():
+        entry = catalogue.entries().get(slug)
+        if entry is None:
+            continue
+        whole = {axis: entry.config[key] for axis, key in WHOLE.items() if axis in const and key in entry.config}
+        hits = (hit for axis, n in whole.items() for hit in _ranks(subject, "tp", axis, const[axis], n, model))
+        yield from islice(hits, 1)  # other axes are divided by the same ranks
+        experts = next((entry.config[key] for key in EXPERTS if key in entry.config), None)
+        axis = "num_local_experts" if "num_local_experts" in const else "num_experts"
+        if experts is not None and axis in const and not _told_by_experts(const, experts):
+            yield from _ranks(subject, "ep", axis, const[axis], experts, model)
+
+
+def _told_by_experts(const: Mapping[str, int], experts: int) -> bool:
+    """Whether TP411 sees it already: the definition itself names the model's number beside a rank's."""
+    return const.get("num_experts") == experts and "num_local_experts" in const
+
+
+def _ranks(  # noqa: PLR0913, PLR0917 - the parts of one sentence
+    subject: Subject, namespace: str, axis: str, size: int, total: int, model: str
+) -> Iterator[Hit]:
+    """A hit where none of the tagged numbers of ranks makes the model's number of a rank's."""
+    sizes = _sizes(subject, namespace) or frozenset({1})
+    if any(size * ranks == total for ranks in sizes):
+        return
+    given = f"{namespace}:{', '.join(map(str, sorted(sizes)))}" if subject.tags(namespace) else f"no {namespace}:*"
+    wanted = f"{namespace}:{total // size}" if size and total % size == 0 else "no number of ranks fits"
+    yield Hit(pointer("tags"), f"{given}, but {axis} = {size} of {model}'s {total}: {wanted}")
