@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT / "src"))  # nox may run from anywhere; the families stand in one place
 
 from traceproof.pipeline import FAMILIES  # noqa: E402 - after the path
-from traceproof.stacks import install_cpu  # noqa: E402
+from traceproof.stacks import ENVIRONMENTS, install_cpu  # noqa: E402
 
 nox.options.sessions = ["tests"]
 nox.options.default_venv_backend = "venv"
@@ -80,6 +80,13 @@ def lock(session: nox.Session) -> None:
 def stacks(session: nox.Session) -> None:
     """Build every stack's environment and import all that its adapters name; `-- --stack fla` for one of them."""
     session.run(sys.executable, "scripts/stacks.py", *session.posargs, external=True)
+
+
+@nox.session(name="stack", venv_backend="none")
+@nox.parametrize("environment", [nox.param(name, id=name) for name in ENVIRONMENTS])
+def stack(session: nox.Session, environment: str) -> None:
+    """Build one environment of .venvs/ from its pins and import all that its adapters name."""
+    session.run(sys.executable, "scripts/stacks.py", "--stack", environment, *session.posargs, external=True)
 
 
 @nox.session(name="bench", venv_backend="none")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from repository import Repository, own_dataset
 
+from traceproof.stacks import ENVIRONMENTS
+
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
@@ -24,3 +26,12 @@ def test_a_family_that_the_dataset_lacks_is_named_with_those_that_it_has(reposit
     assert ran.code == 1
     told = "have no op_type of family mamba (mamba_ssu).\nThey have gemm; families: gemm."
     assert told in ran.out
+
+
+def test_each_environment_is_a_session_that_builds_and_checks_it(repository: Repository) -> None:
+    listed = repository.run("nox", "-l").out
+    assert [name for name in ENVIRONMENTS if f"stack({name})" not in listed] == []
+    (repository.root / "scripts" / "stacks.py").write_text("import sys\nprint('asked for', sys.argv[1:])\n")
+    ran = repository.run("nox", "-s", "stack(flashinfer)", "--", "--no-index")
+    assert ran.code == 0, ran.out
+    assert "asked for ['--stack', 'flashinfer', '--no-index']" in ran.out
