@@ -30,6 +30,7 @@ STACK = Stack(
             # Native forms.
             "RMSNorm": ("sglang.srt.layers.layernorm:RMSNorm",),
             "GemmaRMSNorm": ("sglang.srt.layers.layernorm:GemmaRMSNorm",),
+            "filter_and_sample": ("sglang.srt.layers.sampler:top_k_top_p_min_p_sampling_from_probs_torch",),
             "apply_rotary_emb": (
                 "sglang.srt.layers.rotary_embedding.utils:apply_rotary_emb",
                 "sglang.srt.layers.rotary_embedding:_apply_rotary_emb",
@@ -55,8 +56,12 @@ STACK = Stack(
                 "sglang.srt.layers.attention.mamba.ops.mamba_ssm:selective_state_update",
             ),
             "experts": ("sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe:fused_experts_impl",),
-            "topk": ("sglang.srt.layers.moe.topk:fused_topk_torch_native",),
             "grouped_topk": ("sglang.srt.layers.moe.topk:biased_grouped_topk_impl",),
+            "router": ("sglang.kernels.ops.moe.moe_fused_gate:moe_fused_gate",),
+            "matmul": ("sglang.srt.batch_invariant_ops.batch_invariant_ops:_matmul_persistent_triton",),
+            "top_k_renorm": ("sglang.kernels.ops.sampling.renorm_triton:top_k_renorm_probs_triton",),
+            "top_p_renorm": ("sglang.kernels.ops.sampling.renorm_triton:top_p_renorm_probs_triton",),
+            "sample": ("sglang.srt.layers.sampler:sampling_from_probs_torch",),
         }
     ),
     modules=MODULES,

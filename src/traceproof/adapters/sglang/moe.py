@@ -1,4 +1,7 @@
-"""SGLang's Triton mixture of experts with its native routing.
+"""SGLang's mixture of experts: its router and its experts, both Triton.
+
+Groups of experts are chosen in native form: where the two best of a group are equal, the router (0.5.22, 0.5.23)
+adds the third to the best in place of the second, and may keep another group.
 
 It holds gate before up where definitions hold up before gate, so the halves are swapped. Weights that its
 kernels can not read as stored (an fp8 scale an expert, fp4 values as float32) become bfloat16.
@@ -26,22 +29,27 @@ def _choice(api: Api, form: Form, inputs: Values) -> tuple[torch.Tensor, torch.T
     hidden, routing = tensor(inputs, "hidden_states"), form.routing
     if routing.given:
         return _read(form, tensor(inputs, "topk_ids"))
-    logits = tensor(inputs, "routing_logits").float()
+    logits = tensor(inputs, "routing_logits").float().contiguous()
     if routing.method is Method.DEEPSEEK:
-        weights, experts = api["grouped_topk"](
-            hidden,
-            logits,
-            tensor(inputs, "routing_bias").float(),
-            topk=routing.top_k,
-            renormalize=True,
-            num_expert_group=routing.groups,
-            topk_group=routing.top_groups,
-        )[:2]
+        bias = tensor(inputs, "routing_bias").float()
+        if routing.groups > 1:
+            weights, experts = api["grouped_topk"](
+                hidden,
+                logits,
+                bias,
+                topk=routing.top_k,
+                renormalize=True,
+                num_expert_group=routing.groups,
+                topk_group=routing.top_groups,
+            )[:2]
+        else:
+            weights, experts = api["router"](logits, bias, routing.top_k, scoring_func="sigmoid")
         return weights * scalar(inputs, "routed_scaling_factor"), experts
     if routing.method is Method.LLAMA4:
-        weights, experts = api["topk"](hidden, logits, routing.top_k, False, scoring_func="sigmoid")[:2]  # noqa: FBT003
+        none = logits.new_zeros(logits.shape[1])
+        weights, experts = api["router"](logits, none, routing.top_k, scoring_func="sigmoid", renormalize=False)
         return weights, experts
-    weights, experts = api["topk"](hidden, logits, routing.top_k, True)[:2]  # noqa: FBT003 - positional in SGLang
+    weights, experts = api["router"](logits, None, routing.top_k, scoring_func="softmax")
     return weights, experts
 
 
@@ -124,7 +132,7 @@ ADAPTERS = (
         inputs=COMMON,
         optional=MORE,
         outputs=names("output"),
-        apis=("experts", "topk", "grouped_topk"),
+        apis=("experts", "router", "grouped_topk"),
         call=_call,
         sm=((8, 9), (12, 9)),
         rows="hidden_states",

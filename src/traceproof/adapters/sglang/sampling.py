@@ -1,0 +1,60 @@
+"""SGLang's filters of probabilities and its sampler.
+
+On a GPU of NVIDIA SGLang hands the filters to FlashInfer, which would be no second opinion. These are the ones it
+brings for other GPUs: Triton over PyTorch's sort, and they run on any.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import Values
+
+PROBABILITIES = 1 << 27  # of one draw, 512 MiB
+
+
+def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    return {"samples": _drawn(api, _filtered(api, definition, inputs))}
+
+
+def _trials(api: Api, definition: Definition, inputs: Values, trials: int, seed: int) -> Outputs:
+    """Filtered once; rows repeated once per trial, as many trials per draw as fit into PROBABILITIES."""
+    filtered = _filtered(api, definition, inputs)
+    rows, vocabulary = filtered.shape
+    torch.manual_seed(seed)
+    at_once = max(1, PROBABILITIES // max(1, rows * vocabulary))
+    drawn = [torch.empty((0, rows), dtype=torch.int64, device=filtered.device)]
+    for start in range(0, trials if rows else 0, at_once):
+        count = min(at_once, trials - start)
+        drawn.append(_drawn(api, filtered.repeat(count, 1)).view(count, rows))
+    return {"samples": torch.cat(drawn) if rows else drawn[0].new_empty((trials, 0))}
+
+
+def _filtered(api: Api, definition: Definition, inputs: Values) -> torch.Tensor:
+    """Top-k first, top-p on what it leaves."""
+    probs = tensor(inputs, "probs")
+    if "top_k" in definition.inputs:
+        probs = api["top_k_renorm"](probs, tensor(inputs, "top_k"))
+    if "top_p" in definition.inputs:
+        probs = api["top_p_renorm"](probs, tensor(inputs, "top_p"))
+    return probs
+
+
+def _drawn(api: Api, probs: torch.Tensor) -> torch.Tensor:
+    return api["sample"](probs).to(torch.int64) if probs.shape[0] else probs.new_empty((0,), dtype=torch.int64)
+
+
+ADAPTERS = tuple(
+    Adapter(
+        name="sampling.renorm_triton",
+        inputs=names("probs") | names(filters),
+        outputs=names("samples"),
+        apis=("top_k_renorm", "top_p_renorm", "sample"),
+        call=_call,
+        trials=_trials,
+        sm=((8, 0), (12, 9)),
+    )
+    for filters in ("top_k", "top_p", "top_k top_p")
+)

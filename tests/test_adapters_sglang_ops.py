@@ -1,0 +1,198 @@
+"""SGLang's adapters for products, samplers and routers, with kernels that PyTorch computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import op_support as support
+import pytest
+import torch
+
+from traceproof.adapters import lookup
+from traceproof.adapters.base import Adapter
+from traceproof.adapters.sglang import moe
+from traceproof.dataset.definition import Definition
+from traceproof.ops import registry
+from traceproof.ops.base import Values
+from traceproof.ops.moe.form import form_of
+from traceproof.ops.moe.routing import Method, choose
+
+GOLDEN = 0x9E3779B97F4A7C15
+Api = dict[str, Callable[..., Any]]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def adapter_of(truth: str, definition: Definition) -> Adapter:
+    """A ground truth's adapter for a definition."""
+    found = lookup.adapter(truth, definition)
+    assert found is not None
+    return found
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """[M, K] by [K, N], summed in float32."""
+    assert a.shape[1] == b.shape[0]
+    assert a.dtype == b.dtype
+    return (a.float() @ b.float()).to(out_dtype)
+
+
+def test_the_product_is_of_the_transposed_weights() -> None:
+    definition = support.load("gemm", "gemm_n96_k160")
+    adapter = adapter_of("sglang", definition)
+
+    def run(_: Definition, inputs: Values) -> list[torch.Tensor]:
+        outputs = adapter.empty(definition, inputs)
+        outputs = adapter.call({"matmul": matmul}, definition, inputs) if outputs is None else outputs
+        return [outputs["C"]]
+
+    assert not support.failures(definition, run)
+
+
+def top_k_renorm(probs: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+    """Keeps all that equal the k-th."""
+    places = (top_k.long() - 1).clamp(0, probs.shape[-1] - 1)[:, None]
+    pivots = probs.sort(-1, descending=True).values.gather(-1, places)
+    kept = probs.where(probs >= pivots, torch.zeros_like(probs))
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def top_p_renorm(probs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Discards the rising prefix whose mass is below 1 - p."""
+    rising = probs.sort(-1).values
+    cut = torch.searchsorted(rising.cumsum(-1), (1 - top_p)[:, None]).clamp(max=probs.shape[-1] - 1)
+    kept = probs.where(probs >= rising.gather(-1, cut), torch.zeros_like(probs))
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def sample(probs: torch.Tensor) -> torch.Tensor:
+    """One token per row, from PyTorch's own generator."""
+    return torch.multinomial(probs, 1).view(-1).to(torch.int32)
+
+
+def filter_and_sample(  # noqa: PLR0913, PLR0917 - the function's own arguments
+    probs: torch.Tensor,
+    top_ks: torch.Tensor,
+    top_ps: torch.Tensor,
+    min_ps: torch.Tensor,
+    need_min_p_sampling: bool,  # noqa: FBT001
+    sampling_seed: None,
+    positions: None,
+) -> torch.Tensor:
+    """Both filters against the probabilities as they came."""
+    assert sampling_seed is positions is None
+    assert not need_min_p_sampling
+    assert len(probs) == len(top_ks) == len(top_ps) == len(min_ps)
+    values, tokens = probs.sort(-1, descending=True)
+    before = values.cumsum(-1) - values
+    values[torch.arange(values.shape[-1])[None] >= top_ks[:, None]] = 0
+    values[before > top_ps[:, None]] = 0
+    return tokens.gather(-1, torch.multinomial(values, 1)).view(-1).to(torch.int32)
+
+
+SAMPLERS: dict[str, Api] = {
+    "sglang": {"top_k_renorm": top_k_renorm, "top_p_renorm": top_p_renorm, "sample": sample},
+    "sglang_native": {"filter_and_sample": filter_and_sample},
+}
+
+
+@pytest.mark.parametrize(
+    ("truth", "filters"),
+    [(truth, filters) for truth in SAMPLERS for filters in ("top_k", "top_p", "top_k_top_p")],
+)
+def test_samples_have_the_distribution_of_the_filters(truth: str, filters: str) -> None:
+    definition = support.load("sampling", f"{filters}_sampling_from_probs_v1000")
+    if truth == "sglang_native" and filters == "top_k_top_p":
+        assert lookup.adapter(truth, definition) is None  # it does not renormalise between the two
+        return
+    trials = adapter_of(truth, definition).trials
+    assert trials is not None
+    op = registry.get("sampling")
+    for case in support.cases(definition):
+        inputs = support.inputs_of(definition, case)
+        before = {name: support.tensor(inputs, name).clone() for name in inputs}
+        count, seed = op.trials(definition, case), case.seed * GOLDEN % (1 << 63)
+        drawn = trials(SAMPLERS[truth], definition, inputs, count, seed)["samples"]
+        again = trials(SAMPLERS[truth], definition, inputs, count, seed)["samples"]
+        assert torch.equal(drawn, again)
+        assert all(torch.equal(support.tensor(inputs, name), value) for name, value in before.items())
+        known = support.truth(definition, inputs)
+        ruling = support.judged(definition, case, [drawn], known)["samples"]
+        assert ruling.verdict.value == "pass", f"{case.id}: {ruling.message}"
+
+
+def router(
+    scores: torch.Tensor,
+    bias: torch.Tensor | None,
+    topk: int,
+    scoring_func: str = "sigmoid",
+    *,
+    renormalize: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Without groups."""
+    assert scores.dtype == torch.float32
+    active = torch.sigmoid(scores) if scoring_func == "sigmoid" else torch.softmax(scores, -1)
+    rank = active + bias if bias is not None else scores
+    experts = rank.sort(dim=-1, descending=True, stable=True).indices[:, :topk]
+    weights = active.gather(-1, experts)
+    return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), experts.to(torch.int32)
+
+
+def grouped_topk(  # noqa: PLR0913 - the function's own arguments
+    hidden: torch.Tensor,
+    logits: torch.Tensor,
+    bias: torch.Tensor,
+    *,
+    topk: int,
+    renormalize: bool,
+    num_expert_group: int,
+    topk_group: int,
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """A group counts its two best."""
+    assert len(hidden) == len(logits)
+    assert renormalize
+    groups = (torch.sigmoid(logits) + bias).view(len(logits), num_expert_group, -1)
+    best = groups.topk(2, -1).values.sum(-1).sort(dim=-1, descending=True, stable=True).indices[:, :topk_group]
+    out = torch.full_like(groups, -torch.inf).scatter_(
+        1, best[..., None].expand(-1, -1, groups.shape[-1]), torch.zeros_like(groups)
+    )
+    experts = (groups + out).flatten(1).sort(dim=-1, descending=True, stable=True).indices[:, :topk]
+    weights = torch.sigmoid(logits).gather(-1, experts)
+    return weights / weights.sum(-1, keepdim=True), experts.to(torch.int32), None
+
+
+@pytest.mark.parametrize("definition", support.definitions("moe"), ids=lambda definition: definition.name)
+def test_routers_are_asked_for_what_the_definition_routes_by(definition: Definition) -> None:
+    form = form_of(definition)
+    for case in support.cases(definition, "small"):
+        inputs = support.inputs_of(definition, case)
+        if form.routing.given or not len(support.tensor(inputs, "hidden_states")):
+            continue
+        weights, experts = moe._choice({"router": router, "grouped_topk": grouped_topk}, form, inputs)
+        logits, bias = support.tensor(inputs, "routing_logits"), inputs.get("routing_bias")
+        assert bias is None or isinstance(bias, torch.Tensor)
+        factor = inputs.get("routed_scaling_factor") if form.routing.method is Method.DEEPSEEK else 1.0
+        assert isinstance(factor, float)
+        wanted = choose(form.routing, logits, bias, factor)
+        dense = torch.zeros(logits.shape, dtype=torch.float64)
+        assert torch.allclose(
+            dense.scatter(-1, experts.long(), weights.double()),
+            dense.scatter(-1, wanted.experts, wanted.weights),
+            rtol=1e-5,
+        )
+
+
+def test_a_router_without_groups_takes_the_bias_too() -> None:
+    definition = next(one for one in support.definitions("moe") if form_of(one).routing.method is Method.DEEPSEEK)
+    assert form_of(definition).routing.groups > 1
+    ungrouped = definition.as_json()
+    ungrouped["reference"] = ungrouped["reference"].replace("N_GROUP = 4", "N_GROUP = 1")
+    ungrouped["reference"] = ungrouped["reference"].replace("TOPK_GROUP = 2", "TOPK_GROUP = 1")
+    form = form_of(Definition.model_validate(ungrouped))
+    assert form.routing.groups == 1
+    inputs = support.inputs_of(definition, support.case_named(definition, "small-1"))
+    _, experts = moe._choice({"router": router}, form, inputs)
+    bias = support.tensor(inputs, "routing_bias")
+    wanted = choose(form.routing, support.tensor(inputs, "routing_logits"), bias)
+    assert torch.equal(experts.long().sort(-1).values, wanted.experts.sort(-1).values)
