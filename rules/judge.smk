@@ -38,11 +38,12 @@ rule judge:
         python=FLOW.python("torch"),
         code=judge_code,
         tolerance=FLOW.tolerance,
+        repeat=FLOW.repeat,
         record=FLOW.sources.record("torch", ""),
         caches=FLOW.caches,
         store=f"{FLOW.results}/store",
     shell:
         "PYTHONPATH=src {params.python:q} scripts/judge.py --cases {input.cases:q} --manifests {input.manifests:q}"
         " --stack {params.record:q} --caches {params.caches:q} --verdicts {output:q} --store {params.store:q}"
-        " --code {params.code:q} --tolerance {params.tolerance:q} --threads {threads:q}"
+        " --code {params.code:q} --tolerance {params.tolerance:q} --repeat={params.repeat:q} --threads {threads:q}"
         " --memory-mb {resources.mem_mb:q} --log {log:q}"

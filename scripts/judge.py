@@ -22,6 +22,7 @@ PARSER.add_argument("--store", type=Path, required=True)
 PARSER.add_argument("--caches", type=Path, required=True, help="folder for what is compiled on the way")
 PARSER.add_argument("--code", required=True, help="digest of the code that verdicts depend on")
 PARSER.add_argument("--tolerance", type=json.loads, default=None, help="a number, or null")
+PARSER.add_argument("--repeat", default="", help="further options of commands that repeat a case")
 PARSER.add_argument("--threads", type=int, required=True, help="definitions judged side by side")
 PARSER.add_argument("--memory-mb", type=int, default=0, help="what the job is planned to take, MiB")
 PARSER.add_argument("--log", type=Path, required=True)
@@ -30,7 +31,13 @@ PARSER.add_argument("--log", type=Path, required=True)
 def main() -> None:
     """Judge."""
     stack = json.loads(options.stack.read_text(encoding="utf-8"))
-    bench = Bench(store=options.store, code=options.code, tolerance=options.tolerance, device=stack["device_type"])
+    bench = Bench(
+        store=options.store,
+        code=options.code,
+        tolerance=options.tolerance,
+        device=stack["device_type"],
+        options=options.repeat,
+    )
     crew = Crew.of(options.caches, stack)
     found = gpus() if crew.gpu and judge_opens_gpu(options.cases) else []
     with lease(found, memory_mib=options.memory_mb), crew.pool() as pool:

@@ -10,6 +10,7 @@ import pytest
 
 from traceproof.cli import main, run, show, spread
 from traceproof.cli.verify import _folder
+from traceproof.config_reading import merged
 from traceproof.errors import TraceproofError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,7 +94,7 @@ def test_only_another_selection_gets_a_folder_of_its_own(changes: dict[str, Any]
 
 def test_overrides_merge_as_snakemake_does_it() -> None:
     base = {"a": {"b": 1, "c": [1]}, "d": 1}
-    assert run.merged(base, {"a": {"c": [2]}, "d": {"e": 1}}) == {"a": {"b": 1, "c": [2]}, "d": {"e": 1}}
+    assert merged(base, {"a": {"c": [2]}, "d": {"e": 1}}) == {"a": {"b": 1, "c": [2]}, "d": {"e": 1}}
 
 
 def row(**changes: object) -> dict[str, Any]:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from traceproof.cli.run import merged
 from traceproof.config import Config
-from traceproof.config_reading import read_config
+from traceproof.config_reading import merged, read_config
 from traceproof.errors import TraceproofError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,7 +83,7 @@ def test_what_fits_the_schema_is_checked_on_disk_whatever_else_is_wrong(shipped:
 def test_an_unknown_op_type_is_named_with_the_known_ones(shipped: dict[str, Any]) -> None:
     raw = merged(shipped, {"dataset": {"pypi": None, "path": str(DATASET)}, "selection": {"op_type": ["gmm"]}})
     (problem,) = problems(raw)
-    assert problem.startswith("selection.op_type: 'gmm' is not an op_type; known: ")
+    assert problem.startswith("selection.op_type: 'gmm' is not an op_type; did you mean 'gemm'? known: ")
     assert "rmsnorm" in problem
 
 

@@ -129,14 +129,45 @@ def test_minus_infinity_where_the_oracle_has_it_passes() -> None:
     assert judge_output(value.float(), expected, tolerance=None).verdict == Verdict.PASS
 
 
-def test_tolerance_overrides_the_specification_row_and_not_the_verdict() -> None:
+@pytest.mark.parametrize("kind", [Close(), Quantised(), Backward()], ids=lambda kind: type(kind).__name__)
+@pytest.mark.parametrize(
+    ("tolerance", "verdict"),
+    [(None, Verdict.FAIL), (0.1, Verdict.PASS), (1e-3, Verdict.FAIL), (0.0, Verdict.FAIL)],
+)
+def test_a_users_tolerance_decides_in_place_of_the_gate(
+    kind: Close | Quantised | Backward, tolerance: float | None, verdict: Verdict
+) -> None:
     value = oracle_value()
-    entries = {"": value, "floor": noisy(value, 2)}
-    expected = Expected(shape=SHAPE, dtype=torch.bfloat16, oracle=entries, comparison=Close())
-    ruling = judge_output(noisy(value, 3), expected, tolerance=1e-6)
-    assert ruling.verdict == Verdict.PASS
-    assert ruling.details["specification"]["atol"] == 1e-6
-    assert ruling.details["metrics"]["within_specification"] is False
+    entries = {"": value, "floor": value.to(torch.bfloat16), "bound": torch.full_like(value, 1e-6)}
+    expected = Expected(shape=SHAPE, dtype=torch.bfloat16, oracle=entries, comparison=kind)
+    wrong = (value * 1.03).to(torch.bfloat16)
+    ruling = judge_output(wrong, expected, tolerance=tolerance)
+    assert ruling.verdict == verdict
+    assert ruling.details.get("tolerance") == tolerance
+    assert ("your tolerance" in ruling.message) == (tolerance is not None)
+    assert (ruling.details["gate"]["kind"] == "tolerance") == (tolerance is not None)
+
+
+def test_a_tolerance_of_zero_accepts_equal_bits_alone() -> None:
+    value = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    entries = {"": value, "floor": value.float()}
+    expected = Expected(shape=(2,), dtype=torch.float32, oracle=entries, comparison=Close())
+    assert judge_output(value.float(), expected, tolerance=0.0).verdict == Verdict.PASS
+    assert judge_output(value.float() * (1 + 2**-22), expected, tolerance=0.0).verdict == Verdict.FAIL
+
+
+def test_what_is_exact_and_where_nan_stands_no_tolerance_changes() -> None:
+    indices = torch.arange(6)
+    expected = Expected(shape=(6,), dtype=torch.int64, oracle={"": indices}, comparison=Exact())
+    ruling = judge_output(indices + (indices == 3), expected, tolerance=10.0)
+    assert ruling.verdict == Verdict.FAIL
+    assert "tolerance" not in ruling.details
+    value = oracle_value()
+    entries = {"": value, "floor": value.bfloat16()}
+    floats = Expected(shape=SHAPE, dtype=torch.bfloat16, oracle=entries, comparison=Close())
+    broken = value.bfloat16()
+    broken[0, 0] = float("nan")
+    assert judge_output(broken, floats, tolerance=10.0).reason == Failure.NAN
 
 
 def test_exact_fails_on_one_bit() -> None:

@@ -88,7 +88,7 @@ def test_a_second_run_prints_the_table_and_does_nothing_else(repository: Reposit
     assert repository.dry().jobs == ALWAYS
     ran = repository.verify()
     assert ran.code == 0
-    assert "VERIFIED: 3 definitions: 3 pass" in ran.out
+    assert "VERIFIED: 3 definitions, 3 right" in ran.out
     assert ran.jobs == []
 
 

@@ -54,7 +54,7 @@ def test_all_passing_is_verified() -> None:
     summary = summarise([row(), row(output="lse")], Known())
     assert not failed(summary)
     assert summary["groups"][0]["pass"] == 2
-    assert "VERIFIED: 1 definitions: 1 pass" in table(summary)
+    assert table(summary).count("\nVERIFIED: 1 definition, 1 right\n") == 1
 
 
 @pytest.mark.parametrize("verdict", ["fail", "error"])
@@ -71,7 +71,7 @@ def test_a_known_finding_does_not_fail_but_stays_visible() -> None:
     summary = summarise([row(verdict="fail", reason="nan")], known())
     assert not failed(summary)
     assert summary["definitions"] == {"rmsnorm_h8": "fail"}
-    assert "1 findings known" in table(summary)
+    assert "VERIFIED: 1 definition, 1 with known findings" in table(summary)
 
 
 def test_a_known_finding_that_passes_fails_the_run() -> None:
@@ -119,7 +119,7 @@ def flashinfer(version: str) -> list[dict[str, Any]]:
 def test_a_finding_is_expected_of_the_versions_that_it_names(version: str, verdict: str, kind: str | None) -> None:
     entry = known(actor="flashinfer", versions="flashinfer-python<0.7")
     one = row(actor="flashinfer", verdict=verdict, reason=None if verdict == "pass" else "nan")
-    summary = summarise([one], entry, flashinfer(version))
+    summary = summarise([row(), one], entry, flashinfer(version))
     assert {name: len(found) for name, found in summary["findings"].items() if found} == (
         {kind: 1} if kind else {}
     )
@@ -208,3 +208,41 @@ def test_known_yaml_reports_all_problems_at_once(tmp_path: Path) -> None:
 def test_a_missing_known_yaml_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(TraceproofError, match="known"):
         read_known(tmp_path / "absent.yaml")
+
+
+def test_the_last_line_reads_right_to_a_stranger() -> None:
+    rows = [row(definition=f"right_{number}") for number in range(41)]
+    rows += [row(case="small-1"), row(verdict="fail", reason="nan")]
+    rows += [row(definition="large", output="*", verdict="skip", reason="does_not_fit")]
+    rows += [row(definition="large", actor="flashinfer", output="*", verdict="skip", reason="no_cuda")]
+    told = "43 definitions, 41 right, 1 with known findings, 1 not runnable here"
+    summary = summarise(rows, known())
+    assert f"\nVERIFIED: {told}\n" in table(summary)
+    assert not failed(summary)
+    rows += [row(definition="broken", verdict="error", reason="crash")]
+    rows += [row(definition="own", verdict="skip", reason="no_oracle"), row(definition="own", case="small-1")]
+    told = "45 definitions, 41 right, 1 with known findings, 1 with new findings, 1 not verified: no oracle, 1 not runn"
+    assert f"NOT VERIFIED: {told}" in table(summarise(rows, known()))
+
+
+@pytest.mark.parametrize("reason", ["does_not_fit", "blob_missing", "no_oracle"])
+def test_a_run_of_skips_alone_is_no_success(reason: str) -> None:
+    summary = summarise(
+        [row(verdict="skip", reason=reason), row(actor="torch", output="*", verdict="skip", reason="x")], Known()
+    )
+    assert failed(summary)
+    assert "NOT VERIFIED: 1 definition, 1 not " in table(summary)
+    assert f"; nothing was compared: {reason} 1\n" in table(summary)
+
+
+def test_what_a_users_tolerance_accepts_is_neither_right_nor_proved_nor_known() -> None:
+    accepted = row(tolerance=0.1)
+    summary = summarise([accepted, row(actor="torch", tolerance=0.1)], known())
+    assert not failed(summary)
+    text = table(summary)
+    assert "VERIFIED: 1 definition, 1 accepted by your tolerance, not proved" in text
+    assert "0 of 1 definitions against a ground truth" in text
+    assert not summary["findings"]["unexpected"]
+    refused = summarise([row(tolerance=0.1, verdict="fail", reason="nan")], known())
+    assert failed(refused)
+    assert len(refused["findings"]["new"]) == 1

@@ -118,4 +118,4 @@ def test_a_failed_judge_never_shows_the_table_of_the_run_before(tmp_path: Path) 
     file.write_text(json.dumps(definition), encoding="utf-8")
     righted = repository.verify()
     assert righted.code == 0, righted.out
-    assert "VERIFIED: 2 definitions: 2 pass" in righted.out
+    assert "VERIFIED: 2 definitions, 2 right" in righted.out

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from traceproof.config import Config, Dataset, ModelChoice, Selection
 from traceproof.errors import TraceproofError
@@ -132,9 +134,10 @@ def _unknown_op_types(selection: Selection, path: Path | None) -> list[str]:
 
 
 def _not_an_op_type(name: str, folders: set[str]) -> str:
-    return (
-        f"selection.op_type: {name!r} is not an op_type; known: {', '.join(sorted({*registry.known(), *folders}))}"
-    )
+    known = sorted({*registry.known(), *folders})
+    close = get_close_matches(name, known, n=1)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    return f"selection.op_type: {name!r} is not an op_type; {meant}known: {', '.join(known)}"
 
 
 def _explain(found: Mapping[str, Any]) -> str:
@@ -167,3 +170,38 @@ def _known_keys(location: list[str]) -> str:
     close = get_close_matches(location[-1], model.model_fields, n=1)
     known = f"known: {', '.join(model.model_fields)}"
     return f"did you mean {close[0]!r}? {known}" if close else known
+
+
+def raw_config(root: Path) -> dict[str, Any]:
+    """What config.yaml holds.
+
+    Raises:
+        TraceproofError: it can not be read, or is no mapping.
+    """
+    path = root / "config.yaml"
+    try:
+        value = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
+        raise TraceproofError("config.yaml cannot be used", problems=[str(error)]) from error
+    if not isinstance(value, dict):
+        raise TraceproofError("config.yaml cannot be used", problems=["the file: it must be a mapping of keys"])
+    return value
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `changes`, mappings merged key by key as Snakemake does it."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return result
+
+
+def config_of(root: Path, changes: Mapping[str, Any]) -> Config:
+    """The configuration of one run.
+
+    Raises:
+        TraceproofError: it can not be used.
+    """
+    source = "config.yaml with these options" if changes else "config.yaml"
+    return read_config(merged(raw_config(root), changes), root=root, source=source)

@@ -25,6 +25,7 @@ from traceproof.ops import registry
 from traceproof.sources.lock import NAME
 from traceproof.stacks import EXTRACT, FOLDER, INSTALLED, NAMES, Stack, has_driver, resolve
 from traceproof.stages.hidden import hidden_seed
+from traceproof.stages.repeat import options
 
 # Which op_types `verify_<family>` and `nox -s test_<family>` cover.
 FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -271,6 +272,11 @@ class Pipeline:
     def tolerance(self) -> str:
         """The override of the specification's tolerance, as JSON."""
         return json.dumps(self.config.tolerance)
+
+    @property
+    def repeat(self) -> str:
+        """Options of commands that repeat a case: what config.yaml does not say."""
+        return options(self.config, self.root)
 
     @property
     def known(self) -> list[str]:

@@ -41,7 +41,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
     sglang_path: Annotated[Path | None, typer.Option(help="An SGLang checkout for the tests to use.")] = None,
     test_sizes: Annotated[list[str] | None, typer.Option(help="Sizes by default: small medium large.")] = None,
     tolerance: Annotated[
-        float | None, typer.Option(help="Replaces atol and rtol of the specification's table.")
+        float | None, typer.Option(help="Accept floats within this atol and rtol; proves nothing.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write tests again that are there.")] = False,
     json_file: Annotated[

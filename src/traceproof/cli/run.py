@@ -11,17 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
 from traceproof.cli.supervise import supervise
-from traceproof.config import Config
-from traceproof.config_reading import read_config
+from traceproof.config_reading import config_of
 from traceproof.errors import TraceproofError
 from traceproof.interrupts import INTERRUPTED
 from traceproof.jit import available_memory
 from traceproof.worker.shared import commanding
 
+__all__ = ["config_of"]  # for commands, which take all that they need of a run from here
 FINE, FINDINGS, UNFINISHED = 0, 1, 2
 MEMORY_SHARE = 0.85  # of what is free at the start; estimates were up to a fifth below what was measured
 STATE_RESOURCES = frozenset({"--resources", "--res", "--profile", "--workflow-profile"})
@@ -41,41 +38,6 @@ def repository() -> Path:
         "there is no traceproof repository here",
         todo="Run the command inside a clone, installed with `pip install -e`.",
     )
-
-
-def raw_config(root: Path) -> dict[str, Any]:
-    """What config.yaml holds.
-
-    Raises:
-        TraceproofError: it can not be read, or is no mapping.
-    """
-    path = root / "config.yaml"
-    try:
-        value = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, YAMLError) as error:
-        raise TraceproofError("config.yaml cannot be used", problems=[str(error)]) from error
-    if not isinstance(value, dict):
-        raise TraceproofError("config.yaml cannot be used", problems=["the file: it must be a mapping of keys"])
-    return value
-
-
-def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `changes`, mappings merged key by key as Snakemake does it."""
-    result = dict(base)
-    for key, value in changes.items():
-        old = result.get(key)
-        result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
-    return result
-
-
-def config_of(root: Path, changes: Mapping[str, Any]) -> Config:
-    """The configuration of one run.
-
-    Raises:
-        TraceproofError: it can not be used.
-    """
-    source = "config.yaml with these options" if changes else "config.yaml"
-    return read_config(merged(raw_config(root), changes), root=root, source=source)
 
 
 def snakemake(root: Path, changes: Mapping[str, Any], *, cores: int, extra: Sequence[str] = ()) -> int:

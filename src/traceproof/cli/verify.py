@@ -27,7 +27,7 @@ def verify(  # noqa: PLR0913 - the specification's options
     everything: Annotated[bool, typer.Option("--all", help="Verify every definition.")] = False,
     test_sizes: Annotated[list[str] | None, typer.Option(help="Sizes: small medium large.")] = None,
     tolerance: Annotated[
-        float | None, typer.Option(help="Replaces atol and rtol of the specification's table.")
+        float | None, typer.Option(help="Accept floats within this atol and rtol; proves nothing.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the inputs.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Run again what is finished already.")] = False,

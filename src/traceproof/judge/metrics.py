@@ -11,6 +11,7 @@ import torch
 from traceproof.judge.specification import Row
 
 WORST = 5
+TINY = 1e-300  # for a tolerance of 0
 
 
 class Figures:
@@ -18,11 +19,14 @@ class Figures:
 
     Args:
         row: the specification's tolerance for the output.
+        weighed: whether `excess` is wanted.
     """
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Row, *, weighed: bool = False) -> None:
         self._row = row
         self._elements = self._finite = self._hits = 0
+        self.excess = 0.0  # largest error as a part of what the row allows at its place, where `weighed`
+        self._weighed = weighed
         self._max_abs = self._max_rel = self._sum_abs = self._sum_rel = 0.0
         self._squares = self._actual_energy = self._expected_energy = self._product = 0.0
         self._worst: list[tuple[float, dict[str, Any]]] = []
@@ -49,6 +53,9 @@ class Figures:
         self._worst = sorted([*self._worst, *found], key=lambda item: -item[0])[:WORST]
         if not a.numel():
             return
+        if self._weighed:
+            allowed = self._row.atol + self._row.rtol * e.abs()
+            self.excess = max(self.excess, float((error / allowed.clamp_min(TINY)).max()))
         relative = error / e.abs().clamp_min(torch.finfo(torch.float32).tiny)
         self._max_abs = max(self._max_abs, float(error.max()))
         self._max_rel = max(self._max_rel, float(relative.max()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,12 +64,14 @@ class Numerics:
         comparison: how the output is compared.
         dtype: the output's.
         row: the specification's tolerance for it.
+        decides: whether `row` decides, being the user's, instead of the calibrated gate.
     """
 
-    def __init__(self, comparison: Numeric, dtype: torch.dtype, row: Row) -> None:
+    def __init__(self, comparison: Numeric, dtype: torch.dtype, row: Row, *, decides: bool = False) -> None:
         self._row = row
+        self._decides = decides
         self._gate = numeric_gate(comparison, dtype)
-        self._figures = Figures(row)
+        self._figures = Figures(row, weighed=decides)
         self._misplaced = Misplaced()
         self._elements = 0
 
@@ -111,7 +114,8 @@ class Numerics:
         """Figures for the verdict row: `metrics`, `specification`, `worst`."""
         figures = self._figures.summary()
         specification = {"atol": self._row.atol, "rtol": self._row.rtol, "hit_ratio": self._row.hit_ratio}
-        return {"worst": figures.pop("worst"), "metrics": figures, "specification": specification}
+        found = {"worst": figures.pop("worst"), "metrics": figures, "specification": specification}
+        return found | ({"tolerance": self._row.atol} if self._decides else {})
 
     def misplaced(self) -> tuple[Failure, str] | None:
         """What is NaN or infinite where it should not be, if anything is."""
@@ -119,4 +123,17 @@ class Numerics:
 
     def gate(self) -> Gate | None:
         """Result of the gate; None where the output is empty."""
-        return self._gate.gate() if self._elements else None
+        if not self._elements:
+            return None
+        return self._tolerated() if self._decides else self._gate.gate()
+
+    def _tolerated(self) -> Gate:
+        """The user's tolerance as a gate: all elements, or of quantised outputs the specification's share."""
+        figures = self._figures.summary()
+        missed, may_miss = 1.0 - figures["hit_ratio"], 1.0 - self._row.hit_ratio
+        margin = missed / may_miss if may_miss else self._figures.excess
+        within = figures["within_specification"]
+        margin = min(margin, 1.0) if within else max(margin, math.nextafter(1.0, 2.0))
+        share = f"{figures['hit_ratio']:.4g} of the elements" if missed else "every element"
+        detail = f"{share} within your tolerance of {self._row.atol:g}, which replaces the calibrated gate"
+        return Gate("tolerance", margin, f"{detail}; largest error {self._figures.excess:.3g}x of it")

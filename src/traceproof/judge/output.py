@@ -51,7 +51,11 @@ def _fail(reason: Failure, message: str, **details: Any) -> Ruling:  # noqa: ANN
 
 
 def judge_output(actual: torch.Tensor | None, expected: Expected, *, tolerance: float | None) -> Ruling:
-    """Rule on one output; `tolerance` overrides the atol and rtol of the specification's row (reported only)."""
+    """Rule on one output.
+
+    A `tolerance` is the user's: atol and rtol that replace the calibrated gate where an output holds rounded
+    floats. Shape, dtype, the places of NaN and infinities, and what is compared exactly, stay as they are.
+    """
     ruling = judge_form(actual, expected)
     if ruling is not None:
         return ruling
@@ -83,7 +87,8 @@ def judge_form(actual: torch.Tensor | None, expected: Expected) -> Ruling | None
 def numerics_of(comparison: Numeric, dtype: torch.dtype, tolerance: float | None) -> Numerics:
     """What measures an output of `dtype`."""
     row = row_for(dtype, quantised=isinstance(comparison, Quantised), tolerance=tolerance)
-    return Numerics(comparison, dtype, row)
+    decides = tolerance is not None and dtype.is_floating_point and not isinstance(comparison, Exact)
+    return Numerics(comparison, dtype, row, decides=decides)
 
 
 def rule_on(numerics: Numerics) -> Ruling:

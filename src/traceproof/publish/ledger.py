@@ -214,6 +214,8 @@ def _status(
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         where = f"case {row['case']}, {row['output']}" if row["case"] else "the file"
         return {"status": "failed", "reason": f"{row['verdict']} {row['reason']} in {where}{more}"}
+    if any(row.get("tolerance") is not None for row in rows):
+        return {"status": "not run", "reason": "judged by a tolerance of the user's own, which proves nothing"}
     if not compared:
         why = ", ".join(f"{reason} {count}" for reason, count in skipped.items())
         return {"status": "not run", "reason": f"nothing was compared ({why or 'no numerics'})"}

@@ -19,7 +19,8 @@ class Bench:
     Attributes:
         store: where outputs and finished rows lie.
         code: digest of the judge's own code and the ops'.
-        tolerance: overrides the atol and rtol of the specification's rows.
+        tolerance: the user's atol and rtol, in place of the calibrated gates.
+        options: further options of commands that repeat a case.
         device: where large cases are judged, `cuda` or `cpu`.
     """
 
@@ -27,6 +28,7 @@ class Bench:
     code: str
     tolerance: float | None
     device: str = "cpu"
+    options: str = ""
 
     @property
     def outputs(self) -> Store:
@@ -45,6 +47,7 @@ class Bench:
             "code": self.code,
             "tolerance": self.tolerance,
             "device": self.device,
+            "options": self.options,
         }
 
     @classmethod

@@ -79,6 +79,7 @@ class Dispute:
         judged: where finished rows lie.
         code: digest of the judge's code.
         dataset: root of the dataset, for workload lines' blobs.
+        tolerance: the user's; ground truths are not held against each other then.
     """
 
     entry: Mapping[str, Any]
@@ -88,6 +89,7 @@ class Dispute:
     judged: Store
     code: str
     dataset: str
+    tolerance: float | None = None
 
     def arbitrated(self, rows: Rows) -> Rows:
         """The rows, those of numeric failures with who is outvoted, and one more a pair of ground truths."""
@@ -115,7 +117,7 @@ class Dispute:
         for planned in sorted(self.entry["cases"], key=lambda planned: int(planned["memory"])):
             here = by_case[planned["case"]["id"]]
             hearing = _Hearing(self, definition, op, planned, here)
-            pairs += hearing.pairs()
+            pairs += hearing.pairs() if self.tolerance is None else []
             for row in here:
                 if row["verdict"] == Verdict.FAIL and row["reason"] in DISPUTED and row["output"] != WHOLE:
                     again = row["actor"] in explained or planned["memory"] > EXPLAINED_BYTES

@@ -20,6 +20,7 @@ from traceproof.stages.bench import REPLAY, WHOLE, Bench
 from traceproof.stages.dispute import Dispute, entries_of, expectation
 from traceproof.stages.large import LargeCases, Rulings
 from traceproof.stages.manifest import Manifest
+from traceproof.stages.repeat import command
 from traceproof.stages.replay import Bundles
 from traceproof.store import DamagedError
 
@@ -106,8 +107,9 @@ class Docket:
             judged=self.bench.judged,
             code=self.bench.code,
             dataset=self.planned["dataset"],
+            tolerance=self.bench.tolerance,
         )
-        rows = dispute.arbitrated(rows)
+        rows = [row | {"repeat": command(row, self.bench.options)} for row in dispute.arbitrated(rows)]
         self.bundles.write(rows, entry, dispute)
         return rows
 
@@ -205,12 +207,11 @@ class _CaseJudge:
     def _row(self, output: str, ruling: Ruling, record: Mapping[str, Any] | None) -> dict[str, Any]:
         case = self.planned["case"]
         definition = self.large.definition
-        name = definition.name
         environment = self.manifest.environment
         weak = (record or {}).get("isolation")
         options = self.planned.get("hidden") or f"--seed {case['seed']}"
         return {
-            "definition": name,
+            "definition": definition.name,
             "op_type": definition.op_type,
             "case": case["id"],
             "size": case["size"],
@@ -234,7 +235,7 @@ class _CaseJudge:
             },
             "versions": environment.get("versions"),
             "device": environment.get("device"),
-            "repeat": f"traceproof verify --definition-name {name} --case {case['id']} {options}",
+            "repeat": options,
         }
 
 

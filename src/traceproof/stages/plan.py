@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class Selection:
         seed: every case's seed.
         workloads: whether the dataset's own workload lines are cases too.
         hidden_seed: what the hidden cases' seeds and sizes follow from.
+        met: case ids of the selected definitions, noted while planning.
         memory_limit: bytes; a case whose estimate is above it becomes a typed skip.
     """
 
@@ -49,6 +51,7 @@ class Selection:
     hidden_seed: int = 0
     workloads: bool = False
     memory_limit: int = 14 << 30
+    met: set[str] = field(default_factory=set)
 
 
 def plan(dataset: Path, out: Path, selection: Selection) -> list[Path]:
@@ -65,6 +68,7 @@ def plan(dataset: Path, out: Path, selection: Selection) -> list[Path]:
         planned = _op_type_plan(tree, op_type, names, selection)
         write_if_changed(path, json.dumps(planned, indent=1, ensure_ascii=False) + "\n")
         written.append(path)
+    _check_cases(selection, groups)
     for path in sorted(out.glob("*.json")):
         if path not in written:
             path.unlink()
@@ -78,12 +82,12 @@ def _selected(tree: Tree, selection: Selection) -> dict[str, list[str]]:
     for broken in tree.broken:
         groups.setdefault(_group(broken), [])  # a folder of broken files still gets its verdicts
     problems = [
-        f"op_type {name!r} has no definition; the dataset has: {', '.join(sorted(groups))}"
+        f"op_type {name!r} has no definition; {_closest(name, groups)}; there are: {', '.join(sorted(groups))}"
         for name in selection.op_types
         if name not in groups
     ]
     problems += [
-        f"definition_name {name!r} is not in the dataset; {_closest(name, tree)}"
+        f"definition_name {name!r} is not in the dataset; {_closest(name, tree.definitions)}"
         for name in selection.definitions
         if name not in tree.definitions
     ]
@@ -95,7 +99,25 @@ def _selected(tree: Tree, selection: Selection) -> dict[str, list[str]]:
         wanted = set(selection.definitions)
         groups = {name: sorted(wanted & set(members)) for name, members in groups.items()}
         groups = {name: members for name, members in groups.items() if members}
+        if not groups:
+            problems = [f"{name} is of {tree.definitions[name].definition.op_type}" for name in sorted(wanted)]
+            raise TraceproofError(
+                "no definition is of both the names and the op_types selected", problems=problems
+            )
     return groups
+
+
+def _check_cases(selection: Selection, groups: Mapping[str, list[str]]) -> None:
+    if not any(groups.values()):
+        return
+    unknown = [name for name in selection.cases if name not in selection.met]
+    problems = [
+        f"case {name!r} is in none of the selected definitions; {_closest(name, selection.met)}"
+        for name in unknown
+    ]
+    if problems:
+        todo = "Workload lines are cases with `workloads: true`, and sizes with --test-sizes."
+        raise TraceproofError("the selection names cases that are not planned", problems=problems, todo=todo)
 
 
 def _group(broken: Broken) -> str:
@@ -103,10 +125,8 @@ def _group(broken: Broken) -> str:
     return path_part(broken.path.parent.name, OP_TYPE)
 
 
-def _closest(name: str, tree: Tree) -> str:
-    from difflib import get_close_matches
-
-    matches = get_close_matches(name, tree.definitions, n=3, cutoff=0.4)
+def _closest(name: str, known: Iterable[str]) -> str:
+    matches = get_close_matches(name, sorted(known), n=3, cutoff=0.4)
     return f"close to it: {', '.join(matches)}" if matches else "nothing there resembles it"
 
 
@@ -175,6 +195,7 @@ def _cases(
         hidden = hidden_cases(definition, base, selection.hidden_seed)
         options = f"--seed {base.seed} --hidden-seed {selection.hidden_seed}"
         planned += [make(case, None) | {"repeat": False, "hidden": options} for case in hidden]
+    selection.met.update(str(entry["case"]["id"]) for entry in planned)
     if selection.cases:
         planned = [entry for entry in planned if entry["case"]["id"] in selection.cases]
         shown = _mark_repeat([entry for entry in planned if not entry.get("hidden")])

@@ -21,10 +21,11 @@ from traceproof.sources.model import ORIGINS
 REFERENCE = "reference"
 COMPARED = frozenset({Verdict.PASS, Verdict.FAIL})
 BAD = frozenset({Verdict.FAIL, Verdict.ERROR})
-NO_TRUTH, ERROR, UNREADABLE = "no_truth", "error", "unreadable"
+NO_TRUTH, ERROR, UNREADABLE, RELAXED = "no_truth", "error", "unreadable", "relaxed"
 # Why a definition met no ground truth, in words; of several reasons the first one in this order is told.
 WHY: Mapping[str, str] = MappingProxyType(
     {
+        RELAXED: "judged by a tolerance of your own, which proves nothing",
         UNREADABLE: "the definition cannot be read",
         ERROR: "ended in an error",
         Skip.DOES_NOT_FIT: "larger than limits.memory_gb",
@@ -110,7 +111,9 @@ class Collector:
         self._op_types[name] = str(row["op_type"])
         if actor == REFERENCE and verdict in BAD:
             self._wrong.add(name)
-        if verdict in COMPARED:
+        if row.get("tolerance") is not None:
+            self._reasons[name].add(RELAXED)
+        elif verdict in COMPARED:
             self._cases[name, actor].add(str(row["case"]))
         elif row["case"] is None:
             self._reasons[name].add(UNREADABLE)

@@ -16,14 +16,13 @@ from traceproof.actors.registry import ACTORS, PAIR
 from traceproof.known import Known, read_known
 from traceproof.reasons import Skip, Verdict
 from traceproof.stages import proof
+from traceproof.stages.outcomes import REFERENCE, Outcomes, compared, sentence
 from traceproof.stages.standing import KEY, standing
 from traceproof.store import write_json
 
 WIDTH = 118
 SHOWN = 20  # findings listed under the table; summary.json has all
-REFERENCE = "reference"
 NO_ORACLE = str(Skip.NO_ORACLE)  # of a definition: nobody judged its numerics, which is no pass
-OUTCOMES = {**{str(verdict): str(verdict) for verdict in Verdict}, NO_ORACLE: "not verified: no oracle"}
 BAD = frozenset({Verdict.FAIL, Verdict.ERROR})
 FINDING_KEYS = ("definition", "op_type", "case", "actor", "output", "verdict", "reason", "message", "repeat")
 
@@ -58,7 +57,7 @@ def summarise(
         TraceproofError: known.yaml limits versions of a package that an actor's stack does not hold.
     """
     versions = {str(record["stack"]): record["versions"] for record in stacks}
-    collector = proof.Collector()
+    collector, outcomes = proof.Collector(), Outcomes()
     groups: dict[tuple[str, str], Counter[str]] = {}
     skips: dict[tuple[str, str], Counter[str]] = {}
     members: dict[tuple[str, str], dict[str, set[str]]] = {}
@@ -74,11 +73,14 @@ def summarise(
         if verdict == Verdict.SKIP:
             skips.setdefault(group, Counter())[str(row["reason"])] += 1
         kind = _kind(row, known, versions)
+        outcomes.note(row, kind)
         if kind is not None:
             findings[kind].append({key: row.get(key) for key in FINDING_KEYS})
             groups[group][kind] += 1
+    came = outcomes.by_definition()
     return {
-        "verified": bool(groups) and not findings["new"] and not findings["unexpected"],
+        "verified": compared(came.values()) and not findings["new"] and not findings["unexpected"],
+        "outcomes": came,
         "definitions": {name: _overall(counts) for name, counts in sorted(definitions.items())},
         "groups": [
             {
@@ -100,6 +102,8 @@ def summarise(
 
 def _kind(row: Mapping[str, Any], known: Known, stacks: Mapping[str, Mapping[str, str]]) -> str | None:
     """`new` finding, `known` one, `unexpected` outcome where another was known, or None: all is well."""
+    if row.get("tolerance") is not None:  # by the user's tolerance: the list speaks of the calibrated gates
+        return "new" if row["verdict"] in BAD else None
     if row["verdict"] == Verdict.SKIP and not unjudged(row):
         # A machine without the GPU that showed it says nothing against it.
         return None
@@ -180,7 +184,7 @@ def _idle(group: Mapping[str, Any]) -> bool:
 
 def _closing(summary: Mapping[str, Any]) -> Iterator[str]:
     findings = summary["findings"]
-    for kind, heading in (("new", "new findings"), ("unexpected", "not as known.yaml says")):
+    for kind, heading in (("new", "new"), ("unexpected", "not as known.yaml says")):
         if not findings[kind]:
             continue
         yield f"\n{len(findings[kind])} {heading}:"
@@ -192,11 +196,7 @@ def _closing(summary: Mapping[str, Any]) -> Iterator[str]:
                 yield f"    repeat  {found['repeat']}"
         if len(findings[kind]) > SHOWN:
             yield f"  ... and {len(findings[kind]) - SHOWN} more in summary.json"
-    verdicts = Counter(summary["definitions"].values())
-    counts = ", ".join(f"{verdicts[kind]} {word}" for kind, word in OUTCOMES.items() if verdicts[kind])
-    known = f", {len(findings['known'])} findings known" if findings["known"] else ""
-    outcome = "VERIFIED" if summary["verified"] else "NOT VERIFIED"
-    yield f"\n{outcome}: {len(summary['definitions'])} definitions: {counts or 'nothing was compared'}{known}"
+    yield f"\n{sentence(summary)}"
 
 
 def absent(family: str, families: Mapping[str, Sequence[str]], planned: Sequence[str]) -> str:

@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--test-sizes", nargs="+", choices=SIZES, help="Each class has its own if left out.")
     group.addoption("--slow", action="store_true", help="Run the large sizes too, which are marked slow.")
     group.addoption(
-        "--tolerance", type=float, help="Replaces the specification's atol and rtol; each class may have its own."
+        "--tolerance", type=float, help="Accept floats within this atol and rtol; each class may have its own."
     )
     group.addoption("--workloads", choices=("auto", "yes", "no"), default="auto", help="auto: on a GPU.")
     group.addoption("--memory-gb", type=float, help="Skip cases that need more than that many GiB.")

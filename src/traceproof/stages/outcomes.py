@@ -1,0 +1,92 @@
+"""What came of each definition, and the sentence that a run ends with."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from traceproof.reasons import Skip, Verdict
+
+REFERENCE = "reference"
+
+
+class Outcome(StrEnum):
+    """What came of a definition; of several that fit, the first one in this order counts."""
+
+    WRONG = "wrong"
+    UNVERIFIED = "unverified"
+    KNOWN = "known"
+    RELAXED = "relaxed"
+    RIGHT = "right"
+    NOT_RUN = "not_run"
+
+
+# How many of each there are, in the order in which it is told.
+WORDS: Mapping[Outcome, str] = MappingProxyType(
+    {
+        Outcome.RIGHT: "right",
+        Outcome.RELAXED: "accepted by your tolerance, not proved",
+        Outcome.KNOWN: "with known findings",
+        Outcome.WRONG: "with new findings",
+        Outcome.UNVERIFIED: "not verified: no oracle",
+        Outcome.NOT_RUN: "not runnable here",
+    }
+)
+COMPARED = frozenset({Outcome.WRONG, Outcome.KNOWN, Outcome.RELAXED, Outcome.RIGHT})
+
+
+class Outcomes:
+    """Notes rows one by one what comes of their definitions."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, set[Outcome]] = defaultdict(set)
+
+    def note(self, row: Mapping[str, Any], finding: str | None) -> None:
+        """Note a row and the kind of finding that it is: `new`, `known`, `unexpected`, or None."""
+        marks = self._marks[row["definition"]]
+        nobody = row["actor"] == REFERENCE and row["verdict"] == Verdict.SKIP and row["reason"] == Skip.NO_ORACLE
+        if finding is not None:
+            marks.add(Outcome.KNOWN if finding == "known" else Outcome.UNVERIFIED if nobody else Outcome.WRONG)
+        elif row["actor"] != REFERENCE:
+            return
+        elif row["verdict"] == Verdict.PASS:
+            marks.add(Outcome.RIGHT if row.get("tolerance") is None else Outcome.RELAXED)
+        elif row["verdict"] == Verdict.SKIP:
+            marks.add(Outcome.NOT_RUN)
+
+    def by_definition(self) -> dict[str, str]:
+        """What came of each definition."""
+        return {
+            name: str(next((one for one in Outcome if one in marks), Outcome.NOT_RUN))
+            for name, marks in sorted(self._marks.items())
+        }
+
+
+def compared(outcomes: Iterable[str]) -> bool:
+    """Whether anything was compared at all."""
+    return not COMPARED.isdisjoint(outcomes)
+
+
+def sentence(summary: Mapping[str, Any]) -> str:
+    """`VERIFIED: 48 definitions, 41 right, 6 with known findings, 1 not runnable here`."""
+    outcomes: Mapping[str, str] = summary["outcomes"]
+    counts = Counter(outcomes.values())
+    parts = [f"{counts[one]} {words}" for one, words in WORDS.items() if counts[one]]
+    definitions = f"{len(outcomes)} definition{'' if len(outcomes) == 1 else 's'}"
+    verdict = "VERIFIED" if summary["verified"] else "NOT VERIFIED"
+    return f"{verdict}: {', '.join([definitions, *parts])}{_idle(summary)}"
+
+
+def _idle(summary: Mapping[str, Any]) -> str:
+    """Why nothing was compared, where nothing was."""
+    if compared(summary["outcomes"].values()):
+        return ""
+    skips: Counter[str] = Counter()
+    for group in summary["groups"]:
+        if group["actor"] == REFERENCE:
+            skips.update(group["skips"])
+    why = ", ".join(f"{reason} {count}" for reason, count in skips.items()) or "the selection has no case"
+    return f"; nothing was compared: {why}"
