@@ -73,6 +73,7 @@ def test_a_reference_and_a_ground_truth_that_pass_earn_the_tag(tmp_path: Path) -
     [
         ({"reference": {"verdict": "fail", "reason": "nan"}}, "its reference: fail nan in case small-0, output"),
         ({"reference": {"verdict": "skip", "reason": "no_oracle", "output": "*"}}, "nothing was compared"),
+        ({"reference": {"tolerance": 0.1}}, "a tolerance of the user's own"),
         ({"torch": {"verdict": "fail", "reason": "numerics"}}, "torch: fail numerics"),
         ({"torch": {"verdict": "skip", "reason": "no_cuda", "output": "*"}}, "no_cuda 1"),
         ({"torch": {"case": "small-1", "digests": {"definition": "f" * 32, "inputs": ""}}}, "no ground truth"),

