@@ -151,6 +151,27 @@ def test_parameters_of_a_linear_attention_test_say_its_axes() -> None:
     assert {axis.name for axis in SPACE.axes} == set(values)
 
 
+def test_the_gate_s_and_the_step_s_forms_and_what_verifies_are_axes() -> None:
+    values = read("test_kda", {"safe_gate": True, "use_beta_sigmoid": True}, ("torch", "gradcheck"))
+    assert values["safe_gate"] == {"yes"}
+    assert values["beta_sigmoid"] == {"in kernel"}
+    assert values["verifier"] == {"gradcheck"}
+    assert read("test_kda", {}, ("naive_kda", "assert_close"))["verifier"] == {"reference"}
+    assert read("test_kda", {}, ("isfinite", "chunk_kda"))["verifier"] == {"sanity"}
+    assert read("test_kda", {"verifier": "sanity"}, ("naive_kda",))["verifier"] == {"sanity"}
+
+
+def test_a_gap_says_beside_which_test_its_case_belongs(tmp_path: Path) -> None:
+    path = tmp_path / "test_delta.py"
+    path.write_text(FLA_SUITE)
+    found = of_suite(path, python=sys.executable, run=False)
+    (gap,) = [gap for gap in found.gaps if gap.missing == {"safe_gate": "yes"}]
+    assert gap.place.endswith(("test_delta.py::test_chunk", "test_delta.py::test_chunk_bwd"))
+    assert gap.changes.items() >= {"safe_gate": "yes", "gate": "yes"}.items()
+    assert f"  belongs beside {gap.place}, with " in as_text([found], gaps=0)
+    assert gap.as_json()["place"] == gap.place
+
+
 LIBRARY = """
 import torch
 

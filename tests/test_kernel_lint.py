@@ -75,6 +75,14 @@ RIGHT = {
     v = tl.load(x + o % H)
     tl.store(y + o, v, mask=o < n)
 """,
+    "a loop index that is widened before it is multiplied": """
+    for i in range(0, tl.cdiv(n, BT)):
+        tl.store(y + i.to(tl.int64) * stride, 0.0)
+""",
+    "a loop that is unrolled": """
+    for i in range(0, H):
+        tl.store(y + i * stride, 0.0)
+""",
     "a loop whose bound is wide": """
     start = tl.program_id(0)
     end = tl.cast(n, tl.int64) * H
@@ -112,6 +120,15 @@ PLANTED = {
         ),
         "a loop from the grid": (
             "    for i in range(tl.program_id(0), n, tl.num_programs(0)):\n        tl.store(y + i * stride, 0.0)\n"
+        ),
+        "a loop index times a stride": (
+            "    for i in range(0, tl.cdiv(n, BT)):\n        tl.store(y + i * stride, 0.0)\n"
+        ),
+        "a block of a loop times a stride": (
+            "    for i in range(0, tl.cdiv(n, BT)):\n        tl.store(y + (i * BT + 1) * stride, 0.0)\n"
+        ),
+        "a loop index times sizes known at compile time": (
+            "    for i in range(0, tl.cdiv(n, BT)):\n        tl.store(y + i * BT * H, 0.0)\n"
         ),
         "the base of a block pointer": (
             "    p = tl.make_block_ptr(y + tl.program_id(0) * n * H, (n,), (1,), (0,), (BT,), (0,))\n"

@@ -77,6 +77,8 @@ def described(arguments: Mapping[str, Any]) -> dict[str, Any]:
         "initial_state": arguments.get("initial_state") is not None,
         "final_state": bool(arguments.get("output_final_state")),
         "gate": bool(arguments.get("use_gate_in_kernel")),
+        "safe_gate": bool(arguments.get("safe_gate")),
+        "use_beta_sigmoid": bool(arguments.get("use_beta_sigmoid_in_kernel") or arguments.get("use_beta_sigmoid")),
         "beta": "vector" if beta is not None and beta.dim() == v.dim() else "head",
         "qk_norm": bool(arguments.get("use_qk_l2norm_in_kernel")),
         "dtype": str(v.dtype),

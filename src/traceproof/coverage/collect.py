@@ -26,7 +26,8 @@ class Recorder:
 
     def __init__(self, *, ran: bool, library: str) -> None:
         self._ran = ran
-        self._calls = Calls(library, lambda parameters: self.seen.append({"test": "", "parameters": parameters}))
+        self._calls = Calls(library, self._note)
+        self._current: dict[str, Any] = {}
         self.seen: list[dict[str, Any]] = []
         self._known: dict[str, dict[str, Any]] = {}
         self.rows: list[dict[str, Any]] = []
@@ -37,16 +38,44 @@ class Recorder:
             callspec = getattr(item, "callspec", None)
             parameters = dict(callspec.params) if callspec is not None else {}
             name = getattr(item, "originalname", None) or item.name
-            self._known[item.nodeid] = {"test": name, "parameters": {k: _plain(v) for k, v in parameters.items()}}
+            self._known[item.nodeid] = {
+                "test": name,
+                "parameters": {k: _plain(v) for k, v in parameters.items()},
+                "place": item.nodeid.partition("[")[0],
+                "names": _names(getattr(item, "function", None)),
+            }
         if self._ran:
             self._calls.watch({item.module for item in session.items if hasattr(item, "module")})
         else:
             self.rows = list(self._known.values())
 
+    def pytest_runtest_setup(self, item: Any) -> None:  # noqa: ANN401 - pytest's item
+        """Remember which test makes the calls that follow."""
+        self._current = self._known[item.nodeid]
+
+    def _note(self, parameters: Mapping[str, Any]) -> None:
+        """A call: its own arguments say what it is, the test says where it stands and what verifies it."""
+        about: dict[str, Any] = {key: self._current[key] for key in ("place", "names") if key in self._current}
+        self.seen.append({"test": "", "parameters": parameters, **about})
+
     def pytest_runtest_logreport(self, report: Any) -> None:  # noqa: ANN401 - pytest's report
         """A test that got as far as its body."""
         if self._ran and report.when == "call" and report.outcome != "skipped":
             self.rows.append(self._known[report.nodeid])
+
+
+def _names(function: object) -> list[str]:
+    """Names that a test's code uses, those of the functions of its own module that it calls among them."""
+    found: set[str] = set()
+    waiting = [function]
+    while waiting:
+        code = getattr(waiting.pop(), "__code__", None)
+        names = set(getattr(code, "co_names", ())) - found
+        found |= names
+        scope = getattr(function, "__globals__", {})
+        home = getattr(function, "__module__", None)
+        waiting += [scope[name] for name in names if getattr(scope.get(name), "__module__", None) == home]
+    return sorted(found)
 
 
 def _plain(value: object) -> object:

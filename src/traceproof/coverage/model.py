@@ -43,14 +43,22 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A value, or a pair of values, that no case exercises, and the smallest case that would."""
+    """A value, or a pair of values, that no case exercises, and the smallest case that would.
+
+    Attributes:
+        place: the test that comes nearest to that case, where one would add it; empty: not known.
+        changes: the values that the test would have to take for it.
+    """
 
     missing: Chosen
     smallest: Chosen
+    place: str = ""
+    changes: Chosen = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The gap as a JSON object."""
-        return {"missing": dict(self.missing), "smallest": dict(self.smallest)}
+        said = {"missing": dict(self.missing), "smallest": dict(self.smallest)}
+        return said | ({"place": self.place, "changes": dict(self.changes)} if self.place else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,25 @@ def cover(space: Space, records: Sequence[Values]) -> Coverage:
         pair_gaps=_gaps(space, [sorted(pair) for pair in pairs if pair not in together]),
         unknown=tuple(sorted(f"{name}={value}" for name, value in seen - known)),
     )
+
+
+def placed(coverage: Coverage, records: Sequence[Values], places: Sequence[str]) -> Coverage:
+    """The coverage with a place for the case of each gap: the test of the record that comes nearest to it."""
+
+    def near(gap: Gap) -> Gap:
+        def differs(record: Values) -> dict[str, str]:
+            return {name: value for name, value in gap.smallest.items() if value not in record.get(name, ())}
+
+        found = [
+            (len(differs(record)), place, record) for record, place in zip(records, places, strict=True) if place
+        ]
+        if not found:
+            return gap
+        _, place, record = min(found, key=lambda item: item[:2])
+        return replace(gap, place=place, changes=differs(record))
+
+    gaps, pairs = tuple(map(near, coverage.gaps)), tuple(map(near, coverage.pair_gaps))
+    return replace(coverage, gaps=gaps, pair_gaps=pairs)
 
 
 def _within(space: Space, records: Sequence[Values]) -> Space:

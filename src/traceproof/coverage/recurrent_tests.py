@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
-from traceproof.coverage.model import Axis, Space, Values
+from traceproof.coverage.model import Axis, Chosen, Space, Values
 
 Parameters = Mapping[str, Any]
+VERIFIERS = ("reference", "gradcheck", "sanity")
 
 
 def _number(parameters: Parameters, *names: str) -> float | None:
@@ -49,6 +50,18 @@ def _length(_: str, parameters: Parameters) -> str:
     return "whole chunks" if all(one % 64 == 0 for one in lengths) else "part of a chunk"
 
 
+def _verifier(parameters: Parameters, names: Collection[str]) -> str:
+    """How a test knows a right answer: by a gradient check, by a reference, or by no more than sanity."""
+    named = str(parameters.get("verifier", ""))
+    if named in VERIFIERS:
+        return named
+    words = " ".join(names).lower()
+    if "gradcheck" in words:
+        return "gradcheck"
+    compares = any(word in words for word in ("naive", "reference", "assert_close", "allclose", "ref"))
+    return "reference" if compares or not names else "sanity"
+
+
 READERS: Mapping[str, Callable[[str, Parameters], str]] = MappingProxyType(
     {
         "layout": _layout,
@@ -58,6 +71,10 @@ READERS: Mapping[str, Callable[[str, Parameters], str]] = MappingProxyType(
         "final_state": lambda _, p: _yes(p, "final_state", "output_final_state", "ht"),
         "gate": lambda _, p: _yes(p, "use_gate_in_kernel", "gate_in_kernel", "gate"),
         "beta": lambda _, p: str(p.get("beta", "head")),
+        "beta_sigmoid": lambda _, p: (
+            "in kernel" if _yes(p, "use_beta_sigmoid", "use_beta_sigmoid_in_kernel") == "yes" else "raw"
+        ),
+        "safe_gate": lambda _, p: _yes(p, "safe_gate", "use_safe_gate"),
         "qk_norm": lambda _, p: _yes(p, "use_qk_l2norm_in_kernel", "qk_norm", "qk_l2norm"),
         "value_heads": _heads,
         "head_dims": _dims,
@@ -66,9 +83,20 @@ READERS: Mapping[str, Callable[[str, Parameters], str]] = MappingProxyType(
 )
 
 
-def read(test: str, parameters: Parameters) -> Values:
-    """Values of one parametrised test: its name, and its parameters."""
-    return {name: frozenset({reader(test, parameters)}) for name, reader in READERS.items()}
+def read(test: str, parameters: Parameters, names: Collection[str] = ()) -> Values:
+    """Values of one parametrised test: its name, its parameters, and the names that its code uses."""
+    found = {name: frozenset({reader(test, parameters)}) for name, reader in READERS.items()}
+    return found | {"verifier": frozenset({_verifier(parameters, names)})}
+
+
+def _reachable(chosen: Chosen) -> bool:
+    """A gradient check is of gradients, and finite differences need float32 at least; a safe gate is a gate."""
+    checked = chosen.get("verifier") == "gradcheck"
+    return not (
+        (checked and chosen.get("direction") == "forward")
+        or (checked and chosen.get("dtype") in {"bfloat16", "float16"})
+        or (chosen.get("safe_gate") == "yes" and chosen.get("gate") == "no")
+    )
 
 
 SPACE = Space(
@@ -81,10 +109,14 @@ SPACE = Space(
         Axis("final_state", ("no", "yes"), "a state that is not written"),
         Axis("gate", ("no", "yes"), "the decay computed inside the kernel"),
         Axis("beta", ("head", "vector"), "one step size a head, or one an element"),
+        Axis("beta_sigmoid", ("raw", "in kernel"), "a step size that is given, or made of a logit in the kernel"),
+        Axis("safe_gate", ("no", "yes"), "the bounded decay, which has a path of its own"),
         Axis("qk_norm", ("no", "yes"), "normalisation inside the kernel"),
         Axis("value_heads", ("equal", "grouped"), "which key head a value head reads"),
         Axis("head_dims", ("equal", "different"), "D and Dv mixed up"),
+        Axis("verifier", VERIFIERS, "what would notice a wrong answer"),
         Axis("dtype", ("bfloat16", "float16", "float32"), "the precision that users have"),
     ),
     read=lambda definition, case: read(str(definition["test"]), case),
+    reachable=_reachable,
 )

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from traceproof.coverage.model import Coverage, Values, cover
+from traceproof.coverage.model import Coverage, Values, cover, placed
 from traceproof.coverage.recurrent_tests import SPACE, read
 from traceproof.coverage.spaces import SPACES
 from traceproof.dataset.tree import read_tree
@@ -84,7 +84,8 @@ def of_suite(path: Path, *, python: str, run: bool, library: str = "fla") -> Cov
     if not rows:
         problems = done.stderr.strip().splitlines()[-5:]
         raise TraceproofError(f"{path}: no test was {'run' if run else 'collected'}", problems=problems)
-    return cover(SPACE, [read(row["test"], row["parameters"]) for row in rows])
+    records = [read(row["test"], row["parameters"], row.get("names", ())) for row in rows]
+    return placed(cover(SPACE, records), records, [str(row.get("place", "")) for row in rows])
 
 
 def as_text(coverages: Iterable[Coverage], *, gaps: int) -> str:
@@ -98,6 +99,8 @@ def as_text(coverages: Iterable[Coverage], *, gaps: int) -> str:
             lines.append(
                 f"{one.op_type}: not exercised: {_said(gap.missing)}; smallest case: {_said(gap.smallest)}"
             )
+            if gap.place:
+                lines.append(f"  belongs beside {gap.place}, with {_said(gap.changes)}")
         if len(one.pair_gaps) > gaps:
             lines.append(f"{one.op_type}: and {len(one.pair_gaps) - gaps} more pairs")
         lines += [f"{one.op_type}: {text} is not declared" for text in one.unknown]

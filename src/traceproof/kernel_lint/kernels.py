@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 from traceproof.audit.findings import Finding, at
 from traceproof.audit.source import dotted, last_name
 from traceproof.kernel_lint.addresses import pointers
-from traceproof.kernel_lint.values import BARE, NOTHING, Known, Value, addends, evaluate, spanned, text_of
+from traceproof.kernel_lint.values import BARE, NOTHING, Known, Value, addends, bounded, evaluate, spanned, text_of
 
 CALLS = 3  # helpers of helpers; nothing here goes deeper
 NO_FACTS: Known = MappingProxyType({})
@@ -27,6 +28,16 @@ def kernels(tree: ast.Module) -> Iterator[ast.FunctionDef]:
 def _is_jit(decorator: ast.expr) -> bool:
     inner = decorator.func if isinstance(decorator, ast.Call) else decorator
     return dotted(inner) in {"triton.jit", "jit", "triton.experimental.gluon.jit", "gluon.jit"}
+
+
+def _parameters(function: ast.FunctionDef, pointers: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Parameters that are known when a kernel is compiled, and numbers that it is given when it is launched."""
+    constants, numbers = set[str](), set[str]()
+    for argument in function.args.args:
+        constexpr = argument.annotation is not None and "constexpr" in ast.unparse(argument.annotation)
+        if argument.arg not in pointers:
+            (constants if constexpr else numbers).add(argument.arg)
+    return frozenset(constants), frozenset(numbers)
 
 
 class Kernel:
@@ -58,7 +69,8 @@ class Kernel:
         self._partial = partial
         self._pointers = pointers(function) - {name for name, value in given.items() if value.grid}
         self._branched: dict[str, tuple[dict[str, Value], dict[str, Value], dict[str, Value]]] = {}
-        self._known: dict[str, Value] = dict(given)
+        self._constants, numbers = _parameters(function, self._pointers)
+        self._known: dict[str, Value] = {name: Value(runtime=True) for name in numbers} | dict(given)
         self.calls: list[tuple[str, list[Value], dict[str, Value]]] = []
         self._found: dict[tuple[int, int, str], Finding] = {}
         self._unmasked: list[tuple[ast.Call, Value]] = []
@@ -141,7 +153,10 @@ class Kernel:
     def _assign_loop(self, target: ast.expr, iterable: ast.expr) -> None:
         if isinstance(target, ast.Name):
             arguments = iterable.args if isinstance(iterable, ast.Call) else []
-            self._known[target.id] = spanned(arguments, self._known)
+            found = spanned(arguments, self._known)
+            if not found.grid and not bounded(arguments, self._constants):
+                found = replace(found, looped=True, origin=f"the loop variable in line {iterable.lineno}")
+            self._known[target.id] = found
 
     def _augmented(self, node: ast.AugAssign, target: ast.Name, op: ast.operator, value: ast.expr) -> None:
         self._look(value)

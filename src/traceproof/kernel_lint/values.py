@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from traceproof.audit.source import dotted, last_name
@@ -43,11 +43,14 @@ class Value:
     spans: frozenset[str] = frozenset()
     origin: str = ""
     counts: bool = False  # a bare program id or loop variable
+    looped: bool = False  # computed from the variable of a loop that run-time numbers bound
+    runtime: bool = False  # a number that the kernel is given when it is launched, such as a stride
 
     @property
     def narrow(self) -> bool:
-        """From the grid, and nowhere widened in time."""
-        return self.wrapped or (self.grid and not self.wide)
+        """From the grid, or an offset from a loop, and nowhere widened in time."""
+        offset = self.looped and self.level == PRODUCT
+        return self.wrapped or ((self.grid or offset) and not self.wide)
 
     def merged(self, other: Value) -> Value:
         """Of two branches: whatever may be wrong in one of them."""
@@ -91,13 +94,14 @@ def _binary(node: ast.BinOp, known: Known) -> Value:
     wide = left.wide or right.wide
     both = Value(
         grid=left.grid or right.grid,
-        level=max((side.level for side in (left, right) if side.grid), default=BARE),
+        level=max((side.level for side in (left, right) if side.grid or side.looped), default=BARE),
         wide=wide,
         wrapped=left.wrapped or right.wrapped or (wide and late),
         ranges=left.ranges | right.ranges,
         tail=left.tail | right.tail,
         spans=left.spans | right.spans,
-        origin=source.origin,
+        origin=source.origin or left.origin or right.origin,
+        looped=left.looped or right.looped,
     )
     match node.op:
         case ast.Mult():
@@ -147,10 +151,18 @@ def spanned(arguments: Sequence[ast.expr], known: Known) -> Value:
     return Value(grid=merged.grid, level=merged.level, wide=wide, origin=merged.origin, counts=True)
 
 
+def bounded(arguments: Sequence[ast.expr], constants: Collection[str]) -> bool:
+    """Whether a loop's bounds are literals and compile-time constants: it has few turns, which are unrolled."""
+    names = (name.id for argument in arguments for name in ast.walk(argument) if isinstance(name, ast.Name))
+    return all(name in constants for name in names)
+
+
 def _product(node: ast.BinOp, both: Value, sides: tuple[Value, Value]) -> Value:
     level = both.level
-    if both.grid and not both.wide and not (_is_small(node.left) or _is_small(node.right)):
-        level = min(level + 1, PRODUCT)
+    if (both.grid or both.looped) and not both.wide and not (_is_small(node.left) or _is_small(node.right)):
+        # A loop runs over blocks: times their constant size it is a position, times a stride an offset at once.
+        strided = both.looped and any(side.runtime for side in sides)
+        level = PRODUCT if strided else min(level + 1, PRODUCT)
     blocks = frozenset(
         other.id
         for other, value in ((node.left, sides[1]), (node.right, sides[0]))
