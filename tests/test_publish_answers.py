@@ -252,7 +252,15 @@ def test_a_hub_that_can_not_be_reached_is_given_up_on(prepared: Prepared, monkey
 
 @pytest.mark.parametrize(
     "endpoint",
-    ["https://me:s3cret@example.org", "https://s3cret@example.org", "https://x/?token=s3cret", "ftp://x", "x"],
+    [
+        "https://me:s3cret@example.org",
+        "https://s3cret@example.org",
+        "https://x/?token=s3cret",
+        "ftp://x",
+        "x",
+        "http://[",
+        "http://x:y",
+    ],
 )
 def test_an_endpoint_with_a_token_in_it_is_refused_and_not_printed(endpoint: str) -> None:
     with pytest.raises(TraceproofError, match="no address of a hub") as caught:

@@ -15,10 +15,14 @@ from pathlib import Path
 import pytest
 from source_remotes import SOON, Upstream, git
 
+from traceproof.cli.clone_repos import clone_repos
+from traceproof.config import Dataset
+from traceproof.config_reading import read_config
+from traceproof.dataset.fetch import fetch as fetch_dataset
 from traceproof.errors import TraceproofError
 from traceproof.sources.checkout import bring, scratch_of
 from traceproof.sources.contents import Wanted, changes
-from traceproof.sources.gitrun import Git, GitError
+from traceproof.sources.gitrun import Git, GitError, Patience
 from traceproof.sources.moving import BUSY, State
 
 KILLS = int(os.environ.get("TRACEPROOF_KILLS", "4"))  # docs/bumps.md has the figures of a run with 50
@@ -301,3 +305,66 @@ def descendants(pid: int) -> list[int]:
     for child in map(int, text.split()):
         found += [child, *descendants(child)]
     return found
+
+
+def bomb(upstream: Upstream) -> str:
+    """A commit of a million files in six trees and one blob."""
+    upstream.commit({"file": "x"})
+    inner = f"100644 blob {upstream.git('rev-parse', 'HEAD:file')}"
+    for _ in range(6):
+        lines = "".join(f"{inner}\t{name}\n" for name in "abcdefghij")
+        command = ["git", "mktree"]
+        done = subprocess.run(
+            command, cwd=upstream.folder, input=lines, check=True, text=True, capture_output=True
+        )
+        inner = f"040000 tree {done.stdout.strip()}"
+    return upstream.git("commit-tree", "-m", "bomb", inner.split()[-1])
+
+
+def test_a_commit_of_a_million_files_is_refused_before_one_is_written(tmp_path: Path) -> None:
+    upstream = Upstream(tmp_path / "upstream")
+    commit = bomb(upstream)
+    upstream.git("update-ref", "refs/heads/main", commit)
+    wanted = Wanted(url=upstream.url, commit=commit)
+    target = tmp_path / "sources" / "x"
+    with pytest.raises(TraceproofError, match="has more than 500000 files") as caught:
+        bring(target, wanted, Git(target, SOON))
+    assert "lock" not in str(caught.value)
+    assert not target.exists()
+    assert not scratch_of(target).exists()
+    dataset = Dataset.model_validate({"git": {"url": upstream.url, "commit": commit}})
+    with pytest.raises(TraceproofError, match="has more than 500000 files"):
+        fetch_dataset(dataset, root=tmp_path / "dataset")
+    assert not list((tmp_path / "dataset").iterdir())
+
+
+def test_an_existing_checkout_is_not_moved_to_such_a_commit(tmp_path: Path) -> None:
+    upstream = Upstream(tmp_path / "upstream")
+    good = upstream.commit({"a": "1"})
+    target = tmp_path / "x"
+    bring(target, Wanted(url=upstream.url, commit=good), Git(target, SOON))
+    commit = bomb(upstream)
+    upstream.git("update-ref", "refs/heads/other", commit)
+    with pytest.raises(TraceproofError, match="has more than 500000 files"):
+        bring(target, Wanted(url=upstream.url, commit=commit), Git(target, SOON))
+    assert (target / "a").read_text() == "1"
+    assert upstream.git("-C", str(target), "rev-parse", "HEAD") == good
+
+
+@pytest.mark.parametrize("url", ["https://me:s3cret@example.org/x", "https://s3cret@example.org/x"])
+def test_an_address_with_credentials_is_refused_and_not_shown(tmp_path: Path, url: str) -> None:
+    with pytest.raises(TraceproofError, match="holds credentials") as caught:
+        clone_repos(["fla"], target_dir=tmp_path / "s", lock=tmp_path / "sources.lock", url=[f"fla={url}"])
+    assert "s3cret" not in str(caught.value)
+    given = {"dataset": {"git": {"url": url, "commit": "1" * 40}}}
+    with pytest.raises(TraceproofError, match="holds credentials") as caught:
+        read_config(given, root=tmp_path)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_command_that_is_ended_leaves_no_lock_for_the_next_one(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    stuck = Git(tmp_path, Patience(attempts=1, stall=0.2))
+    with pytest.raises(GitError, match="the remote sent nothing"):
+        stuck.network("-c", "alias.stuck=!touch .git/index.lock; sleep 60", "stuck")
+    assert not (tmp_path / ".git" / "index.lock").exists()

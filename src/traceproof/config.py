@@ -18,6 +18,7 @@ from pydantic import (
 
 from traceproof.actors.registry import TRUTHS
 from traceproof.ops.cases import SIZES
+from traceproof.text import has_credentials, redacted
 
 CLOSED = ConfigDict(extra="forbid", frozen=True)
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -53,6 +54,8 @@ class Git(BaseModel):
     def _no_option(cls, url: str) -> str:
         if url.startswith("-"):  # git would take it for an option
             raise ValueError("is not a URL")
+        if has_credentials(url):  # it would be in logs, in what a run keeps, and in pull requests
+            raise ValueError(f"holds credentials; give {redacted(url)}, and set up git's credential helper or ssh")
         return url
 
 

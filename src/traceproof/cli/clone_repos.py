@@ -14,6 +14,7 @@ from traceproof.sources.clone import FAILED, Order, Progress, clone_all
 from traceproof.sources.gitrun import Git, Patience, available
 from traceproof.sources.lock import NAME, read_lock, resolve, write_lock
 from traceproof.sources.model import ORIGINS, Pin
+from traceproof.text import has_credentials, redacted
 
 
 def clone_repos(  # noqa: PLR0913 - one parameter an option
@@ -52,6 +53,12 @@ def clone_repos(  # noqa: PLR0913 - one parameter an option
         "release": _pairs("--release", release),
     }
     urls = _pairs("--url", url)
+    for name, address in urls.items():
+        if has_credentials(address):
+            raise TraceproofError(
+                f"--url {name}: the address holds credentials, and sources.lock is a tracked file",
+                todo=f"Give {redacted(address)}, and set up git's credential helper or ssh.",
+            )
     chosen = names or sorted({*ORIGINS, *pins, *urls})
     _known([*chosen, *(lfs or []), *(name for given in changes.values() for name in given)], {*pins, *urls})
     given = {name: _given(name, changes) for name in chosen}

@@ -154,10 +154,13 @@ def _from_git(source: Git, scratch: Path) -> Path:
 
 def _checkout(repository: Repo, source: Git) -> None:
     """One commit, without history; only the folder's files where the server can leave the others out."""
+    from traceproof.sources.contents import bounded_tree
+
     repository.create_remote("origin", source.url)
     if source.folder not in {".", ""}:
         repository.git.sparse_checkout("set", "--", source.folder)
     repository.git.fetch("--quiet", "--depth=1", "--no-tags", "--filter=blob:none", "origin", source.commit)
+    bounded_tree(Path(repository.working_dir), source.commit)
     repository.git.checkout("--quiet", "--detach", source.commit)
 
 

@@ -64,8 +64,7 @@ class Hub:
             raise TraceproofError(f"{repository!r} is no dataset repository", todo="Give it as <owner>/<name>.")
         self.repository = repository
         self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT", "") or f"https://{HUB}").rstrip("/")
-        parts = urlsplit(self.endpoint)
-        if parts.scheme not in {"http", "https"} or not parts.hostname or has_credentials(self.endpoint):
+        if not _is_address(self.endpoint):
             raise TraceproofError(
                 f"{self.endpoint} is no address of a hub",
                 todo="Give it as https://<host>, without user, password or token; the token comes from HF_TOKEN.",
@@ -268,6 +267,15 @@ class Hub:
 
     def _clean(self, text: str) -> str:
         return redacted(text.replace(self._token, "***"))[:400]
+
+
+def _is_address(endpoint: str) -> bool:
+    try:
+        parts = urlsplit(endpoint)
+        whole = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return whole and not has_credentials(endpoint)
 
 
 def _ends_with(event: Any, marker: str) -> bool:  # noqa: ANN401 - the library's record

@@ -15,8 +15,8 @@ from pathlib import Path
 from git import Repo
 
 from traceproof.errors import TraceproofError
-from traceproof.sources.contents import Wanted, fetch, finish, set_remote, unlock
-from traceproof.sources.gitrun import Git, GitError
+from traceproof.sources.contents import Wanted, bounded_tree, fetch, finish, set_remote
+from traceproof.sources.gitrun import Git, GitError, unlock
 from traceproof.sources.moving import State, update
 from traceproof.store import disk_errors
 
@@ -89,6 +89,7 @@ def _fill(scratch: Path, wanted: Wanted, git: Git) -> None:
     git.local("init", "--quiet")
     set_remote(git, wanted.url)
     fetch(git, wanted.commit)
+    bounded_tree(scratch, wanted.commit)
     if wanted.folders:
         git.local("sparse-checkout", "set", "--cone", "--", *wanted.folders)
     # By force: nobody but a killed clone has written here. It fetches missing blobs, so it needs the network.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from git import GitCommandError, Repo
 
 from traceproof.errors import TraceproofError
-from traceproof.sources.gitrun import Git, GitError
+from traceproof.sources.gitrun import Git, GitError, environment
 from traceproof.store import write_json
 
 NOTE = "traceproof.json"  # in .git: the commit that this program checked out last
+MOST_FILES = 500_000  # of one commit; the largest source has a fiftieth of that
 PARTIAL = "--filter=blob:none"
 
 
@@ -33,12 +35,6 @@ class Wanted:
     folders: tuple[str, ...] = ()
     submodules: tuple[str, ...] = ()
     lfs: bool = False
-
-
-def unlock(folder: Path) -> None:
-    """Remove lock files of killed git processes; the folder's own lock says that none is running."""
-    for lock in (folder / ".git").rglob("*.lock"):
-        lock.unlink()
 
 
 def set_remote(git: Git, url: str) -> None:
@@ -77,6 +73,42 @@ def fetch(git: Git, commit: str) -> None:
             output="",
             final=True,
             todo="Check that the commit (all 40 digits) was pushed there and was not rewritten since.",
+        )
+
+
+def bounded_tree(folder: Path, commit: str) -> None:
+    """Look whether a commit has a number of files that can be checked out, before any is written.
+
+    A few folders that hold each other's content many times over are millions of files, and few bytes to fetch.
+
+    Raises:
+        GitError: it has more than MOST_FILES, or cannot be listed.
+    """
+    command = ["git", "ls-tree", "-r", "-z", "--name-only", commit]
+    files, last = 0, b""
+    with subprocess.Popen(
+        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as listing:
+        assert listing.stdout is not None
+        assert listing.stderr is not None
+        while files <= MOST_FILES and (last := listing.stdout.read(1 << 16)):
+            files += last.count(b"\0")
+        if files > MOST_FILES:
+            listing.kill()
+        said = b"" if files > MOST_FILES else listing.stderr.read()
+    if files > MOST_FILES:
+        raise GitError(
+            f"{commit} has more than {MOST_FILES} files, which no source of kernels has; nothing was checked out",
+            output="",
+            final=True,
+            todo="Look at what the repository holds, and give another commit.",
+        )
+    if listing.returncode:
+        raise GitError(
+            f"the files of {commit} cannot be listed",
+            output=said.decode(errors="replace"),
+            final=False,
+            todo="Run the same command again; if it stays so, check the repository.",
         )
 
 

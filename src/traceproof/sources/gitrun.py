@@ -21,6 +21,7 @@ from traceproof.tokens import HUB_TOKENS, without_secrets
 
 TAIL = 6  # lines of git's output that an error shows; the cause stands last
 POLL_SECONDS = 0.1
+MOST_BYTES = 100 << 30  # that may come onto the disk while one command runs
 # What no second attempt changes: (pattern in git's output, what it means, what to do).
 FINAL: tuple[tuple[str, str, str], ...] = (
     (
@@ -141,15 +142,30 @@ class Git:
             said.thread.join()
             output.seek(0)
             text = output.read().decode(errors="replace")
+        if stalled:
+            unlock(self.folder)  # else the next attempt meets the lock of this one, and says nothing else
         if process.returncode or stalled:
             raise self._failure(arguments, process.returncode, said.text(), stalled=stalled)
         return text
 
     def _watch(self, process: subprocess.Popen[bytes], said: _Listener) -> bool:
-        """Wait for the end; True: nothing came for too long, and it was ended."""
+        """Wait for the end; True: nothing came for too long, and it was ended.
+
+        Raises:
+            GitError: it filled the disk.
+        """
         size, since = -1, time.monotonic()
+        free = shutil.disk_usage(self.folder).free
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
+            if free - shutil.disk_usage(self.folder).free > MOST_BYTES:
+                _end(process)
+                raise GitError(
+                    f"{self.folder}: more than {MOST_BYTES >> 30} GiB were written",
+                    output="",
+                    final=True,
+                    todo="Look at what the repository holds, and give another commit.",
+                )
             now = said.count + _bytes_of_packs(self.folder)
             if now != size:
                 size, since = now, time.monotonic()
@@ -211,6 +227,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def unlock(folder: Path) -> None:
+    """Remove lock files of killed git processes; the folder's own lock says that none is running."""
+    for lock in (folder / ".git").rglob("*.lock"):
+        lock.unlink(missing_ok=True)
 
 
 def _bytes_of_packs(folder: Path) -> int:

@@ -10,6 +10,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
+from traceproof.text import has_credentials, redacted
+
 CLOSED = ConfigDict(extra="forbid", frozen=True, strict=True)
 DATASET = "flashinfer_trace"  # the source that config.yaml's `dataset: locked` means
 FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -51,6 +53,8 @@ class Pin(BaseModel):
     def _no_option(cls, url: str | None) -> str | None:
         if url is not None and url.startswith("-"):  # git would take it for an option
             raise ValueError("is not a URL")
+        if url is not None and has_credentials(url):  # sources.lock is a tracked file
+            raise ValueError(f"holds credentials; give {redacted(url)}, and set up git's credential helper or ssh")
         return url
 
     @model_validator(mode="after")

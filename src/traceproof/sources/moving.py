@@ -11,8 +11,18 @@ from enum import StrEnum
 from pathlib import Path
 
 from traceproof.errors import TraceproofError
-from traceproof.sources.contents import NOTE, Wanted, changes, fetch, finish, has_commit, note, set_remote, unlock
-from traceproof.sources.gitrun import Git, GitError
+from traceproof.sources.contents import (
+    NOTE,
+    Wanted,
+    bounded_tree,
+    changes,
+    fetch,
+    finish,
+    has_commit,
+    note,
+    set_remote,
+)
+from traceproof.sources.gitrun import Git, GitError, unlock
 from traceproof.store import write_json
 
 MOVING = "traceproof-moving.json"  # in .git while an update runs: from which commit to which
@@ -64,6 +74,7 @@ def _move(target: Path, wanted: Wanted, git: Git) -> State:
     set_remote(git, wanted.url)
     if not has_commit(git, wanted.commit):
         fetch(git, wanted.commit)
+    bounded_tree(target, wanted.commit)
     write_json(target / ".git" / MOVING, {"from": head, "to": wanted.commit})
     try:
         git.network("checkout", "--quiet", "--detach", wanted.commit)
