@@ -230,9 +230,9 @@ def silent() -> Iterator[int]:
 def test_a_remote_that_stalls_is_given_up(tmp_path: Path, silent: int, scheme: str) -> None:
     wanted = Wanted(url=f"{scheme}://127.0.0.1:{silent}/x.git", commit="1" * 40)
     started = time.monotonic()
-    with pytest.raises(TraceproofError, match="sent nothing for 1 s"):
+    with pytest.raises(TraceproofError, match="sent nothing for 5 s"):
         clone(tmp_path / "out", wanted)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 40
     assert not (tmp_path / "out").exists()
 
 
