@@ -92,6 +92,8 @@ def headers(
         for capability in CAPABILITIES if adapter else ():
             assert adapter is not None
             for module in adapter.modules(definition, capability):
+                if module.compiles:  # nothing describes it but the call that compiles it
+                    continue
                 modules[module.label] = (lookup.stack(stack).apis[module.generator], module.args)
     for file, name in sorted(reached):
         if name.startswith("gen_") and "." not in name and file.endswith(".py"):

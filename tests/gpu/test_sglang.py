@@ -1,0 +1,48 @@
+"""SGLang's ground truths on our own definitions, by the judge; needs a CUDA device and SGLang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import op_support as support
+import pytest
+import torch
+
+from traceproof.actors import registry as actors
+from traceproof.actors.inputs import place
+from traceproof.dataset.definition import Definition
+from traceproof.ops import registry
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+TESTS = Path(__file__).parents[1]
+FILES = sorted([*TESTS.glob("dataset/definitions/*/*.json"), *TESTS.glob("gpu/dataset/definitions/*/*.json")])
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+@pytest.mark.parametrize("truth", ["sglang", "sglang_native"])
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_judge_passes_it(path: Path, truth: str) -> None:
+    definition = Definition.model_validate_json(path.read_text(encoding="utf-8"))
+    op, _ = registry.for_definition(definition)
+    if truth not in actors.for_op_type(definition.op_type):
+        pytest.skip(f"{truth} has no adapters for {definition.op_type}")
+    actor = actors.get(truth)
+    actor.device = "cuda"
+    unavailable = actor.unavailable(definition, op)
+    if unavailable is not None:
+        pytest.skip(f"{unavailable.reason.value}: {unavailable.message}")
+    actor.prepare(definition)
+    found: dict[str, str] = {}
+    for case in support.cases(definition):
+        inputs = support.inputs_of(definition, case)
+        on_gpu = place(dict(inputs), torch.device("cuda"))
+        trials, seed = op.trials(definition, case), case.seed * GOLDEN % (1 << 63)
+        drawn = actor.run_trials(definition, op, on_gpu, trials=trials, seed=seed) if trials else None
+        outputs = actor.run(definition, op, on_gpu) if drawn is None else drawn
+        given = [outputs[name].cpu() for name in definition.outputs]
+        rulings = support.judged(definition, case, given, support.truth(definition, inputs))
+        found |= {f"{case.id} {name}": r.message for name, r in rulings.items() if r.verdict.value != "pass"}
+    assert not found
