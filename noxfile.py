@@ -89,6 +89,12 @@ def stack(session: nox.Session, environment: str) -> None:
     session.run(sys.executable, "scripts/stacks.py", "--stack", environment, *session.posargs, external=True)
 
 
+@nox.session(name="bundle", venv_backend="none")
+def bundle(session: nox.Session) -> None:
+    """Packages as files for a machine without an index: `-- --python 3.12 --out FOLDER [--stack NAME ...]`."""
+    session.run(sys.executable, "scripts/bundle.py", *session.posargs, external=True)
+
+
 @nox.session(name="bench", venv_backend="none")
 def bench(session: nox.Session) -> None:
     """Cost as a dataset grows: planning, a rerun that does nothing, memory; see docs/benchmarks.md."""

@@ -19,17 +19,16 @@ ROOT = Path(__file__).resolve().parent.parent
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--stack", action="append", choices=ENVIRONMENTS, help="more than once for several; else all")
 PARSER.add_argument("--no-index", action="store_true", help="ask no package index")
-PARSER.add_argument("--find-links", type=Path, help="folder of packages, as `nox -s bundle` writes one")
+PARSER.add_argument("--find-links", type=Path, help="folder of packages, with --no-index: see `nox -s bundle`")
 
 
 def main() -> int:
     """Exit code 1: something can not be imported; 2: an environment can not be built."""
     options = PARSER.parse_args()
-    for installer in ("PIP", "UV"):  # pip installs the CPU's torch, uv all else
-        if options.no_index:
-            os.environ[f"{installer}_NO_INDEX"] = "1"
-        if options.find_links is not None:
-            os.environ[f"{installer}_FIND_LINKS"] = str(options.find_links.absolute())
+    if options.no_index:
+        os.environ["PIP_NO_INDEX"] = "1"
+    if options.find_links is not None:
+        os.environ["PIP_FIND_LINKS"] = str(options.find_links.absolute())
     failed = False
     for name in options.stack or ENVIRONMENTS:
         started = time.monotonic()

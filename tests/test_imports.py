@@ -80,11 +80,9 @@ def test_the_command_fails_with_what_is_absent(
     told: dict[str, str] = {}
 
     def ready(*_: object, **__: object) -> None:
-        told.update(
-            {name: script.os.environ.get(name) for name in ("UV_NO_INDEX", "UV_FIND_LINKS", "PIP_NO_INDEX")}
-        )
+        told.update({name: script.os.environ.get(name) for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS")})
 
-    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "UV_NO_INDEX", "UV_FIND_LINKS"):
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
         monkeypatch.setenv(name, "")  # the command's own settings end with the test
     monkeypatch.setattr(script, "ready", ready)
     monkeypatch.setattr(script, "check", lambda *_, **__: asked)
@@ -94,4 +92,4 @@ def test_the_command_fails_with_what_is_absent(
     assert f"fla         {2 - status} of 2 imported" in said
     assert f"library ({imports.DRIVER}) alone:\n    recurrent" in said
     assert ("chunk: No module named 'undeclared'" in said) is bool(status)
-    assert told == {"UV_NO_INDEX": "1", "UV_FIND_LINKS": str(tmp_path), "PIP_NO_INDEX": "1"}
+    assert told == {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}

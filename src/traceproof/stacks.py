@@ -95,10 +95,18 @@ def build(environment: str, stamp: Path, *, root: Path) -> None:
     else:
         # Workers write no bytecode: each would compile again what it imports.
         uv = [sys.executable, "-m", "uv", "pip", "sync", "--quiet", "--require-hashes", "--compile-bytecode"]
-        _run([*uv, "--python", str(python), str(pins)], environment)
+        _run([*uv, *_places(), "--python", str(python), str(pins)], environment)
         toolkit.compose(folder, folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages")
     write_json(folder / WHOLE, {"environment": environment, "pins": _pins(root, environment)})
     shutil.copyfile(folder / WHOLE, stamp)
+
+
+def _places() -> list[str]:
+    """Options for uv where pip's variables say that there is no index: uv has no variable for that."""
+    if os.environ.get("PIP_NO_INDEX", "").lower() not in {"1", "true", "yes", "on"}:
+        return []
+    folders = os.environ.get("PIP_FIND_LINKS", "").split()
+    return ["--no-index", *(part for folder in folders for part in ("--find-links", folder))]
 
 
 def built(environment: str, *, root: Path) -> bool:
