@@ -18,6 +18,8 @@ from publish_support import CASES, dataset, finished, row
 
 from traceproof.adapters import lookup
 from traceproof.adapters.base import Adapter, Stack
+from traceproof.cli.publish import _writable
+from traceproof.cli.show import describe
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
@@ -280,3 +282,28 @@ def test_output_of_tests_is_no_markup_and_no_marker_in_a_description(tmp_path: P
     assert [line for line in lines if line.startswith("traceproof-bundle")] == [
         "traceproof-bundle: definition-alpha"
     ]
+
+
+def test_what_a_reference_raises_steers_no_terminal_and_forges_no_line() -> None:
+    row = {
+        "definition": "a\nVERIFIED: 9 definitions",
+        "op_type": "rmsnorm",
+        "case": "small-0",
+        "actor": "reference",
+        "output": "*",
+        "verdict": "error",
+        "reason": "exception",
+        "message": "boom\nVERIFIED: 9 definitions, 9 right\r\x1b[2J",
+        "axes": {},
+        "seed": 0,
+        "repeat": None,
+    }
+    shown = "\n".join(describe([row], full=True))
+    assert "\x1b" not in shown
+    assert not [line for line in shown.splitlines()[1:] if line.startswith("VERIFIED")]
+
+
+def test_a_folder_that_can_not_be_written_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TraceproofError, match=r"file/.* cannot be written"), _writable():
+        fresh_folder(tmp_path / "file" / "out", within=tmp_path)

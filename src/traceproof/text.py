@@ -23,6 +23,11 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
+def block(text: str, indent: str = "    ") -> str:
+    """`text` with its lines, each printable and all but the first indented: none looks like one of ours."""
+    return f"\n{indent}".join(map(printable, text.split("\n")))
+
+
 def markdown(text: str) -> str:
     """`text` on one line of a Markdown or MDX document or in a cell of its table, meaning nothing but itself."""
     return MARKUP.sub(r"\\\1", printable(text)).translate(ENTITIES)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
@@ -81,9 +82,10 @@ def publish(  # noqa: PLR0913 - one parameter an option
         source = replace(source, dataset=dataset.absolute())
     source = replace(source, tests=not without_tests)
     _say("preparing what is verified: baselines, workloads, tests")
-    made = prepare(source, definitions=definition_name or [], op_types=op_type or [], per=per)
     folder = out or source.run / "publish"
-    listed = [dry_run(item, folder, allow_changes=allow_changes) for item in made]
+    with _writable():
+        made = prepare(source, definitions=definition_name or [], op_types=op_type or [], per=per)
+        listed = [dry_run(item, folder, allow_changes=allow_changes) for item in made]
     told = sys.stderr if str(json_file) == "-" else sys.stdout
     for item in listed:
         size = sum(int(file["size"]) for file in item["files"])
@@ -97,6 +99,18 @@ def publish(  # noqa: PLR0913 - one parameter an option
     if coverage_clone is not None:
         _coverage(coverage_clone, coverage_file, made[0], folder, told)
     run.write_result(json_file, {"exit_code": run.FINE, "bundles": listed, "pushed": pushed})
+
+
+@contextmanager
+def _writable() -> Iterator[None]:
+    """Tell of a folder that can not be written, before anything is sent."""
+    try:
+        yield
+    except OSError as error:
+        raise TraceproofError(
+            f"{error.filename or 'the dry run'} cannot be written: {error.strerror or error}",
+            todo="Check the folder's permissions and the space there, or give another one with --out.",
+        ) from error
 
 
 def _say(line: str) -> None:

@@ -13,6 +13,7 @@ import typer
 
 from traceproof.cli import run
 from traceproof.errors import TraceproofError
+from traceproof.text import block, printable
 
 NUMBERS = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "hit_ratio")
 
@@ -79,7 +80,7 @@ def describe(rows: Sequence[Mapping[str, Any]], *, full: bool) -> Iterator[str]:
         yield _heading(members[0], *case)
         width = max(len(row["output"]) for row in members)
         for row in members:
-            yield f"  {row['output']:{width}}  {row['verdict'].upper():5}  {row['message']}{_places(row)}"
+            yield f"  {row['output']:{width}}  {row['verdict'].upper():5}  {block(row['message'])}{_places(row)}"
             if full:
                 yield from _details(row)
         if any(row["verdict"] in {"fail", "error"} for row in members) and members[0].get("repeat"):
@@ -88,9 +89,9 @@ def describe(rows: Sequence[Mapping[str, Any]], *, full: bool) -> Iterator[str]:
 
 def _heading(row: Mapping[str, Any], case: str | None, actor: str) -> str:
     if case is None:
-        return f"{row['definition']}, {row.get('path', '')}"
+        return printable(f"{row['definition']}, {row.get('path', '')}")
     axes = ", ".join(f"{name} {size}" for name, size in row["axes"].items())
-    return f"{row['definition']}, case {case} ({axes}, seed {row['seed']}), {actor}"
+    return printable(f"{row['definition']}, case {case} ({axes}, seed {row['seed']}), {actor}")
 
 
 def _places(row: Mapping[str, Any]) -> str:

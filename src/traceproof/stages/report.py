@@ -19,6 +19,7 @@ from traceproof.stages import proof
 from traceproof.stages.outcomes import REFERENCE, Outcomes, compared, sentence
 from traceproof.stages.standing import KEY, standing
 from traceproof.store import write_json
+from traceproof.text import printable
 
 WIDTH = 118
 SHOWN = 20  # findings listed under the table; summary.json has all
@@ -173,7 +174,8 @@ def table(summary: Mapping[str, Any]) -> str:
     console.print(grid)
     ending = proof.sentences(proof.Proof.model_validate(summary["proof"]))
     for text in (*_closing(summary), *ending):
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        safe = "\n".join(map(printable, text.split("\n")))  # the lines are ours, what stands in them is anybody's
+        console.print(safe, markup=False, highlight=False, soft_wrap=True)
     return out.getvalue()
 
 
@@ -189,7 +191,7 @@ def _closing(summary: Mapping[str, Any]) -> Iterator[str]:
             continue
         yield f"\n{len(findings[kind])} {heading}:"
         for found in findings[kind][:SHOWN]:
-            yield f"  {found['definition']}, case {found['case']}, {found['actor']}"
+            yield f"  {printable(found['definition'])}, case {found['case']}, {found['actor']}"
             message = _first(found["message"])
             yield f"    {found['output']}  {found['verdict'].upper()}  {found['reason']}: {message}"
             if found["repeat"]:

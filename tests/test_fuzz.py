@@ -1,0 +1,133 @@
+"""Whatever a definition's file holds: reading, planning, linting and test generation end, with no traceback."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from definitions import rmsnorm, write
+from fuzzing import repeatedly
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from traceproof.dataset.tree import read_tree
+from traceproof.lint import lint
+from traceproof.stages.plan import Selection, plan
+from traceproof.testgen.generate import Order, generate
+from traceproof.testgen.known import Divergences
+from traceproof.worker.policy import check
+
+SEEDS = sorted((Path(__file__).parent / "dataset" / "definitions").rglob("*.json"))
+LONGEST = 90.0  # seconds for one definition; planning alone is bounded to 60
+ODD_NUMBERS = [0, 1, -1, 2, 3, 7, 31, 1 << 20, (1 << 31) - 1, 1 << 31, 1 << 40, 1 << 63, 10**30, 0.5, 1e308, True]
+ODD_TEXTS = [
+    "",
+    "x",
+    "../..",
+    "/etc",
+    "a b",
+    "\n",
+    "\x1b[2J",
+    "é",
+    "\ud800",
+    "lambda",
+    "__x__",
+    "1",
+    "a" * 400,
+    "{x}",
+    "%s",
+]
+VALUES = st.recursive(
+    st.none() | st.sampled_from(ODD_NUMBERS) | st.sampled_from(ODD_TEXTS) | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "value", "shape"]), inner)
+    ),
+    max_leaves=5,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:  # noqa: ANN401 - JSON
+    """Paths of everything in a JSON value."""
+    found = [path] if path else []
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            found += places(inner, (*path, key))
+    return found
+
+
+@st.composite
+def definitions(draw: st.DrawFn) -> dict[str, Any]:
+    """A valid definition with a few changes: values, sizes, names, keys that go, and lines of its reference."""
+    value: dict[str, Any] = json.loads(draw(st.sampled_from(SEEDS)).read_text(encoding="utf-8"))
+    value = copy.deepcopy(value)
+    for _ in range(draw(st.integers(1, 3))):
+        *parents, last = draw(st.sampled_from(places(value)))
+        place: Any = value
+        for key in parents:
+            place = place[key]
+        match draw(st.sampled_from(["value", "size", "drop", "rename", "code"])):
+            case "value":
+                place[last] = draw(VALUES)
+            case "size":
+                for axis in value["axes"].values() if isinstance(value.get("axes"), dict) else ():
+                    if isinstance(axis, dict) and "value" in axis and draw(st.booleans()):
+                        axis["value"] = draw(st.sampled_from(ODD_NUMBERS))
+            case "drop" if isinstance(place, dict) and len(value) > 3:
+                del place[last]
+            case "rename" if isinstance(place, dict):
+                place[draw(st.sampled_from(ODD_TEXTS))] = place.pop(last)
+            case "code" if isinstance(value.get("reference"), str):
+                lines = value["reference"].split("\n")
+                lines[draw(st.integers(0, len(lines) - 1))] = draw(
+                    st.sampled_from(["", "    x = 1 // 0", "EPS = 1e999"])
+                )
+                value["reference"] = "\n".join(lines)
+    return value
+
+
+def try_it(value: dict[str, Any]) -> None:
+    """Everything that is done with a dataset without running references."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "dataset"
+        write(root, rmsnorm("good"))
+        path = root / "definitions" / "fuzzed" / "x.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps(value))
+        began = time.monotonic()
+        tree = read_tree(root)
+        plans = plan(root, Path(folder) / "cases", Selection(sizes=("small", "medium", "large")))
+        planned = [json.loads(item.read_text()) for item in plans]
+        assert any("good" in item["definitions"] for item in planned)
+        told = [message["message"] for item in planned for message in item["broken"]]
+        assert len(tree.definitions) + len(tree.broken) == 2
+        assert all(message.isprintable() for message in told)
+        assert sum(len(item["definitions"]) for item in planned) + len(told) == 2
+        lint(root)
+        generate(Order(root=root, everything=True), Divergences(verdicts=None, known=None))
+        for text in (root / "tests" / "references").glob("test_*.py"):
+            compile(text.read_text(), "x", "exec")
+        for entry in tree.definitions.values():
+            check(entry.definition.reference)
+        assert {item.name for item in Path(folder).iterdir()} == {"dataset", "cases"}
+        assert time.monotonic() - began < LONGEST
+    assert not os.path.lexists("/etc/x.json")
+
+
+def test_no_definition_ends_a_run() -> None:
+    @settings(
+        max_examples=15,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+        database=None,
+    )
+    @given(definitions())
+    def fuzz(value: dict[str, Any]) -> None:
+        try_it(value)
+
+    repeatedly(fuzz)
