@@ -13,6 +13,10 @@ checkpoint cases:
         selection=FLOW.selection,
         code=FLOW.cases_code,
         python=FLOW.python("torch"),
+        store=f"{FLOW.results}/store",
+        store_gb=FLOW.store_gb,
+        actors=len(FLOW.actors) - 1,
     shell:
         "PYTHONPATH=src {params.python:q} scripts/cases.py --dataset {params.dataset:q} --stack {input.stack:q}"
-        " --selection {params.selection:q} --out {output:q} --log {log:q}"
+        " --selection {params.selection:q} --store {params.store:q} --store-gb {params.store_gb}"
+        " --actors {params.actors} --out {output:q} --log {log:q}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from traceproof import entry
+from traceproof.stages import volume
 from traceproof.stages.plan import Selection, plan
 
 PARSER = argparse.ArgumentParser(description=__doc__)
@@ -15,6 +16,9 @@ PARSER.add_argument("--dataset", type=Path, required=True)
 PARSER.add_argument("--stack", type=Path, required=True, help="the torch stack's record")
 PARSER.add_argument("--selection", type=json.loads, required=True, help="JSON, the fields of plan.Selection")
 PARSER.add_argument("--out", type=Path, required=True)
+PARSER.add_argument("--store", type=Path, required=True)
+PARSER.add_argument("--store-gb", type=json.loads, required=True, help="what the store may grow to, or null")
+PARSER.add_argument("--actors", type=int, required=True, help="how many compute a case, the oracle aside")
 PARSER.add_argument("--log", type=Path, required=True)
 
 
@@ -25,7 +29,8 @@ def main() -> None:
     }
     if fields["workloads"] == "auto":
         fields["workloads"] = json.loads(options.stack.read_text(encoding="utf-8"))["device_type"] == "cuda"
-    plan(options.dataset, options.out, Selection(**fields))
+    plans = plan(options.dataset, options.out, Selection(**fields))
+    volume.check(plans, options.store, actors=options.actors, limit_gb=options.store_gb)
 
 
 if __name__ == "__main__":

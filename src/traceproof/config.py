@@ -20,6 +20,7 @@ from traceproof.actors.registry import TRUTHS
 from traceproof.ops.cases import SIZES
 from traceproof.text import has_credentials, redacted
 
+PART = "[A-Za-z0-9_-][A-Za-z0-9_.-]*"  # of a path: no `.` or `..`, which lead elsewhere
 CLOSED = ConfigDict(extra="forbid", frozen=True)
 Text = Annotated[str, StringConstraints(min_length=1)]
 Names = tuple[Text, ...]
@@ -145,6 +146,7 @@ class Limits(BaseModel):
     memory_gb: Positive = 10.0
     output_mb: Positive = 1.0
     build_s: Positive = 900.0
+    store_gb: Positive | None = None
 
 
 class ModelChoice(BaseModel):
@@ -190,7 +192,9 @@ class Config(BaseModel):
     allow_weak_isolation: bool = False
     known: Path | None = None
     results: Path = Path("results")
-    run: Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*)?$")] = ""
+    run: Annotated[
+        str, StringConstraints(pattern=r"^([A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*)?$")
+    ] = ""
 
     @field_validator("tolerance")
     @classmethod

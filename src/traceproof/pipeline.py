@@ -266,7 +266,12 @@ class Pipeline:
     @property
     def limits(self) -> str:
         """A case's limits, as JSON."""
-        return self.config.limits.model_dump_json(exclude={"build_s"})
+        return self.config.limits.model_dump_json(exclude={"build_s", "store_gb"})
+
+    @property
+    def store_gb(self) -> str:
+        """What the store may grow to, as JSON."""
+        return json.dumps(self.config.limits.store_gb)
 
     @property
     def tolerance(self) -> str:

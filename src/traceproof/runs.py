@@ -84,6 +84,22 @@ def check_free(results: Path, folder: str) -> None:
             raise _busy(other)
 
 
+@contextmanager
+def none_under_way(results: Path) -> Iterator[None]:
+    """Keep runs from starting; there must be none.
+
+    Raises:
+        TraceproofError: there is one.
+    """
+    with _registry(results):
+        for other in _under_way(results / FOLDER):
+            raise TraceproofError(
+                f"a run is under way in {results} (process {other.pid}, since {other.started})",
+                todo=f"Wait for it, or end it with `kill {other.pid}`: what it needs must stay.",
+            )
+        yield
+
+
 def under_way(results: Path) -> list[Run]:
     """The runs whose processes live."""
     with _registry(results):

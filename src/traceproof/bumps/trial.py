@@ -62,7 +62,13 @@ class Trial:
         selection = {**json.loads(self.flow.selection), "op_types": [], "definitions": [self.definition]}
         write_json(self.work / "torch.json", self._record("torch", None))
         out = self.work / "cases"
-        options = {"dataset": self.flow.dataset, "selection": json.dumps(selection), "out": out}
+        options = {
+            "dataset": self.flow.dataset,
+            "selection": json.dumps(selection),
+            "out": out,
+            "store": self._store,
+        }
+        options |= {"store-gb": self.flow.store_gb, "actors": 2}
         self._run("cases", "torch", {**options, "stack": self.work / "torch.json"})
         return out / f"{self.op_type}.json"
 

@@ -12,6 +12,7 @@ from traceproof.cli import (
     add_reference_tests,
     audit_tests,
     bisect,
+    clean,
     clone_repos,
     coverage,
     dependents,
@@ -20,6 +21,7 @@ from traceproof.cli import (
     extract,
     lint,
     lint_kernels,
+    outputs,
     publish,
     show,
     verify,
@@ -47,6 +49,7 @@ app = typer.Typer(
 )
 app.command("clone-repos")(clone_repos.clone_repos)
 app.command("dependents")(dependents.dependents)
+app.command("clean")(clean.clean)
 app.command("diff")(diff.diff_command)
 app.command("bisect")(bisect.bisect)
 app.command("doctor")(doctor.doctor)
@@ -70,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        outputs.check(given)
         app(spread(given))
     except SystemExit as leaving:
         if leaving.code == INTERRUPTED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,8 @@ from traceproof.sources.gitrun import Git, Patience, available
 from traceproof.sources.lock import NAME, read_lock, resolve, write_lock
 from traceproof.sources.model import ORIGINS, Pin
 from traceproof.text import has_credentials, redacted
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def clone_repos(  # noqa: PLR0913 - one parameter an option
@@ -59,6 +62,9 @@ def clone_repos(  # noqa: PLR0913 - one parameter an option
                 f"--url {name}: the address holds credentials, and sources.lock is a tracked file",
                 todo=f"Give {redacted(address)}, and set up git's credential helper or ssh.",
             )
+    for name, digits in changes["commit"].items():
+        if not COMMIT.fullmatch(digits):
+            raise TraceproofError(f"--commit {name}={digits}: expected all 40 hexadecimal digits")
     chosen = names or sorted({*ORIGINS, *pins, *urls})
     _known([*chosen, *(lfs or []), *(name for given in changes.values() for name in given)], {*pins, *urls})
     given = {name: _given(name, changes) for name in chosen}

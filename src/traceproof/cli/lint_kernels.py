@@ -38,6 +38,9 @@ def lint_kernels_command(  # noqa: PLR0913 - one parameter an option
     if not path.exists():
         raise TraceproofError(f"{path} does not exist")
     wanted = tuple(select or ("KL",))
+    unknown = [code for code in wanted if not any(known.startswith(code) and code for known in CODES)]
+    if unknown:
+        raise TraceproofError(f"--select {' '.join(unknown)}: no such code; known: {', '.join(CODES)}")
     report = lint_kernels(path, baseline=None if update_baseline else baseline)
     report.findings = [finding for finding in report.findings if finding.code.startswith(wanted)]
     if update_baseline and baseline is not None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from traceproof.coverage.model import Coverage, Values, cover, placed
+from traceproof.coverage.model import Coverage, Space, Values, cover, placed
 from traceproof.coverage.recurrent_tests import SPACE, read
 from traceproof.coverage.spaces import SPACES
 from traceproof.dataset.tree import read_tree
@@ -26,19 +27,29 @@ def of_plan(folder: Path) -> list[Coverage]:
     """
     records: dict[str, list[Values]] = {}
     for path in sorted(folder.glob("*.json")):
-        planned = json.loads(path.read_text(encoding="utf-8"))
-        space = SPACES.get(planned["op_type"])
-        if space is None:
-            continue
-        records[space.op_type] = [
-            space.read(entry["definition"], case["case"])
-            for entry in planned["definitions"].values()
-            for case in entry["cases"]
-            if case["skip"] is None and case["case"]["size"] != "workloads"
-        ]
+        try:
+            space, values = _planned(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, KeyError, TypeError) as error:
+            raise TraceproofError(f"{path} is no plan: {error}", todo="Run `snakemake cases` again.") from error
+        if space is not None:
+            records[space.op_type] = values
     if not records:
         raise TraceproofError(f"{folder} holds no planned cases", todo="Run `snakemake cases` first.")
     return [cover(SPACES[name], found) for name, found in records.items()]
+
+
+def _planned(planned: Mapping[str, Any]) -> tuple[Space | None, list[Values]]:
+    """An op_type's space, and what its planned cases are in it."""
+    space = SPACES.get(planned["op_type"])
+    if space is None:
+        return None, []
+    cases = [
+        (entry["definition"], case["case"])
+        for entry in planned["definitions"].values()
+        for case in entry["cases"]
+        if case["skip"] is None and case["case"]["size"] != "workloads"
+    ]
+    return space, [space.read(definition, case) for definition, case in cases]
 
 
 def of_recorded(file: Path, dataset: Path) -> list[Coverage]:

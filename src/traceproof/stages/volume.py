@@ -1,0 +1,68 @@
+"""How much a plan's outputs take on disk: told before a run writes much, and refused past a limit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from traceproof.dataset.definition import Definition
+from traceproof.errors import TraceproofError
+from traceproof.ops.base import TORCH_DTYPES
+
+GIB = 1 << 30
+TOLD_BYTES = 4 * GIB  # a run that may write more says so
+ORACLE_BYTES = 16  # of the oracle per element: the value and what it is judged by, in float64
+
+
+def check(plans: Iterable[Path], store: Path, *, actors: int, limit_gb: float | None) -> None:
+    """Tell how much a run may write where that is much.
+
+    Args:
+        plans: the files of the plan.
+        store: where outputs are written.
+        actors: how many actors compute each case, the oracle aside.
+        limit_gb: what the store may grow to; None: no limit.
+
+    Raises:
+        TraceproofError: the store may grow beyond its limit.
+    """
+    needed = sum(estimate(json.loads(path.read_text(encoding="utf-8")), actors=actors) for path in plans)
+    if needed <= TOLD_BYTES and limit_gb is None:
+        return
+    there = sum(path.lstat().st_size for path in store.rglob("*.safetensors")) if store.is_dir() else 0
+    free = shutil.disk_usage(next(path for path in (store, *store.parents) if path.exists())).free
+    told = f"up to {needed / GIB:.1f} GiB of outputs; the store {store} holds {there / GIB:.1f} GiB"
+    room = "`traceproof clean --unreachable` or `--older-than DAYS` makes room."
+    if limit_gb is not None and there + needed > limit_gb * GIB:
+        raise TraceproofError(
+            f"this run may write {told}, and limits.store_gb is {limit_gb:g}",
+            todo=f"Select less, leave workload lines out (workloads: false), or raise the limit. {room}",
+        )
+    if needed > TOLD_BYTES:
+        sys.stderr.write(f"This run may write {told}; {free / GIB:.1f} GiB are free. {room}\n")
+
+
+def estimate(planned: Mapping[str, Any], *, actors: int) -> int:
+    """Bytes of all outputs of a planned op_type, none of them being there yet."""
+    total = 0
+    for entry in planned["definitions"].values():
+        definition = Definition.model_validate(entry["definition"])
+        for case in entry["cases"]:
+            if case["skip"] is None:
+                total += _case(definition, case, actors)
+    return total
+
+
+def _case(definition: Definition, planned: Mapping[str, Any], actors: int) -> int:
+    total = 0
+    for spec in definition.outputs.values():
+        elements = max(1, planned["trials"])
+        for size in definition.shape_of(spec, planned["case"]["axes"]) or ():
+            elements *= size
+        own = actors * TORCH_DTYPES[spec.dtype].itemsize
+        total += elements * (own + (0 if planned["large"] else ORACLE_BYTES))
+    return total

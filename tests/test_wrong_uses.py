@@ -1,0 +1,220 @@
+"""What every command answers to wrong use: exit code 2, one message that names what is wrong and what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from repository import DEFINITIONS, Repository
+from ruamel.yaml import YAML
+
+from traceproof.cli import main
+
+# Command, and a part of the answer that names what is wrong. {tmp} is a folder with: `file` (text), `empty` (a
+# folder), `dataset` (one definition), `git` (a folder that is no repository), `cases` (a damaged plan), `kernels`.
+USES: list[tuple[str, str]] = [
+    # No such command, option or value.
+    ("", "Usage"),
+    ("verfiy", "No such command"),
+    ("verify --no-such-option", "--no-such-option"),
+    ("verify --cores 0", "--cores"),
+    ("verify --cores many", "--cores"),
+    ("verify --seed 1.5", "--seed"),
+    ("verify --tolerance small", "--tolerance"),
+    ("verify --op-type", "--op-type"),
+    ("coverage --gaps -1", "--gaps"),
+    ("audit-tests {tmp}/empty --seconds 0", "--seconds"),
+    ("clone-repos --jobs 0", "--jobs"),
+    ("clone-repos --stall never", "--stall"),
+    ("publish --per model", "--per"),
+    ("extract-kernel-definitions --gemm-shapes half", "--gemm-shapes"),
+    ("extract-kernel-definitions --tp two", "--tp"),
+    ("bisect --good a --bad b", "--definition"),
+    ("show", "NAME"),
+    ("doctor --seconds 0", "--seconds"),
+    # Values that do not fit.
+    ("verify --seed -1", "seed: -1"),
+    ("verify --tolerance -0.1", "tolerance: -0.1"),
+    ("verify --tolerance nan", "tolerance"),
+    ("verify --tolerance inf", "tolerance"),
+    ("verify --test-sizes huge", "test_sizes"),
+    ("verify --op-type gmm", "did you mean 'gemm'?"),
+    ("verify --all --op-type rmsnorm", "--all selects everything"),
+    ("verify --all --definition-name rmsnorm_h96", "--all selects everything"),
+    ("add-reference-tests --all --op-type rmsnorm", "--all selects everything"),
+    ("add-reference-tests --test-sizes huge --all", "--test-sizes huge"),
+    ("extract-kernel-definitions --model-name no_such_model", "no_such_model"),
+    ("extract-kernel-definitions --model-name llama_3_1_8b --tp 0", "0"),
+    ("extract-kernel-definitions", "--model-name"),
+    ("clone-repos nothing", "nothing"),
+    ("clone-repos flashinfer --commit flashinfer=abc", "abc"),
+    ("clone-repos flashinfer --tag v1", "v1"),
+    ("clone-repos flashinfer --url flashinfer=--upload-pack=x", "--upload-pack"),
+    ("clone-repos flashinfer --tag flashinfer=v1 --branch flashinfer=main", "flashinfer"),
+    ("clone-repos flashinfer --release flashinfer", "flashinfer"),
+    ("lint --select XX9", "XX9"),
+    ("lint --ignore XX9", "XX9"),
+    ("lint-kernels {tmp}/kernels --select XX9", "XX9"),
+    ("dependents --root {tmp}/empty --between A B --changed x.py", "--between"),
+    # Names that are not there.
+    ("show rmsnorm_h96", "no verdicts of 'rmsnorm_h96'"),
+    ("show rmsnorm_h96 --selection selections/none", "no verdicts"),
+    ("diff feed beef", "no kept states are called 'feed'"),
+    ("diff", "no kept states"),
+    ("bisect --definition nope --good a --bad b --repository {tmp}/git", "nope"),
+    ("bisect --definition rmsnorm_h96 --good a --bad b --repository {tmp}/git", "{tmp}/git"),
+    ("bisect --definition rmsnorm_h96 --good a --bad b --repository {tmp}/nowhere", "{tmp}/nowhere"),
+    ("add-reference-tests --op-type nope", "nope"),
+    ("add-reference-tests --definition-name nope", "nope"),
+    ("publish --definition-name nope", "no"),
+    ("coverage", "cases"),
+    # Files and folders that are not there, or of the wrong kind.
+    ("verify --dataset {tmp}/nowhere", "{tmp}/nowhere"),
+    ("verify --dataset {tmp}/file", "{tmp}/file"),
+    ("verify --dataset {tmp}/empty", "holds no definitions"),
+    ("lint --dataset {tmp}/nowhere", "{tmp}/nowhere"),
+    ("lint --dataset {tmp}/empty", "{tmp}/empty"),
+    ("lint --baseline {tmp}/nowhere", "{tmp}/nowhere"),
+    ("lint --baseline {tmp}/empty", "{tmp}/empty"),
+    ("lint --baseline {tmp}/file", "{tmp}/file"),
+    ("lint --flashinfer-path {tmp}/nowhere", "{tmp}/nowhere"),
+    ("lint-kernels {tmp}/nowhere", "{tmp}/nowhere"),
+    ("lint-kernels {tmp}/empty", "{tmp}/empty holds no Python files"),
+    ("lint-kernels {tmp}/kernels --baseline {tmp}/file", "{tmp}/file"),
+    ("audit-tests {tmp}/nowhere", "{tmp}/nowhere"),
+    ("audit-tests {tmp}/file", "{tmp}/file"),
+    ("audit-tests {tmp}/empty --no-run", "dataset"),
+    ("audit-tests {tmp}/dataset/tests --torch-python {tmp}/nowhere", "{tmp}/nowhere"),
+    ("coverage --cases {tmp}/nowhere", "{tmp}/nowhere"),
+    ("coverage --cases {tmp}/cases", "{tmp}/cases"),
+    ("coverage --recorded {tmp}/file", "--recorded needs --dataset"),
+    ("coverage --recorded {tmp}/nowhere --dataset {tmp}/dataset", "{tmp}/nowhere"),
+    ("coverage --recorded {tmp}/file --dataset {tmp}/dataset", "{tmp}/file"),
+    ("coverage --tests {tmp}/nowhere", "{tmp}/nowhere"),
+    ("coverage --tests {tmp}/dataset --python {tmp}/nowhere", "{tmp}/nowhere"),
+    ("diff {tmp}/file {tmp}/file", "{tmp}/file"),
+    ("dependents --root {tmp}/nowhere --changed x.py", "{tmp}/nowhere"),
+    ("dependents --root {tmp}/empty", "--changed"),
+    ("dependents --root {tmp}/file --changed x.py", "{tmp}/file"),
+    ("dependents --root {tmp}/git --between A B", "{tmp}/git"),
+    ("dependents --root {tmp}/dataset --changed nowhere.py", "nowhere.py"),
+    ("dependents --root {tmp}/kernels --changed k.py --dataset {tmp}/nowhere", "{tmp}/nowhere"),
+    ("add-reference-tests --definitions-dir {tmp}/nowhere", "{tmp}/nowhere"),
+    ("add-reference-tests --definitions-dir {tmp}/file", "{tmp}/file"),
+    ("add-reference-tests --repos-config {tmp}/nowhere", "{tmp}/nowhere"),
+    ("add-reference-tests --repos-config {tmp}/file", "{tmp}/file"),
+    ("add-reference-tests --flashinfer-path {tmp}/empty", "{tmp}/empty"),
+    ("add-new-model --model-name x --config {tmp}/nowhere", "{tmp}/nowhere"),
+    ("add-new-model --model-name x --config {tmp}/file", "{tmp}/file"),
+    ("extract-kernel-definitions --model-name x --config {tmp}/nowhere", "{tmp}/nowhere"),
+    ("extract-kernel-definitions --model-name x --config {tmp}/empty", "{tmp}/empty"),
+    ("clone-repos --lock {tmp}/empty", "{tmp}/empty"),
+    ("clone-repos --lock {tmp}/file", "{tmp}/file"),
+    ("publish --traces {tmp}/nowhere", "{tmp}/nowhere"),
+    ("publish --tests-output {tmp}/nowhere", "{tmp}/nowhere"),
+    ("publish --coverage-clone {tmp}/git", "no verdicts"),
+    # What can not be written, found before the work.
+    ("verify --json {tmp}/empty", "--json {tmp}/empty cannot be written"),
+    ("verify --json {tmp}/nowhere/out.json", "--json {tmp}/nowhere/out.json cannot be written"),
+    ("verify --json={tmp}/file/out.json", "--json {tmp}/file/out.json cannot be written"),
+    ("lint --sarif {tmp}/empty", "--sarif {tmp}/empty cannot be written"),
+    ("diff --markdown {tmp}/nowhere/page.md", "--markdown {tmp}/nowhere/page.md cannot be written"),
+    ("clone-repos --target-dir {tmp}/file", "--target-dir {tmp}/file cannot be written"),
+    (
+        "extract-kernel-definitions --model-name llama_3_1_8b --output-dir {tmp}/file/x",
+        "--output-dir {tmp}/file/x",
+    ),
+    ("add-reference-tests --output-dir {tmp}/file/x", "--output-dir {tmp}/file/x"),
+    ("publish --out {tmp}/file", "--out {tmp}/file cannot be written"),
+    ("add-new-model --model-name x --models-ts {tmp}/empty", "--models-ts {tmp}/empty cannot be written"),
+]
+
+# Changes of config.yaml, and a part of the answer of `traceproof verify`.
+CONFIGS: list[tuple[object, str]] = [
+    ({"sizes": 1}, "sizes: unknown key"),
+    ({"stacks": {"tortch": {}}}, "stacks.tortch: unknown key; did you mean 'torch'?"),
+    ({"stacks": {"torch": {"env": "rocm"}}}, "stacks.torch.env"),
+    ({"truths": ["cudnn"]}, "cudnn is no ground truth"),
+    ({"limits": {"wall_s": 0}}, "limits.wall_s"),
+    ({"limits": {"memory_gb": "much"}}, "limits.memory_gb"),
+    ({"dataset": {"path": None, "pypi": None}}, "exactly one of"),
+    ({"dataset": {"git": {"url": "x", "commit": "main"}}}, "dataset.git.commit"),
+    ({"known": "nowhere.yaml"}, "known"),
+    ({"results": "file"}, "file"),
+    ({"run": "../elsewhere"}, "run"),
+    ({"workloads": "sometimes"}, "workloads"),
+    ({"models": ["no_such_model"]}, "no_such_model"),
+    ("- a list", "must be a mapping"),
+    ("a: [", "config.yaml cannot be used"),
+    (None, "config.yaml cannot be used"),  # there is none
+]
+
+RIGHT: dict[str, str] = {}  # the copy's config.yaml
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    return Repository.copy(tmp_path_factory.mktemp("repository"), dataset={"path": str(DEFINITIONS.parent)})
+
+
+@pytest.fixture
+def tmp(tmp_path: Path) -> Path:
+    (tmp_path / "file").write_text("no json, no yaml: [\n", encoding="utf-8")
+    for name in ("empty", "git", "cases", "kernels", "dataset/definitions/rmsnorm", "dataset/tests"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "kernels" / "k.py").write_text("x = 1\n", encoding="utf-8")
+    (tmp_path / "cases" / "gemm.json").write_text('{"op_type": "ge', encoding="utf-8")
+    definition = DEFINITIONS / "rmsnorm" / "rmsnorm_h96.json"
+    (tmp_path / "dataset" / "definitions" / "rmsnorm" / definition.name).write_text(definition.read_text())
+    return tmp_path
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command says; it must end with 2 and one message."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    said = capsys.readouterr()
+    text = said.err + said.out
+    assert caught.value.code == 2, text
+    assert "Traceback" not in text
+    assert 1 <= len(text.strip().splitlines()) <= 60, text
+    return " ".join(text.replace("│", " ").split())
+
+
+@pytest.fixture
+def at_home(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The copy as working directory; its config.yaml is put back."""
+    monkeypatch.chdir(repository.root)
+    monkeypatch.setenv("COLUMNS", "400")
+    RIGHT.setdefault("config", (repository.root / "config.yaml").read_text())
+    (repository.root / "file").touch()
+    return repository.root
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize(("command", "names"), USES, ids=[command for command, _ in USES])
+def test_a_wrong_use_is_answered(command: str, names: str, tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [part.replace("{tmp}", str(tmp)) for part in command.split()]
+    assert names.replace("{tmp}", str(tmp)) in answer(capsys, *arguments)
+
+
+@pytest.mark.parametrize(("changes", "names"), CONFIGS, ids=[names for _, names in CONFIGS])
+def test_a_wrong_configuration_is_answered(
+    changes: object, names: str, at_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = at_home / "config.yaml"
+    if isinstance(changes, dict):
+        config.write_text(json.dumps({**YAML(typ="safe").load(config.read_text()), **changes}))
+    elif changes is None:
+        config.unlink()
+    else:
+        config.write_text(str(changes))
+    try:
+        assert names in answer(capsys, "verify", "--definition-name", "rmsnorm_h96")
+    finally:
+        config.write_text(RIGHT["config"])
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(dict(USES)) + len(CONFIGS) >= 120
