@@ -59,6 +59,7 @@ def verify(folder: Path, dataset: tuple[str, str], stack: str, source: tuple[str
     stacks: dict[str, object] = dict.fromkeys(("torch", *PACKAGES), here)
     stacks[stack] = here | {"source": "locked"}
     config = {
+        "hidden_seed": 0,
         "dataset": {"git": {"url": dataset[0], "commit": dataset[1], "folder": "dataset"}},
         "stacks": stacks,
         "test_sizes": ["small"],

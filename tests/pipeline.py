@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from traceproof.stages.actor import run
 from traceproof.stages.bench import Bench
+from traceproof.stages.crew import Crew
 from traceproof.stages.job import Job
 from traceproof.stages.judge import judge
 from traceproof.stages.manifest import Manifest
 from traceproof.stages.plan import Selection, plan
-from traceproof.worker import Limits, Pool
+from traceproof.worker import Limits, shared
 
 STACK = {"digest": "0" * 32, "versions": {"torch": "any"}, "device": "cpu"}
 Rows = list[dict[str, Any]]
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """Jobs started meanwhile share interpreters, as a run's do; programs started later know nothing of it."""
+    before = os.environ.get(shared.RUN)
+    shared.announce()
+    try:
+        yield
+    finally:
+        os.environ.pop(shared.RUN)
+        if before is not None:
+            os.environ[shared.RUN] = before
 
 
 class Run:
@@ -32,11 +49,12 @@ class Run:
     def verify(self, *actors: str, code: str = "0") -> dict[str, Rows]:
         """Plan, run reference, oracle and the actors named, judge; verdict rows by definition."""
         rows: dict[str, Rows] = defaultdict(list)
-        for cases in plan(self.dataset, self.out / "cases", self.selection):
-            for name in ("reference", "oracle", *actors):
-                self._actor(cases, name)
-            for row in self.judge(cases.stem, "reference", "oracle", *actors, code=code):
-                rows[row["definition"]].append(row)
+        with sharing():
+            for cases in plan(self.dataset, self.out / "cases", self.selection):
+                for name in ("reference", "oracle", *actors):
+                    self._actor(cases, name)
+                for row in self.judge(cases.stem, "reference", "oracle", *actors, code=code):
+                    rows[row["definition"]].append(row)
         return rows
 
     def judge(self, op_type: str, *actors: str, code: str = "0") -> Rows:
@@ -44,7 +62,7 @@ class Run:
         cases = self.out / "cases" / f"{op_type}.json"
         manifests = [self.out / "actors" / op_type / f"{actor}.json" for actor in actors]
         verdicts = self.out / "verdicts" / f"{op_type}.jsonl"
-        with Pool() as pool:
+        with Crew().pool() as pool:
             judge(cases, manifests, verdicts, Bench(store=self.out / "store", code=code, tolerance=None), pool)
         return [json.loads(line) for line in verdicts.read_text(encoding="utf-8").splitlines()]
 

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from test_hostile import RIGHT, reference
 
 from traceproof.known import Known
+from traceproof.publish.ledger import keep
 from traceproof.reasons import Verdict
 from traceproof.stages.hidden import hidden_seed
 from traceproof.stages.plan import Selection, plan
@@ -137,7 +138,8 @@ def test_no_oracle_is_no_pass() -> None:
     assert summary["definitions"] == {"mystery": "no_oracle"}
     text = table(summary)
     assert "no oracle" in text
-    assert "NOT VERIFIED: 1 definitions: 1 not verified: no oracle" in text
+    assert "NOT VERIFIED: 1 definition, 1 not verified: no oracle" in text
+    assert "against the float64 oracle alone" not in text
     entry = {"definitions": ["mystery"], "cases": ["small-0"], "outputs": ["y"], "verdict": "skip"}
     why = "there is no oracle for it, and we know that"
     known = Known.model_validate({"findings": [entry | {"reason": "no_oracle", "why": why}]})
@@ -154,3 +156,12 @@ def test_a_known_fault_may_show_in_a_hidden_case_or_not() -> None:
         assert not failed(summarise(rows, known))
     other = row | {"case": "hidden-0", "verdict": "fail", "reason": "nan"}
     assert failed(summarise([row | {"case": "small-0"} | fault, other], known))
+
+
+def test_a_hidden_case_is_published_nowhere(rows: dict[str, Rows], tmp_path: Path) -> None:
+    path = tmp_path / "rmsnorm.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows["good"]), encoding="utf-8")
+    ledger = keep([path], tmp_path / "ledger.jsonl", tmp_path / "store", references={})
+    record = ledger.records["good"]["reference"]
+    assert record.passed
+    assert not [case for case in record.cases if case.startswith("hidden")]

@@ -81,6 +81,25 @@ SUBCLASS = reference(
 )
 
 
+ZEROS = reference(
+    "y = torch.zeros_like(hidden_states).as_subclass(Right)\ny.right = norm(hidden_states, weight)\nreturn y",
+    head="""
+class Right(torch.Tensor):
+    def detach(self):
+        return self.right
+
+    def as_subclass(self, kind):
+        return self.right
+
+    def contiguous(self):
+        return self.right
+
+    def to(self, *args, **kwargs):
+        return self.right
+""",
+)
+
+
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("outside")
@@ -94,6 +113,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory, outside: Path) -> dict[str, R
     write(root, rmsnorm("cached_answer", CACHE))
     write(root, rmsnorm("reused_output", REUSED))
     write(root, rmsnorm("tensor_subclass", SUBCLASS))
+    write(root, rmsnorm("zeros_in_a_subclass", ZEROS))
     write(root, rmsnorm("good"))
     folder = root / "definitions" / "rmsnorm"
     unknown = rmsnorm("unknown_dtype")
@@ -126,6 +146,11 @@ def test_an_answer_in_the_memory_of_an_earlier_one_shows(rows: dict[str, Rows]) 
 
 def test_a_tensor_subclass_shows(rows: dict[str, Rows]) -> None:
     assert ("fail", "tensor_subclass") in verdicts(rows["tensor_subclass"])
+
+
+def test_what_a_subclass_holds_counts_and_not_what_it_says_of_itself(rows: dict[str, Rows]) -> None:
+    found = verdicts(rows["zeros_in_a_subclass"])
+    assert {("fail", "tensor_subclass"), ("fail", "numerics")} <= found
 
 
 def test_the_good_one_beside_them_passes(rows: dict[str, Rows]) -> None:

@@ -52,6 +52,14 @@ import os
 found = [path for path in ('RESULTS/cases', 'RESULTS/verdicts', 'RESULTS/store/outputs', 'DATASET/definitions')
          if os.path.exists(path)]
 """,
+    "finds_its_neighbours": """
+import os
+above = os.path.dirname(os.getcwd())
+try:
+    found = [name for name in os.listdir(above) if name != os.path.basename(os.getcwd())]
+except OSError:
+    found = []
+""",
     "reads_the_environment": """
 import os
 found = [name for name in os.environ if 'TOKEN' in name or 'PYTHONPATH' in name]

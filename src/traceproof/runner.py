@@ -151,41 +151,47 @@ class _Caller:
         mapped = read_mapped(self._scratch / item["data"], item["inputs"])
         inputs = [value.to(self._device) if isinstance(value, torch.Tensor) else value for value in mapped]
         with poisoned(item["fill"]):
-            returned = self._returned(item, inputs)
+            returned, odd = self._returned(item, inputs)
         self._synchronise()  # a copy to the host waits for the current stream alone
         values = [value for _, value in returned]
         addresses = [_address(value) for value in inputs]
         held = {_address(value) for value in self._held} - {None}
-        aliased, odd = [], []
+        aliased = []
         for index, value in enumerate(values):
             address = _address(value)
             if address is not None and (address in addresses or address in held):
                 aliased.append(index)
             addresses.append(address)
-            if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor:
-                odd.append(index)
         outputs = write_outputs(self._scratch / item["out"], returned)
         if self._device.type == "cuda":
             for place, value in zip(mapped, inputs, strict=True):
                 if isinstance(place, torch.Tensor):
                     place.copy_(value)
         self._held = values if item["hold"] else []
-        return {"outputs": outputs, "aliased": aliased, "subclassed": odd}
+        return {"outputs": outputs, "aliased": aliased, "subclassed": sorted(odd)}
 
-    def _returned(self, item: dict[str, Any], inputs: Sequence[Any]) -> list[tuple[str | None, Any]]:
-        """What the reference returned, by name where it gives names; draws stacked along a new first axis."""
+    def _returned(
+        self, item: dict[str, Any], inputs: Sequence[Any]
+    ) -> tuple[list[tuple[str | None, Any]], set[int]]:
+        """What the reference returned, by name where it gives names, and the places of tensors of other classes.
+
+        Draws are stacked along a new first axis.
+        """
         draws = []
+        odd: set[int] = set()
         for seed in item["seeds"]:
             torch.manual_seed(seed)
-            draws.append(_entries(self._run(*inputs)))
+            entries = _entries(self._run(*inputs))
+            odd |= {
+                place
+                for place, (_, value) in enumerate(entries)
+                if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor
+            }
+            draws.append([(name, _plain(value)) for name, value in entries] if item["trials"] else entries)
         if not item["trials"]:
-            return draws[0]
+            return draws[0], odd
         columns = zip(*draws, strict=True)
-        return [
-            (column[0][0], torch.stack([_plain(value) for _, value in column]))
-            for column in columns
-            if all(value is not None for _, value in column)
-        ]
+        return [(column[0][0], torch.stack([value for _, value in column])) for column in columns], odd
 
     def _synchronise(self) -> None:
         if self._device.type == "cuda":
@@ -209,7 +215,7 @@ def _entries(returned: Any) -> list[tuple[str | None, Any]]:  # noqa: ANN401 - w
 
 def _address(value: object) -> int | None:
     """Where a tensor's storage lies; None for anything without elements."""
-    if not isinstance(value, torch.Tensor) or not value.numel():
+    if type(value) is not torch.Tensor or not value.numel():
         return None
     return value.untyped_storage().data_ptr()
 
@@ -221,8 +227,9 @@ def _plain(value: Any) -> torch.Tensor:  # noqa: ANN401 - what strangers return
         TypeError: it is neither a tensor nor a number.
     """
     if isinstance(value, torch.Tensor):
-        bare = torch.Tensor.as_subclass(value, torch.Tensor)  # not what a subclass makes of it
-        return bare.detach().to("cpu", copy=True).contiguous()
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - what it holds, not what its class makes of it
+            bare = torch.Tensor.as_subclass(value, torch.Tensor)
+            return bare.detach().to("cpu", copy=True).contiguous()
     if isinstance(value, bool | int | float):
         return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
     raise TypeError(f"an output is a {type(value).__name__}, not a tensor or a number")

@@ -47,7 +47,7 @@ def _planned(planned: Mapping[str, Any]) -> tuple[Space | None, list[Values]]:
         (entry["definition"], case["case"])
         for entry in planned["definitions"].values()
         for case in entry["cases"]
-        if case["skip"] is None and case["case"]["size"] != "workloads"
+        if case["skip"] is None and case["case"]["size"] != "workloads" and not case.get("hidden")
     ]
     return space, [space.read(definition, case) for definition, case in cases]
 

@@ -10,7 +10,13 @@ from traceproof.digests import digest_json
 
 SIZES = ("small", "medium", "large")  # what `test_sizes` in config.yaml can name
 ALWAYS = ("edge", "adversarial")  # cases that run whatever test_sizes says
+HIDDEN = "hidden-"  # how the ids of hidden cases begin; see traceproof.stages.hidden
 WORKLOADS = "workloads"  # the dataset's own workload lines
+
+
+def is_hidden(case: str | None) -> bool:
+    """Whether that is the id of a hidden case."""
+    return case is not None and case.startswith(HIDDEN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ def write_parts(cases: Path, ledger: Path, out: Path, *, only: Collection[str], 
             continue
         versions = {truth: kept.records[name][truth].versions for truth in standing.truths}
         notes = {"digest": definition.digest, **_baseline(definition, versions, folder)}
-        ran = {item["case"]["id"] for item in entry["cases"] if item["skip"] is None}
+        ran = {item["case"]["id"] for item in entry["cases"] if item["skip"] is None and not item.get("hidden")}
         passed = ran & set(kept.records[name]["reference"].cases)
         chosen = [Case(**item["case"]) for item in entry["cases"] if item["case"]["id"] in passed]
         notes |= _workloads(definition, chosen, folder, planned["dataset"], answers)

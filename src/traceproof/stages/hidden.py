@@ -14,7 +14,7 @@ from pathlib import Path
 from traceproof.border import BorderError, read_regular
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import HIDDEN, Case
 from traceproof.store import write_text
 
 FILE = "hidden_seed.txt"  # below `results`
@@ -37,7 +37,7 @@ def hidden_cases(definition: Definition, base: Case, nonce: int) -> Iterator[Cas
     """Cases like an ordinary one: with another seed, and where nothing but sizes describes it, in another size."""
     number = int(digest_json([nonce, definition.name, base.seed]), 16)
     seed = number % (1 << 31)
-    yield Case("hidden-0", base.size, base.axes, seed, base.params)
+    yield Case(f"{HIDDEN}0", base.size, base.axes, seed, base.params)
     if base.axes and not base.params:
         more = 1 + number // (1 << 31) % MOST_MORE
-        yield Case("hidden-1", base.size, {name: size + more for name, size in base.axes.items()}, seed + 1)
+        yield Case(f"{HIDDEN}1", base.size, {name: size + more for name, size in base.axes.items()}, seed + 1)

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from traceproof.actors.registry import ACTORS, TRUTHS
 from traceproof.reasons import Skip, Verdict
 from traceproof.sources.model import ORIGINS
+from traceproof.stages.bench import WHOLE
 
 REFERENCE = "reference"
 COMPARED = frozenset({Verdict.PASS, Verdict.FAIL})
@@ -113,8 +114,10 @@ class Collector:
             self._wrong.add(name)
         if row.get("tolerance") is not None:
             self._reasons[name].add(RELAXED)
-        elif verdict in COMPARED:
+        elif verdict in COMPARED and row["output"] != WHOLE:  # conduct alone is no comparison
             self._cases[name, actor].add(str(row["case"]))
+        elif actor == REFERENCE and row["reason"] == Skip.NO_ORACLE:
+            self._reasons[name].add(Skip.NO_ORACLE)
         elif row["case"] is None:
             self._reasons[name].add(UNREADABLE)
         elif actor in TRUTHS or verdict == Verdict.ERROR:

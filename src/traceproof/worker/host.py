@@ -130,7 +130,8 @@ class Desk:
                 self.interpreter.stop()
             self.interpreter = Interpreter.start(self.recipe)
         limits, scratch = Limits.of_json(client.request["limits"]), Path(client.request["scratch"])
-        return self.interpreter.worker(limits, scratch, client.request["visible"]), False
+        told = client.request
+        return self.interpreter.worker(limits, scratch, told["visible"], told["conceal"]), False
 
     def close(self) -> None:
         """End everything that is here; workers that are lent end with their jobs."""

@@ -52,7 +52,6 @@ class Recipe:
     readable: Sequence[str]
     isolation: Isolation
     without: Sequence[str] = ()
-    conceal: Sequence[str] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The recipe as a JSON object."""
@@ -66,8 +65,7 @@ class Recipe:
     def arguments(self) -> list[str]:
         """What the zygote's command line says after its socket's number."""
         gpu = "1" if self.gpu else "0"
-        seen, hidden = os.pathsep.join(self.readable), os.pathsep.join(self.conceal)
-        return [self.isolation, gpu, seen, hidden, ",".join(self.without), *self.preload]
+        return [self.isolation, gpu, os.pathsep.join(self.readable), ",".join(self.without), *self.preload]
 
     def environment(self, folder: Path) -> dict[str, str]:
         """The interpreter's whole environment; `folder` is its own."""
@@ -168,9 +166,14 @@ class Interpreter:
         """Whether it still serves."""
         return self.process.poll() is None
 
-    def worker(self, limits: Limits, scratch: Path, visible: str | None = None) -> Conversation:
-        """Ask for a worker that sees the GPUs in `visible`. A failure to start one shows at its first message."""
-        said = {"limits": limits.as_json(), "scratch": str(scratch), "visible": visible}
+    def worker(
+        self, limits: Limits, scratch: Path, visible: str | None = None, conceal: Sequence[str] = ()
+    ) -> Conversation:
+        """Ask for a worker that sees the GPUs in `visible`, and, shut in, nothing below the folders in `conceal`.
+
+        A failure to start one shows at its first message.
+        """
+        said = {"limits": limits.as_json(), "scratch": str(scratch), "visible": visible, "conceal": list(conceal)}
         request = json.dumps(said).encode()
         data, their_data = socket.socketpair()
         life, their_life = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

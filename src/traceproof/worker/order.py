@@ -51,7 +51,7 @@ class Order:
             limits=Limits.of_json(said["limits"]),
             isolation=isolation,
             plan=plan,
-            seen=View(seen.readable, said["scratch"], seen.devices, seen.concealed),
+            seen=View(seen.readable, said["scratch"], seen.devices).concealing(said.get("conceal", ())),
             stage=stage,
             gpu=gpu,
             visible=said.get("visible") if gpu else None,

@@ -55,11 +55,10 @@ class Pool:
     ) -> None:
         # Nothing shuts trusted code in; without what would, recipes of different jobs are equal and share a host.
         walls: dict[Isolation, dict[str, list[str]]] = {
-            Isolation.TRUSTED: {"readable": [], "without": [], "conceal": []},
+            Isolation.TRUSTED: {"readable": [], "without": []},
             Isolation.UNTRUSTED: {
                 "readable": [os.path.abspath(path) for path in readable],  # noqa: PTH100 - links stay links
                 "without": sorted(without),
-                "conceal": sorted(os.path.realpath(path) for path in conceal),
             },
         }
         self._recipes = {
@@ -78,6 +77,7 @@ class Pool:
         }
         self._most = most
         self._weak = weak
+        self._conceal = sorted(os.path.realpath(path) for path in conceal)
         self._lock = threading.Lock()
         self._running: dict[Isolation, Interpreter] = {}
 
@@ -156,10 +156,11 @@ class Pool:
             host = self._hosts[isolation]
             worker: Conversation
             if host is not None:
-                worker = host.borrow(limits, folder, most=self._most if isolation is Isolation.TRUSTED else None)
+                most = self._most if isolation is Isolation.TRUSTED else None
+                worker = host.borrow(limits, folder, most=most, conceal=self._conceal)
             else:
                 with self._lock:
-                    worker = self._interpreter(isolation).worker(limits, folder)
+                    worker = self._interpreter(isolation).worker(limits, folder, conceal=self._conceal)
             stack.callback(worker.release)
             yield worker, folder
 

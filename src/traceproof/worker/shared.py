@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,13 +160,16 @@ class Host:
             return None
         return cls(recipe, folder)
 
-    def borrow(self, limits: Limits, scratch: Path, *, most: int | None = None) -> Loan:
+    def borrow(
+        self, limits: Limits, scratch: Path, *, most: int | None = None, conceal: Sequence[str] = ()
+    ) -> Loan:
         """A worker; a trusted one may have served other jobs.
 
         Args:
             limits: of the worker.
             scratch: its folder.
             most: how many trusted workers may be there at once; more jobs than that wait. None: any number.
+            conceal: what a shut-in worker does not see.
 
         Raises:
             TraceproofError: the interpreter does not start.
@@ -177,6 +180,7 @@ class Host:
             "scratch": str(scratch),
             "visible": os.environ.get(VISIBLE) if self.recipe.gpu else None,
             "most": most,
+            "conceal": list(conceal),
         }
         try:
             connection.send(json.dumps(request).encode())

@@ -53,14 +53,16 @@ class View:
     devices: tuple[str, ...]
     concealed: tuple[str, ...] = ()
 
+    def concealing(self, paths: Sequence[str]) -> View:
+        """The view without what lies in some folders, but for a folder that the interpreter itself lies in."""
+        own = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, sys.executable)]
+        hidden = [path for path in paths if not any(_inside(one, path) for one in own)]
+        kept = [path for path in self.readable if not any(_inside(path, folder) for folder in hidden)]
+        return View(tuple(kept), self.scratch, self.devices, tuple(hidden))
 
-def view_of_this_process(
-    scratch: str, *, gpu: bool, more: Sequence[str] = (), conceal: Sequence[str] = ()
-) -> View:
-    """The view that this interpreter needs: its own files, the libraries it has loaded, and `more`.
 
-    What lies in a folder to conceal is left out, but for a folder that the interpreter itself lies in.
-    """
+def view_of_this_process(scratch: str, *, gpu: bool, more: Sequence[str] = ()) -> View:
+    """The view that this interpreter needs: its own files, the libraries it has loaded, and `more`."""
     wanted = [*SYSTEM, *(f"/etc/{name}" for name in ETC), *more]
     wanted += [sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(os.path.realpath(sys.executable)).parent)]
     wanted += [path for path in sys.path if path]
@@ -69,10 +71,7 @@ def view_of_this_process(
     wanted += _folders_of_loaded_libraries()
     patterns = (*DEVICES, *(GPU_DEVICES if gpu else ()))
     devices = [str(path) for pattern in patterns for path in sorted(Path("/dev").glob(pattern))]
-    own = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, sys.executable)]
-    hidden = [path for path in conceal if not any(_inside(one, path) for one in own)]
-    kept = (path for path in _without_nested(wanted) if not any(_inside(path, folder) for folder in hidden))
-    return View(tuple(kept), scratch, tuple(devices), tuple(hidden))
+    return View(_without_nested(wanted), scratch, tuple(devices))
 
 
 def _inside(path: str, folder: str) -> bool:

@@ -1,9 +1,9 @@
 """The started interpreter: imports the heavy modules once and starts one warden and one worker a request.
 
-Started as `python -m traceproof.worker.zygote FD ISOLATION GPU READABLE CONCEALED WITHOUT MODULE...`: a
-sequenced-packet socket to the supervisor, trusted or untrusted, 0 or 1, folders to show to workers and folders to
-conceal from them (colons between), walls to leave out (commas between), and what to import. Its working folder is
-its own. What it imports must not start threads, run a tensor operation or touch CUDA: no fork would survive that.
+Started as `python -m traceproof.worker.zygote FD ISOLATION GPU READABLE WITHOUT MODULE...`: a sequenced-packet
+socket to the supervisor, trusted or untrusted, 0 or 1, folders to show to workers (colons between), walls to leave
+out (commas between), and what to import. Its working folder is its own. What it imports must not start threads,
+run a tensor operation or touch CUDA: no fork would survive that.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class Settings:
     isolation: Isolation
     gpu: bool
     readable: Sequence[str]
-    concealed: Sequence[str]
     modules: Sequence[str]
     stage: str
     plan: sandbox.Plan
@@ -59,7 +58,7 @@ class CanNotServeError(Exception):
 
 def main(arguments: Sequence[str]) -> int:
     """Find the walls, import the modules, say so, then serve until the supervisor hangs up."""
-    fd, isolation, gpu, readable, concealed, without, *modules = arguments
+    fd, isolation, gpu, readable, without, *modules = arguments
     os.nice(int(os.environ.pop(NICE, "0")))
     control = socket.socket(fileno=int(fd))
     control.set_inheritable(False)
@@ -69,8 +68,8 @@ def main(arguments: Sequence[str]) -> int:
     layers: dict[str, str] = {}
     if isolation == Isolation.UNTRUSTED:
         plan, layers = sandbox.probe(str(stage), frozenset(without.split(",")))
-    shown, hidden = ([path for path in paths.split(":") if path] for paths in (readable, concealed))
-    settings = Settings(Isolation(isolation), gpu == "1", shown, hidden, modules, str(stage), plan)
+    readables = [path for path in readable.split(":") if path]
+    settings = Settings(Isolation(isolation), gpu == "1", readables, modules, str(stage), plan)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the supervisor decides
     try:
         heavy, seen = _walled(settings, control) if plan.process else (None, _preloaded(settings))
@@ -107,7 +106,7 @@ def _preloaded(settings: Settings) -> View:
     gc.collect()
     gc.freeze()  # a collection in a child would write to, and so copy, every page of objects
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no process of the same user may look into it or its wardens
-    return view_of_this_process("", gpu=settings.gpu, more=settings.readable, conceal=settings.concealed)
+    return view_of_this_process("", gpu=settings.gpu, more=settings.readable)
 
 
 def _walled(settings: Settings, control: socket.socket) -> tuple[socket.socket, View]:
@@ -125,7 +124,7 @@ def _walled(settings: Settings, control: socket.socket) -> tuple[socket.socket, 
     said = json.loads(ours.recv(PACKET_BYTES) or b'{"error": "the heavy zygote ended without a word"}')
     if "error" in said:
         raise CanNotServeError(said["error"])
-    return ours, View(tuple(said["readable"]), "", tuple(said["devices"]), tuple(said["concealed"]))
+    return ours, View(tuple(said["readable"]), "", tuple(said["devices"]))
 
 
 def _heavy(settings: Settings, requests: socket.socket) -> None:
@@ -135,7 +134,7 @@ def _heavy(settings: Settings, requests: socket.socket) -> None:
     except CanNotServeError as error:
         _say(requests, {"error": str(error)})
         return
-    _say(requests, {"readable": seen.readable, "devices": seen.devices, "concealed": seen.concealed})
+    _say(requests, {"readable": seen.readable, "devices": seen.devices})
     Heavy(requests, settings.order_of(seen)).serve()
 
 
