@@ -9,7 +9,7 @@ rule environment:
     log:
         f"{FLOW.results}/logs/environment-{{environment}}.log",
     message:
-        "building .venvs/{wildcards.environment}, which may take minutes"
+        "building .venvs/{wildcards.environment} from its pins (once, 1 to 5 minutes)"
     shell:
         "{DRIVER:q} scripts/environment.py --environment {wildcards.environment:q} --stamp {output:q} --log {log:q}"
 

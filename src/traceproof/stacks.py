@@ -19,6 +19,7 @@ from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.runs import alone
 from traceproof.store import write_json
+from traceproof.waiting import telling
 
 FOLDER = Path(".venvs")
 INSTALLED = "installed.json"  # in an environment's folder: says that it is there, for Snakemake
@@ -87,6 +88,12 @@ def build(environment: str, stamp: Path, *, root: Path) -> None:
     Raises:
         TraceproofError: the packages can not be had; says what the installer said.
     """
+    with telling(f"building {FOLDER / environment}"):
+        _install(environment, root)
+    shutil.copyfile(root / FOLDER / environment / WHOLE, stamp)
+
+
+def _install(environment: str, root: Path) -> None:
     folder, pins = root / FOLDER / environment, root / PINS / f"{environment}.txt"
     _run([sys.executable, "-m", "venv", "--clear", str(folder)], environment)
     python = folder / "bin" / "python"
@@ -98,7 +105,6 @@ def build(environment: str, stamp: Path, *, root: Path) -> None:
         _run([*uv, *_places(), "--python", str(python), str(pins)], environment)
         toolkit.compose(folder, folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages")
     write_json(folder / WHOLE, {"environment": environment, "pins": _pins(root, environment)})
-    shutil.copyfile(folder / WHOLE, stamp)
 
 
 def _places() -> list[str]:
@@ -154,7 +160,7 @@ def ready(stack: Stack, *, root: Path, say: Callable[[str], None]) -> Path:
     with alone(stamp.relative_to(root), root=root):  # two commands at once build it once
         if not built(stack.environment, root=root):
             why = "its pins changed" if stamp.is_file() else "once"
-            say(f"building {FOLDER / stack.environment} ({why}), which may take minutes")
+            say(f"building {FOLDER / stack.environment} ({why}, 1 to 5 minutes)")
             build(stack.environment, stamp, root=root)
     return root / stack.python
 

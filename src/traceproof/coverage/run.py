@@ -15,6 +15,7 @@ from traceproof.coverage.spaces import SPACES
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.tokens import for_strangers
+from traceproof.waiting import telling
 
 SECONDS = 3600.0  # of a library's whole suite
 
@@ -85,9 +86,10 @@ def of_suite(path: Path, *, python: str, run: bool, library: str = "fla") -> Cov
     environment = for_strangers() | {"PYTHONPATH": os.pathsep.join(known)}
     command = [python, "-m", "traceproof.coverage.collect", order]
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
+        with telling(f"{'running' if run else 'collecting'} the tests of {path}"):
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+            )
     except subprocess.TimeoutExpired as error:
         todo = "Give fewer files as --tests, or leave --run out."
         raise TraceproofError(f"{path}: its tests were not done after {SECONDS:g} s", todo=todo) from error

@@ -21,6 +21,7 @@ from traceproof.config import Dataset, Git, Pypi
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.store import disk_errors, write_json
+from traceproof.waiting import telling
 
 if TYPE_CHECKING:
     from git import Repo
@@ -75,7 +76,8 @@ def _whole(folder: Path, fill: Callable[[Path], Path]) -> None:
     with disk_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder.parent) as scratch:
-            filled = fill(Path(scratch))
+            with telling("fetching the dataset"):
+                filled = fill(Path(scratch))
             (filled / FETCHED).unlink(missing_ok=True)
             try:
                 filled.rename(folder)  # an empty folder gives way
