@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
-from repository import Ran, Repository, own_dataset
+from repository import ROOT, Ran, Repository, own_dataset
 from source_remotes import Upstream
 
 NAMES = ("rmsnorm/rmsnorm_h96", "gemm/gemm_n96_k160")
@@ -23,7 +25,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Repository:
     """A copy with one source, a git repository on this machine."""
-    copy = Repository.copy(tmp_path_factory.mktemp("chain"), dataset={"path": str(dataset)}, truths=["torch"])
+    copy = Repository.copy(
+        tmp_path_factory.mktemp("chain"), dataset={"path": str(dataset)}, truths=["torch", "flashinfer"]
+    )
     upstream = Upstream(tmp_path_factory.mktemp("upstream") / "fla")
     upstream.commit({"fla/__init__.py": "one"})
     pin = {"url": upstream.url, "commit": upstream.git("rev-parse", "HEAD")}
@@ -132,6 +136,24 @@ def test_the_chain_goes_from_the_sources_to_what_a_push_would_send(repository: R
         "flashinfer_trace": "present",
     }
     assert target(repository, "chain").jobs == ["chain"]  # its summary is printed again
+
+
+def test_the_picture_in_the_readme_is_snakemake_s_own_rule_graph(repository: Repository, tmp_path: Path) -> None:
+    """A fresh copy with a model shows what planning stands on, the finished one what stands on the plan."""
+    stacks: dict[str, Any] = {name: {"python": None} for name in ("flashinfer", "sglang", "fla", "extract")}
+    stacks["torch"] = {"python": None, "env": "cpu"}
+    (tmp_path / "fresh").mkdir()
+    fresh = Repository.copy(tmp_path / "fresh", models=["llama_3_1_8b"], stacks=stacks)
+    files = []
+    for number, copy in enumerate((fresh, repository)):
+        ran = target(copy, "chain", "--rulegraph", "mermaid-js")
+        assert ran.code == 0, ran.out
+        files.append(tmp_path / f"{number}.txt")
+        files[-1].write_text(ran.out)
+    command = [sys.executable, str(ROOT / "scripts" / "rule_graph.py"), *map(str, files)]
+    made = subprocess.run(command, check=True, text=True, capture_output=True).stdout
+    readme = (ROOT / "README.md").read_text()
+    assert f"```mermaid\n{made}```" in readme, made
 
 
 def test_a_finding_ends_the_chain_after_everything_is_said(repository: Repository, dataset: Path) -> None:

@@ -97,8 +97,13 @@ def clone_repos(  # noqa: PLR0913 - one parameter an option
     if failed:
         raise TraceproofError(
             f"{len(failed)} of {len(records)} sources could not be brought to {target_dir}",
-            problems=[f"{name}: {error}" for name, error in failed.items()],
+            problems=[f"{name}: {_one_line(error)}" for name, error in failed.items()],
         )
+
+
+def _one_line(text: str) -> str:
+    """A message of several lines as one: it stands in a list."""
+    return "; ".join(line.strip().removeprefix("- ").rstrip(":;") for line in text.splitlines())
 
 
 def _home() -> Path:
