@@ -14,7 +14,13 @@ MIB = 1 << 20
 BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and torch loaded in each
 LANES = 4  # definitions of one op_type side by side: long references on a GPU, and the judge beside one
 FEW_LANES = 2  # other references
-LONG = ("sampling", "gqa_paged", "gdn")  # op_types that take the longest, and so decide when a run is done
+LONG = (
+    "sampling",
+    "gqa_paged",
+    "gdn",
+    "gemm",
+    "rmsnorm",
+)  # op_types that take the longest, and so decide when a run is done
 SLACK = 1.25  # estimates were up to a fifth below what was measured
 
 

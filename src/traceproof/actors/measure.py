@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from traceproof.actors.inputs import HOST_BYTES, fingerprints, make_inputs
+from traceproof.actors.inputs import drawing_device, draws_much, fingerprints, make_inputs
 from traceproof.border import (
     MOST_OUTPUTS,
     NAME_CHARACTERS,
@@ -46,13 +46,15 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
     """Called once in a worker; the result draws (`do: draw`) or collects (`do: collect`) for one case a call.
 
     Args:
-        payload: `definition` (JSON), `dataset` (root of the blobs, or null), `folder` (the stranger's scratch).
+        payload: `definition` (JSON), `dataset` (root of the blobs, or null), `folder` (the stranger's scratch),
+            `device` (where inputs that take a CPU long are drawn).
         scratch: where finished outputs are left, as `<key>.safetensors`.
     """
     torch.set_num_threads(1)
     definition = Definition.model_validate(payload["definition"])
     dataset = Path(payload["dataset"]) if payload["dataset"] else None
-    measure = Measure(definition, dataset, Path(payload["folder"]), scratch)
+    device = torch.device(payload["device"])
+    measure = Measure(definition, dataset, Path(payload["folder"]), scratch, device=device)
     deeds = {"draw": measure.draw, "collect": measure.collect}
 
     def handle(item: dict[str, Any]) -> dict[str, Any]:
@@ -71,8 +73,11 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
 class Measure:
     """One definition's inputs and outputs."""
 
-    def __init__(self, definition: Definition, dataset: Path | None, folder: Path, scratch: Path) -> None:
+    def __init__(
+        self, definition: Definition, dataset: Path | None, folder: Path, scratch: Path, *, device: torch.device
+    ) -> None:
         self.definition, self.dataset, self.folder, self.scratch = definition, dataset, folder, scratch
+        self.device = device
         self.op, _ = ops.for_definition(definition)
         self._drawn: tuple[Values, list[dict[str, Any]], int] | None = None
         self._before: tuple[Values, dict[str, torch.Tensor]] | None = (
@@ -83,16 +88,15 @@ class Measure:
         """Draw inputs into a file for the worker (`case`, `data`); gives their digest and what they are."""
         self._drawn = None
         case = Case(**item["case"])
-        bits = (
-            math.prod(self.definition.shape_of(spec, case.axes) or ()) * spec.dtype.bits
-            for spec in self.definition.inputs.values()
-        )
-        torch.set_num_threads(1 if sum(bits) <= 8 * HOST_BYTES else DRAWING_THREADS)
-        values = make_inputs(self.op, self.definition, case, device=torch.device("cpu"), dataset=self.dataset)
+        device = drawing_device(self.definition, case, self.device)
+        torch.set_num_threads(DRAWING_THREADS if draws_much(self.definition, case) else 1)
+        drawn = make_inputs(self.op, self.definition, case, device=device, dataset=self.dataset)
+        digest = digest_json(fingerprints(drawn))
+        values = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in drawn.items()}
         specs, parts, size = _laid_out(list(values.values()))
         new_file(self.folder / item["data"], parts)
         self._drawn = values, specs, size
-        return {"digest": digest_json(fingerprints(values)), "inputs": specs}
+        return {"digest": digest, "inputs": specs}
 
     def collect(self, item: dict[str, Any]) -> dict[str, Any]:
         """Take what a call left: `key`, `case`, `data`, `out`, `returned`, `first`, `recall`; gives what it did.

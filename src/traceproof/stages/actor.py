@@ -28,6 +28,7 @@ SETUP_MANY = "traceproof.actors.execute:setup_many"
 # CUDA does not start behind Landlock (cuInit gives 304, seen with driver 580); the file view of its own stays.
 CUDA_REFUSES = ("landlock",)
 ORACLE = "oracle"
+DRAWN_ON_GPU = 64 << 20  # bytes that a case needs: a CPU takes a tenth of a second and more to draw its inputs
 MANY_TRIALS = 100  # draws of a reference, a call each: a second and more
 
 
@@ -49,7 +50,9 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
         records_of = _run_trusted(job, outputs, store, planned, progress)
     else:
         conceal = [store, cases.parent, manifest.parent, Path(planned["dataset"])]
-        with _strangers(job, conceal) as pool, job.crew.on_host().pool() as bench:
+        on_gpu = job.crew.gpu and _draws_much(planned)
+        measuring = job.crew if on_gpu else job.crew.on_host()
+        with _strangers(job, conceal) as pool, measuring.pool() as bench:
             references = References(
                 job=job,
                 outputs=outputs,
@@ -58,6 +61,7 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
                 store=store,
                 dataset=planned["dataset"],
                 progress=progress,
+                drawing=job.device if on_gpu else "cpu",
             )
             records_of = _apart(references, planned["definitions"])
     Manifest(
@@ -79,6 +83,12 @@ def _run_trusted(
     ):
         trusted = _Trusted(job, outputs, pool, Path(scratch), planned["dataset"], progress)
         return trusted.together(planned["definitions"])
+
+
+def _draws_much(planned: Mapping[str, Any]) -> bool:
+    """Whether a case's inputs are so large that workers which draw them are worth a GPU of their own."""
+    cases = (case for entry in planned["definitions"].values() for case in entry["cases"])
+    return any(case["skip"] is None and case["memory"] >= DRAWN_ON_GPU for case in cases)
 
 
 def _strangers(job: Job, conceal: Sequence[Path]) -> Pool:

@@ -88,7 +88,8 @@ class References:
 
     Attributes:
         pool: workers for strangers' code.
-        bench: workers of ours, without a GPU.
+        bench: workers of ours.
+        drawing: the device on which they draw inputs that take a CPU long.
         store: the folder that scratch folders are made in.
     """
 
@@ -99,6 +100,7 @@ class References:
     store: Path
     dataset: str
     progress: Progress
+    drawing: str = "cpu"
 
     def run(self, name: str, entry: Mapping[str, Any], wanted: Sequence[Call]) -> dict[str, RunRecord]:
         """Records by case id of one definition's calls, each finished one in the store before the next begins."""
@@ -157,7 +159,12 @@ class References:
             orders: list[dict[str, Any]] = [{} for _ in calls]
             measured = self.bench.run_items(
                 setup=MEASURE,
-                payload={"definition": entry["definition"], "dataset": self.dataset, "folder": str(folder)},
+                payload={
+                    "definition": entry["definition"],
+                    "dataset": self.dataset,
+                    "folder": str(folder),
+                    "device": self.drawing,
+                },
                 items=asked,
                 limits=self.job.limits,
                 isolation=Isolation.TRUSTED,
