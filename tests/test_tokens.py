@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from repository import Repository, own_dataset
 
+from traceproof import stacks
 from traceproof.tokens import HUB_TOKENS
 
 TOKEN = "hf_" + "secret" * 5
@@ -51,3 +52,13 @@ def test_a_process_that_forgot_the_token_shows_it_to_nobody() -> None:
     done = subprocess.run([sys.executable, "-c", code], env=given, check=True, capture_output=True, text=True)
     assert TOKEN not in done.stdout
     assert "BESIDE=stays" in done.stdout
+
+
+def test_what_builds_an_environment_has_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("GITHUB_TOKEN", TOKEN)
+    seen = tmp_path / "seen"
+    code = f"import os, pathlib; pathlib.Path({str(seen)!r}).write_text(str(dict(os.environ)))"
+    stacks._run([sys.executable, "-c", code], "cpu")
+    assert "PATH" in seen.read_text()
+    assert TOKEN not in seen.read_text()

@@ -25,6 +25,7 @@ from typing import IO, Any
 
 from traceproof import toolkit
 from traceproof.text import printable
+from traceproof.tokens import without_secrets
 
 GIB = 1 << 30
 RECORDS = "TRACEPROOF_BUILT"  # variable that names the files that say what came of each module
@@ -162,7 +163,7 @@ def _start(stack: str, module: Module) -> _Running:
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        env=os.environ | {"PATH": os.pathsep.join(programs)},
+        env=without_secrets() | {"PATH": os.pathsep.join(programs)},
     )
     return _Running(module, process, log)
 

@@ -19,6 +19,7 @@ from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.runs import alone
 from traceproof.store import write_json
+from traceproof.tokens import without_secrets
 from traceproof.waiting import telling
 
 FOLDER = Path(".venvs")
@@ -141,7 +142,7 @@ def install_cpu(python: Path, pins: Path, environment: str) -> None:
     if environment != EXTRACT:  # SGLang's own requirements are gigabytes of CUDA
         attempts.append(registry)
     for attempt in attempts[:-1]:
-        if subprocess.run(attempt, check=False, capture_output=True).returncode == 0:
+        if subprocess.run(attempt, check=False, capture_output=True, env=without_secrets()).returncode == 0:
             return
     _run(attempts[-1], environment)
 
@@ -166,7 +167,9 @@ def ready(stack: Stack, *, root: Path, say: Callable[[str], None]) -> Path:
 
 
 def _run(command: Sequence[str], environment: str) -> None:
-    done = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(
+        command, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=without_secrets()
+    )
     if done.returncode:
         raise TraceproofError(
             f"the environment {environment!r} could not be built: {' '.join(command[:6])} ... ended with "
@@ -186,7 +189,7 @@ def probe(stack: Stack, *, root: Path, path: Sequence[Path] = ()) -> dict[str, A
         TraceproofError: the interpreter is missing or has no torch.
     """
     command = [stack.python, "-P", "-m", "traceproof.probe", stack.cuda_home]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*path, root / "src"]))}
+    environment = {**without_secrets(), "PYTHONPATH": os.pathsep.join(map(str, [*path, root / "src"]))}
     try:
         done = subprocess.run(command, check=False, text=True, capture_output=True, env=environment, cwd=root)
     except OSError as error:

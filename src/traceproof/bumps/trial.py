@@ -17,6 +17,7 @@ from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.pipeline import Pipeline
 from traceproof.store import write_json
+from traceproof.tokens import without_secrets
 
 TAIL = 8  # lines of a failed stage that an error shows
 
@@ -127,7 +128,7 @@ class Trial:
 
     def _python(self, stack: str, arguments: list[str], package: Path | None) -> str:
         path = [str(package)] if package is not None else []
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, str(self.root / "src")])}
+        environment = {**without_secrets(), "PYTHONPATH": os.pathsep.join([*path, str(self.root / "src")])}
         command = [str(self.root / self.flow.python(stack)), *arguments]
         done = subprocess.run(
             command,

@@ -13,6 +13,7 @@ from typing import Any
 
 from traceproof.errors import TraceproofError
 from traceproof.extract.catalogue import Parallel
+from traceproof.tokens import without_secrets
 
 REFUSED = 3  # the bootstrap's exit status when its answer file says why
 TIMEOUT = 300.0  # seconds; a reading takes 10 to 20, more means that SGLang waits for something
@@ -160,7 +161,9 @@ class Environment:
                     f"no SGLang at {self.sglang_path}", todo="Give a checkout or an unpacked wheel."
                 )
             path.insert(0, str(root))
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "PYTHON"))}
+        kept = {
+            name: value for name, value in without_secrets().items() if not name.startswith(("SGLANG_", "PYTHON"))
+        }
         return kept | {"PYTHONPATH": os.pathsep.join(path), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 
 
