@@ -18,5 +18,5 @@ checkpoint cases:
         actors=len(FLOW.actors) - 1,
     shell:
         "PYTHONPATH=src {params.python:q} scripts/cases.py --dataset {params.dataset:q} --stack {input.stack:q}"
-        " --selection {params.selection:q} --store {params.store:q} --store-gb {params.store_gb}"
-        " --actors {params.actors} --out {output:q} --log {log:q}"
+        " --selection {params.selection:q} --store {params.store:q} --store-gb {params.store_gb:q}"
+        " --actors {params.actors:q} --out {output:q} --log {log:q}"
