@@ -174,4 +174,5 @@ def test_stacks_that_build_are_asked_for_before_the_plan_is_known(monkeypatch: p
     assert flow.builders(family="gemm") == []
     raw["stacks"]["flashinfer"] = {"python": None}
     raw["known"] = None
+    raw["dataset"] = {"path": str(root / "tests" / "dataset")}  # no pins there
     assert Pipeline.of(raw, root=root / "tests").builders() == []

@@ -51,10 +51,12 @@ def of(machine: str, numbers: seccomp.Numbers) -> int:
     return number
 
 
+@pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("machine", MACHINES)
-def test_the_filter_refuses_what_it_lists_and_nothing_else(machine: str) -> None:
-    code = seccomp.program(machine, processes=True, only_signal=None)
+def test_the_filter_refuses_what_it_lists_and_nothing_else(machine: str, gpu: bool) -> None:  # noqa: FBT001 - a parameter
+    code = seccomp.program(machine, processes=True, only_signal=None, gpu=gpu)
     refused = {number for numbers in seccomp.REFUSED.values() if (number := numbers[MACHINES.index(machine)])}
+    refused |= set() if gpu else {of(machine, seccomp.MEMFD_CREATE)}
     special = {of(machine, seccomp.CLONE3), of(machine, seccomp.SOCKET)}
     for number in range(500):
         if number not in special:
