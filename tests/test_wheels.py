@@ -100,10 +100,14 @@ def test_an_environment_is_installed_from_what_was_bundled(
 
 def test_what_has_no_wheel_travels_as_source_with_its_builder(tmp_path: Path, index: Path) -> None:
     write_pins(tmp_path, "fla", f"bare==1.0 \\\n    --hash=sha256:{source(index, 'bare')}\n")
-    write_pins(tmp_path, "torch", f"setuptools==9.0 \\\n    --hash=sha256:{wheel(index, 'setuptools', '9.0')}\n")
+    builders = (
+        f"{name}==9.0 \\\n    --hash=sha256:{wheel(index, name, '9.0')}" for name in ("setuptools", "wheel")
+    )
+    write_pins(tmp_path, "driver", "\n".join(builders) + "\n")
     folder = tmp_path / "bundle"
     assert bundle("fla", folder, root=tmp_path, python=HERE) == ["bare==1.0"]
-    assert sorted(path.name for path in folder.iterdir()) == ["bare-1.0.tar.gz", "setuptools-9.0-py3-none-any.whl"]
+    names = ["bare-1.0.tar.gz", "setuptools-9.0-py3-none-any.whl", "wheel-9.0-py3-none-any.whl"]
+    assert sorted(path.name for path in folder.iterdir()) == names
 
 
 @pytest.mark.parametrize("write", [wheel, source])

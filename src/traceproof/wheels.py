@@ -21,8 +21,8 @@ from traceproof.tokens import without_secrets
 
 # Of wheels, as their names end; the newest is Debian 13's. SGLang's wheel wants 2.34.
 GLIBC = ("2014", *(f"_2_{minor}" for minor in range(5, 42)))
-BUILDER = "setuptools=="  # what a source package is built with, pinned with torch
-BUILDER_PINS = "torch.txt"
+BUILDERS = ("setuptools==", "wheel==")  # what a source package is built with, pinned with the driver
+BUILDER_PINS = "driver.txt"
 NO_WHEEL = re.compile(r"No matching distribution found for (\S+==\S+)")
 
 
@@ -72,7 +72,7 @@ def bundle(environment: str, folder: Path, *, root: Path, python: str) -> list[s
     for source in sources:
         _fetch_source(source, folder)
     if sources:
-        builders = [pin for pin in pins(root / PINS / BUILDER_PINS, python=python) if pin.pin.startswith(BUILDER)]
+        builders = [pin for pin in pins(root / PINS / BUILDER_PINS, python=python) if pin.pin.startswith(BUILDERS)]
         _download(builders, folder, python=python, cpu=False)
     return [source.pin for source in sources]
 
