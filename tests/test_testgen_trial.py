@@ -17,6 +17,7 @@ from traceproof.ops.cases import Case
 from traceproof.testgen.support import trial as module
 from traceproof.testgen.support.cases import cases_of
 from traceproof.testgen.support.definition import read_definition
+from traceproof.testgen.support.suite import ReferenceTests
 from traceproof.testgen.support.trial import LARGE, REFERENCE, Trial, _unchanged, threads
 
 CPU = torch.device("cpu")
@@ -135,3 +136,16 @@ def test_threads_follow_the_case_its_share_of_the_cores_and_the_user(
 def test_the_definition_that_the_tests_read_is_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, rmsnorm("rmsnorm_a"))
     assert read_definition(path).reference == json.loads(path.read_text())["reference"]
+
+
+def test_a_users_tolerance_decides_in_every_test_of_a_suite(tmp_path: Path) -> None:
+    """A 3 % error: refused by the calibrated gates and by the specification's row, accepted by 0.1."""
+    found = trial(tmp_path, GOOD.replace("return (y *", "return (1.03 * y *"))
+    tests = ReferenceTests()
+    refused = ((tests.test_correctness, None), (tests.test_correctness, 1e-4), (tests.test_specification, None))
+    for test, tolerance in refused:
+        with pytest.raises(pytest.fail.Exception):
+            test(found, tolerance)
+    tests.test_correctness(found, 0.1)
+    tests.test_specification(found, 0.1)
+    tests.test_edge_cases(found, 0.1)
