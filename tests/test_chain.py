@@ -107,8 +107,16 @@ def test_a_reference_that_may_not_run_fails_its_tests_and_runs_nothing(
     assert any("the reference may not run" in message for message in told)
 
 
-def test_publishing_takes_the_generated_tests_with_their_settings(repository: Repository) -> None:
+def test_nothing_is_published_that_a_users_tolerance_accepted(repository: Repository) -> None:
     repository.edit("config.yaml", "tolerance: null", "tolerance: 0.25")
+    ran = target(repository, "publish")
+    assert ran.code == 0, ran.out
+    assert "nothing is verified, so nothing can be published" in ran.out
+    assert "tolerance = 0.25" in (repository.root / FOLDER / "test_rmsnorm.py").read_text()
+
+
+def test_publishing_takes_the_generated_tests(repository: Repository) -> None:
+    repository.edit("config.yaml", "tolerance: 0.25", "tolerance: null")
     ran = target(repository, "publish")
     assert ran.code == 0, ran.out
     assert (
@@ -117,7 +125,7 @@ def test_publishing_takes_the_generated_tests_with_their_settings(repository: Re
     bundle = repository.root / "results/publish/definition-rmsnorm_h96/files/tests/references"
     text = (bundle / "test_rmsnorm.py").read_text()
     assert "class TestRmsnormH96" in text
-    assert "tolerance = 0.25" in text
+    assert "tolerance = 0.25" not in text
     assert not (bundle / "test_gemm.py").exists()
     said = (bundle.parents[2] / "description.md").read_text()
     assert "rmsnorm_h96 in torch: " in said

@@ -166,7 +166,10 @@ def test_two_samples_are_told_apart_by_more_than_chance() -> None:
 
 
 def test_laws_run_in_a_worker_and_a_crash_breaks_the_law_at_hand() -> None:
-    deadly = norm("    if len(y) == 1:\n        import os\n        os.kill(os.getpid(), 9)\n    return (")
+    # So many iterators inside one another exhaust the stack.
+    nesting = "for _ in range(2_000_000):\n            it = itertools.chain(it, ())"
+    nested = f"it = iter([])\n        {nesting}\n        next(it, None)"
+    deadly = norm(f"    if len(y) == 1:\n        import itertools\n        {nested}\n    return (")
     limits = Limits(seconds=60)
     with worker_pools.pool(preload=["torch", "traceproof.metamorphic.trial"]) as pool:
         good = list(try_laws(norm("    return ("), pool, limits=limits, seed=0))

@@ -92,9 +92,9 @@ def test_a_definition_whose_reference_changed_is_not_verified(tmp_path: Path) ->
 
 def test_a_record_keeps_its_date_and_reads_back(tmp_path: Path) -> None:
     first = ledger_of(tmp_path, rows_of())
-    kept = tmp_path / "store" / "ledger"
-    for file in kept.rglob("*.json"):
-        file.write_text('{"date": "2020-02-02"}')
+    dates = Store(tmp_path / "store", "ledger")
+    for file in dates.root.rglob("*.json"):
+        dates.finish(file.stem, {"date": "2020-02-02"})
     again = ledger_of(tmp_path, rows_of())
     assert again.records["alpha"]["torch"].date == "2020-02-02"
     assert Ledger.read(tmp_path / "ledger.jsonl").records == again.records

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -13,6 +14,8 @@ from types import FrameType
 from traceproof.interrupts import INTERRUPTED
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+POLL_SECONDS = 0.5
+AGAIN_SECONDS = 15.0  # jobs leave within 3 s, and Snakemake's clean-up takes less than that
 PATIENCE = 3  # signals after which it is killed
 
 
@@ -37,11 +40,29 @@ def supervise(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> i
         started.append(process)
         if caught:  # before it was there
             _pass_on(process.pid, 1)
-        code = process.wait()
+        code = _wait(process, caught)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     return INTERRUPTED if caught else code
+
+
+def _wait(process: subprocess.Popen[bytes], caught: Sequence[int]) -> int:
+    """Exit code of a command; one that goes on AGAIN_SECONDS after a signal gets another.
+
+    A program that is still importing may lose the first one: what is imported may catch it.
+    """
+    told: float | None = None
+    while True:
+        try:
+            return process.wait(timeout=POLL_SECONDS)
+        except subprocess.TimeoutExpired:
+            now = time.monotonic()
+            if caught and told is None:
+                told = now
+            elif told is not None and now - told > AGAIN_SECONDS:
+                told = now
+                _pass_on(process.pid, 1)
 
 
 def _pass_on(group: int, count: int) -> None:
