@@ -11,7 +11,8 @@ import pytest
 from repository import Repository, own_dataset
 
 from traceproof.config_reading import config_of
-from traceproof.stages.repeat import command, options
+from traceproof.repeat_options import options
+from traceproof.stages.repeat import command
 
 ROOT = Path(__file__).resolve().parent.parent
 DATASET = str(ROOT / "tests" / "dataset")

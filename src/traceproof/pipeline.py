@@ -22,10 +22,10 @@ from traceproof.digests import digest_bytes, digest_json
 from traceproof.extract import catalogue
 from traceproof.load import Load
 from traceproof.ops import registry
+from traceproof.repeat_options import options
 from traceproof.sources.lock import NAME
 from traceproof.stacks import EXTRACT, FOLDER, INSTALLED, NAMES, Stack, has_driver, resolve
 from traceproof.stages.hidden import hidden_seed
-from traceproof.stages.repeat import options
 
 # Which op_types `verify_<family>` and `nox -s test_<family>` cover.
 FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(

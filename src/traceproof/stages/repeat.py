@@ -1,42 +1,14 @@
-"""The command that repeats one case of a run, as it works when it is pasted in the repository's folder."""
+"""The command that repeats one case of a run, as it works when it is pasted in the repository's folder.
+
+Standard library only: stacks, which judge, have nothing to read config.yaml with. `traceproof.repeat_options`
+says what else of a run's configuration belongs to it.
+"""
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-from traceproof.config import Config
-from traceproof.config_reading import config_of
-from traceproof.errors import TraceproofError
-
-OWN = frozenset({"selection", "seed", "hidden_seed", "force", "run"})  # what a row says itself
-
-
-def options(config: Config, root: Path) -> str:
-    """Options for what a run's configuration has otherwise than config.yaml, for `command`."""
-    try:
-        written = config_of(root, {})
-    except TraceproofError:  # the run was given another file
-        return ""
-    changed = [key for key in Config.model_fields if getattr(config, key) != getattr(written, key)]
-    parts: list[str] = []
-    overrides: list[str] = []
-    for key in (key for key in changed if key not in OWN):
-        value = config.model_dump(mode="json")[key]
-        if key == "dataset" and config.dataset.path is not None:
-            parts += ["--dataset", str(config.dataset.path)]
-        elif key == "test_sizes":
-            parts += ["--test-sizes", *config.test_sizes]
-        elif key == "allow_weak_isolation" and value:
-            parts.append("--allow-weak-isolation")
-        elif key == "tolerance" and value is not None:
-            parts += ["--tolerance", f"{value:g}"]
-        else:
-            overrides.append(f"{key}={json.dumps(value)}")
-    return shlex.join([*parts, *(["--", "--config", *overrides] if overrides else [])])
 
 
 def command(row: Mapping[str, Any], further: str) -> str:
