@@ -169,6 +169,7 @@ def test_snakemake_itself_can_be_interrupted(repository: Repository) -> None:
     assert code != 0
     assert seconds < SOON
     assert "Traceback" not in out
+    assert "What is finished is kept" in out
     assert settled(repository) == []
 
 

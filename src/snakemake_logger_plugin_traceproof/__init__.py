@@ -6,10 +6,12 @@ The Snakefile installs it: a profile that names a plugin ends another environmen
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Mapping
 from logging import WARNING, LogRecord
+from types import FrameType
 from typing import Any
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
@@ -38,7 +40,9 @@ def install(manager: Any) -> None:  # noqa: ANN401 - Snakemake has no types
     for handler in list(manager.logger.handlers):
         if handler.name == DEFAULT:
             manager.logger.removeHandler(handler)
-    manager.logger.addHandler(LogHandler(manager.settings, None))
+    handler = LogHandler(manager.settings, None)
+    manager.logger.addHandler(handler)
+    signal.signal(signal.SIGINT, handler.interrupted)
 
 
 class LogHandler(LogHandlerBase):
@@ -74,6 +78,13 @@ class LogHandler(LogHandlerBase):
     def needs_rulegraph(self) -> bool:
         """No."""
         return False
+
+    def interrupted(self, number: int, frame: FrameType | None) -> None:
+        """Say at once what an interrupt does: Snakemake may end by the jobs that it stopped before it says so."""
+        if not self._stopping:
+            self._stopping = True
+            sys.stderr.write((CLEAR if sys.stderr.isatty() else "") + STOPPING + "\n")
+        signal.default_int_handler(number, frame)
 
     def emit(self, record: LogRecord) -> None:
         """Write what a record has to say, if anything."""
