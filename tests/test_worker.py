@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 from worker_pools import Bench, pool
 
 from traceproof.errors import TraceproofError
-from traceproof.worker import MIB, ItemOutcome, Limits, Pool, Status
+from traceproof.worker import MIB, Isolation, ItemOutcome, Limits, Pool, Status, process
 
 
 @pytest.fixture(scope="module", params=["trusted", "untrusted", "limits_only"])
@@ -170,6 +172,27 @@ def test_an_abandoned_run_leaves_the_pool_usable(bench: Bench) -> None:
     assert next(outcomes).status is Status.OK
     del outcomes
     assert statuses(bench.run({"do": "given"})) == [Status.OK]
+
+
+def test_a_trusted_worker_between_two_items_costs_no_processor_time() -> None:
+    def switches() -> int:
+        files = (Path(f"/proc/{pid}/status") for pid in process.descendants(os.getpid()))
+        lines = (line for file in files if file.exists() for line in file.read_text().splitlines())
+        return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+
+    with pool() as made:
+        outcomes = made.run_items(
+            setup="worker_misdeeds:setup",
+            payload=None,
+            items=[{"do": "given"}] * 2,
+            isolation=Isolation.TRUSTED,
+        )
+        assert next(outcomes).status is Status.OK
+        time.sleep(0.2)
+        before = switches()
+        time.sleep(1)
+        assert switches() - before < 10  # a look every 20 ms makes 50
+        assert [outcome.status for outcome in outcomes] == [Status.OK]
 
 
 def test_an_item_that_is_not_json_is_the_callers_error(bench: Bench) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Self
 from traceproof.errors import TraceproofError
 from traceproof.worker import frames
 from traceproof.worker.model import MIB, Limits, Status
-from traceproof.worker.warden import SCRATCH_WORD
+from traceproof.worker.warden import IDLE_WORD, SCRATCH_WORD
 
 ANSWER_SPACE = 4096  # beside the value: status, a message, the time
 MESSAGE_CHARACTERS = 8000
@@ -175,6 +175,8 @@ class Conversation:
         if not in_turn:
             return self._end(Status.CRASH, "the worker answered another question", started)
         self._asked = False
+        with contextlib.suppress(OSError):  # a warden that is gone has left a report
+            self._life.send(IDLE_WORD)
         value = answer.get("value") if status is Status.OK else None
         return Answer(status, value, message, seconds, peak, self._text())
 

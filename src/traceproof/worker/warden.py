@@ -16,13 +16,19 @@ from pathlib import Path
 
 from traceproof.worker import process
 from traceproof.worker.launch import Launched
+from traceproof.worker.model import Isolation
 from traceproof.worker.order import Order
 
-# At about 2 GB/s of touching fresh pages, 20 ms overshoot a memory limit by some 40 MB; looking costs 0.2 ms.
-LOOK_SECONDS = 0.02
+# The next look comes before the worker can have passed its memory limit, were several cores to touch fresh pages,
+# but not sooner than 20 ms (at 2 GB/s per thread, 40 MB of overshoot): a look costs about 0.3 ms of a core.
+FRESH_BYTES_PER_SECOND = 8e9
+LEAST_LOOK_SECONDS = 0.02
+MOST_LOOK_SECONDS = {Isolation.UNTRUSTED: 0.05, Isolation.TRUSTED: 0.25}
+IDLE_LOOK_SECONDS = 0.25  # between two items, for threads that strangers' code may have left running
 SCRATCH_SECONDS = 0.25  # walking the scratch folder costs more than looking at /proc
 SCRATCH_ENTRIES = 100_000  # a folder of more files than this is a flood by itself
 WORD_BYTES = 4096
+IDLE_WORD = b"idle"  # the item was answered
 SCRATCH_WORD = b"scratch "  # and a folder: the worker serves another job now
 
 
@@ -32,8 +38,8 @@ class Warden:
 
     Attributes:
         launched: the worker.
-        life: socket to the supervisor: a word there means that a new item begins, its end means "end the worker";
-            the report goes back over it.
+        life: socket to the supervisor: a word there means that an item begins or was answered, its end means "end
+            the worker"; the report goes back over it.
         order: what the worker may use.
     """
 
@@ -43,6 +49,8 @@ class Warden:
     _peak: int = field(default=0, init=False)
     _next_scratch: float = field(default=0.0, init=False)
     _scratch: Path = field(init=False)
+    _used: int = field(default=0, init=False)
+    _idle: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._scratch = self.order.scratch
@@ -55,7 +63,7 @@ class Warden:
                 poll.register(fd, select.POLLIN)
         reason = None
         while reason is None:
-            ready = {fd for fd, _ in poll.poll(LOOK_SECONDS * 1000)}
+            ready = {fd for fd, _ in poll.poll(self._pause())}
             status = self.launched.wait_status()
             if status is not None:
                 self._finish({"reason": "ended", "wait_status": status})
@@ -65,16 +73,27 @@ class Warden:
                 if word.startswith(SCRATCH_WORD):
                     self._scratch = Path(os.fsdecode(word.removeprefix(SCRATCH_WORD)))
                 elif word:
-                    self._peak = 0
+                    self._idle = word == IDLE_WORD
+                    self._peak = self._peak if self._idle else 0
                 else:
                     reason = "asked"
             reason = reason or self._excess()
         self._finish({"reason": reason})
 
+    def _pause(self) -> float | None:
+        """Milliseconds until the next look; None: there is nothing to look for before the next word or the end."""
+        if self._idle:
+            trusted = self.order.isolation is Isolation.TRUSTED and self.launched.end_fd >= 0
+            return None if trusted else IDLE_LOOK_SECONDS * 1000
+        longest = MOST_LOOK_SECONDS[self.order.isolation]
+        most = self.order.limits.memory_bytes
+        left = longest if most is None else (most - self._used) / FRESH_BYTES_PER_SECOND
+        return max(LEAST_LOOK_SECONDS, min(longest, left)) * 1000
+
     def _excess(self) -> str | None:
         below = self.launched.processes()
         used = sum(max(0, process.private_bytes(pid) - self.launched.baseline) for pid in below)
-        self._peak = max(self._peak, used)
+        self._used, self._peak = used, max(self._peak, used)
         most = self.order.limits.memory_bytes
         if most is not None and used > most:
             return "memory"
