@@ -47,6 +47,10 @@ APIS = MappingProxyType(
         "gen_norm": ("flashinfer.jit.norm:gen_norm_module",),
         "gen_decode": ("flashinfer.jit:gen_batch_decode_module",),
         "gen_prefill": ("flashinfer.jit:gen_batch_prefill_module",),
+        "gen_prefill_fa2": (  # since 0.7 the wrappers build the form for caches of equal strides
+            "flashinfer.jit.attention.modules:_gen_batch_prefill_primary_module",
+            "flashinfer.jit:gen_batch_prefill_module",
+        ),
         "gen_mla": ("flashinfer.jit:gen_batch_mla_module",),
         "gen_sampling": ("flashinfer.jit.sampling:gen_sampling_module",),
         "gen_topk": ("flashinfer.jit.topk:gen_topk_module",),

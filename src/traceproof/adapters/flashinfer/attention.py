@@ -41,7 +41,8 @@ def dtype_name(definition: Definition, name: str) -> str:
 
 def prefill_module(which: str, q: str, kv: str, index: str, head_dims: tuple[int, int]) -> Module:
     """No position encoding, no window, no cap, no fp16 reduction: what every definition here means."""
-    return Module("gen_prefill", (which, q, kv, q, index, *head_dims, 0, False, False, False), OTHER_MASKS)
+    generator = "gen_prefill_fa2" if which == "fa2" else "gen_prefill"
+    return Module(generator, (which, q, kv, q, index, *head_dims, 0, False, False, False), OTHER_MASKS)
 
 
 def outputs_of(definition: Definition, returned: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
