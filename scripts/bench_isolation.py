@@ -83,7 +83,7 @@ def main() -> int:
         for path in plan(options.dataset, folder / "cases", selection):
             chosen |= json.loads(path.read_text(encoding="utf-8"))["definitions"]
         op_types = sorted({entry["definition"]["op_type"] for entry in chosen.values()})
-        preload = (*PRELOAD, *(f"traceproof.ops.{op_type}" for op_type in op_types))
+        preload = (*PRELOAD, *(f"traceproof.ops.{op_type}.oracle" for op_type in op_types))
         started = time.perf_counter()
         shut_in = stack.enter_context(Pool(preload=preload))
         shut_in.layers()

@@ -12,10 +12,10 @@ import torch
 from traceproof.actors.base import Unavailable
 from traceproof.adapters import lookup
 from traceproof.adapters.base import Stack
-from traceproof.adapters.flashinfer import gdn
-from traceproof.adapters.flashinfer.attention import outputs_of
 from traceproof.adapters.sglang.boot import align
 from traceproof.dataset.definition import Definition
+from traceproof.ops.common.ground_truths.flashinfer import outputs_of
+from traceproof.ops.gdn.ground_truths import flashinfer as gdn
 from traceproof.reasons import Skip
 
 ROOT = Path(__file__).parent

@@ -15,10 +15,10 @@ import torch
 from traceproof.actors import registry as actors
 from traceproof.adapters import lookup
 from traceproof.adapters.base import Adapter
-from traceproof.adapters.sglang.attention import SPLITS
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import Values
+from traceproof.ops.common.ground_truths.sglang import SPLITS
 from traceproof.reasons import Skip
 
 MIN_BLOCK = 32  # the decode kernel cuts rows at multiples of it

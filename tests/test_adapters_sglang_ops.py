@@ -11,11 +11,11 @@ import torch
 
 from traceproof.adapters import lookup
 from traceproof.adapters.base import Adapter
-from traceproof.adapters.sglang import moe
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.ops.moe.form import form_of
+from traceproof.ops.moe.ground_truths import sglang as moe
 from traceproof.ops.moe.routing import Method, choose
 
 GOLDEN = 0x9E3779B97F4A7C15

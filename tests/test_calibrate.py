@@ -23,9 +23,9 @@ from traceproof.judge.numeric_gates import gate_of
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES
 from traceproof.ops.compare import Backward, Close, Quantised
-from traceproof.ops.gemm import Gemm
-from traceproof.ops.moe import Moe
-from traceproof.ops.rmsnorm import RmsNorm
+from traceproof.ops.gemm.oracle import Gemm
+from traceproof.ops.moe.oracle import Moe
+from traceproof.ops.rmsnorm.oracle import RmsNorm
 
 NORM = ops.load("rmsnorm", "rmsnorm_h96")
 OWN = [ops.definitions(name)[0] for name in registry.known() if ops.definitions(name)]

@@ -16,7 +16,7 @@ from pipeline import Rows, Run, verdicts
 from traceproof.bounded import bounded
 from traceproof.dataset.tree import Tree, read_tree
 from traceproof.lint import lint
-from traceproof.ops.rmsnorm import OP
+from traceproof.ops.rmsnorm.oracle import OP
 from traceproof.stages.plan import Selection, plan
 from traceproof.stages.report import report, table
 from traceproof.testgen.generate import Order, generate

@@ -16,9 +16,9 @@ import pytest
 
 from traceproof import gpu_lease, jit
 from traceproof.adapters import lookup
-from traceproof.adapters.flashinfer.gdn import PREFILL_SM90
 from traceproof.gpu_lease import Gpu, lease, workers
 from traceproof.jit import Module
+from traceproof.ops.gdn.ground_truths.flashinfer import PREFILL_SM90
 
 
 def test_what_hangs_on_one_long_file_starts_first() -> None:

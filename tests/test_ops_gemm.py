@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops import gemm
 from traceproof.ops.base import Unsupported, Values
 from traceproof.ops.cases import Case
+from traceproof.ops.gemm import oracle as gemm
 from traceproof.reasons import Verdict
 
 SMALL = ops.load("gemm", "gemm_n96_k160")

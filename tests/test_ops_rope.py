@@ -12,7 +12,7 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Unsupported, Values
 from traceproof.ops.common.rotary import Pairing, pairing
-from traceproof.ops.rope import OP
+from traceproof.ops.rope.oracle import OP
 
 NEOX = ops.load("rope", "rope_with_cos_sin_cache_neox_style_d64_rd32")
 GPTJ = ops.load("rope", "rope_with_cos_sin_cache_gptj_style_d32_rd32")

@@ -16,8 +16,8 @@ from traceproof.dataset.definition import Definition
 from traceproof.judge.sampling import judge_samples
 from traceproof.ops.base import Unsupported, Values
 from traceproof.ops.cases import Case
-from traceproof.ops.sampling import OP
 from traceproof.ops.sampling.filters import support
+from traceproof.ops.sampling.oracle import OP
 from traceproof.ops.sampling.patterns import CLOSE_TO_P, FLAT, NOTHING, PACKS, PLAIN, TRICKY
 
 BY_FILTER = {

@@ -126,7 +126,8 @@ class Pipeline:
 
     def jit_code(self, stack: str, op_type: str) -> str:
         """Digest of the code that decides what is built for an op_type."""
-        return code_digest("traceproof.jit", *(f"traceproof.adapters.{stack}.{name}" for name in ("api", op_type)))
+        calls = registry.ground_truth(op_type, stack)
+        return code_digest("traceproof.jit", f"traceproof.adapters.{stack}.api", *([calls] if calls else []))
 
     @property
     def caches(self) -> str:
@@ -233,7 +234,7 @@ class Pipeline:
         """Digest of what an extraction depends on: code, the texts of references, the bundled models."""
         texts = Path(catalogue.__file__).parents[1]
         files = sorted(path for path in texts.rglob("*") if path.suffix in {".py", ".in", ".json"})
-        code = code_digest("traceproof.extract.stage", *(f"traceproof.ops.{name}" for name in registry.known()))
+        code = code_digest("traceproof.extract.stage", *_ops())
         return digest_json([code, [digest_bytes(path.read_bytes()) for path in files]])
 
     @cached_property
@@ -302,7 +303,7 @@ class Pipeline:
     @cached_property
     def cases_code(self) -> str:
         """Digest of the code that planning depends on."""
-        return code_digest("traceproof.stages.plan", *(f"traceproof.ops.{name}" for name in registry.known()))
+        return code_digest("traceproof.stages.plan", *_ops())
 
     def outputs_code(self, op_type: str, actor: str) -> str:
         """Digest of the code that an actor's outputs depend on; it is part of their key in the store."""
@@ -337,4 +338,8 @@ class Pipeline:
 
 
 def _op(op_type: str) -> tuple[str, ...]:
-    return (f"traceproof.ops.{op_type}",) if op_type in registry.known() else ("traceproof.ops.generic",)
+    return (registry.module(op_type) or "traceproof.ops.generic",)
+
+
+def _ops() -> tuple[str, ...]:
+    return tuple(name for op_type in registry.known() for name in _op(op_type))

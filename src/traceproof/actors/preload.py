@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 
 from traceproof.actors import execute, measure
 from traceproof.draw.tables import upper_quantiles
-from traceproof.ops.registry import known
+from traceproof.ops.registry import get, known
 
 __all__ = ["execute", "measure"]
 
@@ -15,4 +14,4 @@ upper_quantiles()
 for op_type in known():
     # One that does not import fails where it is used, and costs its own definitions.
     with contextlib.suppress(Exception):
-        importlib.import_module(f"traceproof.ops.{op_type}")
+        get(op_type)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from traceproof.ops.registry import ground_truth
 
 if TYPE_CHECKING:
     from traceproof.actors.base import Actor
@@ -21,8 +22,8 @@ class ActorInfo:
         path: `module:Class`.
         stack: the environment it runs in.
         trusted: whether its code is ours or a pinned package's, not a definition's.
-        modules: further modules its outputs depend on, `{op_type}` standing for the op_type; one that does not
-            exist is left out.
+        modules: further modules its outputs depend on.
+        source: the file in an op_type's `ground_truths` that it takes its calls from; empty: none.
         host_bytes: a case that needs at most that much memory is computed on the CPU, GPU or not: processes that
             have a GPU open take turns on it.
     """
@@ -31,6 +32,7 @@ class ActorInfo:
     stack: str
     trusted: bool
     modules: tuple[str, ...] = ()
+    source: str = ""
     host_bytes: int = 0
 
     def device(self, at_hand: str, memory: int) -> str:
@@ -40,11 +42,11 @@ class ActorInfo:
     def code(self, op_type: str) -> tuple[str, ...]:
         """Modules whose import closure is this actor's code, for one op_type."""
         own = self.path.partition(":")[0]
-        more = [pattern.format(op_type=op_type) for pattern in self.modules]
-        return (own, "traceproof.actors.execute", *(name for name in more if find_spec(name) is not None))
+        calls = ground_truth(op_type, self.source) if self.source else None
+        return (own, "traceproof.actors.execute", *self.modules, *([calls] if calls else []))
 
 
-# Ground truths in the specified order of priority: each is an actor, and its adapters are in a folder of its name.
+# Ground truths in the specified order of priority: each is an actor, and its calls are in files of its name.
 TRUTHS: Mapping[str, str] = MappingProxyType(
     {
         "flashinfer": "FlashInfer",
@@ -71,16 +73,14 @@ def _truth(name: str, kind: str) -> ActorInfo:
         f"traceproof.actors.truth:{kind}",
         STACK_OF.get(name, name),
         trusted=True,
-        modules=(f"traceproof.adapters.{name}", f"traceproof.adapters.{name}.{{op_type}}"),
+        source=name,
     )
 
 
 def for_op_type(op_type: str) -> tuple[str, ...]:
     """The actors that have something to say of an op_type: a ground truth only if it has adapters for it."""
     return tuple(
-        name
-        for name in ACTORS
-        if name not in TRUTHS or find_spec(f"traceproof.adapters.{name}.{op_type}") is not None
+        name for name, info in ACTORS.items() if not info.source or ground_truth(op_type, info.source) is not None
     )
 
 

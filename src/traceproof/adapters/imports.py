@@ -15,7 +15,6 @@ from itertools import chain
 from traceproof.actors.base import Unavailable
 from traceproof.adapters import lookup
 from traceproof.adapters.base import Stack
-from traceproof.ops.registry import known
 
 
 def problems(truth: str) -> Iterator[tuple[str, str | None]]:
@@ -24,7 +23,7 @@ def problems(truth: str) -> Iterator[tuple[str, str | None]]:
     if stack.version() is None and importlib.util.find_spec(stack.package) is None:
         yield stack.distribution, "is not installed"
         return
-    served = sorted(lookup.op_types(truth).intersection(known()))
+    served = sorted(lookup.op_types(truth))
     adapters = chain.from_iterable(lookup.adapters(truth, op_type) for op_type in served)
     packages = {package for adapter in adapters for package in adapter.packages}
     for module in sorted(packages | set(stack.modules)):  # before anything stands in for one

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from functools import cache
 
 from traceproof.adapters.base import Adapter, Stack
 from traceproof.dataset.definition import Definition
+from traceproof.ops.registry import ground_truth, known
 
 STACKS = ("flashinfer", "sglang", "fla", "torch")  # in the specified order of priority
 
@@ -22,15 +22,15 @@ def stack(name: str) -> Stack:
 @cache
 def op_types(name: str) -> frozenset[str]:
     """The op_types that a stack has adapters for; nothing of them is imported."""
-    package = importlib.import_module(f"traceproof.adapters.{name}")
-    return frozenset(found.name for found in pkgutil.iter_modules(package.__path__) if found.name != "api")
+    return frozenset(op_type for op_type in known() if ground_truth(op_type, name) is not None)
 
 
 def adapters(name: str, op_type: str) -> tuple[Adapter, ...]:
     """A stack's adapters for an op_type, in order of preference."""
-    if op_type not in op_types(name):
+    module = ground_truth(op_type, name)
+    if module is None:
         return ()
-    found: tuple[Adapter, ...] = importlib.import_module(f"traceproof.adapters.{name}.{op_type}").ADAPTERS
+    found: tuple[Adapter, ...] = importlib.import_module(module).ADAPTERS
     return found
 
 

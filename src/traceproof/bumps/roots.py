@@ -9,12 +9,13 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from traceproof import codedigest
 from traceproof.actors.registry import truths_of
+from traceproof.ops.registry import ground_truth, known
 
 ADAPTERS = "traceproof.adapters"
+CALLS = ".ground_truths."  # in the name of a module that calls a package
 # The package that a stack's ground truths are; a stack without one is keyed by its versions alone.
 PACKAGES = {"flashinfer": "flashinfer", "sglang": "sglang", "fla": "fla"}
 OTHER = "other"  # the name of the record for op_types that a stack has no adapter for
@@ -37,26 +38,20 @@ class Roots:
 
 def op_types(stack: str) -> list[str]:
     """The op_types that a ground truth of a stack has adapters for."""
-    folders = [codedigest.SOURCE / "adapters" / truth for truth in truths_of(stack)]
-    paths = [path for folder in folders for path in folder.glob("*.py")]
-    return sorted({path.stem for path in paths if path.stem not in {"__init__", "api"} and _adapts(path)})
+    return [op_type for op_type in known() if adapter_modules(stack, op_type)]
 
 
 def adapter_modules(stack: str, op_type: str) -> list[str]:
     """The modules that hold a stack's adapters for an op_type, one per ground truth."""
-    found = {truth: codedigest.SOURCE / "adapters" / truth / f"{op_type}.py" for truth in truths_of(stack)}
-    return [f"{ADAPTERS}.{truth}.{op_type}" for truth, path in found.items() if path.is_file()]
+    found = (ground_truth(op_type, truth) for truth in truths_of(stack))
+    return [module for module in found if module is not None]
 
 
 def compiles(truth: str, op_type: str) -> bool:
     """Whether a ground truth's adapters for an op_type name kernel modules to compile ahead."""
-    own = f"{ADAPTERS}.{truth}."
-    used = (module for module in codedigest.closure(own + op_type) if module.startswith(own))
+    own = ground_truth(op_type, truth)
+    used = (name for name in codedigest.closure(*([own] if own else [])) if name.endswith(f".{truth}"))
     return any(b"modules=" in codedigest._file(module).read_bytes() for module in used)  # noqa: SLF001 - as below
-
-
-def _adapts(path: Path) -> bool:
-    return b"\nADAPTERS" in path.read_bytes()
 
 
 @cache
@@ -71,7 +66,7 @@ def roots(stack: str, op_type: str) -> Roots:
         path = codedigest._file(module)  # noqa: SLF001 - the one place that knows where modules lie
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
         attributes |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-        if module.startswith(f"{ADAPTERS}.") and not module.endswith(".api"):
+        if (module.startswith(f"{ADAPTERS}.") and not module.endswith(".api")) or CALLS in module:
             texts |= {
                 node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
             }

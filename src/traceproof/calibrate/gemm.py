@@ -8,7 +8,7 @@ import torch
 
 from traceproof.calibrate.model import Answer, Family, Subject
 from traceproof.ops.base import Tensors
-from traceproof.ops.gemm import roles
+from traceproof.ops.gemm.oracle import roles
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 SPLITS = 4

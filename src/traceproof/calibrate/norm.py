@@ -6,7 +6,7 @@ import torch
 
 from traceproof.calibrate.model import Answer, Family, Subject
 from traceproof.ops.base import Tensors
-from traceproof.ops.rmsnorm import RmsNorm
+from traceproof.ops.rmsnorm.oracle import RmsNorm
 
 
 def _x(subject: Subject, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -10,7 +10,7 @@ from traceproof.calibrate.model import Subject
 from traceproof.metamorphic.common import BATCH, Side, other_inputs, times, unchanged
 from traceproof.metamorphic.model import Experiment, Law, Outputs, doubled, permutation
 from traceproof.ops.base import Tensors
-from traceproof.ops.gemm import roles
+from traceproof.ops.gemm.oracle import roles
 
 LARGE = 64.0  # of norm 1 data: beside its mean square no eps in use is seen in float32
 

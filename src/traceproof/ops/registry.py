@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,27 +11,38 @@ if TYPE_CHECKING:
     from traceproof.dataset.definition import Definition
     from traceproof.ops.base import Op
 
-SHARED = frozenset({"base", "cases", "compare", "registry", "generic", "common"})
+FOLDER = Path(__file__).resolve().parent
+ORACLE = "oracle"  # the file that makes a folder an op_type
 
 
 @cache
 def known() -> tuple[str, ...]:
-    """The op_types with an op of their own, sorted; nothing is imported."""
-    folder = str(Path(__file__).parent)
-    return tuple(sorted(found.name for found in pkgutil.iter_modules([folder]) if found.name not in SHARED))
+    """The op_types with a folder of their own, sorted; nothing is imported."""
+    return tuple(sorted(path.parent.name for path in FOLDER.glob(f"*/{ORACLE}.py")))
+
+
+def module(op_type: str, part: str = ORACLE) -> str | None:
+    """Name of the module with one part of an op_type, e.g. `ground_truths.torch`; None: there is none."""
+    path = FOLDER.joinpath(op_type, *part.split(".")).with_suffix(".py")
+    return f"traceproof.ops.{op_type}.{part}" if op_type in known() and path.is_file() else None
+
+
+def ground_truth(op_type: str, source: str) -> str | None:
+    """Name of the module with an op_type's ground truths from one source; None: there are none."""
+    return module(op_type, f"ground_truths.{source}")
 
 
 @cache
 def get(op_type: str) -> Op:
-    """The op of an op_type; the generic op (no oracle) for one that has no module here."""
-    if op_type not in known():
+    """The op of an op_type; the generic op (no oracle) for one that has no folder here."""
+    name = module(op_type)
+    if name is None:
         from traceproof.ops.generic import GenericOp
 
         return GenericOp(op_type)
-    module = importlib.import_module(f"traceproof.ops.{op_type}")
-    op: Op = module.OP
+    op: Op = importlib.import_module(name).OP
     if op.op_type != op_type:
-        raise ValueError(f"traceproof.ops.{op_type}.OP calls itself {op.op_type!r}")
+        raise ValueError(f"{name}.OP calls itself {op.op_type!r}")
     return op
 
 

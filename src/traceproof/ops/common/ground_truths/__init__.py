@@ -1,0 +1,1 @@
+"""What ground truths of several op_types share."""

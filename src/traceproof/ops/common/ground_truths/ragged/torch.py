@@ -1,0 +1,29 @@
+"""PyTorch's attention over ragged keys and values."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import Values
+from traceproof.ops.common.ground_truths.attention import by_row
+
+
+def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    q, k, v = (tensor(inputs, name) for name in ("q", "k", "v"))
+    bounds = tensor(inputs, "kv_indptr").tolist()
+    keys = ((k[start:end], v[start:end]) for start, end in pairwise(bounds))
+    return by_row(api, definition, inputs, q, keys)
+
+
+ADAPTERS = (
+    Adapter(
+        name="scaled_dot_product_attention",
+        inputs=names("q k v qo_indptr kv_indptr sm_scale"),
+        outputs=names("output lse"),
+        apis=("attention", "attention_kernels"),
+        call=_call,
+        rows="q",
+    ),
+)

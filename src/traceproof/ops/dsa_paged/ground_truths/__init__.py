@@ -1,0 +1,1 @@
+"""Ground truths of dsa_paged, one file per source."""

@@ -1,0 +1,36 @@
+"""PyTorch's attention over the tokens that a sparse index names."""
+
+from __future__ import annotations
+
+import torch
+
+from traceproof.adapters.base import Adapter, Api, Outputs, names, scalar, tensor
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import Values
+from traceproof.ops.common.ground_truths.attention import attend
+
+
+def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    """An index is a token of the flattened cache; a negative one is padding."""
+    q = torch.cat([tensor(inputs, "q_nope"), tensor(inputs, "q_pe")], -1)
+    values = tensor(inputs, "ckv_cache").flatten(0, 1)[:, None]
+    latent = torch.cat([values, tensor(inputs, "kpe_cache").flatten(0, 1)[:, None]], -1)
+    parts = []
+    for row, indices in enumerate(tensor(inputs, "sparse_indices").long()):
+        tokens = indices[indices >= 0]
+        keys = (latent[tokens], values[tokens])
+        parts.append(attend(api, q[row : row + 1], keys, scale=scalar(inputs, "sm_scale"), causal=False))
+    outputs = dict(zip(("output", "lse"), map(torch.cat, zip(*parts, strict=True)), strict=True))
+    return {name: outputs[name] for name in definition.outputs}
+
+
+ADAPTERS = (
+    Adapter(
+        name="scaled_dot_product_attention",
+        inputs=names("q_nope q_pe ckv_cache kpe_cache sparse_indices sm_scale"),
+        outputs=names("output lse"),
+        apis=("attention", "attention_kernels"),
+        call=_call,
+        rows="q_nope",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Ground truths of gdn, one file per source."""

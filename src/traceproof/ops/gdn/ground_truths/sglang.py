@@ -1,0 +1,107 @@
+"""SGLang's gated delta rule: its own branch of the Triton kernels, with states [.., V, K]."""
+
+from __future__ import annotations
+
+import torch
+
+from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import Values
+from traceproof.ops.gdn.forms import Form
+from traceproof.ops.gdn.ground_truths.common import (
+    DECODE,
+    MTP,
+    PREFILL,
+    beta,
+    is_form,
+    log_decay,
+    scale,
+    state,
+    with_tokens,
+)
+
+SM = ((8, 0), (12, 9))
+
+
+def _recurrent(api: Api, inputs: Values, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    output, after = api["recurrent"](
+        q=tensor(inputs, "q"),
+        k=tensor(inputs, "k"),
+        v=tensor(inputs, "v"),
+        g=log_decay(inputs),
+        beta=beta(inputs),
+        scale=scale(inputs),
+        initial_state=states,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=False,
+    )
+    return output, after
+
+
+def _decode(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    del definition
+    output, after = _recurrent(api, inputs, state(inputs, tensor(inputs, "q").shape[0]))
+    return {"output": output, "new_state": after}
+
+
+def _mtp(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    del definition
+    pool, slots = tensor(inputs, "initial_state").clone(), tensor(inputs, "initial_state_indices").long()
+    output, after = _recurrent(api, inputs, pool[slots])
+    pool[slots] = after
+    return {"output": output, "final_state": pool}
+
+
+def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    """Updates the states in place, each where its index points. A sequence without tokens keeps its own."""
+    del definition
+    states = state(inputs, len(tensor(inputs, "cu_seqlens")) - 1)
+    rows, bounds = with_tokens(inputs)
+    q = tensor(inputs, "q")
+    if not q.shape[0]:
+        return {"output": torch.empty_like(tensor(inputs, "v")), "new_state": states}
+    returned = api["chunk"](
+        q=q[None],
+        k=tensor(inputs, "k")[None],
+        v=tensor(inputs, "v")[None],
+        g=log_decay(inputs)[None],
+        beta=beta(inputs)[None],
+        scale=scale(inputs),
+        initial_state=states,
+        initial_state_indices=rows.to(torch.int32),
+        cu_seqlens=bounds,
+        use_qk_l2norm_in_kernel=False,
+    )
+    return {"output": returned[0][0], "new_state": states}
+
+
+ADAPTERS = (
+    Adapter(
+        name="fla.fused_recurrent_gated_delta_rule",
+        inputs=DECODE,
+        outputs=names("output new_state"),
+        accepts=lambda definition: is_form(definition, Form.DECODE),
+        apis=("recurrent",),
+        call=_decode,
+        sm=SM,
+        rows="q",
+    ),
+    Adapter(
+        name="fla.fused_recurrent_gated_delta_rule on a pool",
+        inputs=MTP,
+        optional=names("intermediate_states_buffer"),
+        outputs=names("output final_state"),
+        apis=("recurrent",),
+        call=_mtp,
+        sm=SM,
+        rows="q",
+    ),
+    Adapter(
+        name="fla.chunk_gated_delta_rule",
+        inputs=PREFILL,
+        outputs=names("output new_state"),
+        apis=("chunk",),
+        call=_prefill,
+        sm=SM,
+    ),
+)

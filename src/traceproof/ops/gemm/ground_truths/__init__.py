@@ -1,0 +1,1 @@
+"""Ground truths of gemm, one file per source."""

@@ -1,0 +1,1 @@
+"""Ground truths of gqa_paged, one file per source."""

@@ -1,0 +1,28 @@
+"""PyTorch's attention over gathered pages."""
+
+from __future__ import annotations
+
+from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import Values
+from traceproof.ops.common.ground_truths.attention import by_row, paged_tokens
+
+
+def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    k, v = (tensor(inputs, name) for name in ("k_cache", "v_cache"))
+    flat_k, flat_v = k.flatten(0, 1), v.flatten(0, 1)
+    keys = ((flat_k[tokens], flat_v[tokens]) for tokens in paged_tokens(inputs, k.shape[1]))
+    return by_row(api, definition, inputs, tensor(inputs, "q"), keys)
+
+
+ADAPTERS = (
+    Adapter(
+        name="scaled_dot_product_attention",
+        inputs=names("q k_cache v_cache kv_indptr kv_indices sm_scale"),
+        optional=names("qo_indptr kv_last_page_len"),
+        outputs=names("output lse"),
+        apis=("attention", "attention_kernels"),
+        call=_call,
+        rows="q",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Ground truths of gqa_ragged, one file per source."""

@@ -1,0 +1,1 @@
+"""The op_type mamba_ssu."""

@@ -1,0 +1,1 @@
+"""Ground truths of mamba_ssu, one file per source."""

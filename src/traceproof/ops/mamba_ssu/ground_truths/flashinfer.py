@@ -1,0 +1,36 @@
+"""FlashInfer's selective state update."""
+
+from __future__ import annotations
+
+from traceproof.adapters.base import Adapter, dim, names
+from traceproof.dataset.definition import Definition
+from traceproof.jit import Module
+from traceproof.ops.common.ground_truths.flashinfer import dtype_name
+from traceproof.ops.mamba_ssu.ground_truths.common import INPUTS, update
+
+
+def _modules(definition: Definition, capability: tuple[int, int]) -> tuple[Module, ...]:
+    """One token a row, no scaled states, no stochastic rounding; the last two dtypes are FlashInfer's defaults."""
+    kinds = [dtype_name(definition, name) for name in ("state", "x", "dt", "A", "state_batch_indices")]
+    sizes = (dim(definition, "state", 2), dim(definition, "state", 3))
+    generator = {9: "gen_mamba_sm90", 10: "gen_mamba_sm100"}.get(capability[0], "gen_mamba")
+    return (Module(generator, (*kinds, None, *sizes, 1, "torch.int32", "torch.int64", 0)),)
+
+
+def _accepts(definition: Definition) -> bool:
+    """The kernels are written for these widths only."""
+    return dim(definition, "state", 2) in {64, 128} and dim(definition, "state", 3) in {64, 128, 256}
+
+
+ADAPTERS = (
+    Adapter(
+        name="mamba.selective_state_update",
+        inputs=INPUTS,
+        outputs=names("output new_state"),
+        accepts=_accepts,
+        apis=("mamba",),
+        call=update,
+        modules=_modules,
+        sm=((8, 0), (12, 9)),
+    ),
+)

@@ -1,0 +1,1 @@
+"""The op_type mla_paged."""

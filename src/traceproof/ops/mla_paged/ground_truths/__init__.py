@@ -1,0 +1,1 @@
+"""Ground truths of mla_paged, one file per source."""

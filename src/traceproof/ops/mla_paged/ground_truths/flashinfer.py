@@ -1,0 +1,72 @@
+"""FlashInfer's absorbed multi-head latent attention over pages: decode and causal prefill."""
+
+from __future__ import annotations
+
+import torch
+
+from traceproof.adapters.base import Adapter, Api, Outputs, dim, names, scalar, tensor
+from traceproof.dataset.definition import Definition
+from traceproof.jit import Module
+from traceproof.ops.base import Values
+from traceproof.ops.common.ground_truths.flashinfer import (
+    SM,
+    backend,
+    backend_of,
+    dtype_name,
+    last_page_lengths,
+    outputs_of,
+    workspace,
+)
+
+
+def _accepts(definition: Definition) -> bool:
+    return bool(dim(definition, "ckv_cache", 1)) and bool(dim(definition, "ckv_cache", 2))
+
+
+def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    q_nope, q_pe, ckv, kpe = (tensor(inputs, name) for name in ("q_nope", "q_pe", "ckv_cache", "kpe_cache"))
+    kv_indptr = tensor(inputs, "kv_indptr")
+    page = ckv.shape[1]
+    pages = kv_indptr[1:] - kv_indptr[:-1]
+    lengths = torch.clamp(pages - 1, min=0) * page + last_page_lengths(inputs, page)
+    causal = "qo_indptr" in inputs
+    decode = torch.arange(len(pages) + 1, dtype=torch.int32, device=q_nope.device)
+    wrapper = api["mla"](workspace(q_nope.device), backend=backend_of(q_nope.device))
+    wrapper.plan(
+        tensor(inputs, "qo_indptr") if causal else decode,
+        kv_indptr,
+        tensor(inputs, "kv_indices"),
+        lengths.to(torch.int32),
+        q_nope.shape[1],
+        q_nope.shape[2],
+        q_pe.shape[2],
+        page,
+        causal,
+        scalar(inputs, "sm_scale"),
+        q_nope.dtype,
+        ckv.dtype,
+    )
+    return outputs_of(definition, wrapper.run(q_nope, q_pe, ckv, kpe, return_lse=True))
+
+
+def _modules(definition: Definition, capability: tuple[int, int]) -> tuple[Module, ...]:
+    q, kv = dtype_name(definition, "q_nope"), dtype_name(definition, "ckv_cache")
+    index = dtype_name(definition, "kv_indptr")
+    widths = (dim(definition, "ckv_cache", 2), dim(definition, "kpe_cache", 2))
+    return (Module("gen_mla", (backend(capability), q, kv, q, index, *widths, False)),)
+
+
+ADAPTERS = (
+    Adapter(
+        name="BatchMLAPagedAttentionWrapper",
+        inputs=names("q_nope q_pe ckv_cache kpe_cache kv_indptr kv_indices sm_scale"),
+        optional=names("qo_indptr kv_last_page_len"),
+        outputs=names("output lse"),
+        accepts=_accepts,
+        apis=("mla",),
+        call=_call,
+        modules=_modules,
+        sm=SM,
+        rows="q_nope",
+    ),
+)

@@ -1,0 +1,32 @@
+"""PyTorch's attention in latent space: one key head of both parts side by side, values the latent part."""
+
+from __future__ import annotations
+
+import torch
+
+from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import Values
+from traceproof.ops.common.ground_truths.attention import by_row, paged_tokens
+
+
+def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    q = torch.cat([tensor(inputs, "q_nope"), tensor(inputs, "q_pe")], -1)
+    ckv, kpe = tensor(inputs, "ckv_cache"), tensor(inputs, "kpe_cache")
+    values = ckv.flatten(0, 1)[:, None]
+    latent = torch.cat([values, kpe.flatten(0, 1)[:, None]], -1)
+    keys = ((latent[tokens], values[tokens]) for tokens in paged_tokens(inputs, ckv.shape[1]))
+    return by_row(api, definition, inputs, q, keys)
+
+
+ADAPTERS = (
+    Adapter(
+        name="scaled_dot_product_attention",
+        inputs=names("q_nope q_pe ckv_cache kpe_cache kv_indptr kv_indices sm_scale"),
+        optional=names("qo_indptr kv_last_page_len"),
+        outputs=names("output lse"),
+        apis=("attention", "attention_kernels"),
+        call=_call,
+        rows="q_nope",
+    ),
+)

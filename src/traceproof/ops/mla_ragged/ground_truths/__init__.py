@@ -1,0 +1,1 @@
+"""Ground truths of mla_ragged, one file per source."""

@@ -1,0 +1,1 @@
+"""Ground truths of moe, one file per source."""

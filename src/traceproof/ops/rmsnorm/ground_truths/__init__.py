@@ -1,0 +1,1 @@
+"""Ground truths of rmsnorm, one file per source."""

@@ -1,0 +1,56 @@
+"""SGLang's norm in its native form."""
+
+from __future__ import annotations
+
+import torch
+
+from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
+from traceproof.adapters.sglang.boot import publish
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import Values
+from traceproof.ops.rmsnorm.oracle import OP
+
+
+def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    publish()
+    hidden, weight = tensor(inputs, "hidden_states"), tensor(inputs, "weight")
+    kind = "GemmaRMSNorm" if OP.weight_offset(definition) else "RMSNorm"
+    norm = api[kind](weight.shape[0], eps=OP.eps(definition))
+    norm.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
+    if "residual" not in inputs:
+        return {"output": norm.forward_native(hidden.clone())}
+    output, total = norm.forward_native(hidden.clone(), tensor(inputs, "residual").clone())
+    outputs = {"output": output, "residual_out": total}
+    return {name: outputs[name] for name in definition.outputs}
+
+
+def _is_plain(definition: Definition) -> bool:
+    return OP.weight_offset(definition) == 0.0
+
+
+def _is_gemma(definition: Definition) -> bool:
+    return OP.weight_offset(definition) == 1.0
+
+
+ADAPTERS = (
+    Adapter(
+        name="RMSNorm.forward_native",
+        inputs=names("hidden_states weight"),
+        optional=names("residual"),
+        outputs=names("output residual_out"),
+        accepts=_is_plain,
+        apis=("RMSNorm",),
+        call=_norm,
+        rows="hidden_states",
+    ),
+    # Not with a residual: it rounds the sum before it norms it, which its own CUDA kernel does not.
+    Adapter(
+        name="GemmaRMSNorm.forward_native",
+        inputs=names("hidden_states weight"),
+        outputs=names("output"),
+        accepts=_is_gemma,
+        apis=("GemmaRMSNorm",),
+        call=_norm,
+        rows="hidden_states",
+    ),
+)

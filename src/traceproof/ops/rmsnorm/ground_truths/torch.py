@@ -1,0 +1,35 @@
+"""PyTorch's root mean square norm."""
+
+from __future__ import annotations
+
+from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.rmsnorm.oracle import OP
+
+
+def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    """In float32, as kernels do: PyTorch's own rounds between the steps."""
+    hidden, weight = tensor(inputs, "hidden_states"), tensor(inputs, "weight")
+    total = hidden.float()
+    if "residual" in inputs:
+        total = total + tensor(inputs, "residual").float()
+    gain = weight.float()
+    if OP.weight_offset(definition):
+        gain = gain + OP.weight_offset(definition)
+    y = api["rms_norm"](total, weight.shape, gain, eps=OP.eps(definition))
+    outputs = {"output": y, "residual_out": total}
+    dtypes = {name: TORCH_DTYPES[spec.dtype] for name, spec in definition.outputs.items()}  # a baseline keeps them
+    return {name: outputs[name].to(dtype) for name, dtype in dtypes.items()}
+
+
+ADAPTERS = (
+    Adapter(
+        name="functional.rms_norm",
+        inputs=names("hidden_states weight"),
+        optional=names("residual"),
+        outputs=names("output residual_out"),
+        apis=("rms_norm",),
+        call=_norm,
+    ),
+)

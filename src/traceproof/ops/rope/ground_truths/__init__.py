@@ -1,0 +1,1 @@
+"""Ground truths of rope, one file per source."""

@@ -1,0 +1,1 @@
+"""Ground truths of sampling, one file per source."""
