@@ -6,7 +6,8 @@ from pathlib import Path
 try:
     import snakemake_logger_plugin_traceproof as output
     from traceproof import interrupts, runs, tokens
-    from traceproof.pipeline import FAMILIES, Pipeline
+    from traceproof.ops.registry import families
+    from traceproof.pipeline import Pipeline
     from traceproof.stages.standing import settle
     from traceproof.testgen.flow import TestFlow
     from traceproof.worker import shared
@@ -54,7 +55,7 @@ wildcard_constraints:
     actor="|".join(FLOW.actors),
     stack="|".join(FLOW.stacks),
     environment="cpu|" + "|".join(FLOW.stacks),
-    family="|".join(FAMILIES),
+    family="|".join(families()),
     slug="[^/]+",
 
 

@@ -1,4 +1,4 @@
-from traceproof.load import LONG
+from traceproof.ops import registry
 
 
 def actor_stack(wildcards):
@@ -97,8 +97,8 @@ rule actor:
         " {params.weak:q} {FLOW.force_flag:q} --log {log:q}"
 
 
-# These jobs decide when a run is done, so they start first: SGLang and FLA take long to import, FlashInfer's gated delta
-# rule compiles something for most of its cases, and references run one small kernel after the other from Python. Oracles
+# These jobs decide when a run is done, so they start first: SGLang and FLA take long to import, FlashInfer compiles
+# something for most cases of some op_types, and references run one small kernel after the other from Python. Oracles
 # keep cores busy while those wait for a GPU.
 use rule actor as actor_import_first with:
     wildcard_constraints:
@@ -115,14 +115,18 @@ use rule actor as actor_own_first with:
 use rule actor as actor_long_first with:
     wildcard_constraints:
         actor="reference",
-        op_type="|".join(LONG),
+        op_type="|".join(
+            name for name in registry.known() if registry.record(name).long
+        ),
     priority: 7
 
 
 use rule actor as actor_compile_first with:
     wildcard_constraints:
         actor="flashinfer",
-        op_type="gdn",
+        op_type="|".join(
+            name for name in registry.known() if registry.record(name).compiles_late
+        ),
     priority: 7
 
 

@@ -46,7 +46,7 @@ use rule report as report_family with:
         f"{FLOW.run}/logs/report-{{family}}.log",
 
 
-for family in FAMILIES:
+for family in families():
 
     rule:
         name:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from traceproof import entry
 from traceproof.cli.run import OUTCOME
-from traceproof.pipeline import FAMILIES
+from traceproof.ops.registry import families
 from traceproof.stages.report import absent, failed, table
 from traceproof.stages.standing import read_summary
 
@@ -25,7 +25,7 @@ def main() -> None:
     summary = read_summary(options.summary, options.run)
     sys.stdout.write(table(summary))
     if options.family and not summary["groups"]:
-        sys.stdout.write(f"{absent(options.family, FAMILIES, planned(options.run))}\n")
+        sys.stdout.write(f"{absent(options.family, families(), planned(options.run))}\n")
     sys.stdout.flush()
     code = int(failed(summary))
     if OUTCOME in os.environ:  # tells a command that waits for Snakemake that it got this far

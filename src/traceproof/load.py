@@ -9,18 +9,12 @@ from functools import cache
 from pathlib import Path
 
 from traceproof.actors.registry import ACTORS
+from traceproof.ops.registry import record
 
 MIB = 1 << 20
 BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and torch loaded in each
 LANES = 4  # definitions of one op_type side by side: long references on a GPU, and the judge beside one
 FEW_LANES = 2  # other references
-LONG = (
-    "sampling",
-    "gqa_paged",
-    "gdn",
-    "gemm",
-    "rmsnorm",
-)  # op_types that take the longest, and so decide when a run is done
 SLACK = 1.25  # estimates were up to a fifth below what was measured
 
 
@@ -43,7 +37,7 @@ class Load:
         """
         if ACTORS[actor].trusted or not self.side_by_side:
             return 1
-        return max(1, min(LANES if op_type in LONG else FEW_LANES, len(self._needs(op_type))))
+        return max(1, min(LANES if record(op_type).long else FEW_LANES, len(self._needs(op_type))))
 
     def judge_lanes(self, op_type: str) -> int:
         """How many definitions of an op_type are judged side by side.

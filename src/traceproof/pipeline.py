@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from traceproof import forcing
@@ -27,21 +26,6 @@ from traceproof.sources.lock import NAME
 from traceproof.stacks import EXTRACT, FOLDER, INSTALLED, NAMES, Stack, has_driver, resolve
 from traceproof.stages.hidden import hidden_seed
 
-# Which op_types `verify_<family>` and `nox -s test_<family>` cover.
-FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "mla": ("mla_paged", "mla_ragged"),
-        "gqa": ("gqa_paged", "gqa_ragged"),
-        "moe": ("moe",),
-        "rmsnorm": ("rmsnorm",),
-        "gemm": ("gemm",),
-        "sampling": ("sampling",),
-        "rope": ("rope",),
-        "gdn": ("gdn",),
-        "mamba": ("mamba_ssu",),
-        "dsa": ("dsa_paged",),
-    }
-)
 GIB = 1 << 30
 
 
@@ -109,8 +93,8 @@ class Pipeline:
         if not has_driver():
             return []
         selection = self.config.selection
-        named = selection.op_types or tuple(name for names in FAMILIES.values() for name in names)
-        wanted = [name for name in named if not family or name in FAMILIES[family]]
+        named = selection.op_types or registry.known()
+        wanted = [name for name in named if family in {"", registry.record(name).family}]
         stacks = {
             self.actor_stack(actor)
             for op_type in wanted
@@ -334,7 +318,7 @@ class Pipeline:
     def op_types(self, family: str = "") -> list[str]:
         """The op_types that were planned, all or those of one family; call it after the checkpoint `cases`."""
         planned = sorted(path.stem for path in (self.root / self.run / "cases").glob("*.json"))
-        return [name for name in planned if not family or name in FAMILIES[family]]
+        return [name for name in planned if family in {"", registry.record(name).family}]
 
 
 def _op(op_type: str) -> tuple[str, ...]:

@@ -1,11 +1,14 @@
-"""Which op_types there are, and the Op of each."""
+"""Which op_types there are, found by their folders, and what each of them holds."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from traceproof.ops.record import OpType
 
 if TYPE_CHECKING:
     from traceproof.dataset.definition import Definition
@@ -25,6 +28,24 @@ def module(op_type: str, part: str = ORACLE) -> str | None:
     """Name of the module with one part of an op_type, e.g. `ground_truths.torch`; None: there is none."""
     path = FOLDER.joinpath(op_type, *part.split(".")).with_suffix(".py")
     return f"traceproof.ops.{op_type}.{part}" if op_type in known() and path.is_file() else None
+
+
+@cache
+def record(op_type: str) -> OpType:
+    """The facts of an op_type; those of none for one that has no folder here."""
+    if op_type not in known():
+        return OpType(family="")
+    found: OpType = importlib.import_module(f"traceproof.ops.{op_type}").OP
+    return found
+
+
+@cache
+def families() -> Mapping[str, tuple[str, ...]]:
+    """The families with the op_types of each."""
+    found: dict[str, tuple[str, ...]] = {}
+    for op_type in known():
+        found[record(op_type).family] = (*found.get(record(op_type).family, ()), op_type)
+    return found
 
 
 def ground_truth(op_type: str, source: str) -> str | None:

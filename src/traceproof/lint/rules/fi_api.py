@@ -4,28 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from traceproof.dataset.definition import DType
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
 from traceproof.lint.model import Hit, Severity, definition_rule, pointer, rule
 from traceproof.lint.subject import Dataset, Subject
-
-# op_types whose ground truth is a FlashInfer call; gemm's is PyTorch's.
-SERVED = frozenset(
-    {
-        "gqa_paged",
-        "gqa_ragged",
-        "mla_paged",
-        "mla_ragged",
-        "gdn",
-        "mamba_ssu",
-        "moe",
-        "rmsnorm",
-        "rope",
-        "sampling",
-        "dsa_paged",
-    }
-)
+from traceproof.ops.registry import ground_truth, record
 
 
 @definition_rule(
@@ -37,11 +20,8 @@ SERVED = frozenset(
 def missing_api(subject: Subject) -> Iterator[Hit]:
     """No fi_api tag on a kind that FlashInfer serves."""
     definition = subject.definition
-    # The DSA indexer, which returns nothing but indices, is DeepGEMM's.
-    indexer = definition.op_type == "dsa_paged" and all(
-        spec.dtype is DType.INT32 for spec in definition.outputs.values()
-    )
-    if definition.op_type in SERVED and not indexer and not subject.tags("fi_api"):
+    served = ground_truth(definition.op_type, "flashinfer") is not None
+    if served and not record(definition.op_type).without_api(definition) and not subject.tags("fi_api"):
         yield Hit(pointer("tags"), f"no fi_api:*, though FlashInfer has kernels for {definition.op_type}")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from traceproof.dataset.definition import DType
 from traceproof.lint.model import Hit, Severity, definition_rule, pointer, rule
 from traceproof.lint.subject import Dataset, Subject
+from traceproof.ops.registry import record
 
 FLAGS = frozenset({"fused"})
 # definition.md controls the first four; the published definitions use the rest in one sense each.
@@ -16,7 +17,6 @@ NAMESPACES = frozenset({"stage", "model", "quantization", "status", "tp", "ep", 
 STAGES = frozenset({"prefill", "decode", "mtp"})
 STATUSES = frozenset({"verified", "unverified", "draft", "deprecated"})
 SINGLE = frozenset({"status", "quantization"})  # namespaces that make sense once
-STAGED = frozenset({"gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged", "dsa_paged", "gdn", "mamba_ssu"})
 LOW_PRECISION = {
     DType.FLOAT8_E4M3FN: "float8_e4m3fn",
     DType.FLOAT8_E5M2: "float8_e5m2",
@@ -86,7 +86,7 @@ def missing_tag(subject: Subject) -> Iterator[Hit]:
     for namespace in ("status", "model"):
         if not subject.tags(namespace):
             yield Hit(pointer("tags"), f"no {namespace}:*")
-    if definition.op_type in STAGED and not subject.tags("stage"):
+    if record(definition.op_type).staged and not subject.tags("stage"):
         yield Hit(pointer("tags"), f"no stage:*, though {definition.op_type} has stages")
     types = _quantized(subject)
     if types and not subject.tags("quantization"):

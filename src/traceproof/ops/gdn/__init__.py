@@ -1,1 +1,5 @@
-"""The op_type gdn."""
+"""The gated delta rule: decode, several tokens with states between, and prefill."""
+
+from traceproof.ops.record import OpType
+
+OP = OpType(family="gdn", long=True, compiles_late=True, staged=True)

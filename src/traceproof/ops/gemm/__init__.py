@@ -1,1 +1,5 @@
-"""The op_type gemm."""
+"""A matrix product with a transposed right side."""
+
+from traceproof.ops.record import OpType
+
+OP = OpType(family="gemm", long=True)

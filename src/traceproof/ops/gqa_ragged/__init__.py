@@ -1,1 +1,5 @@
-"""The op_type gqa_ragged."""
+"""Grouped-query attention over ragged keys and values."""
+
+from traceproof.ops.record import OpType
+
+OP = OpType(family="gqa", staged=True)

@@ -1,1 +1,5 @@
-"""The op_type mamba_ssu."""
+"""Mamba2's selective state update."""
+
+from traceproof.ops.record import OpType
+
+OP = OpType(family="mamba", staged=True)

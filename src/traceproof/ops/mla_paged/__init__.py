@@ -1,1 +1,5 @@
-"""The op_type mla_paged."""
+"""Multi-head latent attention over a paged cache."""
+
+from traceproof.ops.record import OpType
+
+OP = OpType(family="mla", staged=True)

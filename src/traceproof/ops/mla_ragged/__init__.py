@@ -1,1 +1,5 @@
-"""The op_type mla_ragged."""
+"""Multi-head latent attention over ragged keys and values."""
+
+from traceproof.ops.record import OpType
+
+OP = OpType(family="mla", staged=True)

@@ -1,1 +1,5 @@
-"""The op_type moe."""
+"""Mixture of experts: routing and the experts' two products."""
+
+from traceproof.ops.record import OpType
+
+OP = OpType(family="moe")

@@ -1,1 +1,5 @@
-"""The op_type rmsnorm."""
+"""Root mean square norm, plain or after adding a residual."""
+
+from traceproof.ops.record import OpType
+
+OP = OpType(family="rmsnorm", long=True)

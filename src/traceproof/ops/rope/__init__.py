@@ -1,1 +1,5 @@
-"""The op_type rope."""
+"""Rotary position embedding."""
+
+from traceproof.ops.record import OpType
+
+OP = OpType(family="rope")

@@ -1,1 +1,5 @@
-"""The op_type sampling."""
+"""Sampling of tokens after top-k and top-p filters."""
+
+from traceproof.ops.record import OpType
+
+OP = OpType(family="sampling", long=True)

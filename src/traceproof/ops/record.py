@@ -1,0 +1,30 @@
+"""What can be known of an op_type without importing torch: the record in its folder's `__init__.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from traceproof.dataset.definition import Definition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpType:
+    """Facts about an op_type that the driver and the linter read.
+
+    Attributes:
+        family: `verify_<family>` and `nox -s test_<family>` cover it.
+        long: its references take the longest and so decide when a run is done: they start first, and more of them
+            run side by side.
+        compiles_late: FlashInfer compiles something for most of its cases when called, so that job starts first.
+        staged: its definitions have a tag `stage:<stage>`.
+        without_api: whether FlashInfer has no call for a definition, although it has some for the op_type.
+    """
+
+    family: str
+    long: bool = False
+    compiles_late: bool = False
+    staged: bool = False
+    without_api: Callable[[Definition], bool] = lambda _: False
