@@ -23,6 +23,7 @@ from traceproof.digests import digest_json
 from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
+from traceproof.records import RunRecord
 from traceproof.stages.large import LargeCases
 from traceproof.store import Store
 
@@ -49,7 +50,9 @@ def measure(definition: Definition, elements: int, folder: Path) -> dict[str, fl
         folder / "outputs.safetensors",
     )
     kept = store.finish("0" * 32, {}, folder / "outputs.safetensors")
-    record = {**kept, "status": "ok", "key": "0" * 32, "inputs": digest_json(fingerprints(inputs))}
+    record = RunRecord(
+        key="0" * 32, status="ok", inputs=digest_json(fingerprints(inputs)), tensors=kept["tensors"]
+    )
     devices = {"one core": ("cpu", 1), "all cores": ("cpu", len(os.sched_getaffinity(0)))}
     if torch.cuda.is_available():
         devices["gpu"] = ("cuda", 1)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from traceproof import entry
+from traceproof.records import OpTypePlan
 from traceproof.testgen.generate import Order, generate_file, write_support
 from traceproof.testgen.known import Divergences
 
@@ -25,15 +26,15 @@ def main() -> None:
     if options.cases is None:
         write_support(options.out)
         return
-    planned = json.loads(options.cases.read_text(encoding="utf-8"))
+    planned = OpTypePlan.read(options.cases)
     order = Order(
-        root=Path(planned["dataset"]),
+        root=Path(planned.dataset),
         out=options.out,
-        definitions=tuple(planned["definitions"]),
+        definitions=tuple(planned.definitions),
         sizes=tuple(options.sizes),
         tolerance=options.tolerance,
     )
-    result = generate_file(planned["op_type"], order, Divergences(verdicts=None, known=options.known))
+    result = generate_file(planned.op_type, order, Divergences(verdicts=None, known=options.known))
     for problem in result.problems:
         sys.stderr.write(f"no test: {problem}\n")
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from traceproof.bumps.roots import PACKAGES
+from traceproof.records import OpTypePlan
 
 ROOT = Path(__file__).resolve().parents[1]
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -79,9 +80,9 @@ def digests(results: Path) -> Digests:
     """Digests by kind and name."""
     found: dict[str, dict[str, str]] = {"definitions": {}, "cases": {}, "keys": {}, "outputs": {}, "verdicts": {}}
     for path in (results / "cases").glob("*.json"):
-        for name, entry in json.loads(path.read_text(encoding="utf-8"))["definitions"].items():
-            found["definitions"][name] = entry["digest"]
-            found["cases"] |= {f"{name} {case['case']['id']}": case["digest"] for case in entry["cases"]}
+        for name, entry in OpTypePlan.read(path).definitions.items():
+            found["definitions"][name] = entry.digest
+            found["cases"] |= {f"{name} {case.id}": case.digest for case in entry.cases}
     for path in (results / "actors").glob("*/*.json"):
         for name, cases in json.loads(path.read_text(encoding="utf-8"))["cases"].items():
             found["keys"] |= {f"{path.stem} {name} {case}": str(one["key"]) for case, one in cases.items()}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from traceproof import entry, jit
 from traceproof.gpu_lease import gpus, lease
+from traceproof.records import OpTypePlan
 from traceproof.stages.crew import Crew
 from traceproof.store import write_text
 from traceproof.testgen.outcomes import Run, junit, run_tests, write_rows
@@ -40,7 +41,7 @@ PATIENCE = 10
 def main() -> None:
     """Run them; what the tests compile stays in a folder of their own, since references run beside it."""
     stack = json.loads(options.stack.read_text(encoding="utf-8"))
-    planned = json.loads(options.cases.read_text(encoding="utf-8"))["definitions"]
+    planned = OpTypePlan.read(options.cases).definitions
     own = options.caches / "tests" / f"{options.op_type}-{stack['stack']}"
     own.mkdir(parents=True, exist_ok=True)
     crew = Crew.of(own, stack)
@@ -51,7 +52,7 @@ def main() -> None:
         op_type=options.op_type,
         stack=stack["stack"],
         dataset=options.dataset,
-        digests={name: found["digest"] for name, found in planned.items()},
+        digests={name: found.digest for name, found in planned.items()},
         options=[*options.option, f"--memory-gb={limits['memory_gb']}"],
         limits=Limits(
             seconds=PATIENCE * limits["wall_s"],

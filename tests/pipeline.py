@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from traceproof.known import Known
+from traceproof.records import VerdictRow
 from traceproof.stages.actor import run
 from traceproof.stages.bench import Bench
 from traceproof.stages.crew import Crew
@@ -17,6 +19,7 @@ from traceproof.stages.job import Job
 from traceproof.stages.judge import judge
 from traceproof.stages.manifest import Manifest
 from traceproof.stages.plan import Selection, plan
+from traceproof.stages.report import summarise as summary_of
 from traceproof.worker import Limits, shared
 
 STACK = {"digest": "0" * 32, "versions": {"torch": "any"}, "device": "cpu"}
@@ -75,6 +78,18 @@ class Run:
     def manifest(self, op_type: str, actor: str) -> Manifest:
         """What an actor's last job left."""
         return Manifest.read(self.out / "actors" / op_type / f"{actor}.json")
+
+
+def typed(rows: Iterable[Mapping[str, Any]]) -> list[VerdictRow]:
+    """Rows of a verdict file as records."""
+    return [VerdictRow.model_validate(row) for row in rows]
+
+
+def summarise(
+    rows: Iterable[Mapping[str, Any]], known: Known, stacks: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """The summary of rows of a verdict file."""
+    return summary_of(typed(rows), known, stacks)
 
 
 def verdicts(rows: Rows) -> set[tuple[str, str | None]]:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from traceproof.border import Answer, BorderError, answer_of, plain_text, read_json, read_regular, remove_tree
 from traceproof.errors import TraceproofError
+from traceproof.records import RunRecord
 from traceproof.stages.manifest import Manifest
 from traceproof.store import Store
 
@@ -112,7 +113,7 @@ def test_damage_to_a_finished_object_is_never_believed(store: Store, seed: int) 
 @pytest.mark.parametrize("edit", ["skip", "cut", "list", "empty", "no seal"])
 def test_a_manifest_that_was_edited_is_removed_and_said(tmp_path: Path, edit: str) -> None:
     path = tmp_path / "reference.json"
-    cases = {"alpha": {"small-0": {"key": KEY, "status": "ok"}}}
+    cases = {"alpha": {"small-0": RunRecord(key=KEY, status="ok")}}
     Manifest(actor="reference", op_type="rmsnorm", code="0", environment={}, cases=cases).write(path)
     assert Manifest.read(path).cases == cases
     value = json.loads(path.read_text(encoding="utf-8"))

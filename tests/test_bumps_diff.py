@@ -21,7 +21,7 @@ def row(verdict: str = "pass", *, margin: float | None = 0.5, **changes: object)
     """A verdict row."""
     reason = None if verdict == "pass" else "x"
     base = {"definition": "a", "op_type": "gdn", "case": "small-0", "actor": "fla", "output": "o", "message": "m"}
-    return {**base, "verdict": verdict, "reason": reason, "gate": {"margin": margin}, **changes}
+    return {**base, "verdict": verdict, "reason": reason, "gate": {"kind": "close", "margin": margin}, **changes}
 
 
 def state(digest: str, rows: Sequence[Mapping[str, Any]], version: str = "0.5.0") -> Kept:

@@ -14,6 +14,9 @@ from run_claims import claimed
 
 from traceproof.cli import main
 from traceproof.errors import TraceproofError
+from traceproof.ops.cases import Case
+from traceproof.reasons import Skip
+from traceproof.records import OpTypePlan, PlannedCase, PlannedDefinition, SkipNote
 from traceproof.stages import volume
 
 NEEDED, GONE, HALF = "aa" + "1" * 30, "bb" + "2" * 30, "cc" + "3" * 30
@@ -91,10 +94,21 @@ def test_nothing_goes_beside_a_run(results: Path, capsys: pytest.CaptureFixture[
 
 
 def plan_of(folder: Path, rows: int) -> Path:
-    case = {"case": {"axes": {"batch_size": rows}}, "skip": None, "trials": 0, "large": False}
-    cases = [case, {**case, "skip": {"reason": "does_not_fit"}}]
+    case = PlannedCase(
+        case=Case("small-0", "small", {"batch_size": rows}, 0),
+        digest="",
+        memory=0,
+        trials=0,
+        skip=None,
+        large=False,
+        nonce=0,
+    )
+    skipped = case.model_copy(update={"skip": SkipNote(reason=Skip.DOES_NOT_FIT, message="")})
+    entry = PlannedDefinition(
+        path="", digest="", no_oracle=None, nonce=0, definition=rmsnorm("a"), cases=(case, skipped)
+    )
     path = folder / "rmsnorm.json"
-    path.write_text(json.dumps({"definitions": {"a": {"definition": rmsnorm("a"), "cases": cases}}}))
+    path.write_text(OpTypePlan(op_type="rmsnorm", dataset="", definitions={"a": entry}, broken=()).as_text())
     return path
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pipeline import typed
 
 from traceproof.cli import main, run, show, spread
 from traceproof.cli.verify import _folder
@@ -100,6 +101,7 @@ def test_overrides_merge_as_snakemake_does_it() -> None:
 def row(**changes: object) -> dict[str, Any]:
     return {
         "definition": "d",
+        "op_type": "rmsnorm",
         "case": "small-0",
         "axes": {"n": 3},
         "seed": 0,
@@ -118,7 +120,7 @@ def row(**changes: object) -> dict[str, Any]:
 
 def test_a_case_is_shown_with_its_outputs_its_worst_place_and_how_to_repeat_it() -> None:
     rows = [row(), row(output="lse", verdict="fail", message="ratio 1.4427")]
-    assert list(show.describe(rows, full=False)) == [
+    assert list(show.describe(typed(rows), full=False)) == [
         "d, case small-0 (n 3, seed 0), reference",
         "  y    PASS   fine",
         "  lse  FAIL   ratio 1.4427; worst at [1, 2]: oracle 2.0, reference 1.0",
@@ -127,7 +129,7 @@ def test_a_case_is_shown_with_its_outputs_its_worst_place_and_how_to_repeat_it()
 
 
 def test_a_case_in_full_has_its_metrics_too() -> None:
-    text = "\n".join(show.describe([row()], full=True))
+    text = "\n".join(show.describe(typed([row()]), full=True))
     assert "max_abs 0.125" in text
     assert "within the specification's row (atol 0.01)" in text
     assert "at [1, 2]: oracle 2.0, reference 1.0" in text

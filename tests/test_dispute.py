@@ -47,8 +47,7 @@ def expected_of(about: Subject, output: str) -> Expected:
     entries = {
         name.partition("@")[2]: value for name, value in about.oracle.items() if name.partition("@")[0] == output
     }
-    planned = {"case": about.case.as_json()}
-    return expectation(about.definition, about.op, planned, output, {output: entries})
+    return expectation(about.definition, about.op, about.case, output, {output: entries})
 
 
 def own(prefix: str) -> str:

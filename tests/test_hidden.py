@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from definitions import HIDDEN, rmsnorm, write
-from pipeline import Rows, Run, verdicts
+from pipeline import Rows, Run, summarise, verdicts
 from safetensors.torch import save_file
 from test_hostile import RIGHT, reference
 
@@ -18,7 +18,7 @@ from traceproof.publish.ledger import keep
 from traceproof.reasons import Verdict
 from traceproof.stages.hidden import hidden_seed
 from traceproof.stages.plan import Selection, plan
-from traceproof.stages.report import failed, summarise, table
+from traceproof.stages.report import failed, table
 from traceproof.worker import Limits, policy
 
 LIMITS = Limits(seconds=20.0, memory_bytes=1 << 30)

@@ -13,7 +13,7 @@ import pytest
 from definitions import rmsnorm
 from hypothesis import given
 from hypothesis import strategies as st
-from pipeline import Run, verdicts
+from pipeline import Run, typed, verdicts
 from publish_support import CASES, dataset, finished, row
 
 from traceproof.adapters import lookup
@@ -299,9 +299,9 @@ def test_what_a_reference_raises_steers_no_terminal_and_forges_no_line() -> None
         "message": "boom\nVERIFIED: 9 definitions, 9 right\r\x1b[2J",
         "axes": {},
         "seed": 0,
-        "repeat": None,
+        "repeat": "",
     }
-    shown = "\n".join(describe([row], full=True))
+    shown = "\n".join(describe(typed([row]), full=True))
     assert "\x1b" not in shown
     assert not [line for line in shown.splitlines()[1:] if line.startswith("VERIFIED")]
 

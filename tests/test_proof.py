@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from pipeline import summarise
 
 from traceproof.known import Known
 from traceproof.reasons import Skip
 from traceproof.stages import proof
-from traceproof.stages.report import summarise, table
+from traceproof.stages.report import table
 
 GPU = {"device_type": "cuda", "device": "NVIDIA H200", "capability": "9.0"}
 STACKS: Sequence[Mapping[str, Any]] = (

@@ -28,6 +28,7 @@ from traceproof.publish.check import problems
 from traceproof.publish.ledger import Ledger, keep, tagged
 from traceproof.publish.parts import Answers, is_random, write_parts
 from traceproof.publish.prepare import Prepared, Source, dry_run, prepare, write_ledger
+from traceproof.records import RunRecord
 from traceproof.stages.manifest import Manifest
 from traceproof.store import Store
 from traceproof.tokens import without_secrets
@@ -308,7 +309,8 @@ def test_a_case_whose_right_answer_is_infinite_is_no_workload(source: Source, tm
     cases = {}
     for digit, (name, value) in enumerate((("small-0", 1.0), ("small-1", float("-inf")))):
         save_file({"output": torch.full((2, 2), value)}, tmp_path / "made")
-        cases[name] = store.finish(f"{digit}" * 32, {"key": f"{digit}" * 32, "status": "ok"}, tmp_path / "made")
+        kept = store.finish(f"{digit}" * 32, {"key": f"{digit}" * 32, "status": "ok"}, tmp_path / "made")
+        cases[name] = RunRecord.model_validate(kept)
     answers = Answers(
         Manifest(actor="oracle", op_type="rmsnorm", code="", environment={}, cases={"alpha": cases}), store
     )

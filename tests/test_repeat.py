@@ -11,12 +11,22 @@ import pytest
 from repository import Repository, own_dataset
 
 from traceproof.config_reading import config_of
+from traceproof.reasons import Verdict
+from traceproof.records import VerdictRow
 from traceproof.repeat_options import options
 from traceproof.stages.repeat import command
 
 ROOT = Path(__file__).resolve().parent.parent
 DATASET = str(ROOT / "tests" / "dataset")
-ROW = {"definition": "rmsnorm_h96", "case": "medium-1", "repeat": "--seed 7"}
+ROW = VerdictRow(
+    definition="rmsnorm_h96",
+    op_type="rmsnorm",
+    case="medium-1",
+    actor="reference",
+    output="output",
+    verdict=Verdict.PASS,
+    repeat="--seed 7",
+)
 
 
 def folder_in(parent: Path) -> Path:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pipeline import summarise
 
 from traceproof.errors import TraceproofError
 from traceproof.known import Known, read_known
-from traceproof.stages.report import failed, report, summarise, table
+from traceproof.stages.report import failed, report, table
 
 ROOT = Path(__file__).resolve().parent.parent
 WHY = "the reference's fault: see docs/findings.md, evidence there"

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,14 +74,16 @@ def test_lanes_give_the_records_that_one_gives(tmp_path: Path) -> None:
     [cases] = plan(run.dataset, run.out / "cases", Selection(sizes=("small",)))
     entry = json.loads(cases.read_text(encoding="utf-8"))["definitions"][definition["name"]]
     assert sum(planned["trials"] >= MANY_TRIALS for planned in entry["cases"]) > 1
-    found = []
+    found: list[dict[str, dict[str, str]]] = []
     for lanes in (1, 3):
         job = Job(actor="reference", code="0", stack=STACK, threads=1, limits=LIMITS, lanes=lanes)
         path = tmp_path / f"{lanes}.json"
         run_job(cases, path, tmp_path / f"store-{lanes}", job)
         records = Manifest.read(path).cases[definition["name"]]
         store = Store(tmp_path / f"store-{lanes}", "outputs")
-        found.append({case: fingerprints(dict(store.tensors(record["key"]))) for case, record in records.items()})
+        found.append({})
+        for case, record in records.items():
+            found[-1][case] = fingerprints(dict(store.tensors(str(record.key))))
     assert list(found[0]) == list(found[1]) == [planned["case"]["id"] for planned in entry["cases"]]
     assert found[0] == found[1]
 
@@ -99,7 +100,7 @@ def test_an_oracle_of_small_cases_leaves_the_gpu_alone(dataset: Path, tmp_path: 
         path = tmp_path / f"{device}.json"
         run_job(cases, path, tmp_path / "store", job)
         records[device] = Manifest.read(path).cases["alpha"]
-    assert {record["status"] for record in records["cuda"].values()} == {"ok"}
+    assert {record.status for record in records["cuda"].values()} == {"ok"}
     assert records["cuda"] == records["cpu"]
 
 
@@ -112,7 +113,7 @@ def test_an_oracle_of_a_large_case_uses_the_gpu_for_it_alone(dataset: Path, tmp_
     assert opens_gpu(cases, "oracle")
     assert ACTORS["oracle"].device("cuda", large["memory"]) == "cuda"
     assert {ACTORS["oracle"].device("cuda", case["memory"]) for case in small} == {"cpu"}
-    large["skip"] = {"reason": "too large", "message": "nothing to open a GPU for"}
+    large["skip"] = {"reason": "does_not_fit", "message": "nothing to open a GPU for"}
     cases.write_text(json.dumps(planned), encoding="utf-8")
     assert not opens_gpu(cases, "oracle")
 
@@ -136,10 +137,10 @@ def test_a_package_that_cannot_be_imported_is_an_error_and_an_absent_one_a_skip(
     run_job(cases, tmp_path / "manifest.json", tmp_path / "store", job)
     records = Manifest.read(tmp_path / "manifest.json").cases["alpha"]
     expected = ("error", "exception") if installed else ("skip", "package_absent")
-    assert {(record["status"], record["reason"]) for record in records.values()} == {expected}
+    assert {(record.status, record.reason) for record in records.values()} == {expected}
     told = "sglang 1.0 can not be imported" if installed else "sglang is not installed"
-    assert all(told in record["message"] for record in records.values())
-    assert all(("No module named 'undeclared'" in record["message"]) is installed for record in records.values())
+    assert all(told in record.message for record in records.values())
+    assert all(("No module named 'undeclared'" in record.message) is installed for record in records.values())
 
 
 def test_a_changed_description_recomputes_nothing(dataset: Path, tmp_path: Path) -> None:
@@ -301,8 +302,10 @@ def test_a_large_case_whose_inputs_the_judge_draws_otherwise_is_an_error(
     run = Run(dataset, tmp_path / "results", limits=LIMITS)
     run.verify()
     manifest = run.manifest("rmsnorm", "reference")
-    other = {case: {**record, "inputs": "0" * 32} for case, record in manifest.cases["alpha"].items()}
-    replace(manifest, cases={"alpha": other}).write(run.out / "actors" / "rmsnorm" / "reference.json")
+    found = manifest.of("alpha").items()
+    other = {case: record.model_copy(update={"inputs": "0" * 32}) for case, record in found}
+    path = run.out / "actors" / "rmsnorm" / "reference.json"
+    manifest.model_copy(update={"cases": {"alpha": other}}).write(path)
     rows = run.judge("rmsnorm", "reference", "oracle")
     assert {(row["verdict"], row["reason"]) for row in rows if row["output"] == "*"} >= {
         ("error", "inputs_differ")

@@ -12,6 +12,7 @@ from repository import Repository, own_dataset
 from run_claims import claimed
 
 from traceproof.errors import TraceproofError
+from traceproof.records import OpTypePlan
 from traceproof.stages.report import report
 from traceproof.stages.standing import changed, read_summary, settle
 
@@ -24,8 +25,8 @@ AHEAD = 7 * 24 * 3600.0
 def run(tmp_path: Path) -> Path:
     """A run's folder whose summary stands on a plan, two manifests and verdicts."""
     files = {
-        "cases/gemm.json": "{}",
-        "cases/rope.json": "{}",
+        "cases/gemm.json": plan_of("gemm"),
+        "cases/rope.json": plan_of("rope"),
         "actors/gemm/oracle.json": "{}",
         "actors/gemm/reference.json": "{}",
         "verdicts/gemm.jsonl": "",
@@ -119,3 +120,7 @@ def test_a_failed_judge_never_shows_the_table_of_the_run_before(tmp_path: Path) 
     righted = repository.verify()
     assert righted.code == 0, righted.out
     assert "VERIFIED: 2 definitions, 2 right" in righted.out
+
+
+def plan_of(op_type: str) -> str:
+    return OpTypePlan(op_type=op_type, dataset="", definitions={}, broken=()).as_text()

@@ -94,11 +94,12 @@ class _Running:
 def needed(cases: Path, stack: str, capability: tuple[int, int]) -> dict[str, Module]:
     """The modules that a stack needs for the definitions in a cases file, by label."""
     from traceproof.adapters import lookup
-    from traceproof.dataset.definition import Definition
 
     found = {}
-    for entry in json.loads(cases.read_text(encoding="utf-8"))["definitions"].values():
-        definition = Definition.model_validate(entry["definition"])
+    from traceproof.records import OpTypePlan
+
+    for entry in OpTypePlan.read(cases).definitions.values():
+        definition = entry.parsed
         try:
             adapter = lookup.adapter(stack, definition)
             modules = adapter.modules(definition, capability) if adapter and adapter.runs_on(capability) else ()

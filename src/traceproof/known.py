@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 from ruamel.yaml import YAML
@@ -21,6 +21,7 @@ from ruamel.yaml.error import YAMLError
 
 from traceproof.errors import TraceproofError
 from traceproof.ops.cases import is_hidden
+from traceproof.records import VerdictRow
 from traceproof.versions import Window, windows
 
 Names = Annotated[list[str], Field(min_length=1)]
@@ -55,15 +56,15 @@ class Entry(BaseModel):
             return False
         return not isinstance(self.definitions, dict) or self.definitions[definition] == digest
 
-    def names(self, row: Mapping[str, Any]) -> bool:
+    def names(self, row: VerdictRow) -> bool:
         """Whether a verdict row is one that this entry speaks of."""
         return (
-            row["actor"] == self.actor
-            and self.means(row["definition"], row.get("digests", {}).get("definition"))
+            row.actor == self.actor
+            and self.means(row.definition, row.digests.definition)
             # Which known faults show in a hidden case is left open.
-            and (row["case"] in self.cases or (is_hidden(row["case"]) and self.expects(row)))
+            and (row.case in self.cases or (is_hidden(row.case) and self.expects(row)))
             # An error takes the whole case; where it is gone, there are rows of outputs instead.
-            and (row["output"] in self.outputs or (self.verdict == "error" and "*" in self.outputs))
+            and (row.output in self.outputs or (self.verdict == "error" and "*" in self.outputs))
         )
 
     def stands(self, versions: Mapping[str, str]) -> bool | None:
@@ -79,9 +80,9 @@ class Entry(BaseModel):
             raise TraceproofError(f"known.yaml, {self.why!r}: {error.what}", todo=todo) from error
         return False if False in found else None if None in found else True
 
-    def expects(self, row: Mapping[str, Any]) -> bool:
+    def expects(self, row: VerdictRow) -> bool:
         """Whether the row came out as the entry says."""
-        return bool(row["verdict"] == self.verdict and row["reason"] == self.reason)
+        return row.verdict == self.verdict and row.reason == self.reason
 
 
 class Known(BaseModel):
@@ -90,7 +91,7 @@ class Known(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     findings: list[Entry] = []
 
-    def entry(self, row: Mapping[str, Any], versions: Mapping[str, str]) -> Entry | None:
+    def entry(self, row: VerdictRow, versions: Mapping[str, str]) -> Entry | None:
         """The first entry that speaks of a row, in an environment of these package versions.
 
         Raises:

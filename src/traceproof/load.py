@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from traceproof.actors.registry import ACTORS
 from traceproof.ops.registry import record
+from traceproof.records import OpTypePlan
 
 MIB = 1 << 20
 BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and torch loaded in each
@@ -71,9 +71,8 @@ class Load:
 def _needs(cases: Path, stamp: int) -> tuple[int, ...]:
     """What `Load._needs` gives, read once a state of the file: several rules ask of every job."""
     del stamp
-    planned = json.loads(cases.read_text(encoding="utf-8"))
     needs = (
-        max((case["memory"] for case in entry["cases"] if case["skip"] is None), default=0)
-        for entry in planned["definitions"].values()
+        max((case.memory for case in entry.cases if case.skip is None), default=0)
+        for entry in OpTypePlan.read(cases).definitions.values()
     )
     return tuple(sorted(needs))

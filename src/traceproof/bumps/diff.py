@@ -9,8 +9,8 @@ from typing import Any
 from traceproof.actors.registry import ACTORS, PAIR
 from traceproof.bumps.history import Kept
 from traceproof.reasons import Skip, Verdict
+from traceproof.records import WHOLE
 from traceproof.sources.model import ORIGINS
-from traceproof.stages.bench import WHOLE
 
 BAD = frozenset({Verdict.FAIL, Verdict.ERROR})
 MOVED = 2.0  # factor; kernels that add in another order differ by some tenths without anything being wrong

@@ -13,6 +13,7 @@ from filelock import FileLock
 
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
+from traceproof.records import VerdictRow, read_rows
 from traceproof.sources.lock import lock_digest
 from traceproof.sources.model import Pin
 from traceproof.store import write_json
@@ -69,11 +70,7 @@ def keep(
     """
     digest = digest_json([lock_digest(pins), sorted([str(one["stack"]), one["digest"]] for one in stacks)])
     path = folder / f"{digest}.json"
-    rows = [
-        _cut(row, scope)
-        for file in verdicts
-        for row in map(json.loads, file.read_text(encoding="utf-8").splitlines())
-    ]
+    rows = [_cut(row, scope) for file in verdicts for row in read_rows(file)]
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):  # runs of other selections keep theirs in the same file
         if path.is_file():
@@ -89,9 +86,10 @@ def keep(
     return digest
 
 
-def _cut(row: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
-    kept = {key: row[key] for key in KEPT if row.get(key) is not None}
-    digest = (row.get("digests") or {}).get("definition")
+def _cut(row: VerdictRow, scope: Scope) -> dict[str, Any]:
+    said = row.as_json()
+    kept = {key: said[key] for key in KEPT if said.get(key) is not None}
+    digest = row.digests.definition
     return kept | {"dataset": scope.dataset, "whole": scope.whole} | ({"digest": digest} if digest else {})
 
 

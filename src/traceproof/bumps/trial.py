@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from traceproof.bumps.keys import keyed
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.pipeline import Pipeline
+from traceproof.records import VerdictRow, read_rows
 from traceproof.store import write_json
 from traceproof.tokens import without_secrets
 
@@ -55,8 +56,8 @@ class Trial:
         manifests = [self._actor(name, place / "stack.json", place, package) for name in truths]
         verdicts = place / "verdicts.jsonl"
         self._judge([self._oracle, *manifests], verdicts)
-        rows = [json.loads(line) for line in verdicts.read_text(encoding="utf-8").splitlines()]
-        return {"verdict": worst(rows), "rows": rows}
+        rows = read_rows(verdicts)
+        return {"verdict": worst(rows), "rows": [row.as_json() for row in rows]}
 
     @cached_property
     def _cases(self) -> Path:
@@ -147,7 +148,7 @@ class Trial:
         return done.stdout
 
 
-def worst(rows: list[dict[str, Any]]) -> str:
+def worst(rows: Sequence[VerdictRow]) -> str:
     """The verdict that counts: the worst one, and `skip` only if nothing was compared."""
-    seen = {row["verdict"] for row in rows}
+    seen = {row.verdict for row in rows}
     return next((verdict for verdict in ("error", "fail", "pass") if verdict in seen), "skip")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import groupby
 from pathlib import Path
@@ -13,6 +12,8 @@ import typer
 
 from traceproof.cli import run
 from traceproof.errors import TraceproofError
+from traceproof.reasons import Verdict
+from traceproof.records import VerdictRow, read_rows
 from traceproof.text import block, printable
 
 NUMBERS = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "hit_ratio")
@@ -35,22 +36,21 @@ def show(
     """
     root = run.repository()
     results = root / run.config_of(root, {}).results
-    rows = [row for row in _rows(results, name, selection) if not case or row["case"] in case]
+    rows = [row for row in _rows(results, name, selection) if not case or row.case in case]
     if not rows:
-        cases = sorted({str(row["case"]) for row in _rows(results, name, selection)})
+        cases = sorted({str(row.case) for row in _rows(results, name, selection)})
         raise TraceproofError(
             f"{name} has no verdicts for case {', '.join(case or [])}; it has: {', '.join(cases)}"
         )
-    bad = any(row["verdict"] in {"fail", "error"} for row in rows)
-    code = run.FINDINGS if bad else run.FINE
+    code = run.FINDINGS if any(row.bad for row in rows) else run.FINE
     if str(json_file) != "-":
         for line in describe(rows, full=bool(case)):
             typer.echo(line)
-    run.write_result(json_file, {"exit_code": code, "rows": rows})
+    run.write_result(json_file, {"exit_code": code, "rows": [row.as_json() for row in rows]})
     raise typer.Exit(code)
 
 
-def _rows(results: Path, name: str, selection: str) -> list[dict[str, Any]]:
+def _rows(results: Path, name: str, selection: str) -> list[VerdictRow]:
     """Rows of a definition from the run that judged it last.
 
     Raises:
@@ -61,11 +61,11 @@ def _rows(results: Path, name: str, selection: str) -> list[dict[str, Any]]:
     files += [] if selection else list(results.glob("selections/*/verdicts/*.jsonl"))
     seen: set[str] = set()
     for file in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        found = [row for row in rows if row["definition"] == name]
+        rows = read_rows(file)
+        found = [row for row in rows if row.definition == name]
         if found:
             return found
-        seen.update(row["definition"] for row in rows)
+        seen.update(row.definition for row in rows)
     close = get_close_matches(name, seen, n=3, cutoff=0.4)
     hint = (
         f"Close to it: {', '.join(close)}." if close else "Run `traceproof verify --definition-name NAME` first."
@@ -73,51 +73,48 @@ def _rows(results: Path, name: str, selection: str) -> list[dict[str, Any]]:
     raise TraceproofError(f"no verdicts of {name!r} below {where}", todo=hint)
 
 
-def describe(rows: Sequence[Mapping[str, Any]], *, full: bool) -> Iterator[str]:
+def describe(rows: Sequence[VerdictRow], *, full: bool) -> Iterator[str]:
     """Lines for people: a heading a case, a line an output; with `full`, its metrics and worst places too."""
-    for case, group in groupby(rows, key=lambda row: (row["case"], row["actor"])):
+    for case, group in groupby(rows, key=lambda row: (row.case, row.actor)):
         members = list(group)
         yield _heading(members[0], *case)
-        width = max(len(row["output"]) for row in members)
+        width = max(len(row.output) for row in members)
         for row in members:
-            yield f"  {row['output']:{width}}  {row['verdict'].upper():5}  {block(row['message'])}{_places(row)}"
+            yield f"  {row.output:{width}}  {row.verdict.upper():5}  {block(row.message)}{_places(row)}"
             if full:
                 yield from _details(row)
-        if any(row["verdict"] in {"fail", "error"} for row in members) and members[0].get("repeat"):
-            yield f"  repeat  {members[0]['repeat']}"
+        if any(row.bad for row in members) and members[0].repeat:
+            yield f"  repeat  {members[0].repeat}"
 
 
-def _heading(row: Mapping[str, Any], case: str | None, actor: str) -> str:
+def _heading(row: VerdictRow, case: str | None, actor: str) -> str:
     if case is None:
-        return printable(f"{row['definition']}, {row.get('path', '')}")
-    axes = ", ".join(f"{name} {size}" for name, size in row["axes"].items())
-    return printable(f"{row['definition']}, case {case} ({axes}, seed {row['seed']}), {actor}")
+        return printable(f"{row.definition}, {row.path}")
+    axes = ", ".join(f"{name} {size}" for name, size in row.axes.items())
+    return printable(f"{row.definition}, case {case} ({axes}, seed {row.seed}), {actor}")
 
 
-def _places(row: Mapping[str, Any]) -> str:
-    worst = row.get("worst") or []
-    if row["verdict"] != "fail" or not worst:
+def _places(row: VerdictRow) -> str:
+    if row.verdict != Verdict.FAIL or not row.worst:
         return ""
-    place = worst[0]
-    return f"; worst at {place['index']}: {row['against']} {place['expected']}, {row['actor']} {place['actual']}"
+    return f"; worst {_place(row, row.worst[0])}"
 
 
-def _details(row: Mapping[str, Any]) -> Iterator[str]:
-    metrics: Mapping[str, Any] = row.get("metrics") or {}
+def _details(row: VerdictRow) -> Iterator[str]:
+    metrics = row.metrics
     numbers = [f"{name} {_short(metrics[name])}" for name in NUMBERS if metrics.get(name) is not None]
     if numbers:
         yield f"    {', '.join(numbers)}"
-    limits: Mapping[str, Any] = row.get("specification") or {}
+    limits = row.specification
     if limits:
         told = "within" if metrics.get("within_specification") else "outside"
         bounds = ", ".join(f"{name} {_short(value)}" for name, value in limits.items())
         yield f"    {told} the specification's row ({bounds})"
-    yield from _worst(row.get("worst") or [], row)
+    yield from (f"    {_place(row, place)}" for place in row.worst)
 
 
-def _worst(places: Iterable[Mapping[str, Any]], row: Mapping[str, Any]) -> Iterator[str]:
-    for place in places:
-        yield f"    at {place['index']}: {row['against']} {place['expected']}, {row['actor']} {place['actual']}"
+def _place(row: VerdictRow, place: Mapping[str, Any]) -> str:
+    return f"at {place['index']}: {row.against} {place['expected']}, {row.actor} {place['actual']}"
 
 
 def _short(value: float) -> str:

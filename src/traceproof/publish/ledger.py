@@ -21,10 +21,10 @@ from traceproof.digests import digest_bytes, digest_json
 from traceproof.errors import TraceproofError
 from traceproof.ops.cases import is_hidden
 from traceproof.reasons import Verdict
+from traceproof.records import WHOLE, RowDigests, VerdictRow, read_rows
 from traceproof.store import Store, write_text
 
 REFERENCE = "reference"
-WHOLE = "*"  # the `output` of a row about a case as a whole
 STATUS = "status:"
 VERIFIED, UNVERIFIED = f"{STATUS}verified", f"{STATUS}unverified"
 
@@ -152,52 +152,44 @@ def keep(verdicts: Sequence[Path], path: Path, store: Path, *, references: Mappi
     Raises:
         TraceproofError: a verdict file is missing or torn, or the disk is full.
     """
-    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    rows: dict[tuple[str, str], list[VerdictRow]] = {}
     for file in verdicts:
-        for row in _rows(file):
-            if PAIR in row["actor"]:  # two ground truths held against each other: evidence beside the point
-                continue
-            rows.setdefault((row["definition"], row["actor"]), []).append(row)
+        for row in read_rows(file):
+            if PAIR not in row.actor:  # two ground truths held against each other: evidence beside the point
+                rows.setdefault((row.definition, row.actor), []).append(row)
     dates = Store(store, "ledger")
     ledger = Ledger(_record(group, dates, references.get(name, "")) for (name, _), group in rows.items())
     ledger.write(path)
     return ledger
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise TraceproofError(f"the verdicts {path} cannot be read: {error}", todo="Verify again.") from error
-
-
-def _record(rows: Sequence[Mapping[str, Any]], dates: Store, reference: str) -> Record:
+def _record(rows: Sequence[VerdictRow], dates: Store, reference: str) -> Record:
     first = rows[0]
-    fixed = [row for row in rows if not is_hidden(row["case"])]  # others meet other hidden cases
-    compared = [row for row in fixed if row["verdict"] == Verdict.PASS and row["output"] != WHOLE]
-    skipped = Counter(str(row["reason"]) for row in rows if row["verdict"] == Verdict.SKIP)
-    known: Mapping[str, Any] = next((row for row in rows if row.get("digests")), {"digests": {}})
-    inputs = sorted({(row["case"], row["digests"]["inputs"]) for row in compared})
-    content = {
-        "definition": first["definition"],
-        "op_type": first["op_type"],
-        "actor": first["actor"],
+    fixed = [row for row in rows if not is_hidden(row.case)]  # others meet other hidden cases
+    compared = [row for row in fixed if row.verdict == Verdict.PASS and row.output != WHOLE]
+    skipped = Counter(str(row.reason) for row in rows if row.verdict == Verdict.SKIP)
+    known = next((row for row in rows if row.digests != RowDigests()), first)
+    inputs = sorted({(str(row.case), str(row.digests.inputs)) for row in compared})
+    content: dict[str, Any] = {
+        "definition": first.definition,
+        "op_type": first.op_type,
+        "actor": first.actor,
         **_status(rows, compared, skipped),
-        "cases": tuple(dict.fromkeys(row["case"] for row in compared)),
+        "cases": tuple(dict.fromkeys(row.case for row in compared)),
         "compared": len(compared),
         "skipped": dict(sorted(skipped.items())),
         "gates": _gates(compared),
         "digests": {
-            "definition": known["digests"].get("definition"),
+            "definition": known.digests.definition,
             "reference": digest_bytes(reference.encode()) if reference else None,
-            "code": known["digests"].get("code"),
-            "environment": known["digests"].get("environment"),
+            "code": known.digests.code,
+            "environment": known.digests.environment,
             "inputs": digest_json(inputs),
-            "verdicts": digest_json([dict(row) for row in fixed]),
+            "verdicts": digest_json([row.as_json() for row in fixed]),
         },
-        "versions": known.get("versions") or {},
-        "device": known.get("device"),
-        "seed": known.get("seed"),
+        "versions": known.versions or {},
+        "device": known.device,
+        "seed": known.seed,
     }
     key = digest_json(content)
     kept = dates.record(key)
@@ -208,15 +200,15 @@ def _record(rows: Sequence[Mapping[str, Any]], dates: Store, reference: str) -> 
 
 
 def _status(
-    rows: Sequence[Mapping[str, Any]], compared: Sequence[Mapping[str, Any]], skipped: Mapping[str, int]
+    rows: Sequence[VerdictRow], compared: Sequence[VerdictRow], skipped: Mapping[str, int]
 ) -> dict[str, str]:
-    bad = [row for row in rows if row["verdict"] in {Verdict.FAIL, Verdict.ERROR}]
+    bad = [row for row in rows if row.bad]
     if bad:
         row = bad[0]
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-        where = f"case {row['case']}, {row['output']}" if row["case"] else "the file"
-        return {"status": "failed", "reason": f"{row['verdict']} {row['reason']} in {where}{more}"}
-    if any(row.get("tolerance") is not None for row in rows):
+        where = f"case {row.case}, {row.output}" if row.case else "the file"
+        return {"status": "failed", "reason": f"{row.verdict} {row.reason} in {where}{more}"}
+    if any(row.tolerance is not None for row in rows):
         return {"status": "not run", "reason": "judged by a tolerance of the user's own, which proves nothing"}
     if not compared:
         why = ", ".join(f"{reason} {count}" for reason, count in skipped.items())
@@ -224,17 +216,16 @@ def _status(
     return {"status": "passed", "reason": ""}
 
 
-def _gates(compared: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _gates(compared: Iterable[VerdictRow]) -> dict[str, dict[str, Any]]:
     """By output: the gates' kinds, the largest share of a limit that was used, and the case it was in."""
     gates: dict[str, dict[str, Any]] = {}
     for row in compared:
-        gate = row.get("gate") or {}
-        entry = gates.setdefault(row["output"], {"kinds": [], "margin": None, "case": None})
-        kind, margin = gate.get("kind"), gate.get("margin")
+        entry = gates.setdefault(row.output, {"kinds": [], "margin": None, "case": None})
+        kind, margin = (None, None) if row.gate is None else (row.gate.kind, row.gate.margin)
         if kind and kind not in entry["kinds"]:
             entry["kinds"] = sorted([*entry["kinds"], kind])
         if margin is not None and (entry["margin"] is None or margin > entry["margin"]):
-            entry |= {"margin": margin, "case": row["case"]}
+            entry |= {"margin": margin, "case": row.case}
     return gates
 
 

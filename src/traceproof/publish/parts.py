@@ -26,6 +26,7 @@ from traceproof.ops.cases import SIZES, Case
 from traceproof.publish.baseline import as_text, solution
 from traceproof.publish.ledger import Ledger
 from traceproof.publish.partial import Unemittable
+from traceproof.records import OpTypePlan
 from traceproof.stages.manifest import Manifest
 from traceproof.store import Store, write_json, write_text
 
@@ -53,9 +54,9 @@ class Answers:
     def finite(self, definition: Definition, case: str) -> bool:
         """Whether all that a case's right outputs hold is finite."""
         record = self.manifest.cases.get(definition.name, {}).get(case)
-        if record is None or record["status"] != "ok":
+        if record is None or record.key is None or record.status != "ok":
             return True  # nothing is known against it
-        tensors = self.store.tensors(record["key"], record)
+        tensors = self.store.tensors(record.key, record.as_json())
         values = [tensors[name] for name in definition.outputs if name in tensors]
         return all(bool(torch.isfinite(value).all()) for value in values if value.is_floating_point())
 
@@ -74,20 +75,20 @@ def write_parts(cases: Path, ledger: Path, out: Path, *, only: Collection[str], 
         TraceproofError: the ledger can not be read, the disk is full, or something else is in the way.
     """
     kept = Ledger.read(ledger)
-    planned = json.loads(cases.read_text(encoding="utf-8"))
-    wanted = {name: entry for name, entry in planned["definitions"].items() if name in only}
+    planned = OpTypePlan.read(cases)
+    wanted = {name: entry for name, entry in planned.definitions.items() if name in only}
     for name, entry in wanted.items():
-        definition = Definition.model_validate(entry["definition"])
+        definition = entry.parsed
         folder = fresh_folder(out / path_part(definition.name), within=out)
         standing = kept.standing(definition)
         if not standing.verified:
             continue
         versions = {truth: kept.records[name][truth].versions for truth in standing.truths}
         notes = {"digest": definition.digest, **_baseline(definition, versions, folder)}
-        ran = {item["case"]["id"] for item in entry["cases"] if item["skip"] is None and not item.get("hidden")}
+        ran = {item.id for item in entry.cases if item.skip is None and not item.hidden}
         passed = ran & set(kept.records[name]["reference"].cases)
-        chosen = [Case(**item["case"]) for item in entry["cases"] if item["case"]["id"] in passed]
-        notes |= _workloads(definition, chosen, folder, planned["dataset"], answers)
+        chosen = [item.case for item in entry.cases if item.id in passed]
+        notes |= _workloads(definition, chosen, folder, planned.dataset, answers)
         write_json(folder / NOTES, notes)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,21 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.actors import caches
-from traceproof.stages import record as records
+from traceproof.records import LASTING, ORACLE, OpTypePlan, PlannedCase, PlannedDefinition, RunRecord
 from traceproof.stages.job import Job
 from traceproof.stages.lanes import lanes_of
-from traceproof.stages.manifest import Manifest
+from traceproof.stages.manifest import Manifest, Records
 from traceproof.stages.progress import Progress
-from traceproof.stages.record import RunRecord
 from traceproof.stages.reference import PATIENCE, Call, References
 from traceproof.store import Store, disk_errors
 from traceproof.worker import ItemOutcome, Pool, Status
 
-Records = dict[str, RunRecord]
 SETUP_MANY = "traceproof.actors.execute:setup_many"
 # CUDA does not start behind Landlock (cuInit gives 304, seen with driver 580); the file view of its own stays.
 CUDA_REFUSES = ("landlock",)
-ORACLE = "oracle"
 DRAWN_ON_GPU = 64 << 20  # bytes that a case needs: a CPU takes a tenth of a second and more to draw its inputs
 MANY_TRIALS = 100  # draws of a reference, a call each: a second and more
 
@@ -40,16 +36,16 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
     Raises:
         TraceproofError: the disk is full. What was finished stays.
     """
-    planned = json.loads(cases.read_text(encoding="utf-8"))
+    planned = OpTypePlan.read(cases)
     outputs = Store(store, "outputs")
-    total = sum(len(entry["cases"]) for entry in planned["definitions"].values())
-    progress = Progress(f"{job.actor:10} {planned['op_type']:12}", total)
+    total = sum(len(entry.cases) for entry in planned.definitions.values())
+    progress = Progress(f"{job.actor:10} {planned.op_type:12}", total)
     manifest.parent.mkdir(parents=True, exist_ok=True)
     store.mkdir(parents=True, exist_ok=True)
     if job.trusted:
         records_of = _run_trusted(job, outputs, store, planned, progress)
     else:
-        conceal = [store, cases.parent, manifest.parent, Path(planned["dataset"])]
+        conceal = [store, cases.parent, manifest.parent, Path(planned.dataset)]
         on_gpu = job.crew.gpu and _draws_much(planned)
         measuring = job.crew if on_gpu else job.crew.on_host()
         with _strangers(job, conceal) as pool, measuring.pool() as bench:
@@ -59,36 +55,35 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
                 pool=pool,
                 bench=bench,
                 store=store,
-                dataset=planned["dataset"],
+                dataset=planned.dataset,
                 progress=progress,
                 drawing=job.device if on_gpu else "cpu",
             )
-            records_of = _apart(references, planned["definitions"])
+            records_of = _apart(references, planned.definitions)
     Manifest(
         actor=job.actor,
-        op_type=planned["op_type"],
+        op_type=planned.op_type,
         code=job.code,
-        environment=job.stack,
+        environment=dict(job.stack),
         cases=records_of,
     ).write(manifest)
 
 
 def _run_trusted(
-    job: Job, outputs: Store, store: Path, planned: Mapping[str, Any], progress: Progress
+    job: Job, outputs: Store, store: Path, planned: OpTypePlan, progress: Progress
 ) -> dict[str, Records]:
     """Records of all definitions of an actor that is ours or a pinned package's, by name."""
     with (
         tempfile.TemporaryDirectory(prefix="scratch-", dir=store) as scratch,
         job.crew.pool(most=job.workers) as pool,
     ):
-        trusted = _Trusted(job, outputs, pool, Path(scratch), planned["dataset"], progress)
-        return trusted.together(planned["definitions"])
+        trusted = _Trusted(job, outputs, pool, Path(scratch), planned.dataset, progress)
+        return trusted.together(planned.definitions)
 
 
-def _draws_much(planned: Mapping[str, Any]) -> bool:
+def _draws_much(planned: OpTypePlan) -> bool:
     """Whether a case's inputs are so large that workers which draw them are worth a GPU of their own."""
-    cases = (case for entry in planned["definitions"].values() for case in entry["cases"])
-    return any(case["skip"] is None and case["memory"] >= DRAWN_ON_GPU for case in cases)
+    return any(case.memory >= DRAWN_ON_GPU for case in planned.to_run)
 
 
 def _strangers(job: Job, conceal: Sequence[Path]) -> Pool:
@@ -101,20 +96,20 @@ def _strangers(job: Job, conceal: Sequence[Path]) -> Pool:
     )
 
 
-def _parts(cases: list[dict[str, Any]], *, apart: bool) -> list[list[dict[str, Any]]]:
+def _parts(cases: Sequence[PlannedCase], *, apart: bool) -> list[Sequence[PlannedCase]]:
     """Cases by the worker that runs them; what is run again and what is hidden stay together."""
     if not apart:
         return [cases]
-    together = [planned for planned in cases if planned["repeat"] or planned.get("hidden")]
+    together = [planned for planned in cases if planned.repeat or planned.hidden]
     others = [planned for planned in cases if planned not in together]
-    long = [planned for planned in others if planned["trials"] >= MANY_TRIALS]
-    rest = [planned for planned in others if planned["trials"] < MANY_TRIALS]
-    if any(planned["trials"] >= MANY_TRIALS for planned in together):
+    long = [planned for planned in others if planned.trials >= MANY_TRIALS]
+    rest = [planned for planned in others if planned.trials < MANY_TRIALS]
+    if any(planned.trials >= MANY_TRIALS for planned in together):
         return [*([planned] for planned in long), together, *([rest] if rest else [])]
     return [*([planned] for planned in long), *([[*rest, *together]] if rest or together else [])]
 
 
-def _apart(references: References, entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Records]:
+def _apart(references: References, entries: Mapping[str, PlannedDefinition]) -> dict[str, Records]:
     """Records of all definitions, each run in workers of its own, `lanes` of them at a time.
 
     Where there are several lanes, a case of many draws has a worker to itself, and these start first: one
@@ -122,56 +117,56 @@ def _apart(references: References, entries: Mapping[str, Mapping[str, Any]]) -> 
     """
     apart = references.job.lanes > 1
     parts = [
-        (name, {**entry, "cases": cases})
+        (name, entry.holding(cases))
         for name, entry in entries.items()
-        for cases in _parts(entry["cases"], apart=apart)
+        for cases in _parts(entry.cases, apart=apart)
     ]
-    parts.sort(key=lambda part: -sum(planned["trials"] for planned in part[1]["cases"]) if apart else 0)
+    parts.sort(key=lambda part: -sum(planned.trials for planned in part[1].cases) if apart else 0)
     with lanes_of(references.job.lanes) as lanes:
         started = [(name, lanes.submit(partial(_definition, references, name, part))) for name, part in parts]
         found: dict[str, Records] = {name: {} for name in entries}
         for name, running in started:
             found[name] |= running.result()
-    order = {name: [planned["case"]["id"] for planned in entry["cases"]] for name, entry in entries.items()}
+    order = {name: [planned.id for planned in entry.cases] for name, entry in entries.items()}
     return {name: {case: found[name][case] for case in cases} for name, cases in order.items()}
 
 
-def _definition(references: References, name: str, entry: Mapping[str, Any]) -> Records:
+def _definition(references: References, name: str, entry: PlannedDefinition) -> Records:
     """Records of one definition by case id: from the store, else by running."""
     found, waiting = _known(references.job, references.outputs, name, entry, references.progress)
-    if any(planned["repeat"] for planned, _ in waiting):  # what it remembers shows in the hidden case after it
-        names = {planned["case"]["id"] for planned, _ in waiting}
+    if any(planned.repeat for planned, _ in waiting):  # what it remembers shows in the hidden case after it
+        names = {planned.id for planned, _ in waiting}
         waiting += [
             (planned, references.job.key(entry, planned))
-            for planned in entry["cases"]
-            if planned.get("hidden") and planned["skip"] is None and planned["case"]["id"] not in names
+            for planned in entry.cases
+            if planned.hidden and planned.skip is None and planned.id not in names
         ]
     calls = [Call(planned=planned, key=key) for planned, key in waiting]
     return found | references.run(name, entry, calls) if calls else found
 
 
 def _known(
-    job: Job, outputs: Store, name: str, entry: Mapping[str, Any], progress: Progress
-) -> tuple[Records, list[tuple[Mapping[str, Any], str]]]:
+    job: Job, outputs: Store, name: str, entry: PlannedDefinition, progress: Progress
+) -> tuple[Records, list[tuple[PlannedCase, str]]]:
     """Records that need no run, by case id, and the cases that do, with their keys."""
     found: Records = {}
-    waiting: list[tuple[Mapping[str, Any], str]] = []
-    for planned in entry["cases"]:
-        case_id = planned["case"]["id"]
-        if planned["skip"] is not None:
-            found[case_id] = records.skip(None, planned["skip"]["reason"], planned["skip"]["message"])
+    waiting: list[tuple[PlannedCase, str]] = []
+    for planned in entry.cases:
+        case_id = planned.id
+        if planned.skip is not None:
+            found[case_id] = RunRecord.skipped(None, planned.skip.reason, planned.skip.message)
             progress.show(f"{name} {case_id}", "skip")
             continue
         key = job.key(entry, planned)
-        if planned["large"] and job.actor == ORACLE:
-            found[case_id] = records.of_json({"key": key, "status": "ok", "inputs": None})  # computed by the judge
+        if planned.large and job.actor == ORACLE:
+            found[case_id] = RunRecord(key=key, status="ok", inputs=None)  # computed by the judge
             progress.show(f"{name} {case_id}", "judge's")
             continue
-        kept = None if job.force else outputs.record(key)
-        if kept is None or not records.usable(kept, key, weak=job.weak_isolation) or not outputs.whole(key, kept):
+        kept = None if job.force else RunRecord.kept(outputs.record(key), key, weak=job.weak_isolation)
+        if kept is None or not outputs.whole(key, kept.as_json()):
             waiting.append((planned, key))
             continue
-        found[case_id] = records.of_json(kept)
+        found[case_id] = kept
         progress.show(f"{name} {case_id}", "kept")
     return found, waiting
 
@@ -187,18 +182,18 @@ class _Trusted:
     dataset: str
     progress: Progress
 
-    def together(self, entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Records]:
+    def together(self, entries: Mapping[str, PlannedDefinition]) -> dict[str, Records]:
         """Records of all definitions, run in one worker: most of a short case's time would be starting up."""
         found: dict[str, Records] = {}
         waiting: list[dict[str, Any]] = []
         for name, entry in entries.items():
-            own = {**entry, "cases": [planned for planned in entry["cases"] if self._runs(planned)]}
+            own = entry.holding(planned for planned in entry.cases if self._runs(planned))
             found[name], unknown = _known(self.job, self.outputs, name, own, self.progress)
             waiting += [self._item(name, planned, key) for planned, key in unknown]
         timeouts: Counter[str] = Counter()
         while waiting:
             names = {item["definition"] for item in waiting}
-            payload = self._payload() | {"definitions": {name: entries[name]["definition"] for name in names}}
+            payload = self._payload() | {"definitions": {name: entries[name].definition for name in names}}
             items, waiting = waiting, []
             for outcome in self._outcomes(payload, items):
                 item = items[outcome.index]
@@ -212,14 +207,14 @@ class _Trusted:
                     break
         return found
 
-    def _runs(self, planned: Mapping[str, Any]) -> bool:
+    def _runs(self, planned: PlannedCase) -> bool:
         """Whether the actor runs a case: hidden ones are about strangers' code, and need the oracle alone."""
-        return not planned.get("hidden") or self.job.actor == ORACLE
+        return not planned.hidden or self.job.actor == ORACLE
 
-    def _item(self, name: str, planned: Mapping[str, Any], key: str) -> dict[str, Any]:
-        repeat = planned["repeat"] and self.job.repeats
+    def _item(self, name: str, planned: PlannedCase, key: str) -> dict[str, Any]:
+        repeat = planned.repeat and self.job.repeats
         device = self.job.device_of(planned)
-        return {"definition": name, "case": planned["case"], "key": key, "repeat": repeat, "device": device}
+        return {"definition": name, "case": planned.case.as_json(), "key": key, "repeat": repeat, "device": device}
 
     def _payload(self) -> dict[str, Any]:
         return {
@@ -242,7 +237,7 @@ class _Trusted:
 
     def _finished(self, name: str, item: Mapping[str, Any], outcome: ItemOutcome) -> RunRecord:
         record = self._record(item["key"], outcome)
-        self.progress.show(f"{name} {item['case']['id']}", record["status"])
+        self.progress.show(f"{name} {item['case']['id']}", record.status)
         return record
 
     def _given_up(self, name: str, items: list[dict[str, Any]]) -> Records:
@@ -251,20 +246,20 @@ class _Trusted:
         for item in items:
             self.progress.show(f"{name} {item['case']['id']}", "error")
         outcome = ItemOutcome(index=0, status=Status.TIMEOUT, message=message)
-        return {item["case"]["id"]: records.error(item["key"], outcome) for item in items}
+        return {item["case"]["id"]: RunRecord.error(item["key"], outcome) for item in items}
 
     def _record(self, key: str, outcome: ItemOutcome) -> RunRecord:
         """What the manifest says of an outcome; a lasting one goes into the store, tensors first."""
         if outcome.status != Status.OK:
-            record, tensors = records.error(key, outcome), None
+            record, tensors = RunRecord.error(key, outcome), None
         elif "no_space" in outcome.value:
             with disk_errors(self.scratch / f"{key}.safetensors"):
                 raise OSError(errno.ENOSPC, outcome.value["no_space"])
         elif "skip" in outcome.value:  # what is absent may be there the next time: not kept
-            return records.skip(key, outcome.value["skip"], outcome.value["message"])
+            return RunRecord.skipped(key, outcome.value["skip"], outcome.value["message"])
         else:
-            record = records.ok(key, outcome, outcome.value, inputs=outcome.value["inputs"])
+            record = RunRecord.ok(key, outcome, outcome.value, inputs=outcome.value["inputs"])
             tensors = self.scratch / f"{key}.safetensors"
-        if outcome.status not in records.LASTING:
+        if outcome.status not in LASTING:
             return record
-        return records.of_json(self.outputs.finish(key, record, tensors))
+        return RunRecord.model_validate(self.outputs.finish(key, record.as_json(), tensors))

@@ -9,7 +9,6 @@ from typing import Any, Self
 from traceproof.store import Store
 
 REPLAY = "replay"  # folder of a run's replay bundles
-WHOLE = "*"  # the `output` of a row about a case as a whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,23 +25,31 @@ from traceproof.ops.base import TORCH_DTYPES, Op
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import IndexSet, Samples
 from traceproof.reasons import Failure, Verdict
-from traceproof.stages.bench import WHOLE
+from traceproof.records import (
+    ORACLE,
+    WHOLE,
+    Arbitration,
+    GateResult,
+    PlannedCase,
+    PlannedDefinition,
+    RunRecord,
+    VerdictRow,
+)
 from traceproof.store import Store
 
-ORACLE = "oracle"
 DISPUTED = frozenset({Failure.NUMERICS, Failure.NAN, Failure.INFINITY})
 HELD_APART = 1 << 18  # elements: of larger outputs the errors that are known already bound the difference
 EXPLAINED_BYTES = 1 << 28  # larger cases are not computed again to find out what is wrong with them
-Rows = list[dict[str, Any]]
+Rows = list[VerdictRow]
 
 
 def entries_of(
-    outputs: Store, expected: Mapping[str, Any] | None, definition: Definition
+    outputs: Store, expected: RunRecord | None, definition: Definition
 ) -> dict[str, dict[str, torch.Tensor]]:
     """The oracle's entries by output and by what follows `@`; empty ones where it left none."""
     entries: dict[str, dict[str, torch.Tensor]] = {name: {} for name in definition.outputs}
-    if expected is not None and expected["status"] == "ok":
-        for name, value in outputs.tensors(expected["key"], expected).items():
+    if expected is not None and expected.status == "ok":
+        for name, value in outputs.tensors(str(expected.key), expected.as_json()).items():
             output, _, what = name.partition("@")
             entries[output][what] = value
     return entries
@@ -50,12 +58,11 @@ def entries_of(
 def expectation(
     definition: Definition,
     op: Op,
-    planned: Mapping[str, Any],
+    case: Case,
     name: str,
     oracle: Mapping[str, Mapping[str, torch.Tensor]],
 ) -> Expected:
-    """What the judge expects of an output of a planned case."""
-    case = Case(**planned["case"])
+    """What the judge expects of an output of a case."""
     spec = definition.outputs[name]
     trials = op.trials(definition, case)
     shape = definition.shape_of(spec, case.axes)
@@ -82,9 +89,9 @@ class Dispute:
         tolerance: the user's; ground truths are not held against each other then.
     """
 
-    entry: Mapping[str, Any]
-    oracle: Mapping[str, Mapping[str, Any]]
-    records: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    entry: PlannedDefinition
+    oracle: Mapping[str, RunRecord]
+    records: Mapping[str, Mapping[str, RunRecord]]
     outputs: Store
     judged: Store
     code: str
@@ -93,86 +100,85 @@ class Dispute:
 
     def arbitrated(self, rows: Rows) -> Rows:
         """The rows, those of numeric failures with who is outvoted, and one more a pair of ground truths."""
-        key = digest_json(["arbitration", self.code, self.entry["digest"], rows, self._keys()])
+        said = [row.as_json() for row in rows]
+        key = digest_json(["arbitration", self.code, self.entry.digest, said, self._keys()])
         kept = self.judged.record(key)
-        if kept is None:
-            kept = {"rows": list(self._fresh(rows))}
-            self.judged.finish(key, kept)
-        return list(kept["rows"])
+        if kept is not None:
+            return [VerdictRow.model_validate(row) for row in kept["rows"]]
+        found = list(self._fresh(rows))
+        self.judged.finish(key, {"rows": [row.as_json() for row in found]})
+        return found
 
     def _keys(self) -> list[Any]:
         actors = {ORACLE: self.oracle, **self.records}
-        return [
-            [actor, case, record.get("key")] for actor, cases in actors.items() for case, record in cases.items()
-        ]
+        return [[actor, case, record.key] for actor, cases in actors.items() for case, record in cases.items()]
 
-    def _fresh(self, rows: Rows) -> Iterator[dict[str, Any]]:
-        definition = Definition.model_validate(self.entry["definition"])
+    def _fresh(self, rows: Rows) -> Iterator[VerdictRow]:
+        definition = self.entry.parsed
         op, _ = registry.for_definition(definition)
         by_case: dict[str, Rows] = defaultdict(list)
         for row in rows:
-            by_case[row["case"]].append(row)
+            by_case[str(row.case)].append(row)
         explained: set[str] = set()
         pairs: Rows = []
-        for planned in sorted(self.entry["cases"], key=lambda planned: int(planned["memory"])):
-            here = by_case[planned["case"]["id"]]
+        arbitrated: dict[int, VerdictRow] = {}
+        for planned in sorted(self.entry.cases, key=lambda planned: planned.memory):
+            here = by_case[planned.id]
             hearing = _Hearing(self, definition, op, planned, here)
             pairs += hearing.pairs() if self.tolerance is None else []
             for row in here:
-                if row["verdict"] == Verdict.FAIL and row["reason"] in DISPUTED and row["output"] != WHOLE:
-                    again = row["actor"] in explained or planned["memory"] > EXPLAINED_BYTES
-                    hearing.arbitrate(row, explaining=not again)
-            explained |= {row["actor"] for row in here if "arbitration" in row}
-        yield from rows
-        order = {planned["case"]["id"]: index for index, planned in enumerate(self.entry["cases"])}
-        yield from sorted(pairs, key=lambda row: (row["actor"], order[row["case"]], row["output"]))
+                if row.verdict == Verdict.FAIL and row.reason in DISPUTED and row.output != WHOLE:
+                    again = row.actor in explained or planned.memory > EXPLAINED_BYTES
+                    arbitrated[id(row)] = hearing.arbitrate(row, explaining=not again)
+            explained |= {row.actor for row in here if arbitrated.get(id(row), row).arbitration is not None}
+        yield from (arbitrated.get(id(row), row) for row in rows)
+        order = {planned.id: index for index, planned in enumerate(self.entry.cases)}
+        yield from sorted(pairs, key=lambda row: (row.actor, order[str(row.case)], row.output))
 
 
 class _Hearing:
     """One case: the outputs of all that ran it."""
 
-    def __init__(
-        self, dispute: Dispute, definition: Definition, op: Op, planned: Mapping[str, Any], rows: Rows
-    ) -> None:
+    def __init__(self, dispute: Dispute, definition: Definition, op: Op, planned: PlannedCase, rows: Rows) -> None:
         self._definition, self._op, self._planned, self._rows = definition, op, planned, rows
         self._dataset = dispute.dataset
         self._store = dispute.outputs
-        case_id = planned["case"]["id"]
-        self._expected_record = dispute.oracle.get(case_id)
-        inputs = (self._expected_record or {}).get("inputs")
-        here = {actor: cases.get(case_id, {}) for actor, cases in dispute.records.items()}
+        self._expected_record = dispute.oracle.get(planned.id)
+        inputs = None if self._expected_record is None else self._expected_record.inputs
+        here = {actor: cases.get(planned.id) for actor, cases in dispute.records.items()}
         self._ran = {  # of a large case the judge has drawn the inputs itself; see traceproof.stages.large
             actor: record
             for actor, record in here.items()
-            if record.get("status") == "ok" and (planned["large"] or record["inputs"] == inputs)
+            if record is not None and record.status == "ok" and (planned.large or record.inputs == inputs)
         }
 
     @cached_property
     def _oracle(self) -> dict[str, dict[str, torch.Tensor]]:
-        kept = None if self._planned["large"] else self._expected_record
+        kept = None if self._planned.large else self._expected_record
         return entries_of(self._store, kept, self._definition)
 
     @cached_property
     def _outputs(self) -> dict[str, dict[str, torch.Tensor]]:
         """What each actor gave; read when a case is in dispute, which most are not."""
-        return {actor: self._store.tensors(record["key"], record) for actor, record in self._ran.items()}
+        return {
+            actor: self._store.tensors(str(record.key), record.as_json()) for actor, record in self._ran.items()
+        }
 
     def _expected(self, output: str) -> Expected:
-        return expectation(self._definition, self._op, self._planned, output, self._oracle)
+        return expectation(self._definition, self._op, self._planned.case, output, self._oracle)
 
     def _apart(self, one: str, other: str, output: str) -> float | None:
         return agree(self._outputs[one].get(output), self._outputs[other].get(output), self._expected(output))
 
     def _passed(self, output: str) -> list[str]:
         """Actors whose output passed."""
-        rows = [row for row in self._rows if row["output"] == output and row["verdict"] == Verdict.PASS]
-        return [row["actor"] for row in rows]
+        return [row.actor for row in self._rows if row.output == output and row.verdict == Verdict.PASS]
 
     def pairs(self) -> Rows:
         """A row for each output of two ground truths that passed by themselves: how far they lie apart."""
         found = []
         comparisons = self._op.comparisons(self._definition)
-        axes = self._planned["case"]["axes"]
+        axes = self._planned.case.axes
         for output, spec in self._definition.outputs.items():
             if isinstance(comparisons.get(output), Samples | IndexSet):
                 continue  # sets and draws do not lie apart by an amount
@@ -189,32 +195,38 @@ class _Hearing:
 
     def _bound(self, one: str, other: str, output: str) -> float:
         """What two answers' own errors leave between them: half the sum of their margins."""
-        return sum(float(self._row(actor, output)["gate"]["margin"]) for actor in (one, other)) / 2
+        gates = (self._row(actor, output).gate for actor in (one, other))
+        return sum(gate.margin for gate in gates if gate is not None and gate.margin is not None) / 2
 
-    def _row(self, actor: str, output: str) -> dict[str, Any]:
-        return next(row for row in self._rows if row["actor"] == actor and row["output"] == output)
+    def _row(self, actor: str, output: str) -> VerdictRow:
+        return next(row for row in self._rows if row.actor == actor and row.output == output)
 
-    def _pair(self, one: str, other: str, output: str, apart: float, about: str = "") -> dict[str, Any]:
-        kinds = ("definition", "op_type", "case", "size", "seed", "axes")
+    def _pair(self, one: str, other: str, output: str, apart: float, about: str = "") -> VerdictRow:
         row = self._row(one, output)
         matches = apart <= 1
         found = "match" if matches else "differ"
-        return {kind: row[kind] for kind in kinds} | {
-            "actor": f"{one}{PAIR}{other}",
-            "against": other,
-            "output": output,
-            "verdict": Verdict.PASS if matches else Verdict.FAIL,
-            "reason": None if matches else Failure.NUMERICS,
-            "message": f"ground truths {found}: half of what parts them is {about}{apart:.3g} of the limit",
-            "gate": {"kind": "pair", "margin": apart if math.isfinite(apart) else None},
-            "repeat": row["repeat"],
-        }
+        return VerdictRow(
+            definition=row.definition,
+            op_type=row.op_type,
+            case=row.case,
+            size=row.size,
+            seed=row.seed,
+            axes=row.axes,
+            actor=f"{one}{PAIR}{other}",
+            against=other,
+            output=output,
+            verdict=Verdict.PASS if matches else Verdict.FAIL,
+            reason=None if matches else Failure.NUMERICS,
+            message=f"ground truths {found}: half of what parts them is {about}{apart:.3g} of the limit",
+            gate=GateResult(kind="pair", margin=apart if math.isfinite(apart) else None),
+            repeat=row.repeat,
+        )
 
-    def arbitrate(self, row: dict[str, Any], *, explaining: bool) -> None:
-        """Say in a failing row who agrees with whom, who is outvoted, and what the answer looks like."""
-        actor, output = row["actor"], row["output"]
+    def arbitrate(self, row: VerdictRow, *, explaining: bool) -> VerdictRow:
+        """A failing row that says who agrees with whom, who is outvoted, and what the answer looks like."""
+        actor, output = row.actor, row.output
         if actor not in self._ran or not self._oracle[output]:
-            return
+            return row
         others = [other for other in self._ran if other != actor]
         apart = {other: self._apart(actor, other, output) for other in others}
         passed = self._passed(output)
@@ -224,11 +236,13 @@ class _Hearing:
         ours, theirs = sorted([actor, *near]), [ORACLE, *sorted(passed)]
         outvoted = ours if len(ours) < len(theirs) else theirs if len(theirs) < len(ours) else []
         recognised = self._explained(output, actor) if explaining else []
-        row["arbitration"] = {"with": ours, "against": theirs, "outvoted": outvoted, "recognised": recognised}
-        row["message"] += f"; {_told(ours, theirs, outvoted)}" + "".join(f"; {text}" for text in recognised)
+        told = "".join(f"; {text}" for text in (_told(ours, theirs, outvoted), *recognised))
+        sides = {"ours": ours, "theirs": theirs, "outvoted": outvoted, "recognised": recognised}
+        found = Arbitration.model_validate(sides)
+        return row.changed(message=row.message + told, arbitration=found)
 
     def _explained(self, output: str, actor: str) -> list[str]:
-        case = Case(**self._planned["case"])
+        case = self._planned.case
         dataset = Path(self._dataset)
         inputs = make_inputs(self._op, self._definition, case, device=torch.device("cpu"), dataset=dataset)
         subject = Subject(

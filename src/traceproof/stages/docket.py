@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,23 @@ from typing import Any, Self
 
 import torch
 
-from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.judge.output import Ruling, judge_output, surplus
 from traceproof.ops import registry
 from traceproof.reasons import Error, Failure, Skip, Verdict
-from traceproof.stages.bench import REPLAY, WHOLE, Bench
+from traceproof.records import (
+    ORACLE,
+    REFERENCE,
+    WHOLE,
+    OpTypePlan,
+    PlannedCase,
+    PlannedDefinition,
+    RowDigests,
+    RunRecord,
+    VerdictRow,
+)
+from traceproof.stages.bench import REPLAY, Bench
 from traceproof.stages.dispute import Dispute, entries_of, expectation
 from traceproof.stages.large import LargeCases, Rulings
 from traceproof.stages.manifest import Manifest
@@ -24,8 +33,7 @@ from traceproof.stages.repeat import command
 from traceproof.stages.replay import Bundles
 from traceproof.store import DamagedError
 
-REFERENCE = "reference"
-Rows = list[dict[str, Any]]
+Rows = list[VerdictRow]
 
 
 def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -42,7 +50,7 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
 
     def run(item: dict[str, Any]) -> dict[str, Any]:
         try:
-            return {"rows": docket.rows(item["definition"])}
+            return {"rows": [row.as_json() for row in docket.rows(item["definition"])]}
         except DamagedError as error:
             for path in manifests:  # jobs that run again find what is whole, and compute the rest anew
                 path.unlink(missing_ok=True)
@@ -57,7 +65,7 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
 class Docket:
     """One op_type's cases, what every actor left, and where it lies."""
 
-    planned: Mapping[str, Any]
+    planned: OpTypePlan
     oracle: Manifest
     others: Mapping[str, Manifest]
     bundles: Bundles
@@ -66,13 +74,13 @@ class Docket:
     @classmethod
     def read(cls, cases: Path, manifests: Iterable[Path], run: Path, bench: Bench) -> Self:
         """From the files of a run's folder."""
-        planned = json.loads(cases.read_text(encoding="utf-8"))
+        planned = OpTypePlan.read(cases)
         read = {manifest.actor: manifest for manifest in map(Manifest.read, manifests)}
         return cls(
             planned=planned,
             oracle=read.pop("oracle"),
             others=dict(sorted(read.items())),
-            bundles=Bundles(run, run / REPLAY / planned["op_type"], bench.outputs),
+            bundles=Bundles(run, run / REPLAY / planned.op_type, bench.outputs),
             bench=bench,
         )
 
@@ -82,15 +90,15 @@ class Docket:
         Raises:
             TraceproofError: the disk is full.
         """
-        entry = self.planned["definitions"][name]
-        records = {actor: manifest.cases.get(name, {}) for actor, manifest in self.others.items()}
-        definition = Definition.model_validate(entry["definition"])
+        entry = self.planned.definitions[name]
+        records = {actor: manifest.of(name) for actor, manifest in self.others.items()}
+        definition = entry.parsed
         large = LargeCases(
             definition=definition,
             op=registry.for_definition(definition)[0],
             records=records,
             outputs=self.bench.outputs,
-            dataset=self.planned["dataset"],
+            dataset=self.planned.dataset,
             tolerance=self.bench.tolerance,
             device=self.bench.device,
         )
@@ -101,158 +109,152 @@ class Docket:
         ]
         dispute = Dispute(
             entry=entry,
-            oracle=self.oracle.cases.get(name, {}),
+            oracle=self.oracle.of(name),
             records=records,
             outputs=self.bench.outputs,
             judged=self.bench.judged,
             code=self.bench.code,
-            dataset=self.planned["dataset"],
+            dataset=self.planned.dataset,
             tolerance=self.bench.tolerance,
         )
-        rows = [row | {"repeat": command(row, self.bench.options)} for row in dispute.arbitrated(rows)]
-        self.bundles.write(rows, entry, dispute)
-        return rows
+        rows = [row.changed(repeat=command(row, self.bench.options)) for row in dispute.arbitrated(rows)]
+        return self.bundles.write(rows, entry, dispute)
 
 
 def _definition_rows(
-    entry: Mapping[str, Any], manifest: Manifest, *, oracle: Manifest, bench: Bench, large: LargeCases
-) -> list[dict[str, Any]]:
+    entry: PlannedDefinition, manifest: Manifest, *, oracle: Manifest, bench: Bench, large: LargeCases
+) -> Rows:
     """All rows of one definition and one actor, from the store when nothing they depend on has changed."""
     name = large.definition.name
-    records = manifest.cases.get(name, {})
-    expected = oracle.cases.get(name, {})
+    records, expected = manifest.of(name), oracle.of(name)
     key = digest_json(
         {
-            "definition": entry["digest"],
-            "cases": [[planned["digest"], planned["skip"], planned["repeat"]] for planned in entry["cases"]],
+            "definition": entry.digest,
+            "cases": [[case.digest, case.skip and case.skip.as_json(), case.repeat] for case in entry.cases],
             "actor": [manifest.actor, _essence(records)],
-            "oracle": [entry["no_oracle"], _essence(expected)],
+            "oracle": [entry.no_oracle, _essence(expected)],
             "code": bench.code,
             "tolerance": bench.tolerance,
         }
     )
     known = bench.judged.record(key)
     if known is None:
-        rows: list[dict[str, Any]] = []
-        for planned in entry["cases"]:
-            if planned.get("hidden") and manifest.actor != REFERENCE:
+        rows: Rows = []
+        for planned in entry.cases:
+            if planned.hidden and manifest.actor != REFERENCE:
                 continue
             judged = _CaseJudge(large, planned, manifest, bench)
-            case_id = planned["case"]["id"]
-            rows += judged.rows(records.get(case_id), expected.get(case_id))
-        known = {"rows": rows}
-        bench.judged.finish(key, known)
-    return list(known["rows"])
+            rows += judged.rows(records.get(planned.id), expected.get(planned.id))
+        bench.judged.finish(key, {"rows": [row.as_json() for row in rows]})
+        return rows
+    return [VerdictRow.model_validate(row) for row in known["rows"]]
 
 
-def _essence(records: Mapping[str, Mapping[str, Any]]) -> list[Any]:
-    return [
-        [case, {k: v for k, v in record.items() if k not in {"seconds", "peak_bytes", "cached"}}]
-        for case, record in records.items()
-    ]
+def _essence(records: Mapping[str, RunRecord]) -> list[Any]:
+    return [[case, record.essence] for case, record in records.items()]
 
 
 @dataclass(frozen=True, slots=True)
 class _CaseJudge:
     large: LargeCases
-    planned: Mapping[str, Any]
+    planned: PlannedCase
     manifest: Manifest
     bench: Bench
 
-    def rows(self, record: Mapping[str, Any] | None, expected: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    def rows(self, record: RunRecord | None, expected: RunRecord | None) -> Rows:
         """Rows of one case: one if there is nothing to compare, else one an output and one a broken rule."""
-        if self.planned["skip"] is not None:
-            skip = self.planned["skip"]
-            return [self._row(WHOLE, Ruling(Verdict.SKIP, skip["reason"], skip["message"], {}), record)]
+        skip = self.planned.skip
+        if skip is not None:
+            return [self._row(WHOLE, Ruling(Verdict.SKIP, skip.reason, skip.message, {}), record)]
         if record is None:
             missing = f"{self.manifest.actor} left no record of this case; run again"
             return [self._row(WHOLE, Ruling(Verdict.ERROR, Error.CRASH, missing, {}), record)]
-        if record["status"] != "ok":
-            verdict = Verdict.SKIP if record["status"] == "skip" else Verdict.ERROR
-            return [self._row(WHOLE, Ruling(verdict, record["reason"], record["message"], {}), record)]
+        if record.status != "ok":
+            verdict = Verdict.SKIP if record.status == "skip" else Verdict.ERROR
+            return [self._row(WHOLE, Ruling(verdict, record.reason, record.message, {}), record)]
         blocked = self._no_oracle(record, expected)
         if blocked is not None:
             return [self._row(WHOLE, blocked, record)]
-        if self.planned["large"]:
+        if self.planned.large:
             rulings = self.large.rulings(self.planned, self.manifest.actor)
         else:
             rulings = self._rulings(record, expected)
-        rulings = {**rulings, **{name: surplus(name) for name in record.get("surplus", [])}}
+        rulings = {**rulings, **{name: surplus(name) for name in record.surplus}}
         rows = [self._row(name, ruling, record) for name, ruling in rulings.items()]
         return rows + [self._row(WHOLE, ruling, record) for ruling in _conduct(record)]
 
-    def _rulings(self, record: Mapping[str, Any], expected: Mapping[str, Any] | None) -> Rulings:
+    def _rulings(self, record: RunRecord, expected: RunRecord | None) -> Rulings:
         """Rulings on the outputs of a case whose oracle's entries are in the store."""
         definition, op = self.large.definition, self.large.op
-        outputs = self.bench.outputs.tensors(record["key"], record)
+        outputs = self.bench.outputs.tensors(str(record.key), record.as_json())
         oracle = entries_of(self.bench.outputs, expected, definition)
         found = {}
         for name in definition.outputs:
-            held = expectation(definition, op, self.planned, name, oracle)
+            held = expectation(definition, op, self.planned.case, name, oracle)
             found[name] = judge_output(outputs.get(name), held, tolerance=self.bench.tolerance)
         return found | {name: surplus(name) for name in outputs if name not in definition.outputs}
 
-    def _no_oracle(self, record: Mapping[str, Any], expected: Mapping[str, Any] | None) -> Ruling | None:
-        if expected is None or (expected["status"] == "skip" and expected["reason"] == Skip.NO_ORACLE):
+    def _no_oracle(self, record: RunRecord, expected: RunRecord | None) -> Ruling | None:
+        if expected is None or (expected.status == "skip" and expected.reason == Skip.NO_ORACLE):
             return None
-        if expected["status"] == "skip":
-            return Ruling(Verdict.SKIP, expected["reason"], f"the oracle: {expected['message']}", {})
-        if expected["status"] != "ok":
-            return Ruling(Verdict.ERROR, Error.ORACLE, f"the oracle: {expected['message']}", {})
-        if not self.planned["large"] and expected["inputs"] != record["inputs"]:
-            differ = f"inputs {record['inputs']} were seen, the oracle saw {expected['inputs']}"
+        if expected.status == "skip":
+            return Ruling(Verdict.SKIP, expected.reason, f"the oracle: {expected.message}", {})
+        if expected.status != "ok":
+            return Ruling(Verdict.ERROR, Error.ORACLE, f"the oracle: {expected.message}", {})
+        if not self.planned.large and expected.inputs != record.inputs:
+            differ = f"inputs {record.inputs} were seen, the oracle saw {expected.inputs}"
             return Ruling(Verdict.ERROR, Error.INPUTS_DIFFER, differ, {})
         return None
 
-    def _row(self, output: str, ruling: Ruling, record: Mapping[str, Any] | None) -> dict[str, Any]:
-        case = self.planned["case"]
+    def _row(self, output: str, ruling: Ruling, record: RunRecord | None) -> VerdictRow:
+        case = self.planned.case
         definition = self.large.definition
         environment = self.manifest.environment
-        weak = (record or {}).get("isolation")
-        options = self.planned.get("hidden") or f"--seed {case['seed']}"
-        return {
-            "definition": definition.name,
-            "op_type": definition.op_type,
-            "case": case["id"],
-            "size": case["size"],
-            "seed": case["seed"],
-            "axes": case["axes"],
-            "actor": self.manifest.actor,
-            "against": "oracle",
-            "output": output,
-            "verdict": ruling.verdict,
-            "reason": ruling.reason,
-            "message": ruling.message + (f"; isolation was weak: it could reach {weak}" if weak else ""),
-            **({"isolation": weak} if weak else {}),
-            **ruling.details,
-            "digests": {
-                "definition": definition.digest,
-                "case": self.planned["digest"],
-                "inputs": (record or {}).get("inputs"),
-                "outputs": (record or {}).get("key"),
-                "code": self.manifest.code,
-                "environment": environment.get("digest"),
-            },
-            "versions": environment.get("versions"),
-            "device": environment.get("device"),
-            "repeat": options,
-        }
+        weak = record.isolation if record is not None else ""
+        further: dict[str, Any] = {**({"isolation": weak} if weak else {}), **ruling.details}
+        return VerdictRow(
+            definition=definition.name,
+            op_type=definition.op_type,
+            case=case.id,
+            size=case.size,
+            seed=case.seed,
+            axes=dict(case.axes),
+            actor=self.manifest.actor,
+            against=ORACLE,
+            output=output,
+            verdict=ruling.verdict,
+            reason=ruling.reason,
+            message=ruling.message + (f"; isolation was weak: it could reach {weak}" if weak else ""),
+            **further,
+            digests=RowDigests(
+                definition=definition.digest,
+                case=self.planned.digest,
+                inputs=record.inputs if record is not None else None,
+                outputs=record.key if record is not None else None,
+                code=self.manifest.code,
+                environment=environment.get("digest"),
+            ),
+            versions=environment.get("versions"),
+            device=environment.get("device"),
+            repeat=self.planned.hidden or f"--seed {case.seed}",
+        )
 
 
-def _conduct(record: Mapping[str, Any]) -> Iterable[Ruling]:
+def _conduct(record: RunRecord) -> Iterable[Ruling]:
     """What the actor did beside computing: changed inputs, aliased outputs, varying or remembered answers."""
-    if record.get("mutated"):
-        yield Ruling(Verdict.FAIL, Failure.MUTATION, f"modified its inputs {record['mutated']}", {})
-    if record.get("aliased"):
-        yield Ruling(Verdict.FAIL, Failure.ALIAS, f"outputs {record['aliased']} share memory with others", {})
-    if record.get("subclassed"):
-        yield Ruling(Verdict.FAIL, Failure.SUBCLASS, f"outputs {record['subclassed']} are no plain tensors", {})
-    if "varying" not in record:
+    for names, reason, told in (
+        (record.mutated, Failure.MUTATION, "modified its inputs {}"),
+        (record.aliased, Failure.ALIAS, "outputs {} share memory with others"),
+        (record.subclassed, Failure.SUBCLASS, "outputs {} are no plain tensors"),
+    ):
+        if names:
+            yield Ruling(Verdict.FAIL, reason, told.format(list(names)), {})
+    if record.varying is None:
         return
-    if record["varying"]:
-        differing = f"a second run on the same inputs gave other bits in {record['varying']}"
+    if record.varying:
+        differing = f"a second run on the same inputs gave other bits in {list(record.varying)}"
         yield Ruling(Verdict.FAIL, Failure.DETERMINISM, differing, {})
     else:
         yield Ruling(Verdict.PASS, None, "a second run gave the same bits", {"gate": {"kind": "determinism"}})
-    if record["remembered"]:
+    if record.remembered:
         yield Ruling(Verdict.FAIL, Failure.CACHED, "other inputs gave the same bits in every output", {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from traceproof.actors.registry import ACTORS
 from traceproof.digests import digest_json
+from traceproof.records import OpTypePlan, PlannedCase, PlannedDefinition
 from traceproof.stages.crew import Crew
 from traceproof.worker import Isolation, Limits
 
@@ -69,11 +69,11 @@ class Job:
         """Whether a planned repeat is worth running: the oracle is not under test."""
         return self.actor != "oracle"
 
-    def device_of(self, planned: Mapping[str, Any]) -> str:
+    def device_of(self, planned: PlannedCase) -> str:
         """Where a planned case is computed, `cpu` or `cuda`."""
-        return ACTORS[self.actor].device(self.device, planned["memory"])
+        return ACTORS[self.actor].device(self.device, planned.memory)
 
-    def key(self, entry: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
+    def key(self, entry: PlannedDefinition, planned: PlannedCase) -> str:
         """Key of a case's outputs in the store: a digest of all that they depend on.
 
         Args:
@@ -82,11 +82,11 @@ class Job:
         """
         return digest_json(
             [
-                entry["digest"],
-                planned["digest"],
-                planned["repeat"],
-                planned.get("blobs"),
-                None if self.trusted else planned.get("nonce"),
+                entry.digest,
+                planned.digest,
+                planned.repeat,
+                planned.blobs,
+                None if self.trusted else planned.nonce,
                 self.actor,
                 self.code,
                 self.stack["digest"],
@@ -100,16 +100,10 @@ def opens_gpu(cases: Path, actor: str) -> bool:
     info = ACTORS[actor]
     # Oracles of large cases are the judge's work.
     return not info.host_bytes or any(
-        info.device("cuda", case["memory"]) == "cuda" for case in _to_run(cases) if not case["large"]
+        info.device("cuda", case.memory) == "cuda" for case in OpTypePlan.read(cases).to_run if not case.large
     )
 
 
 def judge_opens_gpu(cases: Path) -> bool:
     """Whether the judge computes any of the planned cases on the GPU, where there is one."""
-    return any(case["large"] for case in _to_run(cases))
-
-
-def _to_run(cases: Path) -> list[dict[str, Any]]:
-    planned = json.loads(cases.read_text(encoding="utf-8"))
-    every = (case for entry in planned["definitions"].values() for case in entry["cases"])
-    return [case for case in every if case["skip"] is None]
+    return any(case.large for case in OpTypePlan.read(cases).to_run)

@@ -5,7 +5,6 @@ Definitions are judged in workers, since torch takes seconds to import, and seve
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,16 @@ from typing import Any
 from traceproof.errors import TraceproofError
 from traceproof.names import OP_TYPE, confined, path_part
 from traceproof.reasons import Error, Verdict
-from traceproof.stages.bench import REPLAY, WHOLE, Bench
+from traceproof.records import (
+    REFERENCE,
+    WHOLE,
+    BrokenFile,
+    OpTypePlan,
+    PlannedDefinition,
+    VerdictRow,
+    rows_text,
+)
+from traceproof.stages.bench import REPLAY, Bench
 from traceproof.stages.lanes import lanes_of
 from traceproof.stages.manifest import Manifest
 from traceproof.store import write_text
@@ -50,11 +58,11 @@ def judge(  # noqa: PLR0913 - a rule's inputs and outputs
     Raises:
         TraceproofError: the disk is full.
     """
-    planned = json.loads(cases.read_text(encoding="utf-8"))
+    planned = OpTypePlan.read(cases)
     for path in manifests:
         Manifest.read(path)  # a damaged one ends the job here, with a message
     run = verdicts.parent.parent.absolute()
-    replay = run / REPLAY / path_part(planned["op_type"], OP_TYPE)
+    replay = run / REPLAY / path_part(planned.op_type, OP_TYPE)
     shutil.rmtree(confined(replay, within=run / REPLAY), ignore_errors=True)  # an earlier run's
     payload = {
         "cases": str(cases.absolute()),
@@ -63,19 +71,19 @@ def judge(  # noqa: PLR0913 - a rule's inputs and outputs
         "bench": bench.as_json(),
         "threads": 1,
     }
-    shares = [share for share in _shares(planned["definitions"], lanes) if share]
+    shares = [share for share in _shares(planned.definitions, lanes) if share]
     with lanes_of(max(1, len(shares))) as threads:
         found = dict(
             pair for part in threads.map(lambda names: _judged(names, payload, pool), shares) for pair in part
         )
-    lines = [_broken_row(planned["op_type"], broken) for broken in planned["broken"]]
-    lines += [row for name in planned["definitions"] for row in found[name]]
-    write_text(verdicts, "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines))
+    lines = [_broken_row(planned.op_type, broken).as_json() for broken in planned.broken]
+    lines += [row for name in planned.definitions for row in found[name]]
+    write_text(verdicts, rows_text(lines))
 
 
-def _shares(definitions: Mapping[str, Any], lanes: int) -> list[list[str]]:
+def _shares(definitions: Mapping[str, PlannedDefinition], lanes: int) -> list[list[str]]:
     """Names dealt out so that every lane has about the same number of bytes to look at, the largest first."""
-    sizes = {name: sum(case["memory"] for case in entry["cases"]) for name, entry in definitions.items()}
+    sizes = {name: sum(case.memory for case in entry.cases) for name, entry in definitions.items()}
     shares: list[list[str]] = [[] for _ in range(lanes)]
     loads = [0] * lanes
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
@@ -88,7 +96,7 @@ def _shares(definitions: Mapping[str, Any], lanes: int) -> list[list[str]]:
 def _judged(
     names: Sequence[str], payload: Mapping[str, Any], pool: Pool
 ) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Rows of some definitions, by one worker."""
+    """Rows of some definitions, by one worker, as JSON objects."""
     items = [{"definition": name} for name in names]
     found = []
     for outcome in pool.run_items(
@@ -104,16 +112,16 @@ def _judged(
     return found
 
 
-def _broken_row(op_type: str, broken: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "definition": Path(broken["path"]).stem,
-        "op_type": op_type,
-        "case": None,
-        "actor": "reference",
-        "against": None,
-        "output": WHOLE,
-        "verdict": Verdict.ERROR,
-        "reason": Error.DEFINITION,
-        "message": broken["message"],
-        "path": broken["path"],
-    }
+def _broken_row(op_type: str, broken: BrokenFile) -> VerdictRow:
+    return VerdictRow(
+        definition=Path(broken.path).stem,
+        op_type=op_type,
+        case=None,
+        actor=REFERENCE,
+        against=None,
+        output=WHOLE,
+        verdict=Verdict.ERROR,
+        reason=Error.DEFINITION,
+        message=broken.message,
+        path=broken.path,
+    )

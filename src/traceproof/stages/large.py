@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,7 +25,7 @@ from traceproof.ops.base import TORCH_DTYPES, Op, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import IndexSet, Samples
 from traceproof.reasons import Error, Verdict
-from traceproof.stages.bench import WHOLE
+from traceproof.records import WHOLE, PlannedCase, RunRecord
 from traceproof.store import Store
 
 Rulings = Mapping[str, Ruling]  # by output, or WHOLE
@@ -51,31 +50,29 @@ class LargeCases:
 
     definition: Definition
     op: Op
-    records: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    records: Mapping[str, Mapping[str, RunRecord]]
     outputs: Store
     dataset: str
     tolerance: float | None
     device: str
     _found: dict[str, dict[str, Rulings]] = field(default_factory=dict)
 
-    def rulings(self, planned: Mapping[str, Any], actor: str) -> Rulings:
+    def rulings(self, planned: PlannedCase, actor: str) -> Rulings:
         """Rulings on an actor's outputs of a case; the actor's record must say `ok`."""
-        case = planned["case"]["id"]
-        if case not in self._found:
-            self._found[case] = self._judged(planned)
-        return self._found[case][actor]
+        if planned.id not in self._found:
+            self._found[planned.id] = self._judged(planned.case)
+        return self._found[planned.id][actor]
 
-    def _judged(self, planned: Mapping[str, Any]) -> dict[str, Rulings]:
-        case = Case(**planned["case"])
-        here = {actor: cases.get(case.id, {}) for actor, cases in self.records.items()}
-        ran = {actor: record for actor, record in here.items() if record.get("status") == "ok"}
+    def _judged(self, case: Case) -> dict[str, Rulings]:
+        here = {actor: cases.get(case.id) for actor, cases in self.records.items()}
+        ran = {actor: record for actor, record in here.items() if record is not None and record.status == "ok"}
         try:
             return self._on_any(case, ran)
         except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, OSError) as error:
             message = f"the oracle: {type(error).__name__}: {error}"
             return {actor: {WHOLE: Ruling(Verdict.ERROR, Error.ORACLE, message, {})} for actor in ran}
 
-    def _on_any(self, case: Case, ran: Mapping[str, Mapping[str, Any]]) -> dict[str, Rulings]:
+    def _on_any(self, case: Case, ran: Mapping[str, RunRecord]) -> dict[str, Rulings]:
         """On the GPU if there is one and the case fits beside the jobs that share it, else on the CPU."""
         if self.device == "cuda":
             try:
@@ -87,7 +84,7 @@ class LargeCases:
         with _all_cores():
             return self.on(torch.device("cpu"), case, ran)
 
-    def on(self, device: torch.device, case: Case, ran: Mapping[str, Mapping[str, Any]]) -> dict[str, Rulings]:
+    def on(self, device: torch.device, case: Case, ran: Mapping[str, RunRecord]) -> dict[str, Rulings]:
         """Rulings on one case by actor, computed on `device`; `ran` holds the records of actors that ran it."""
         drawn = make_inputs(
             self.op,
@@ -100,11 +97,11 @@ class LargeCases:
         found: dict[str, dict[str, Ruling]] = {}
         measured: list[_Measured] = []
         for actor, record in ran.items():
-            if record["inputs"] != seen:
-                differ = f"inputs {record['inputs']} were seen, the oracle saw {seen}"
+            if record.inputs != seen:
+                differ = f"inputs {record.inputs} were seen, the oracle saw {seen}"
                 found[actor] = {WHOLE: Ruling(Verdict.ERROR, Error.INPUTS_DIFFER, differ, {})}
                 continue
-            outputs = self.outputs.tensors(record["key"], record)
+            outputs = self.outputs.tensors(str(record.key), record.as_json())
             found[actor] = {name: surplus(name) for name in outputs if name not in self.definition.outputs}
             for name in self.definition.outputs:
                 expected = self._expected(name, case)

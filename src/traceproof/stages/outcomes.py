@@ -8,9 +8,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from traceproof.reasons import Skip, Verdict
-
-REFERENCE = "reference"
+from traceproof.reasons import Verdict
+from traceproof.records import REFERENCE, VerdictRow
 
 
 class Outcome(StrEnum):
@@ -44,17 +43,17 @@ class Outcomes:
     def __init__(self) -> None:
         self._marks: dict[str, set[Outcome]] = defaultdict(set)
 
-    def note(self, row: Mapping[str, Any], finding: str | None) -> None:
+    def note(self, row: VerdictRow, finding: str | None) -> None:
         """Note a row and the kind of finding that it is: `new`, `known`, `unexpected`, or None."""
-        marks = self._marks[row["definition"]]
-        nobody = row["actor"] == REFERENCE and row["verdict"] == Verdict.SKIP and row["reason"] == Skip.NO_ORACLE
+        marks = self._marks[row.definition]
         if finding is not None:
-            marks.add(Outcome.KNOWN if finding == "known" else Outcome.UNVERIFIED if nobody else Outcome.WRONG)
-        elif row["actor"] != REFERENCE:
+            news = Outcome.UNVERIFIED if row.unjudged else Outcome.WRONG
+            marks.add(Outcome.KNOWN if finding == "known" else news)
+        elif row.actor != REFERENCE:
             return
-        elif row["verdict"] == Verdict.PASS:
-            marks.add(Outcome.RIGHT if row.get("tolerance") is None else Outcome.RELAXED)
-        elif row["verdict"] == Verdict.SKIP:
+        elif row.verdict == Verdict.PASS:
+            marks.add(Outcome.RIGHT if row.tolerance is None else Outcome.RELAXED)
+        elif row.verdict == Verdict.SKIP:
             marks.add(Outcome.NOT_RUN)
 
     def by_definition(self) -> dict[str, str]:

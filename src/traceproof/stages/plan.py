@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from traceproof.bounded import bounded
 from traceproof.dataset.definition import Definition
@@ -19,6 +17,7 @@ from traceproof.ops import registry
 from traceproof.ops.base import Op
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.reasons import Skip
+from traceproof.records import BrokenFile, OpTypePlan, PlannedCase, PlannedDefinition, SkipNote
 from traceproof.stages.hidden import hidden_cases
 from traceproof.stages.large import is_large
 from traceproof.store import file_digest, write_if_changed
@@ -66,7 +65,7 @@ def plan(dataset: Path, out: Path, selection: Selection) -> list[Path]:
     for op_type, names in sorted(groups.items()):
         path = out / f"{op_type}.json"
         planned = _op_type_plan(tree, op_type, names, selection)
-        write_if_changed(path, json.dumps(planned, indent=1, ensure_ascii=False) + "\n")
+        write_if_changed(path, planned.as_text())
         written.append(path)
     _check_cases(selection, groups)
     for path in sorted(out.glob("*.json")):
@@ -130,20 +129,20 @@ def _closest(name: str, known: Iterable[str]) -> str:
     return f"close to it: {', '.join(matches)}" if matches else "nothing there resembles it"
 
 
-def _op_type_plan(tree: Tree, op_type: str, names: Iterable[str], selection: Selection) -> dict[str, Any]:
-    definitions: dict[str, Any] = {}
+def _op_type_plan(tree: Tree, op_type: str, names: Iterable[str], selection: Selection) -> OpTypePlan:
+    definitions: dict[str, PlannedDefinition] = {}
     broken = [item for item in tree.broken if _group(item) == op_type and not selection.definitions]
     for name in sorted(names):
         planned = _definition_plan(tree, tree.definitions[name], selection, broken)
         if planned is not None:
             definitions[name] = planned
-    told = [{"path": printable(item.path.as_posix()), "message": item.message} for item in broken]
-    return {"op_type": op_type, "dataset": str(tree.root), "definitions": definitions, "broken": told}
+    told = tuple(BrokenFile(path=printable(item.path.as_posix()), message=item.message) for item in broken)
+    return OpTypePlan(op_type=op_type, dataset=str(tree.root), definitions=definitions, broken=told)
 
 
 def _definition_plan(
     tree: Tree, entry: Entry, selection: Selection, broken: list[Broken]
-) -> dict[str, Any] | None:
+) -> PlannedDefinition | None:
     """The plan of one definition; None: it can not be planned, which `broken` then says."""
     definition = entry.definition
     try:
@@ -155,14 +154,14 @@ def _definition_plan(
         what = f"no cases can be planned: {type(error).__name__}: {str(error)[:300]}"
         broken.append(Broken(entry.path, what, "check its sizes, names and constraints"))
         return None
-    return {
-        "path": printable(entry.path.as_posix()),
-        "digest": definition.digest,
-        "no_oracle": unknown,
-        "nonce": selection.hidden_seed,
-        "definition": definition.as_json(),
-        "cases": [case | {"blobs": _blobs(tree, case)} for case in cases],
-    }
+    return PlannedDefinition(
+        path=printable(entry.path.as_posix()),
+        digest=definition.digest,
+        no_oracle=unknown,
+        nonce=selection.hidden_seed,
+        definition=definition.as_json(),
+        cases=tuple(planned.model_copy(update={"blobs": _blobs(tree, planned)}) for planned in cases),
+    )
 
 
 def _lines(tree: Tree, definition: Definition, broken: list[Broken]) -> list[WorkloadLine]:
@@ -179,27 +178,27 @@ def _lines(tree: Tree, definition: Definition, broken: list[Broken]) -> list[Wor
 
 def _cases(
     definition: Definition, op: Op, selection: Selection, lines: Iterable[WorkloadLine], *, unknown: bool
-) -> list[dict[str, Any]]:
+) -> list[PlannedCase]:
     cases = list(op.cases(definition, sizes=selection.sizes, seed=selection.seed))
-    skips: dict[str, dict[str, str]] = {}
+    skips: dict[str, SkipNote] = {}
     for line in lines:
         case = workload_case(line, selection.seed)
         cases.append(case)
         if line.missing:
             message = f"{line.path}:{line.line}: no {line.missing[0]} in the dataset"
-            skips[case.id] = {"reason": Skip.BLOB_MISSING, "message": message}
+            skips[case.id] = SkipNote(reason=Skip.BLOB_MISSING, message=message)
     make = partial(_planned, definition, op, selection, unknown)
     planned = _mark_repeat([make(case, skips.get(case.id)) for case in cases])
-    base = next((case for case, entry in zip(cases, planned, strict=True) if entry["repeat"]), None)
+    base = next((case for case, entry in zip(cases, planned, strict=True) if entry.repeat), None)
     if base is not None:
         hidden = hidden_cases(definition, base, selection.hidden_seed)
         options = f"--seed {base.seed} --hidden-seed {selection.hidden_seed}"
-        planned += [make(case, None) | {"repeat": False, "hidden": options} for case in hidden]
-    selection.met.update(str(entry["case"]["id"]) for entry in planned)
+        planned += [make(case, None).model_copy(update={"hidden": options}) for case in hidden]
+    selection.met.update(entry.id for entry in planned)
     if selection.cases:
-        planned = [entry for entry in planned if entry["case"]["id"] in selection.cases]
-        shown = _mark_repeat([entry for entry in planned if not entry.get("hidden")])
-        planned = [*shown, *(entry for entry in planned if entry.get("hidden"))]
+        planned = [entry for entry in planned if entry.id in selection.cases]
+        shown = _mark_repeat([entry for entry in planned if not entry.hidden])
+        planned = [*shown, *(entry for entry in planned if entry.hidden)]
     return planned
 
 
@@ -209,27 +208,28 @@ def _planned(  # noqa: PLR0913, PLR0917 - all but the last two are bound
     selection: Selection,
     unknown: bool,  # noqa: FBT001 - bound, as said
     case: Case,
-    skip: dict[str, str] | None,
-) -> dict[str, Any]:
+    skip: SkipNote | None,
+) -> PlannedCase:
     """One case as the plan has it; `skip`: why it is not run, whatever its size."""
     need = op.memory(definition, case)
-    return {
-        "case": case.as_json(),
-        "digest": case.digest,
-        "memory": need,
-        "trials": op.trials(definition, case),
-        "skip": skip or _too_large(need, selection.memory_limit),
-        "large": not unknown and is_large(definition, op, case),
-        "nonce": selection.hidden_seed if op.trials(definition, case) else 0,
-    }
+    trials = op.trials(definition, case)
+    return PlannedCase(
+        case=case,
+        digest=case.digest,
+        memory=need,
+        trials=trials,
+        skip=skip or _too_large(need, selection.memory_limit),
+        large=not unknown and is_large(definition, op, case),
+        nonce=selection.hidden_seed if trials else 0,
+    )
 
 
-def _blobs(tree: Tree, planned: Mapping[str, Any]) -> dict[str, str]:
+def _blobs(tree: Tree, planned: PlannedCase) -> dict[str, str]:
     """Digest of each file that a workload line's inputs are loaded from: outputs depend on what is in it."""
-    case = planned["case"]
-    if case["size"] != WORKLOADS or planned["skip"] is not None:
+    case = planned.case
+    if case.size != WORKLOADS or planned.skip is not None:
         return {}
-    described = case["params"]["inputs"].values()
+    described = case.params["inputs"].values()
     paths = {value["path"] for value in described if value["type"] == "safetensors"}
     return {path: file_digest(tree.root / path) for path in sorted(paths)}
 
@@ -248,22 +248,18 @@ def _misfit(line: WorkloadLine, definition: Definition) -> Broken | None:
     return None
 
 
-def _mark_repeat(planned: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _mark_repeat(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     """Mark the cheapest ordinary case: it is run again for determinism and for remembered answers."""
-    ordinary = [
-        entry for entry in planned if not entry["skip"] and entry["case"]["size"] not in {"edge", WORKLOADS}
-    ]
-    chosen = min(ordinary, key=lambda entry: (entry["memory"], entry["case"]["id"]), default=None)
-    return [entry | {"repeat": entry is chosen} for entry in planned]
+    ordinary = [entry for entry in planned if not entry.skip and entry.case.size not in {"edge", WORKLOADS}]
+    chosen = min(ordinary, key=lambda entry: (entry.memory, entry.id), default=None)
+    return [entry.model_copy(update={"repeat": entry is chosen}) for entry in planned]
 
 
-def _too_large(need: int, limit: int) -> dict[str, str] | None:
+def _too_large(need: int, limit: int) -> SkipNote | None:
     if need <= limit:
         return None
-    return {
-        "reason": Skip.DOES_NOT_FIT,
-        "message": f"needs about {need / 2**30:.1f} GiB, the limit (limits.memory_gb) is {limit / 2**30:.1f} GiB",
-    }
+    told = f"needs about {need / 2**30:.1f} GiB, the limit (limits.memory_gb) is {limit / 2**30:.1f} GiB"
+    return SkipNote(reason=Skip.DOES_NOT_FIT, message=told)
 
 
 def workload_case(line: WorkloadLine, seed: int) -> Case:

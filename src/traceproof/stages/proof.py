@@ -16,12 +16,10 @@ from pydantic import BaseModel, ConfigDict
 
 from traceproof.actors.registry import ACTORS, TRUTHS
 from traceproof.reasons import Skip, Verdict
+from traceproof.records import REFERENCE, WHOLE, VerdictRow
 from traceproof.sources.model import ORIGINS
-from traceproof.stages.bench import WHOLE
 
-REFERENCE = "reference"
 COMPARED = frozenset({Verdict.PASS, Verdict.FAIL})
-BAD = frozenset({Verdict.FAIL, Verdict.ERROR})
 NO_TRUTH, ERROR, UNREADABLE, RELAXED = "no_truth", "error", "unreadable", "relaxed"
 # Why a definition met no ground truth, in words; of several reasons the first one in this order is told.
 WHY: Mapping[str, str] = MappingProxyType(
@@ -101,27 +99,27 @@ class Collector:
         self._reasons: dict[str, set[str]] = defaultdict(set)
         self._wrong: set[str] = set()
 
-    def watch(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    def watch(self, rows: Iterable[VerdictRow]) -> Iterator[VerdictRow]:
         """The rows, each noted as it passes."""
         for row in rows:
             self._note(row)
             yield row
 
-    def _note(self, row: Mapping[str, Any]) -> None:
-        name, actor, verdict = str(row["definition"]), str(row["actor"]), row["verdict"]
-        self._op_types[name] = str(row["op_type"])
-        if actor == REFERENCE and verdict in BAD:
+    def _note(self, row: VerdictRow) -> None:
+        name, actor, verdict = row.definition, row.actor, row.verdict
+        self._op_types[name] = row.op_type
+        if actor == REFERENCE and row.bad:
             self._wrong.add(name)
-        if row.get("tolerance") is not None:
+        if row.tolerance is not None:
             self._reasons[name].add(RELAXED)
-        elif verdict in COMPARED and row["output"] != WHOLE:  # conduct alone is no comparison
-            self._cases[name, actor].add(str(row["case"]))
-        elif actor == REFERENCE and row["reason"] == Skip.NO_ORACLE:
+        elif verdict in COMPARED and row.output != WHOLE:  # conduct alone is no comparison
+            self._cases[name, actor].add(str(row.case))
+        elif actor == REFERENCE and row.reason == Skip.NO_ORACLE:
             self._reasons[name].add(Skip.NO_ORACLE)
-        elif row["case"] is None:
+        elif row.case is None:
             self._reasons[name].add(UNREADABLE)
         elif actor in TRUTHS or verdict == Verdict.ERROR:
-            self._reasons[name].add(str(row["reason"]) if verdict == Verdict.SKIP else ERROR)
+            self._reasons[name].add(str(row.reason) if verdict == Verdict.SKIP else ERROR)
 
     def proof(self, stacks: Iterable[Mapping[str, Any]]) -> Proof:
         """What the rows show; `stacks` are the records of the stacks that they come from."""

@@ -20,10 +20,9 @@ from typing import Any
 
 from traceproof.border import remove_tree
 from traceproof.digests import digest_json
-from traceproof.stages import record as records
+from traceproof.records import LASTING, PlannedCase, PlannedDefinition, RunRecord
 from traceproof.stages.job import Job
 from traceproof.stages.progress import Progress
-from traceproof.stages.record import RunRecord
 from traceproof.store import Store, disk_errors
 from traceproof.worker import MIB, Isolation, ItemOutcome, Limits, Pool, Status, policy
 
@@ -49,7 +48,7 @@ class Call:
         threads: torch's.
     """
 
-    planned: Mapping[str, Any]
+    planned: PlannedCase
     key: str
     first: Path | None = None
     recall: bool = False
@@ -62,7 +61,7 @@ class Call:
     @property
     def case_id(self) -> str:
         """The case's id."""
-        return str(self.planned["case"]["id"])
+        return self.planned.id
 
     @property
     def succeeded(self) -> bool:
@@ -78,8 +77,8 @@ class Call:
         """What is written of it."""
         assert self.outcome is not None
         if self.succeeded:
-            return records.ok(self.key, self.outcome, self.facts, inputs=self.inputs)
-        return records.error(self.key, self.outcome)
+            return RunRecord.ok(self.key, self.outcome, self.facts, inputs=self.inputs)
+        return RunRecord.error(self.key, self.outcome)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,26 +101,26 @@ class References:
     progress: Progress
     drawing: str = "cpu"
 
-    def run(self, name: str, entry: Mapping[str, Any], wanted: Sequence[Call]) -> dict[str, RunRecord]:
+    def run(self, name: str, entry: PlannedDefinition, wanted: Sequence[Call]) -> dict[str, RunRecord]:
         """Records by case id of one definition's calls, each finished one in the store before the next begins."""
-        refusals = policy.check(entry["definition"]["reference"])
+        refusals = policy.check(entry.reference)
         if refusals:
             message = "; ".join(str(refusal) for refusal in refusals)
             for call in wanted:
                 call.outcome = ItemOutcome(index=0, status=Status.REFUSED, message=message)
             return {call.case_id: self._finished(name, call, None) for call in wanted}
         found: dict[str, RunRecord] = {}
-        plain = [call for call in wanted if not call.planned.get("hidden")]
-        hidden = [call for call in wanted if call.planned.get("hidden")]
-        Random(digest_json([entry["digest"], entry.get("nonce", 0)])).shuffle(plain)  # noqa: S311 - an order
+        plain = [call for call in wanted if not call.planned.hidden]
+        hidden = [call for call in wanted if call.planned.hidden]
+        Random(digest_json([entry.digest, entry.nonce])).shuffle(plain)  # noqa: S311 - an order
         with self._folder() as done:
-            again = {call.case_id: self._repeat(call, done) for call in plain if call.planned["repeat"]}
+            again = {call.case_id: self._repeat(call, done) for call in plain if call.planned.repeat}
             for call in hidden:
                 call.fill, call.threads, call.recall = None, self.job.hidden_threads, bool(again)
             for batch in self._batches(plain, [*again.values(), *hidden]):
                 waited = sum(call.timed_out for call in plain)
                 for call in self._calls(name, entry, batch, done, waited=waited):
-                    if call in plain and not (call.planned["repeat"] and call.succeeded):
+                    if call in plain and not (call.planned.repeat and call.succeeded):
                         found[call.case_id] = self._finished(name, call, done)
             for call in plain:
                 if call.case_id not in found:
@@ -145,10 +144,10 @@ class References:
             return
         yield plain
         failed = {call.case_id for call in plain if not call.succeeded}
-        yield [call for call in rest if call.planned.get("hidden") or call.case_id not in failed]
+        yield [call for call in rest if call.planned.hidden or call.case_id not in failed]
 
     def _calls(
-        self, name: str, entry: Mapping[str, Any], calls: Sequence[Call], done: Path, *, waited: int
+        self, name: str, entry: PlannedDefinition, calls: Sequence[Call], done: Path, *, waited: int
     ) -> Iterator[Call]:
         """Make the calls in one new worker; after PATIENCE timeouts, `waited` included, the rest is given up."""
         if not calls:
@@ -160,7 +159,7 @@ class References:
             measured = self.bench.run_items(
                 setup=MEASURE,
                 payload={
-                    "definition": entry["definition"],
+                    "definition": entry.definition,
                     "dataset": self.dataset,
                     "folder": str(folder),
                     "device": self.drawing,
@@ -173,7 +172,7 @@ class References:
             ran = self.pool.run_items(
                 setup=CALL,
                 payload={
-                    "source": entry["definition"]["reference"],
+                    "source": entry.reference,
                     "name": f"m{token}",
                     "device": self.job.device,
                     "threads": 1,
@@ -209,14 +208,14 @@ class References:
         """Draw, call, collect."""
         token = secrets.token_hex(8)
         files = {"data": f"{token}.in", "out": f"{token}.out"}
-        case = call.planned["case"]
+        case = call.planned.case.as_json()
         asked[0].update(do="draw", case=case, data=files["data"])
         drawn = next(measured)
         inputs = drawn.value if drawn.status is Status.OK else None
         if inputs is not None and "digest" in inputs:
             call.inputs = inputs["digest"]
             seeds = _seeds(call)
-            order.update(files, inputs=inputs["inputs"], seeds=seeds, trials=call.planned["trials"])
+            order.update(files, inputs=inputs["inputs"], seeds=seeds, trials=call.planned.trials)
             order.update(fill=call.fill, threads=call.threads, hold=True)
         started = time.monotonic()
         outcome = next(ran)
@@ -280,7 +279,7 @@ class References:
 
     def _limits(self, calls: Sequence[Call]) -> Limits:
         """A worker's: its folder holds inputs and outputs, and not much more."""
-        need = max(int(call.planned["memory"]) for call in calls)
+        need = max(call.planned.memory for call in calls)
         return replace(self.job.limits, file_bytes=need + SCRATCH_ROOM, message_bytes=ANSWER_BYTES)
 
     @contextmanager
@@ -296,10 +295,10 @@ class References:
         """The record of a call; a lasting one goes into the store, tensors first."""
         record = call.record()
         assert call.outcome is not None
-        if call.outcome.status in records.LASTING:
-            tensors = _outputs(done, call.key) if done is not None and record["status"] == "ok" else None
-            record = records.of_json(self.outputs.finish(call.key, record, tensors))
-        self.progress.show(f"{name} {call.case_id}", record["status"])
+        if call.outcome.status in LASTING:
+            tensors = _outputs(done, call.key) if done is not None and record.status == "ok" else None
+            record = RunRecord.model_validate(self.outputs.finish(call.key, record.as_json(), tensors))
+        self.progress.show(f"{name} {call.case_id}", record.status)
         return record
 
 
@@ -337,7 +336,7 @@ def _seeds(call: Call) -> list[int]:
     Where no trials are asked for, a second run has a seed of its own: an answer that depends on it varies.
     """
     planned = call.planned
-    if not planned["trials"]:
-        return [secrets.randbits(62) if call.first is not None else planned["case"]["seed"]]
-    start = int(digest_json([planned.get("nonce", 0), planned["digest"]]), 16)
-    return [(start + trial * GOLDEN) % (1 << 63) for trial in range(planned["trials"])]
+    if not planned.trials:
+        return [secrets.randbits(62) if call.first is not None else planned.case.seed]
+    start = int(digest_json([planned.nonce, planned.digest]), 16)
+    return [(start + trial * GOLDEN) % (1 << 63) for trial in range(planned.trials)]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from traceproof.names import path_part
 from traceproof.reasons import Verdict
+from traceproof.records import PlannedDefinition, RunRecord, VerdictRow
 from traceproof.stages.dispute import Dispute
 from traceproof.store import Store, disk_errors, write_json
 
@@ -32,30 +32,37 @@ class Bundles:
     root: Path
     outputs: Store
 
-    def write(self, rows: Sequence[dict[str, Any]], entry: Mapping[str, Any], dispute: Dispute) -> None:
-        """Write the bundles of one definition's failing rows; each row gets `replay`, where its bundle lies.
+    def write(self, rows: Sequence[VerdictRow], entry: PlannedDefinition, dispute: Dispute) -> list[VerdictRow]:
+        """Write the bundles of one definition's failing rows; gives all rows, these with where their bundle lies.
 
         Raises:
             TraceproofError: the disk is full.
         """
-        failing: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        failing: dict[tuple[str, str], list[VerdictRow]] = {}
+        written = []
         for row in rows:
-            if row["verdict"] == Verdict.FAIL and row["actor"] in dispute.records:
-                failing.setdefault((row["case"], row["actor"]), []).append(row)
-        cases = {planned["case"]["id"]: planned["case"] for planned in entry["cases"]}
+            fails = row.verdict == Verdict.FAIL and row.actor in dispute.records
+            written.append(row.changed(replay=self._place(entry, row)) if fails else row)
+            if fails:
+                failing.setdefault((str(row.case), row.actor), []).append(written[-1])
+        cases = {planned.id: planned.case.as_json() for planned in entry.cases}
         for (case, actor), about in failing.items():
-            folder = self.root / path_part(entry["definition"]["name"]) / path_part(f"{case}-{actor}")
+            folder = self.run / about[0].replay
             folder.mkdir(parents=True)
-            self._link(dispute.records[actor].get(case, {}), folder / "outputs.safetensors")
-            self._link(dispute.oracle.get(case, {}), folder / "oracle.safetensors")
-            for row in about:
-                row["replay"] = folder.relative_to(self.run).as_posix()
-            content = {"repeat": about[0]["repeat"], "case": cases[case], "rows": about}
-            write_json(folder / "replay.json", content | {"definition": entry["definition"]})
+            self._link(dispute.records[actor].get(case), folder / "outputs.safetensors")
+            self._link(dispute.oracle.get(case), folder / "oracle.safetensors")
+            content = {"repeat": about[0].repeat, "case": cases[case], "rows": [row.as_json() for row in about]}
+            write_json(folder / "replay.json", content | {"definition": entry.definition})
+        return written
 
-    def _link(self, record: Mapping[str, Any], target: Path) -> None:
-        source = self.outputs.tensors_path(str(record.get("key")))
-        if not source.is_file():
+    def _place(self, entry: PlannedDefinition, row: VerdictRow) -> str:
+        """The folder of a row's bundle, relative to the run's."""
+        folder = self.root / path_part(entry.definition["name"]) / path_part(f"{row.case}-{row.actor}")
+        return folder.relative_to(self.run).as_posix()
+
+    def _link(self, record: RunRecord | None, target: Path) -> None:
+        source = None if record is None or record.key is None else self.outputs.tensors_path(record.key)
+        if source is None or not source.is_file():
             return
         try:
             os.link(source, target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +14,9 @@ from rich.table import Table
 from traceproof.actors.registry import ACTORS, PAIR
 from traceproof.known import Known, read_known
 from traceproof.reasons import Skip, Verdict
+from traceproof.records import VerdictRow, read_rows
 from traceproof.stages import proof
-from traceproof.stages.outcomes import REFERENCE, Outcomes, compared, sentence
+from traceproof.stages.outcomes import Outcomes, compared, sentence
 from traceproof.stages.standing import KEY, standing
 from traceproof.store import write_json
 from traceproof.text import printable
@@ -24,7 +24,6 @@ from traceproof.text import printable
 WIDTH = 118
 SHOWN = 20  # findings listed under the table; summary.json has all
 NO_ORACLE = str(Skip.NO_ORACLE)  # of a definition: nobody judged its numerics, which is no pass
-BAD = frozenset({Verdict.FAIL, Verdict.ERROR})
 FINDING_KEYS = ("definition", "op_type", "case", "actor", "output", "verdict", "reason", "message", "repeat")
 
 
@@ -36,21 +35,15 @@ def report(
     Raises:
         TraceproofError: known.yaml can not be used, or the disk is full.
     """
-    value = summarise(_rows(verdicts), read_known(known), stacks)
+    rows = (row for path in verdicts for row in read_rows(path))
+    value = summarise(rows, read_known(known), stacks)
     run = verdicts[0].parent.parent if verdicts else summary.parent
     write_json(summary, value | {KEY: standing(run, {path.stem for path in verdicts})})
     return value
 
 
-def _rows(verdicts: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    for path in verdicts:
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                yield json.loads(line)
-
-
 def summarise(
-    rows: Iterable[Mapping[str, Any]], known: Known, stacks: Sequence[Mapping[str, Any]] = ()
+    rows: Iterable[VerdictRow], known: Known, stacks: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
     """Counts by op_type and actor; findings that are new; known ones; known ones that came out otherwise.
 
@@ -65,18 +58,18 @@ def summarise(
     definitions: dict[str, Counter[str]] = {}
     findings: dict[str, list[dict[str, Any]]] = {"new": [], "known": [], "unexpected": []}
     for row in collector.watch(rows):
-        group = (row["op_type"], row["actor"])
-        verdict = str(row["verdict"])
+        group = (row.op_type, row.actor)
+        verdict = str(row.verdict)
         groups.setdefault(group, Counter())[verdict] += 1
-        definitions.setdefault(row["definition"], Counter())[NO_ORACLE if unjudged(row) else verdict] += 1
-        groups[group][NO_ORACLE] += unjudged(row)
-        members.setdefault(group, {}).setdefault(row["definition"], set()).add(str(row["case"]))
+        definitions.setdefault(row.definition, Counter())[NO_ORACLE if row.unjudged else verdict] += 1
+        groups[group][NO_ORACLE] += row.unjudged
+        members.setdefault(group, {}).setdefault(row.definition, set()).add(str(row.case))
         if verdict == Verdict.SKIP:
-            skips.setdefault(group, Counter())[str(row["reason"])] += 1
+            skips.setdefault(group, Counter())[str(row.reason)] += 1
         kind = _kind(row, known, versions)
         outcomes.note(row, kind)
         if kind is not None:
-            findings[kind].append({key: row.get(key) for key in FINDING_KEYS})
+            findings[kind].append({key: getattr(row, key) for key in FINDING_KEYS})
             groups[group][kind] += 1
     came = outcomes.by_definition()
     return {
@@ -101,11 +94,11 @@ def summarise(
     }
 
 
-def _kind(row: Mapping[str, Any], known: Known, stacks: Mapping[str, Mapping[str, str]]) -> str | None:
+def _kind(row: VerdictRow, known: Known, stacks: Mapping[str, Mapping[str, str]]) -> str | None:
     """`new` finding, `known` one, `unexpected` outcome where another was known, or None: all is well."""
-    if row.get("tolerance") is not None:  # by the user's tolerance: the list speaks of the calibrated gates
-        return "new" if row["verdict"] in BAD else None
-    if row["verdict"] == Verdict.SKIP and not unjudged(row):
+    if row.tolerance is not None:  # by the user's tolerance: the list speaks of the calibrated gates
+        return "new" if row.bad else None
+    if row.verdict == Verdict.SKIP and not row.unjudged:
         # A machine without the GPU that showed it says nothing against it.
         return None
     versions = _versions(row, stacks)
@@ -114,18 +107,13 @@ def _kind(row: Mapping[str, Any], known: Known, stacks: Mapping[str, Mapping[str
         return "known"
     if entry is not None and entry.stands(versions):
         return "unexpected"
-    return "new" if row["verdict"] in BAD or unjudged(row) else None
+    return "new" if row.bad or row.unjudged else None
 
 
-def unjudged(row: Mapping[str, Any]) -> bool:
-    """Whether a row says that nobody judged a reference's numerics: that is no pass."""
-    return bool(row["actor"] == REFERENCE and row["verdict"] == Verdict.SKIP and row["reason"] == Skip.NO_ORACLE)
-
-
-def _versions(row: Mapping[str, Any], stacks: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+def _versions(row: VerdictRow, stacks: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """Package versions that a row's actors ran with: those of this run, since a row may be an earlier one's."""
-    found = dict(row.get("versions") or {})
-    for actor in str(row["actor"]).split(PAIR):
+    found = dict(row.versions or {})
+    for actor in row.actor.split(PAIR):
         found |= stacks.get(ACTORS[actor].stack, {})
     return found
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from traceproof.digests import digest_bytes
 from traceproof.errors import TraceproofError
+from traceproof.records import OpTypePlan
 from traceproof.runs import under_way
 
 KEY = "stands_on"
@@ -129,9 +130,10 @@ def _stale(folder: Path, summary: Path) -> set[str]:
 def _readable(plan: Path) -> bool:
     """Whether a plan is whole."""
     try:
-        return isinstance(json.loads(plan.read_text(encoding="utf-8")), dict)
-    except (OSError, ValueError):
+        OpTypePlan.read(plan)
+    except TraceproofError:
         return False
+    return True
 
 
 def _not_ahead(path: Path) -> None:

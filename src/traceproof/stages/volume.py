@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
 from traceproof.ops.base import TORCH_DTYPES
+from traceproof.records import OpTypePlan, PlannedCase
 
 GIB = 1 << 30
 TOLD_BYTES = 4 * GIB  # a run that may write more says so
@@ -30,7 +29,7 @@ def check(plans: Iterable[Path], store: Path, *, actors: int, limit_gb: float | 
     Raises:
         TraceproofError: the store may grow beyond its limit.
     """
-    needed = sum(estimate(json.loads(path.read_text(encoding="utf-8")), actors=actors) for path in plans)
+    needed = sum(estimate(OpTypePlan.read(path), actors=actors) for path in plans)
     if needed <= TOLD_BYTES and limit_gb is None:
         return
     there = sum(path.lstat().st_size for path in store.rglob("*.safetensors")) if store.is_dir() else 0
@@ -46,23 +45,21 @@ def check(plans: Iterable[Path], store: Path, *, actors: int, limit_gb: float | 
         sys.stderr.write(f"This run may write {told}; {free / GIB:.1f} GiB are free. {room}\n")
 
 
-def estimate(planned: Mapping[str, Any], *, actors: int) -> int:
+def estimate(planned: OpTypePlan, *, actors: int) -> int:
     """Bytes of all outputs of a planned op_type, none of them being there yet."""
     total = 0
-    for entry in planned["definitions"].values():
-        definition = Definition.model_validate(entry["definition"])
-        for case in entry["cases"]:
-            if case["skip"] is None:
-                total += _case(definition, case, actors)
+    for entry in planned.definitions.values():
+        definition = entry.parsed
+        total += sum(_case(definition, case, actors) for case in entry.cases if case.skip is None)
     return total
 
 
-def _case(definition: Definition, planned: Mapping[str, Any], actors: int) -> int:
+def _case(definition: Definition, planned: PlannedCase, actors: int) -> int:
     total = 0
     for spec in definition.outputs.values():
-        elements = max(1, planned["trials"])
-        for size in definition.shape_of(spec, planned["case"]["axes"]) or ():
+        elements = max(1, planned.trials)
+        for size in definition.shape_of(spec, planned.case.axes) or ():
             elements *= size
         own = actors * TORCH_DTYPES[spec.dtype].itemsize
-        total += elements * (own + (0 if planned["large"] else ORACLE_BYTES))
+        total += elements * (own + (0 if planned.large else ORACLE_BYTES))
     return total

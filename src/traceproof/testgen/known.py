@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from traceproof.dataset.definition import Definition
 from traceproof.known import read_known
+from traceproof.records import REFERENCE, VerdictRow, read_rows
 from traceproof.versions import said
-
-BAD = frozenset({"fail", "error"})
 
 
 class Divergences:
@@ -26,9 +23,9 @@ class Divergences:
     """
 
     def __init__(self, *, verdicts: Path | None, known: Path | None) -> None:
-        self._rows: dict[str, list[Mapping[str, Any]]] = {}
+        self._rows: dict[str, list[VerdictRow]] = {}
         for row in _rows(verdicts):
-            self._rows.setdefault(row["definition"], []).append(row)
+            self._rows.setdefault(row.definition, []).append(row)
         self._known = read_known(known).findings if known is not None and known.is_file() else []
 
     def of(self, definition: Definition) -> tuple[str, ...]:
@@ -37,21 +34,18 @@ class Divergences:
         Which packages the tests will meet is not known here, so a finding's versions are named.
         """
         found = {
-            row["case"]: row["reason"]
+            row.case: row.reason
             for row in self._rows.get(definition.name, ())
-            if row["digests"]["definition"] == definition.digest
+            if row.digests.definition == definition.digest
         }
         for entry in self._known:
-            if entry.means(definition.name, definition.digest) and entry.actor == "reference":
+            if entry.means(definition.name, definition.digest) and entry.actor == REFERENCE:
                 found.update(dict.fromkeys(entry.cases, f"{entry.reason}{said(entry.versions)}"))
         return tuple(f"case {case}: {reason}" for case, reason in sorted(found.items()))
 
 
-def _rows(verdicts: Path | None) -> Iterator[Mapping[str, Any]]:
+def _rows(verdicts: Path | None) -> Iterator[VerdictRow]:
     if verdicts is None:
         return
     for path in sorted(verdicts.glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            if row["actor"] == "reference" and row["verdict"] in BAD and row["case"] is not None:
-                yield row
+        yield from (row for row in read_rows(path) if row.actor == REFERENCE and row.bad and row.case is not None)

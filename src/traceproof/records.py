@@ -1,0 +1,376 @@
+"""Records that cross a process or a file border: a plan, what a run left of a case, a verdict.
+
+Each is checked once, where it is read; code in between uses attributes. Fields that a record was made without
+are not written, so that a verdict's columns are those that it has something to say in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from traceproof.border import BorderError, plain_text, read_regular
+from traceproof.dataset.definition import Definition
+from traceproof.errors import TraceproofError
+from traceproof.ops.cases import Case
+from traceproof.reasons import Error, Skip, Verdict
+from traceproof.worker.model import ItemOutcome, Status
+
+WHOLE = "*"  # the `output` of a row about a case as a whole
+REFERENCE = "reference"
+ORACLE = "oracle"
+PLAN_BYTES = 1 << 30  # of a plan file
+AGAIN = "Run the same command again: finished outputs are kept."
+
+
+class Record(BaseModel):
+    """A frozen record with a closed set of fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields that it was made with, as a JSON object."""
+        return self.model_dump(exclude_unset=True)
+
+
+class SkipNote(Record):
+    """Why a planned case is not run."""
+
+    reason: Skip
+    message: str
+
+
+class PlannedCase(Record):
+    """One case of a plan.
+
+    Attributes:
+        case: sizes and drawing instructions.
+        digest: of the case.
+        memory: bytes that it needs, by the op's estimate.
+        trials: how often a sampling op is run; 0: it is no such op.
+        skip: why it is not run; None: it is.
+        large: whether the judge computes its oracle chunk by chunk.
+        nonce: what the seeds of its trials follow from.
+        repeat: whether it is run again, for determinism and remembered answers.
+        hidden: options of the command that repeats a hidden case; empty: it is none.
+        blobs: digest of each file that inputs of a workload line are loaded from.
+    """
+
+    case: Case
+    digest: str
+    memory: int
+    trials: int
+    skip: SkipNote | None
+    large: bool
+    nonce: int
+    repeat: bool = False
+    hidden: str = ""
+    blobs: dict[str, str] = {}
+
+    @property
+    def id(self) -> str:
+        """The case's id, unique in its definition."""
+        return self.case.id
+
+
+class PlannedDefinition(Record):
+    """One definition of a plan.
+
+    Attributes:
+        path: of its file in the dataset.
+        digest: of the definition.
+        no_oracle: why there is no oracle for it; None: there is one.
+        nonce: what the hidden cases and the order of calls follow from.
+        definition: the definition as JSON, as workers get it.
+    """
+
+    path: str
+    digest: str
+    no_oracle: str | None
+    nonce: int
+    definition: dict[str, Any]
+    cases: tuple[PlannedCase, ...]
+
+    @property
+    def parsed(self) -> Definition:
+        """The definition."""
+        return Definition.model_validate(self.definition)
+
+    @property
+    def reference(self) -> str:
+        """Source of its reference."""
+        return str(self.definition["reference"])
+
+    def holding(self, cases: Iterable[PlannedCase]) -> Self:
+        """The same with some of the cases."""
+        return self.model_copy(update={"cases": tuple(cases)})
+
+
+class BrokenFile(Record):
+    """A file of the dataset that is no definition, or can not be planned with."""
+
+    path: str
+    message: str
+
+
+class OpTypePlan(Record):
+    """The cases of one op_type's definitions: what the rule `cases` writes and every later one reads."""
+
+    version: Literal[1] = 1
+    op_type: str
+    dataset: str
+    definitions: dict[str, PlannedDefinition]
+    broken: tuple[BrokenFile, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a plan file.
+
+        Raises:
+            TraceproofError: it is no plan, or another version's.
+        """
+        try:
+            return cls.model_validate_json(bytes(read_regular(path, most=PLAN_BYTES)))
+        except (BorderError, ValidationError) as error:
+            todo = "Remove it and run the same command again: planning makes it anew."
+            raise TraceproofError(f"{path} is no plan", problems=[_first(error)], todo=todo) from error
+
+    def as_text(self) -> str:
+        """What its file holds."""
+        return json.dumps(self.model_dump(), indent=1, ensure_ascii=False) + "\n"
+
+    @property
+    def to_run(self) -> Iterator[PlannedCase]:
+        """The cases that are not skipped, of all definitions."""
+        return (case for entry in self.definitions.values() for case in entry.cases if case.skip is None)
+
+
+REASONS: Mapping[Status, Error] = MappingProxyType(
+    {
+        Status.ERROR: Error.EXCEPTION,
+        Status.TIMEOUT: Error.TIMEOUT,
+        Status.MEMORY: Error.MEMORY,
+        Status.CRASH: Error.CRASH,
+        Status.OUTPUT: Error.OUTPUT,
+        Status.PROCESSES: Error.PROCESSES,
+        Status.REFUSED: Error.REFUSED,
+        Status.ISOLATION: Error.ISOLATION,
+    }
+)
+# Outcomes that the same code and inputs would meet again; a timeout or too much memory may be the machine's doing.
+LASTING = frozenset({Status.OK, Status.ERROR, Status.OUTPUT, Status.REFUSED})
+MOST_SECONDS = 1e9
+LISTS = ("mutated", "aliased", "subclassed", "varying", "surplus")  # of names
+
+
+class RunRecord(Record):
+    """What a run left of one case of one actor. The supervisor writes it: workers answer questions.
+
+    Attributes:
+        key: digest of all that the outputs depend on; None where nothing was to be run.
+        status: ok, error, or skip, which only our own code can say.
+        reason, message: unless ok.
+        inputs: digest of what was drawn.
+        mutated, aliased, subclassed, varying: names of inputs or outputs; `varying` only where it was run again.
+        remembered: whether other inputs gave the same bits.
+        surplus: outputs that the definition does not have.
+        seconds, peak_bytes: wall clock and memory.
+        isolation: what was absent, where strangers' code ran without whole isolation.
+        tensors: digest of the file of outputs.
+    """
+
+    key: str | None
+    status: Literal["ok", "error", "skip"]
+    reason: str = ""
+    message: str = ""
+    inputs: str | None = None
+    mutated: tuple[str, ...] = ()
+    aliased: tuple[str, ...] = ()
+    subclassed: tuple[str, ...] = ()
+    varying: tuple[str, ...] | None = None
+    surplus: tuple[str, ...] = ()
+    remembered: bool = False
+    seconds: Annotated[float, Field(ge=0, le=MOST_SECONDS)] = 0.0
+    peak_bytes: Annotated[int, Field(ge=0)] = 0
+    isolation: str = ""
+    tensors: str | None = None
+
+    @classmethod
+    def ok(cls, key: str, outcome: ItemOutcome, facts: Mapping[str, Any], *, inputs: str) -> Self:
+        """Outputs are there. `facts` are what a process of ours measured, by name."""
+        said: dict[str, Any] = {name: _names(facts[name]) for name in LISTS if name in facts}
+        if "remembered" in facts:
+            said["remembered"] = bool(facts["remembered"])
+        return cls(key=key, status="ok", inputs=str(inputs), **said, **_costs(outcome))
+
+    @classmethod
+    def error(cls, key: str, outcome: ItemOutcome) -> Self:
+        """There is nothing to compare, for the reason that the outcome gives."""
+        reason, message = REASONS[outcome.status], plain_text(outcome.message)
+        return cls(key=key, status="error", reason=reason, message=message, **_costs(outcome))
+
+    @classmethod
+    def skipped(cls, key: str | None, reason: str, message: str) -> Self:
+        """Not run, for a reason of the closed list.
+
+        Raises:
+            ValueError: the reason is none of them.
+        """
+        return cls(key=key, status="skip", reason=Skip(reason), message=plain_text(message))
+
+    @classmethod
+    def kept(cls, value: Mapping[str, Any] | None, key: str, *, weak: bool) -> Self | None:
+        """A record of the store that stands for a case, or None.
+
+        A skip is never kept, and strict runs want strict ones.
+        """
+        if value is None or value.get("key") != key or value.get("status") not in {"ok", "error"}:
+            return None
+        if value.get("isolation") and not weak:
+            return None
+        try:
+            return cls.model_validate(value)
+        except ValidationError:  # an earlier version's
+            return None
+
+    @property
+    def essence(self) -> dict[str, Any]:
+        """What a verdict depends on."""
+        return self.model_dump(exclude_unset=True, exclude={"seconds", "peak_bytes"})
+
+
+def _names(value: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(plain_text(str(name)) for name in value)
+
+
+def _costs(outcome: ItemOutcome) -> dict[str, Any]:
+    costs: dict[str, Any] = {
+        "seconds": min(max(outcome.seconds, 0.0), MOST_SECONDS),
+        "peak_bytes": min(max(outcome.peak_bytes, 0), 1 << 62),
+    }
+    return costs | ({"isolation": outcome.isolation} if outcome.isolation else {})
+
+
+class GateResult(Record):
+    """By what an output was judged, and which share of the limit was used; None: unbounded, or not a share."""
+
+    kind: str
+    margin: float | None = None
+
+
+class RowDigests(Record):
+    """What a verdict stands on."""
+
+    definition: str | None = None
+    case: str | None = None
+    inputs: str | None = None
+    outputs: str | None = None
+    code: str | None = None
+    environment: str | None = None
+
+
+class Arbitration(Record):
+    """Which actors agree with a failing one, and which with the oracle; `with` and `against` in the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    ours: Annotated[tuple[str, ...], Field(alias="with")]
+    theirs: Annotated[tuple[str, ...], Field(alias="against")]
+    outvoted: tuple[str, ...]
+    recognised: tuple[str, ...]
+
+
+class VerdictRow(Record):
+    """One output of a case of an actor, or a case as a whole, judged.
+
+    Attributes:
+        definition, op_type, case, size, seed, axes: what was run; no case where the definition can not be read.
+        actor: who ran it; two ground truths that are held against each other are joined.
+        against: what it was held against.
+        output: its name, or WHOLE.
+        verdict, reason, message: what came of it.
+        isolation: what strangers' code could reach, where isolation was not whole.
+        worst, metrics, specification: figures of a numeric comparison.
+        tolerance: the user's, if it decided.
+        gate: by what it was judged.
+        digests, versions, device: what it stands on.
+        repeat: the command that repeats it.
+        arbitration: who agrees with whom, of a numeric failure.
+        replay: where its bundle lies, below the run's folder.
+        path: of a file that is no definition.
+    """
+
+    definition: str
+    op_type: str
+    case: str | None
+    size: str | None = None
+    seed: int | None = None
+    axes: dict[str, int] = {}
+    actor: str
+    against: str | None = None
+    output: str
+    verdict: Verdict
+    reason: str | None = None
+    message: str = ""
+    isolation: str = ""
+    worst: list[dict[str, Any]] = []
+    metrics: dict[str, Any] = {}
+    specification: dict[str, float] = {}
+    tolerance: float | None = None
+    gate: GateResult | None = None
+    digests: RowDigests = RowDigests()
+    versions: dict[str, str] | None = None
+    device: str | None = None
+    repeat: str = ""
+    arbitration: Arbitration | None = None
+    replay: str = ""
+    path: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields that it was made with, as a JSON object."""
+        return self.model_dump(exclude_unset=True, by_alias=True)
+
+    def changed(self, **values: Any) -> Self:  # noqa: ANN401 - fields
+        """The row with other values of some fields."""
+        return self.model_copy(update=values)
+
+    @property
+    def bad(self) -> bool:
+        """Whether it is a failure or an error."""
+        return self.verdict in {Verdict.FAIL, Verdict.ERROR}
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether nobody judged a reference's numerics: that is no pass."""
+        return self.actor == REFERENCE and self.verdict == Verdict.SKIP and self.reason == Skip.NO_ORACLE
+
+
+def read_rows(path: Path) -> list[VerdictRow]:
+    """The rows of a verdict file.
+
+    Raises:
+        TraceproofError: it can not be read, or holds something else.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+        return [VerdictRow.model_validate_json(line) for line in lines]
+    except (OSError, ValidationError) as error:
+        problems = [_first(error)]
+        raise TraceproofError(f"the verdicts {path} cannot be read", problems=problems, todo=AGAIN) from error
+
+
+def rows_text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """What a verdict file holds, of rows as JSON objects."""
+    return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+
+
+def _first(error: Exception) -> str:
+    """The first problem of an error."""
+    if isinstance(error, ValidationError):
+        found = error.errors(include_input=False, include_url=False)[0]
+        return f"{'.'.join(map(str, found['loc'])) or 'the whole'}: {found['msg']}"
+    return str(error)
