@@ -10,10 +10,11 @@ from pathlib import Path
 
 from traceproof.calibrate.page import LAWS, insert
 from traceproof.dataset.tree import read_tree
+from traceproof.execution.source import strangers
 from traceproof.metamorphic.laws import laws_of
-from traceproof.metamorphic.score import PRELOAD, memory, tables, try_laws
+from traceproof.metamorphic.score import memory, tables, try_laws
 from traceproof.mutate.cut import cut, parsed
-from traceproof.worker import GIB, Limits, Pool
+from traceproof.worker import GIB, Limits
 
 
 def main() -> int:
@@ -29,7 +30,7 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     limits = Limits(seconds=options.seconds, setup_seconds=900.0, memory_bytes=options.memory_gib * GIB)
-    with Pool(preload=PRELOAD) as pool:
+    with strangers() as pool:
         for dataset in options.dataset:
             for name, entry in read_tree(dataset).definitions.items():
                 if options.definition_name and name not in options.definition_name:

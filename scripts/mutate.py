@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 from traceproof.dataset.tree import read_tree
+from traceproof.execution.source import strangers
 from traceproof.mutate.cut import cut, parsed
-from traceproof.mutate.score import PRELOAD, score
-from traceproof.worker import GIB, Limits, Pool
+from traceproof.mutate.score import score
+from traceproof.worker import GIB, Limits
 
 
 def main() -> int:
@@ -26,7 +27,7 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     limits = Limits(seconds=options.seconds, setup_seconds=900.0, memory_bytes=options.memory_gib * GIB)
-    with Pool(preload=PRELOAD) as pool:
+    with strangers() as pool:
         for name, entry in read_tree(options.dataset).definitions.items():
             path = options.out / f"{name}.json"
             if path.exists() or (options.definition_name and name not in options.definition_name):

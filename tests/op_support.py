@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from traceproof.actors.oracle import Oracle
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, fingerprint
-from traceproof.judge.output import Expected, Ruling, judge_output
+from traceproof.execution.case import Subject
+from traceproof.judge.output import Ruling
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case
@@ -77,11 +79,7 @@ def reference(definition: Definition, values: Values) -> Outputs:
 
 def truth(definition: Definition, values: Values) -> Tensors:
     """Oracle and floors as the judge wants them: by output, then by what they are."""
-    op = registry.get(definition.op_type)
-    return {
-        **op.oracle(definition, values),
-        **{f"{name}@floor": value for name, value in op.floor(definition, values).items()},
-    }
+    return Oracle().run(definition, registry.get(definition.op_type), values)
 
 
 def judged(definition: Definition, case: Case, outputs: Outputs, known: Tensors) -> dict[str, Ruling]:
@@ -89,20 +87,8 @@ def judged(definition: Definition, case: Case, outputs: Outputs, known: Tensors)
     op = registry.get(definition.op_type)
     given = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
     assert len(given) == len(definition.outputs)
-    trials = op.trials(definition, case)
-    comparisons = op.comparisons(definition)
-    rulings = {}
-    for actual, (name, spec) in zip(given, definition.outputs.items(), strict=True):
-        shape = definition.shape_of(spec, case.axes)
-        assert shape is not None
-        expected = Expected(
-            shape=(trials, *shape) if trials else shape,
-            dtype=TORCH_DTYPES[spec.dtype],
-            oracle={key.partition("@")[2]: value for key, value in known.items() if key.partition("@")[0] == name},
-            comparison=comparisons[name],
-        )
-        rulings[name] = judge_output(actual, expected, tolerance=None)
-    return rulings
+    subject = Subject(definition=definition, op=op, case=case, inputs={}, oracle=known, seed=0)
+    return {name: subject.ruling(name, actual) for actual, name in zip(given, definition.outputs, strict=True)}
 
 
 def failures(definition: Definition, kernel: Kernel, *sizes: str) -> dict[str, str]:

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 from traceproof.actors.inputs import fingerprints, make_inputs
 from traceproof.calibrate.families import family
-from traceproof.calibrate.model import Subject
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
+from traceproof.execution.case import Subject, solve
 from traceproof.judge.arbitration import agree, explain
 from traceproof.judge.output import Expected, judge_output
 from traceproof.ops import registry
@@ -26,7 +26,6 @@ from traceproof.ops.cases import Case
 from traceproof.ops.compare import Backward, Close, Comparison, Quantised
 from traceproof.reasons import Verdict
 from traceproof.stages import dispute
-from traceproof.stages.dispute import expectation
 from traceproof.worker import Limits
 
 LIMITS = Limits(seconds=20.0, memory_bytes=2 << 30)
@@ -35,19 +34,8 @@ OWN = Path(__file__).parent / "dataset" / "definitions"
 
 def subject(path: str, case_id: str = "small-1") -> Subject:
     definition = Definition.model_validate_json((OWN / f"{path}.json").read_text(encoding="utf-8"))
-    op = registry.get(definition.op_type)
-    case = next(case for case in op.cases(definition, sizes=("small",), seed=0) if case.id == case_id)
-    inputs = make_inputs(op, definition, case, device=torch.device("cpu"))
-    oracle = op.oracle(definition, inputs)
-    oracle |= {f"{name}@floor": value for name, value in op.floor(definition, inputs).items()}
-    return Subject(definition=definition, op=op, case=case, inputs=inputs, oracle=oracle, seed=0)
-
-
-def expected_of(about: Subject, output: str) -> Expected:
-    entries = {
-        name.partition("@")[2]: value for name, value in about.oracle.items() if name.partition("@")[0] == output
-    }
-    return expectation(about.definition, about.op, about.case, output, {output: entries})
+    found = registry.get(definition.op_type).cases(definition, sizes=("small",), seed=0)
+    return solve(definition, next(case for case in found if case.id == case_id))
 
 
 def own(prefix: str) -> str:
@@ -57,7 +45,7 @@ def own(prefix: str) -> str:
 
 def test_a_logarithm_of_the_other_base_is_recognised() -> None:
     about = subject(own("mla_ragged"))
-    expected = expected_of(about, "lse")
+    expected = about.expected("lse")
     natural = (expected.oracle[""] * math.log(2)).to(expected.dtype)
     [told, *_] = explain(about, "lse", natural, expected)
     assert told == "ratio 0.69315 everywhere: the natural logarithm where base 2 is meant"
@@ -71,7 +59,7 @@ def test_most_bugs_of_the_calibration_are_recognised_by_name(prefix: str) -> Non
         made = answer.make(about)
         for output in about.definition.outputs if made is not None else ():
             assert made is not None
-            expected = expected_of(about, output)
+            expected = about.expected(output)
             if judge_output(made[output], expected, tolerance=None).verdict != Verdict.FAIL:
                 continue
             seen += 1
@@ -84,7 +72,7 @@ def test_most_bugs_of_the_calibration_are_recognised_by_name(prefix: str) -> Non
 
 def test_a_right_answer_that_only_rounds_badly_is_not_given_a_name() -> None:
     about = subject("rmsnorm/rmsnorm_h96")
-    expected = expected_of(about, "output")
+    expected = about.expected("output")
     noise = 1 + 0.05 * torch.sin(torch.arange(expected.oracle[""].numel())).view_as(expected.oracle[""])
     assert explain(about, "output", (expected.oracle[""] * noise).to(expected.dtype), expected) == []
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
 from extract_support import GOLDEN, drafts_of, named
 
 from traceproof.dataset.definition import Definition
+from traceproof.execution.source import strangers
 from traceproof.extract.check import _judge_reference
 from traceproof.extract.compare import hidden_constants
 from traceproof.extract.definitions.dense import gemm, norm
 from traceproof.extract.definitions.form import Draft
 from traceproof.extract.definitions.moe import moe
 from traceproof.extract.kernels import kernel
+from traceproof.worker import Pool
 
 ALL: dict[str, Draft] = {name: draft for path in GOLDEN for name, draft in drafts_of(path).items()}
 
@@ -74,10 +77,16 @@ def one_of_each_form() -> dict[str, Draft]:
     return {draft.name: draft.twin or draft for draft in found.values()}
 
 
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with strangers() as found:
+        yield found
+
+
 @pytest.mark.parametrize("draft", one_of_each_form().values(), ids=one_of_each_form())
-def test_a_reference_holds_against_its_oracle(draft: Draft) -> None:
+def test_a_reference_holds_against_its_oracle(draft: Draft, pool: Pool) -> None:
     torch.set_num_threads(1)
-    finding = _judge_reference({"definition": draft.definition([]).as_json(), "reference": draft.reference})
+    finding = _judge_reference(draft.definition([]), draft.reference, pool)
     assert finding["no_oracle"] is None
     assert finding["problems"] == []
     assert finding["cases"] >= 3
@@ -94,12 +103,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "right", "wrong"), WRONG, ids=[item[0] for item in WRONG])
-def test_a_planted_mistake_in_a_reference_is_found(name: str, right: str, wrong: str) -> None:
+def test_a_planted_mistake_in_a_reference_is_found(name: str, right: str, wrong: str, pool: Pool) -> None:
     torch.set_num_threads(1)
     draft = ALL[name].twin or ALL[name]
     reference = draft.reference.replace(right, wrong)
     assert reference != draft.reference
-    finding = _judge_reference({"definition": draft.definition([]).as_json(), "reference": reference})
+    finding = _judge_reference(draft.definition([]), reference, pool)
     assert finding["problems"]
 
 

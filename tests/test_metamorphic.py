@@ -2,47 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 import definitions as small
 import op_support as ops
 import pytest
 import torch
-import worker_pools
 
-from traceproof.calibrate.model import Subject
 from traceproof.dataset.definition import Definition
-from traceproof.draw import Draw
+from traceproof.execution.case import Subject, solve
+from traceproof.execution.source import loaded, strangers
 from traceproof.metamorphic.batch import batch_of
 from traceproof.metamorphic.check import Agreement, agree
 from traceproof.metamorphic.laws import BY_OP_TYPE, laws_of
-from traceproof.metamorphic.model import permutation
+from traceproof.metamorphic.model import Law, permutation
 from traceproof.metamorphic.score import Finding, memory, tables, try_laws
 from traceproof.metamorphic.trial import cases_of, try_law
 from traceproof.ops import registry
-from traceproof.worker import Limits
+from traceproof.worker import Limits, Pool
 
 OWN = [ops.definitions(op_type)[0] for op_type in sorted(BY_OP_TYPE) if ops.definitions(op_type)]
 DECODE = ops.load("gqa_paged", "gqa_paged_decode_h40_kv8_d128_ps16")
 PREFILL = ops.load("gdn", "gdn_prefill_qk2_v4_d32_k_last")
+POOL: list[Pool] = []
 CASES = ("small-1", "edge-empty-row", "edge-empty-sequence", "edge-no-state", "adversarial-rows")
 
 
 def subjects(definition: Definition, *names: str) -> list[Subject]:
     """A few cases, drawn and solved."""
-    op = registry.get(definition.op_type)
+    return [solve(definition, case) for case in cases_of(definition, 0) if case.id in (names or CASES)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pool() -> Iterator[Pool]:
+    with strangers() as found:
+        POOL.append(found)
+        yield found
+        POOL.clear()
+
+
+def tried(definition: Definition, laws: Iterable[Law], cases: list[Subject]) -> list[dict[str, Any]]:
+    """What becomes of laws; each has a worker of its own."""
     found = []
-    for case in cases_of(definition, 0):
-        if case.id in (names or CASES):
-            draw = Draw(definition=definition.name, case=case.id, seed=0, device=torch.device("cpu"))
-            inputs = op.inputs(definition, case, draw)
-            oracle = op.oracle(definition, inputs)
-            found.append(Subject(definition=definition, op=op, case=case, inputs=inputs, oracle=oracle, seed=0))
+    for law in laws:
+        with loaded(definition, POOL[0], limits=Limits(seconds=60), need=1 << 30) as source:
+            found.append(try_law(law, cases, source))
     return found
 
 
 def broken(definition: Definition, *names: str) -> set[str]:
     """The laws that a reference breaks."""
-    cases = subjects(definition, *names)
-    return {law.name for law in laws_of(definition) if try_law(law, cases)["agreement"] == "broken"}
+    found = tried(definition, laws_of(definition), subjects(definition, *names))
+    return {row["law"] for row in found if row["agreement"] == "broken"}
 
 
 def changed(definition: Definition, old: str, new: str) -> Definition:
@@ -61,8 +73,7 @@ def test_every_op_type_with_an_oracle_has_laws() -> None:
 
 @pytest.mark.parametrize("definition", OWN, ids=lambda definition: definition.name)
 def test_right_references_keep_their_laws(definition: Definition) -> None:
-    cases = subjects(definition)
-    found = [try_law(law, cases) for law in laws_of(definition)]
+    found = tried(definition, laws_of(definition), subjects(definition))
     assert not [row for row in found if row["agreement"] == "broken" or row["failing"]]
     assert sum(row["cases"] > 0 for row in found) >= 3
 
@@ -126,13 +137,14 @@ def test_an_expert_with_a_weight_of_its_own_is_seen() -> None:
 
 def test_what_fails_on_changed_inputs_breaks_the_law_and_says_so() -> None:
     picky = norm("    assert len(y) == 2 or not len(y)\n    return (")
-    row = try_law(laws_of(picky)[1], subjects(picky, "small-1"))
+    [row] = tried(picky, laws_of(picky)[1:2], subjects(picky, "small-1"))
     assert row["agreement"] == "broken"
     assert "AssertionError" in row["evidence"]
 
 
 def test_what_fails_on_its_own_inputs_is_named_and_left_to_the_judge() -> None:
-    row = try_law(laws_of(OWN[0])[0], subjects(norm("    raise ValueError('no')\n    return (")))
+    failing = norm("    raise ValueError('no')\n    return (")
+    [row] = tried(failing, laws_of(failing)[:1], subjects(failing))
     assert row["cases"] == 0
     assert "ValueError: no" in row["failing"][0]
 
@@ -171,9 +183,8 @@ def test_laws_run_in_a_worker_and_a_crash_breaks_the_law_at_hand() -> None:
     nested = f"it = iter([])\n        {nesting}\n        next(it, None)"
     deadly = norm(f"    if len(y) == 1:\n        import itertools\n        {nested}\n    return (")
     limits = Limits(seconds=60)
-    with worker_pools.pool(preload=["torch", "traceproof.metamorphic.trial"]) as pool:
-        good = list(try_laws(norm("    return ("), pool, limits=limits, seed=0))
-        bad = list(try_laws(deadly, pool, limits=limits, seed=0))
+    good = list(try_laws(norm("    return ("), POOL[0], limits=limits, seed=0))
+    bad = list(try_laws(deadly, POOL[0], limits=limits, seed=0))
     names = [law.name for law in laws_of(norm("    return ("))]
     assert [found.law for found in good] == [found.law for found in bad] == names
     assert not any(found.broken for found in good)

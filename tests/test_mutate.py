@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 import definitions as small
 import pytest
 import torch
-import worker_pools
 
 from traceproof.calibrate.page import mutation_tables
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
+from traceproof.execution.source import strangers
 from traceproof.mutate.cut import cut, parsed
 from traceproof.mutate.exact import same_function, wide_inputs, widened
 from traceproof.mutate.mutants import Mutant, mutants, plain
-from traceproof.mutate.score import PRELOAD, Fate, score
+from traceproof.mutate.score import Fate, score
 from traceproof.mutate.trial import Trial
-from traceproof.worker import Limits
+from traceproof.worker import Limits, Pool
+
+LIMITS = Limits(seconds=60, setup_seconds=60)
 
 # Its mutants have every fate: the exponent is killed, the axis is another name for itself, the last factor is lost
 # in bfloat16's rounding, and the branch waits for a batch that no case has.
@@ -46,8 +49,18 @@ def found(what: str, operator: str = "") -> Mutant:
 
 
 @pytest.fixture(scope="module")
-def trial() -> Trial:
-    return Trial(definition(), ("small", "medium"), 0)
+def pool() -> Iterator[Pool]:
+    with strangers() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def trial(pool: Pool) -> Trial:
+    return Trial(definition(), pool, sizes=("small", "medium"), seed=0, limits=LIMITS)
+
+
+def fate_of(trial: Trial, source: str, line: int, operator: str) -> dict[str, str]:
+    return trial.run(Mutant(operator, line, "", source))
 
 
 def test_assertions_and_docstrings_are_stripped() -> None:
@@ -111,12 +124,12 @@ def test_a_dropped_statement_is_reported_at_its_own_line() -> None:
 )
 def test_what_becomes_of_a_mutant(trial: Trial, what: str, operator: str, fate: Fate) -> None:
     mutant = found(what, operator)
-    assert trial.run(mutant.source, mutant.line, operator)["fate"] == fate
+    assert trial.run(mutant)["fate"] == fate
 
 
 def test_a_change_within_rounding_survives_and_says_where_it_differs(trial: Trial) -> None:
     mutant = found("1.0001 -> 1.1", "constant")
-    fate = trial.run(mutant.source.replace("1.10011", "1.0002"), mutant.line, "constant")
+    fate = fate_of(trial, mutant.source.replace("1.10011", "1.0002"), mutant.line, "constant")
     assert fate["fate"] == Fate.SURVIVED
     assert fate["by"].startswith("small-")
 
@@ -126,8 +139,8 @@ def test_the_same_function_with_other_roundings_is_equivalent(trial: Trial) -> N
     rounded = plainly.replace("y * weight.float()", "y * weight.float() / 3 * 3")
     coarser = plainly.replace("y * weight.float()", "y * weight.float() * 1.0005")
     assert rounded != plainly
-    assert trial.run(rounded, 0, "operator")["fate"] == "equivalent"
-    assert trial.run(coarser, 0, "operator")["fate"] == "survived"
+    assert fate_of(trial, rounded, 0, "operator")["fate"] == "equivalent"
+    assert fate_of(trial, coarser, 0, "operator")["fate"] == "survived"
 
 
 def test_widening_reaches_every_float_but_the_eight_bit_ones() -> None:
@@ -151,11 +164,12 @@ def test_the_same_function_agrees_to_nine_digits(change: float, *, agrees: bool)
     assert not same_function({"y": actual.float()}, {"y": expected})
 
 
-def test_a_definition_is_cut_down_in_its_reference_as_well() -> None:
+def test_a_definition_is_cut_down_in_its_reference_as_well(pool: Pool) -> None:
     smaller = cut(definition(), {"hidden_size": 16})
     assert smaller.const_axes["hidden_size"] == 16
     assert "shape[1] == 16" in smaller.reference
-    assert not Trial(smaller, ("small",), 0).run(smaller.reference, 0, "")["by"]
+    trial = Trial(smaller, pool, sizes=("small",), seed=0, limits=LIMITS)
+    assert not fate_of(trial, smaller.reference, 0, "")["by"]
     with pytest.raises(TraceproofError, match="can not be cut"):
         cut(definition(), {"no_such_axis": 1})
 
@@ -174,17 +188,15 @@ def test_sizes_are_read_from_words() -> None:
 
 def test_an_output_too_many_is_refused(trial: Trial) -> None:
     text = ast.unparse(plain(REFERENCE)).replace("return ", "return y, ")
-    assert trial.run(text, 0, "")["fate"] == Fate.KILLED
+    assert fate_of(trial, text, 0, "")["fate"] == Fate.KILLED
 
 
-def test_mutants_run_in_a_worker_and_what_hangs_there_is_killed() -> None:
+def test_mutants_run_in_a_worker_and_what_hangs_there_is_killed(pool: Pool) -> None:
     looping = REFERENCE.replace(
         "    if len(x) > 1000:", "    n = 1\n    while n < 1:\n        n = n\n    if n > 9:"
     )
-    with worker_pools.pool(preload=PRELOAD) as pool:
-        result = score(
-            definition(looping), pool, limits=Limits(seconds=2, setup_seconds=60), sizes=("small",), seed=0
-        )
+    limits = Limits(seconds=2, setup_seconds=60)
+    result = score(definition(looping), pool, limits=limits, sizes=("small",), seed=0)
     assert result.counts[Fate.KILLED] > 10
     hung = [it for it in result.outcomes if it.mutant.what == "Lt -> LtE"]
     assert [it.fate for it in hung] == [Fate.KILLED]

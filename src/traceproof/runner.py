@@ -26,7 +26,7 @@ from traceproof.actors import caches
 
 CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
 ALIGNMENT = 64  # bytes; tensors of a file start at multiples of it
-PACKAGE = "traceproof"
+PACKAGE = __name__.partition(".")[0]
 NAME_CHARACTERS = 200
 
 # Functions that give tensors without values, by where their names are looked up.
@@ -187,7 +187,7 @@ class _Caller:
                 for place, (_, value) in enumerate(entries)
                 if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor
             }
-            draws.append([(name, _plain(value)) for name, value in entries] if item["trials"] else entries)
+            draws.append([(name, plain_tensor(value)) for name, value in entries] if item["trials"] else entries)
         if not item["trials"]:
             return draws[0], odd
         columns = zip(*draws, strict=True)
@@ -220,7 +220,7 @@ def _address(value: object) -> int | None:
     return value.untyped_storage().data_ptr()
 
 
-def _plain(value: Any) -> torch.Tensor:  # noqa: ANN401 - what strangers return
+def plain_tensor(value: Any) -> torch.Tensor:  # noqa: ANN401 - what strangers return
     """The value as a plain CPU tensor that shares memory with nothing; a Python scalar becomes a 0-d tensor.
 
     Raises:
@@ -275,7 +275,7 @@ def write_outputs(path: Path, returned: Sequence[tuple[str | None, Any]]) -> lis
         for index, (name, value) in enumerate(returned):
             if value is None:
                 continue
-            plain = _plain(value)
+            plain = plain_tensor(value)
             raw = plain.reshape(-1).view(torch.uint8) if plain.numel() else torch.empty(0, dtype=torch.uint8)
             described.append(
                 {"index": index, "name": name, "dtype": dtype_name(plain.dtype), "shape": list(plain.shape)}

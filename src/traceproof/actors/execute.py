@@ -25,13 +25,14 @@ from traceproof.actors.base import Actor, named_outputs
 from traceproof.actors.inputs import drawing_device, fingerprints, make_inputs, place
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
+from traceproof.execution.transfer import same_bits
 from traceproof.ops import registry as ops
 from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import Case
+from traceproof.runner import CUDA_LOST, cuda_is_lost, plain_tensor
 
 NO_SPACE = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EFBIG})\b")  # as safetensors tells it
 GOLDEN = 0x9E3779B97F4A7C15
-CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
 OTHER_SEED = 1_000_003  # added to a case's seed to get the second, different inputs of the same shapes
 
 
@@ -138,7 +139,7 @@ class _Runner:
         self._synchronise()
         seconds = time.perf_counter() - started
         notes = self._notes(inputs, returned, before)
-        tensors = {name: _plain(value) for name, value in returned.items() if value is not None}
+        tensors = {name: plain_tensor(value) for name, value in returned.items() if value is not None}
         if item["repeat"]:
             notes |= self._repeat(case, tensors, returned)
             notes["aliased"] = sorted({*notes["aliased"], *notes.pop("reused")})
@@ -155,20 +156,8 @@ class _Runner:
         device = drawing_device(self.definition, case, self.device)
         return make_inputs(self.op, self.definition, case, device=device, dataset=self.dataset)
 
-    def _call(self, case: Case, inputs: Values) -> Any:  # noqa: ANN401 - what strangers return
-        trials = self.op.trials(self.definition, case) if self.actor.draws else 0
-        if not trials:
-            return self.actor.run(self.definition, self.op, inputs)
-        seed = case.seed * GOLDEN % (1 << 63)
-        together = self.actor.run_trials(self.definition, self.op, inputs, trials=trials, seed=seed)
-        if together is not None:
-            return together
-        draws = []
-        for trial in range(trials):
-            torch.manual_seed((case.seed * GOLDEN + trial * OTHER_SEED) % (1 << 63))
-            returned = named_outputs(self.definition, self.actor.run(self.definition, self.op, inputs))
-            draws.append({name: _plain(value) for name, value in returned.items()})
-        return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
+    def _call(self, case: Case, inputs: Values) -> Any:  # noqa: ANN401 - what an actor returns
+        return call_actor(self.actor, self.definition, self.op, case, inputs)
 
     def _repeat(self, case: Case, first: dict[str, torch.Tensor], returned: Mapping[str, Any]) -> dict[str, Any]:
         """Run again on the same inputs, and once on others: equal bits, and answers that are not remembered.
@@ -181,10 +170,10 @@ class _Runner:
         other, _ = self._outputs(other_case, held)
         return {
             "reused": reused,
-            "varying": sorted(name for name in first if not _same_bits(first[name], again.get(name))),
+            "varying": sorted(name for name in first if not same_bits(first[name], again.get(name))),
             "other": {name: fingerprints({name: value})[name] for name, value in other.items()},
             "remembered": bool(first)
-            and all(_same_bits(value, other.get(name)) for name, value in first.items())
+            and all(same_bits(value, other.get(name)) for name, value in first.items())
             and self._tells_apart(case, other_case),
         }
 
@@ -199,7 +188,7 @@ class _Runner:
         returned = named_outputs(self.definition, self._call(case, inputs))
         self._synchronise()  # a copy to the host waits for the current stream alone
         reused = [name for name, value in returned.items() if _address(value) in held]
-        return {name: _plain(value) for name, value in returned.items() if value is not None}, reused
+        return {name: plain_tensor(value) for name, value in returned.items() if value is not None}, reused
 
     def _notes(self, inputs: Values, returned: Mapping[str, Any], before: dict[str, str]) -> dict[str, Any]:
         after = fingerprints(inputs)
@@ -222,13 +211,21 @@ class _Runner:
             torch.cuda.synchronize(self.device)
 
 
-def cuda_is_lost() -> bool:
-    """Whether the GPU context of this process can not be used any more."""
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False
+def call_actor(actor: Actor, definition: Definition, op: Op, case: Case, inputs: Values) -> Any:  # noqa: ANN401
+    """What an actor returns for a case; draws of a sampling op are stacked along a new first axis."""
+    trials = op.trials(definition, case) if actor.draws else 0
+    if not trials:
+        return actor.run(definition, op, inputs)
+    seed = case.seed * GOLDEN % (1 << 63)
+    together = actor.run_trials(definition, op, inputs, trials=trials, seed=seed)
+    if together is not None:
+        return together
+    draws = []
+    for trial in range(trials):
+        torch.manual_seed((case.seed * GOLDEN + trial * OTHER_SEED) % (1 << 63))
+        returned = named_outputs(definition, actor.run(definition, op, inputs))
+        draws.append({name: plain_tensor(value) for name, value in returned.items()})
+    return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
 
 
 def _address(value: object) -> int | None:
@@ -243,24 +240,5 @@ def _is_plain(value: object) -> bool:
     return type(value) is torch.Tensor or not isinstance(value, torch.Tensor)
 
 
-def _plain(value: Any) -> torch.Tensor:  # noqa: ANN401 - what strangers return
-    """The value as a plain CPU tensor that shares memory with nothing; a Python scalar becomes a 0-d tensor.
-
-    Raises:
-        TypeError: it is neither a tensor nor a number.
-    """
-    if isinstance(value, torch.Tensor):
-        return value.detach().as_subclass(torch.Tensor).to("cpu", copy=True).contiguous()
-    if isinstance(value, bool | int | float):
-        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
-    raise TypeError(f"an output is a {type(value).__name__}, not a tensor or a number")
-
-
 def _described(returned: Mapping[str, Any]) -> dict[str, str]:
     return {name: type(value).__name__ for name, value in returned.items()}
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor | None) -> bool:
-    if other is None or one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return fingerprints({"": one}) == fingerprints({"": other})

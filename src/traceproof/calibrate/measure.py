@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from traceproof.actors.inputs import make_inputs
 from traceproof.calibrate.families import family
 from traceproof.calibrate.generic import wrong_answers
 from traceproof.calibrate.model import Answer, Subject
 from traceproof.calibrate.rivals import RIVALS
 from traceproof.dataset.definition import Definition
-from traceproof.judge.output import Expected, judge_output
+from traceproof.execution.case import solved
+from traceproof.judge.output import judge_output
 from traceproof.ops import registry
-from traceproof.ops.base import TORCH_DTYPES, Tensors
+from traceproof.ops.base import Tensors
 from traceproof.reasons import Verdict
 
 OURS = "traceproof"
@@ -70,7 +70,7 @@ def measure(
     wrongs = (*wrong_answers(found.right[0]), *found.wrong)
     for definition in definitions:
         for seed in range(first_seed, seeds):
-            subjects = list(_subjects(definition, seed, sizes))
+            subjects = list(solved(definition, tuple(sizes), seed))
             baseline = [found.right[0].make(subject) for subject in subjects]
             label = f"{definition.name} seed {seed}"
             for answers, tallies in ((found.right, rates.right), (wrongs, rates.wrong)):
@@ -78,15 +78,6 @@ def measure(
                     tally = tallies.setdefault(answer.name, Tally())
                     _count(answer, subjects, baseline if answers is wrongs else None, tally, label)
     return rates
-
-
-def _subjects(definition: Definition, seed: int, sizes: Sequence[str]) -> Iterator[Subject]:
-    op = registry.get(definition.op_type)
-    for case in op.cases(definition, sizes=sizes, seed=seed):
-        inputs = make_inputs(op, definition, case, device=torch.device("cpu"))
-        oracle = op.oracle(definition, inputs)
-        oracle |= {f"{name}@floor": value for name, value in op.floor(definition, inputs).items()}
-        yield Subject(definition=definition, op=op, case=case, inputs=inputs, oracle=oracle, seed=seed)
 
 
 def _count(
@@ -118,23 +109,14 @@ def _same(outputs: Tensors, right: Tensors | None) -> bool:
 
 def judge(subject: Subject, outputs: Tensors) -> dict[str, bool]:
     """Which gates refuse the outputs of one case; those that can not judge it are left out."""
-    comparisons = subject.op.comparisons(subject.definition)
-    trials = subject.op.trials(subject.definition, subject.case)
-    rivals = {} if trials else RIVALS  # no tolerance fits random draws
+    rivals = {} if subject.trials else RIVALS  # no tolerance fits random draws
     refused = dict.fromkeys((OURS, *rivals), False)
-    for name, spec in subject.definition.outputs.items():
-        entries = {
-            key.partition("@")[2]: value for key, value in subject.oracle.items() if key.partition("@")[0] == name
-        }
-        shape = subject.definition.shape_of(spec, subject.case.axes)
-        if trials and shape is not None:
-            shape = (trials, *shape)
-        comparison = comparisons[name]
-        expected = Expected(shape=shape, dtype=TORCH_DTYPES[spec.dtype], oracle=entries, comparison=comparison)
-        ruling = judge_output(outputs[name], expected, tolerance=None)
-        refused[OURS] |= ruling.verdict != Verdict.PASS
-        same_shape = entries[""].shape == outputs[name].shape
-        rounded = entries[""].to(outputs[name].dtype)
+    for name in subject.definition.outputs:
+        expected = subject.expected(name)
+        assert expected.comparison is not None
+        refused[OURS] |= judge_output(outputs[name], expected, tolerance=None).verdict != Verdict.PASS
+        same_shape = expected.oracle[""].shape == outputs[name].shape
+        rounded = expected.oracle[""].to(outputs[name].dtype)
         for rival, passes in rivals.items():
-            refused[rival] |= not same_shape or not passes(outputs[name], rounded, comparison)
+            refused[rival] |= not same_shape or not passes(outputs[name], rounded, expected.comparison)
     return refused

@@ -4,62 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import torch
+from traceproof.execution.case import Subject
+from traceproof.ops.base import Tensors
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
-from traceproof.ops.cases import Case
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """One case, drawn and solved.
-
-    Attributes:
-        oracle: the oracle's entries, extras among them.
-        seed: of this round; what is random in a way of computing starts from it.
-    """
-
-    definition: Definition
-    op: Op
-    case: Case
-    inputs: Values
-    oracle: Tensors
-    seed: int
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """An input that is a tensor."""
-        value = self.inputs[name]
-        assert isinstance(value, torch.Tensor)
-        return value
-
-    def rounded(self, outputs: Tensors) -> Tensors:
-        """Outputs in the definition's dtypes, extras left out."""
-        specs = self.definition.outputs
-        return {name: outputs[name].to(TORCH_DTYPES[spec.dtype]) for name, spec in specs.items()}
-
-    def with_inputs(self, **changes: Any) -> Values:  # noqa: ANN401 - tensors and scalars
-        """The inputs with some replaced."""
-        return {**self.inputs, **changes}
-
-    def with_constant(self, name: str, value: float) -> Definition | None:
-        """The definition with the number assigned to `name` in its reference replaced; None if there is none.
-
-        Ops read such constants from the reference's syntax tree, so this changes what they compute.
-        """
-        import ast
-
-        tree = ast.parse(self.definition.reference)
-        found = False
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-                for target in node.targets:
-                    if isinstance(target, ast.Name) and target.id.lower() == name:
-                        node.value = ast.Constant(value)
-                        found = True
-        return self.definition.model_copy(update={"reference": ast.unparse(tree)}) if found else None
+__all__ = ["Answer", "Family", "Make", "Subject"]
 
 
 Make = Callable[[Subject], Tensors | None]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from traceproof.doctor.ask import ask
 from traceproof.doctor.model import Layer, Problem
-from traceproof.stages.actor import CUDA_REFUSES
+from traceproof.execution.caller import CUDA_REFUSES
 from traceproof.worker import sandbox
 
 SECONDS = 30.0

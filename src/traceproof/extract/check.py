@@ -7,23 +7,21 @@ definition on the same inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.definition import Definition
-from traceproof.worker import GIB, Isolation, Limits, Status, run_items
+from traceproof.worker import GIB, Isolation, Limits, Pool, Status, run_items
 
 if TYPE_CHECKING:
-    import torch
-
-    from traceproof.actors.reference import Reference
-    from traceproof.ops.base import Op
+    from traceproof.execution.source import Source
     from traceproof.ops.cases import Case
 
 MEMORY_LIMIT = 1536 << 20  # bytes that one case may need; a larger one is left out, and said so
-LIMITS = Limits(seconds=120.0, memory_bytes=3 * GIB)
+LIMITS = Limits(seconds=120.0, memory_bytes=3 * GIB)  # of one case
+CASES = 32  # more than a definition has of that size
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +54,21 @@ def check(
     Args:
         definitions: what the oracles are of.
         python: the torch stack's interpreter.
-        references: one text a definition, a stranger's: each runs shut in. None: the definitions' own.
+        references: one text a definition, a stranger's; None: the definitions' own.
     """
     texts = references if references is not None else [definition.reference for definition in definitions]
     items = [
         {"definition": definition.as_json(), "reference": text}
         for definition, text in zip(definitions, texts, strict=True)
     ]
-    isolation = Isolation.TRUSTED if references is None else Isolation.UNTRUSTED
     source = str(Path(__file__).resolve().parents[2])
     outcomes = run_items(
         setup="traceproof.extract.check:setup",
         payload={},
         items=items,
-        limits=LIMITS,
-        isolation=isolation,
-        preload=("torch", "traceproof.judge.output"),
+        limits=Limits(seconds=CASES * LIMITS.seconds, memory_bytes=None),
+        isolation=Isolation.TRUSTED,  # our own code, which has a worker of its own for each reference
+        preload=("torch", "traceproof.execution.source"),
         python=python,
         env={"PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
     )
@@ -89,77 +86,44 @@ def setup(_payload: dict[str, Any], _scratch: Path) -> Callable[[dict[str, Any]]
     """In the worker, once."""
     import torch
 
+    from traceproof.execution.source import strangers
+
     torch.set_num_threads(1)
-    return _judge_reference
+    pool = strangers()
+    return lambda item: _judge_reference(Definition.model_validate(item["definition"]), item["reference"], pool)
 
 
-def _judge_reference(item: Mapping[str, Any]) -> dict[str, Any]:
-    from traceproof.actors.reference import Reference
+def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict[str, Any]:
+    from traceproof.execution.source import CallError, loaded
     from traceproof.ops import registry
 
-    definition = Definition.model_validate(item["definition"])
     op, unknown = registry.for_definition(definition)
     if unknown is not None:
         return {"cases": 0, "problems": [], "no_oracle": unknown, "too_large": 0}
-    actor = Reference()
-    actor.prepare(definition.model_copy(update={"reference": item["reference"]}))
+    every = list(op.cases(definition, sizes=("small",), seed=0))
+    cases = [case for case in every if op.memory(definition, case) <= MEMORY_LIMIT]
     problems: list[str] = []
-    judged = too_large = 0
-    for case in op.cases(definition, sizes=("small",), seed=0):
-        if op.memory(definition, case) > MEMORY_LIMIT:
-            too_large += 1
-            continue
-        problems += [f"{case.id}: {problem}" for problem in _case_problems(definition, op, actor, case)]
-        judged += 1
-    return {"cases": judged, "problems": problems, "no_oracle": None, "too_large": too_large}
+    try:
+        with loaded(definition, pool, limits=LIMITS, need=MEMORY_LIMIT, source=reference) as source:
+            for case in cases:
+                problems += [f"{case.id}: {problem}" for problem in _case_problems(source, case)]
+    except CallError as error:  # the policy refuses it
+        return {"cases": 0, "problems": [str(error)], "no_oracle": None, "too_large": len(every) - len(cases)}
+    return {"cases": len(cases), "problems": problems, "no_oracle": None, "too_large": len(every) - len(cases)}
 
 
-def _case_problems(definition: Definition, op: Op, actor: Reference, case: Case) -> Iterator[str]:
-    import torch
-
-    from traceproof.actors.inputs import make_inputs
-    from traceproof.judge.output import Expected, judge_output
-    from traceproof.ops.base import TORCH_DTYPES
+def _case_problems(source: Source, case: Case) -> Iterator[str]:
+    from traceproof.execution.case import solve
+    from traceproof.execution.source import CallError
     from traceproof.reasons import Verdict
 
-    device = torch.device("cpu")
-    oracle = op.oracle(definition, make_inputs(op, definition, case, device=device))
-    floor = op.floor(definition, make_inputs(op, definition, case, device=device))
-    trials = op.trials(definition, case)
+    subject = solve(source.definition, case)
     try:
-        outputs = _outputs(definition, op, actor, case, trials)
-    except Exception as error:  # noqa: BLE001 - a reference's own failure is the finding, told with its case
-        yield f"{type(error).__name__}: {error}"
+        outputs = source.outputs(subject)
+    except CallError as error:
+        yield error.told
         return
-    for name, spec in definition.outputs.items():
-        entries = {key.partition("@")[2]: value for key, value in oracle.items() if key.partition("@")[0] == name}
-        if name in floor:
-            entries["floor"] = floor[name]
-        shape = definition.shape_of(spec, case.axes)
-        if trials and shape is not None:
-            shape = (trials, *shape)
-        expected = Expected(
-            shape=shape,
-            dtype=TORCH_DTYPES[spec.dtype],
-            oracle=entries,
-            comparison=op.comparisons(definition).get(name),
-        )
-        ruling = judge_output(outputs.get(name), expected, tolerance=None)
+    for name in source.definition.outputs:
+        ruling = subject.ruling(name, outputs.get(name))
         if ruling.verdict is not Verdict.PASS:
             yield f"{name}: {ruling.message}"
-
-
-def _outputs(
-    definition: Definition, op: Op, actor: Reference, case: Case, trials: int
-) -> Mapping[str, torch.Tensor]:
-    import torch
-
-    from traceproof.actors.base import named_outputs
-    from traceproof.actors.inputs import make_inputs
-
-    inputs = make_inputs(op, definition, case, device=torch.device("cpu"))
-    torch.manual_seed(0)
-    if not trials:
-        return named_outputs(definition, actor.run(definition, op, inputs))
-    draws = [named_outputs(definition, actor.run(definition, op, inputs)) for _ in range(trials)]
-    return {name: torch.stack([draw[name] for draw in draws]) for name in definition.outputs}

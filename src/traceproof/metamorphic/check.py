@@ -9,6 +9,7 @@ from enum import StrEnum
 import torch
 
 from traceproof.calibrate.model import Subject
+from traceproof.execution.transfer import same_values
 from traceproof.judge import gates
 from traceproof.judge.output import Expected, judge_output
 from traceproof.ops.base import Tensors
@@ -29,15 +30,6 @@ class Agreement(StrEnum):
     NONE = "broken"
 
 
-def same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Equal in every bit but the signs of zeros and NaNs."""
-    return (
-        left.shape == right.shape
-        and left.dtype == right.dtype
-        and bool(((left == right) | ((left != left) & (right != right))).all())  # noqa: PLR0124
-    )
-
-
 def agree(
     subject: Subject, name: str, left: torch.Tensor, right: torch.Tensor, room: torch.Tensor | None
 ) -> tuple[Agreement, str]:
@@ -51,7 +43,7 @@ def agree(
         room: what a low-precision computation loses on both sides, absolute and elementwise; None where the
             comparison needs none.
     """
-    if same(left, right):
+    if same_values(left, right):
         return Agreement.BITWISE, ""
     comparison = subject.op.comparisons(subject.definition)[name]
     if isinstance(comparison, Samples):

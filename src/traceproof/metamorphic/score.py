@@ -1,4 +1,4 @@
-"""Putting references to their laws, inside an isolated worker, and a table of what came of it."""
+"""Putting references to their laws, and a table of what came of it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from traceproof.dataset.definition import Definition
+from traceproof.execution.source import CallError, loaded
 from traceproof.metamorphic.laws import laws_of
-from traceproof.worker import Isolation, Limits, Pool, Status
+from traceproof.metamorphic.trial import cases_of, subjects_of, try_law
+from traceproof.ops import registry
+from traceproof.worker import Limits, Pool
 
-SETUP = "traceproof.metamorphic.trial:setup"
-PRELOAD = ("torch", "traceproof.metamorphic.trial")
 BROKEN = "broken"
 
 
@@ -49,36 +50,32 @@ class Finding:
 
 def memory(definition: Definition, *, seed: int) -> int:
     """Bytes that the largest case in use needs, by the op's estimate."""
-    from traceproof.metamorphic.trial import cases_of
-    from traceproof.ops import registry
-
     op = registry.get(definition.op_type)
     return max((op.memory(definition, case) for case in cases_of(definition, seed)), default=0)
 
 
 def try_laws(definition: Definition, pool: Pool, *, limits: Limits, seed: int) -> Iterator[Finding]:
-    """Every law of a definition. A crash, a hang or an out-of-memory breaks the law at hand."""
-    names = [law.name for law in laws_of(definition)]
-    payload = {"definition": definition.as_json(), "seed": seed}
-    outcomes = pool.run_items(
-        setup=SETUP, payload=payload, items=names, limits=limits, isolation=Isolation.UNTRUSTED
-    )
-    for outcome in outcomes:
-        name = names[outcome.index]
-        if outcome.status == Status.OK:
-            value = outcome.value
-            yield Finding(
-                definition.name,
-                definition.op_type,
-                name,
-                value["cases"],
-                value["agreement"],
-                value["evidence"],
-                tuple(value["failing"]),
-            )
-        else:
-            text = f"{outcome.status}: {outcome.message[-300:]}"
-            yield Finding(definition.name, definition.op_type, name, 1, BROKEN, text)
+    """Every law of a definition. A refusal, a crash, a hang or an out-of-memory breaks the law at hand.
+
+    `pool` has workers for strangers' code, see `traceproof.execution.source.strangers`.
+    """
+    subjects, need = subjects_of(definition, seed), memory(definition, seed=seed)
+    for law in laws_of(definition):
+        try:
+            with loaded(definition, pool, limits=limits, need=need) as source:
+                found = try_law(law, subjects, source)
+        except CallError as error:
+            text = f"{error.outcome.status}: {error.outcome.message[-300:]}"
+            found = {"cases": 1, "agreement": BROKEN, "evidence": text, "failing": []}
+        yield Finding(
+            definition.name,
+            definition.op_type,
+            law.name,
+            found["cases"],
+            found["agreement"],
+            found["evidence"],
+            tuple(found["failing"]),
+        )
 
 
 def tables(findings: Sequence[dict[str, Any]]) -> str:

@@ -1,45 +1,31 @@
-"""Inside the worker: a definition's reference put to its laws, case by case."""
+"""A definition's reference, shut in, put to its laws, case by case."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from traceproof.actors.inputs import make_inputs
-from traceproof.calibrate.model import Subject
 from traceproof.dataset.definition import Definition
+from traceproof.execution.case import Subject, solve
+from traceproof.execution.source import CallError, Source
+from traceproof.execution.transfer import same_values
 from traceproof.judge.gates import unit_roundoff
-from traceproof.metamorphic.check import Agreement, agree, room_for, same
-from traceproof.metamorphic.laws import laws_of
+from traceproof.metamorphic.check import Agreement, agree, room_for
 from traceproof.metamorphic.model import Experiment, Law, Outputs
-from traceproof.mutate.trial import call
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case
+from traceproof.worker import Status
 
 # Edge cases hold empty rows, adversarial ones magnitudes; a case's law costs up to four calls.
 WANTED = ("small", "medium-0", "edge", "adversarial-rows", "adversarial-holes", "adversarial-boundary")
 
 
-def setup(payload: dict[str, Any], scratch: Path) -> Callable[[str], dict[str, Any]]:
-    """The handler takes a law's name and gives what became of it."""
-    del scratch
-    torch.set_num_threads(1)
-    definition = Definition.model_validate(payload["definition"])
-    subjects = list(_subjects(definition, payload["seed"]))
-    laws = {law.name: law for law in laws_of(definition)}
-    return lambda name: try_law(laws[name], subjects)
-
-
-def _subjects(definition: Definition, seed: int) -> Iterator[Subject]:
-    op = registry.get(definition.op_type)
-    for case in cases_of(definition, seed):
-        inputs = make_inputs(op, definition, case, device=torch.device("cpu"))
-        oracle = op.oracle(definition, inputs)
-        yield Subject(definition=definition, op=op, case=case, inputs=inputs, oracle=oracle, seed=seed)
+def subjects_of(definition: Definition, seed: int) -> list[Subject]:
+    """The cases that laws are tried on, each drawn and solved."""
+    return [solve(definition, case, seed=seed) for case in cases_of(definition, seed)]
 
 
 def cases_of(definition: Definition, seed: int) -> list[Case]:
@@ -48,7 +34,7 @@ def cases_of(definition: Definition, seed: int) -> list[Case]:
     return [case for case in found if case.size in WANTED or case.id in WANTED]
 
 
-def try_law(law: Law, subjects: list[Subject]) -> dict[str, Any]:
+def try_law(law: Law, subjects: list[Subject], source: Source) -> dict[str, Any]:
     """`holds`, `cases` that the law says something about, and for the first that breaks it the evidence.
 
     Where the reference itself does not run on the case's own inputs, that case is left out and named.
@@ -59,12 +45,14 @@ def try_law(law: Law, subjects: list[Subject]) -> dict[str, Any]:
         if experiment is None:
             continue
         try:
-            original = _call(law, subject, subject.inputs)
-        except Exception as error:  # noqa: BLE001 - a stranger's code; that it fails here is the judge's finding
-            found["failing"].append(f"{subject.case.id}: {type(error).__name__}: {error}")
+            original = _call(law, subject, subject.inputs, source)
+        except CallError as error:  # that it fails here is the judge's finding
+            if error.outcome.status is not Status.ERROR:
+                raise
+            found["failing"].append(f"{subject.case.id}: {error.told}")
             continue
         found["cases"] += 1
-        agreement, evidence = _outcome(law, subject, experiment, original)
+        agreement, evidence = _outcome(law, subject, experiment, original, source)
         if agreement == Agreement.NONE or (law.exact and agreement != Agreement.BITWISE):
             return found | {"agreement": str(Agreement.NONE), "evidence": f"{subject.case.id}: {evidence}"}
         if found["agreement"] != Agreement.ROUNDING:
@@ -72,23 +60,20 @@ def try_law(law: Law, subjects: list[Subject]) -> dict[str, Any]:
     return found
 
 
-def _call(law: Law, subject: Subject, inputs: Values) -> Tensors:
-    changed = Subject(
-        definition=subject.definition,
-        op=subject.op,
-        case=subject.case,
-        inputs=inputs,
-        oracle=subject.oracle,
-        seed=subject.seed,
-    )
-    return call(subject.definition, changed, trials=1 if law.once else None)
+def _call(law: Law, subject: Subject, inputs: Values, source: Source) -> Tensors:
+    trials = 1 if law.once else subject.trials
+    return source.run(subject.case, inputs, seed=subject.seed, trials=trials).outputs
 
 
-def _outcome(law: Law, subject: Subject, experiment: Experiment, original: Tensors) -> tuple[Agreement, str]:
+def _outcome(
+    law: Law, subject: Subject, experiment: Experiment, original: Tensors, source: Source
+) -> tuple[Agreement, str]:
     try:
-        outputs = _run(experiment, original, lambda inputs: _call(law, subject, inputs))
-    except Exception as error:  # noqa: BLE001 - a stranger's code: the law's inputs are as good as the case's own
-        return Agreement.NONE, f"the reference fails on the changed inputs: {type(error).__name__}: {error}"
+        outputs = _run(experiment, original, lambda inputs: _call(law, subject, inputs, source))
+    except CallError as error:  # the law's inputs are as good as the case's own
+        if error.outcome.status is not Status.ERROR:
+            raise
+        return Agreement.NONE, f"the reference fails on the changed inputs: {error.told}"
     left, right = experiment.sides(outputs)
     rooms = None if law.exact else _rooms(subject, experiment)
     worst, evidence = Agreement.BITWISE, ""
@@ -106,7 +91,7 @@ def _outcome(law: Law, subject: Subject, experiment: Experiment, original: Tenso
 
 
 def _exactly(left: torch.Tensor, right: torch.Tensor) -> tuple[Agreement, str]:
-    if same(left, right):
+    if same_values(left, right):
         return Agreement.BITWISE, ""
     if left.shape != right.shape or left.dtype != right.dtype:
         return Agreement.NONE, f"{left.dtype} {list(left.shape)} and {right.dtype} {list(right.shape)}"

@@ -1,4 +1,4 @@
-"""Running the mutants of a reference past the judge, inside an isolated worker."""
+"""Running the mutants of a reference past the judge."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
+from traceproof.execution.source import CallError
 from traceproof.mutate.mutants import Mutant, mutants
-from traceproof.worker import Isolation, Limits, Pool, Status
-
-SETUP = "traceproof.mutate.trial:setup"
-PRELOAD = ("torch", "traceproof.mutate.trial")
+from traceproof.mutate.trial import Trial
+from traceproof.worker import Limits, Pool, Status
 
 
 class Fate(StrEnum):
@@ -61,25 +60,24 @@ class Score:
 def score(definition: Definition, pool: Pool, *, limits: Limits, sizes: Sequence[str], seed: int) -> Score:
     """Run every mutant of a definition's reference on the cases that a run would use.
 
+    Args:
+        definition: the definition.
+        pool: workers for strangers' code, see `traceproof.execution.source.strangers`.
+        limits: of one call.
+        sizes: of the cases.
+        seed: of the cases.
+
     Raises:
         TraceproofError: the policy refuses the reference itself.
     """
-    found = list(mutants(definition.reference))
-    payload = {"definition": definition.as_json(), "sizes": list(sizes), "seed": seed}
-    outcomes = pool.run_items(
-        setup=SETUP,
-        payload=payload,
-        items=[{"source": mutant.source, "line": mutant.line, "operator": mutant.operator} for mutant in found],
-        limits=limits,
-        isolation=Isolation.UNTRUSTED,
-    )
+    try:
+        trial = Trial(definition, pool, sizes=tuple(sizes), seed=seed, limits=limits)
+    except CallError as error:
+        if error.outcome.status is not Status.REFUSED:
+            raise
+        raise TraceproofError(f"{definition.name}: its reference is refused", problems=[str(error)]) from error
     result = Score(definition.name, definition.op_type)
-    for outcome in outcomes:
-        mutant = found[outcome.index]
-        if outcome.status is Status.REFUSED and outcome.message.startswith("setup: "):
-            raise TraceproofError(f"{definition.name}: its reference is refused", problems=[outcome.message])
-        if outcome.status != Status.OK:
-            result.outcomes.append(Outcome(mutant, Fate.KILLED, f"{outcome.status}: {outcome.message[-200:]}"))
-        else:
-            result.outcomes.append(Outcome(mutant, Fate(outcome.value["fate"]), outcome.value["by"]))
+    for mutant in mutants(definition.reference):
+        found = trial.run(mutant)
+        result.outcomes.append(Outcome(mutant, Fate(found["fate"]), found["by"]))
     return result

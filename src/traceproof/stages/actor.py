@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.actors import caches
+from traceproof.execution.caller import CUDA_REFUSES
 from traceproof.records import LASTING, ORACLE, OpTypePlan, PlannedCase, PlannedDefinition, RunRecord
 from traceproof.stages.job import Job
 from traceproof.stages.lanes import lanes_of
@@ -22,8 +23,6 @@ from traceproof.store import Store, disk_errors
 from traceproof.worker import ItemOutcome, Pool, Status
 
 SETUP_MANY = "traceproof.actors.execute:setup_many"
-# CUDA does not start behind Landlock (cuInit gives 304, seen with driver 580); the file view of its own stays.
-CUDA_REFUSES = ("landlock",)
 DRAWN_ON_GPU = 64 << 20  # bytes that a case needs: a CPU takes a tenth of a second and more to draw its inputs
 MANY_TRIALS = 100  # draws of a reference, a call each: a second and more
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import traceproof
 from traceproof import jit
+from traceproof.execution import caller
 from traceproof.worker import Pool
 from traceproof.worker.model import NICE
 
-STRANGERS = ("torch", "traceproof.runner")
 THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 PRELOAD = ("torch", "traceproof.actors.preload")
 # What importing SGLang or FLA brings along of torch, three seconds of it: once, and not in each of their workers.
@@ -76,12 +75,12 @@ class Crew:
         The arguments are those of `Pool`; this project's own folders are concealed too.
         """
         return Pool(
-            preload=STRANGERS,
+            preload=caller.PRELOAD,
             env=self.environment,
             gpu=self.gpu,
             readable=readable,
             without=without,
-            conceal=[*project_folders(), *conceal],
+            conceal=[*caller.project_folders(), *conceal],
             weak=weak,
             shared=True,
         )
@@ -89,10 +88,3 @@ class Crew:
     def on_host(self) -> Self:
         """The same stack's workers without a GPU, which draw inputs and measure what strangers' code did."""
         return type(self)(environment=dict.fromkeys(THREADS, "1"))
-
-
-def project_folders() -> list[Path]:
-    """Where this project's code lies: its package, or what a clone of the repository has of it."""
-    package = Path(traceproof.__file__).resolve().parent
-    root = package.parents[1]
-    return [root / "src", root / "tests", root / "examples"] if (root / "Snakefile").is_file() else [package]

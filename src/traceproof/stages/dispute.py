@@ -15,14 +15,13 @@ import torch
 
 from traceproof.actors.inputs import make_inputs
 from traceproof.actors.registry import PAIR, TRUTHS
-from traceproof.calibrate.model import Subject
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
+from traceproof.execution.case import Subject, expectation
 from traceproof.judge.arbitration import agree, explain
 from traceproof.judge.output import Expected
 from traceproof.ops import registry
-from traceproof.ops.base import TORCH_DTYPES, Op
-from traceproof.ops.cases import Case
+from traceproof.ops.base import Op
 from traceproof.ops.compare import IndexSet, Samples
 from traceproof.reasons import Failure, Verdict
 from traceproof.records import (
@@ -53,25 +52,6 @@ def entries_of(
             output, _, what = name.partition("@")
             entries[output][what] = value
     return entries
-
-
-def expectation(
-    definition: Definition,
-    op: Op,
-    case: Case,
-    name: str,
-    oracle: Mapping[str, Mapping[str, torch.Tensor]],
-) -> Expected:
-    """What the judge expects of an output of a case."""
-    spec = definition.outputs[name]
-    trials = op.trials(definition, case)
-    shape = definition.shape_of(spec, case.axes)
-    return Expected(
-        shape=(trials, *shape) if trials and shape is not None else shape,
-        dtype=TORCH_DTYPES[spec.dtype],
-        oracle=oracle[name],
-        comparison=op.comparisons(definition).get(name),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +145,7 @@ class _Hearing:
         }
 
     def _expected(self, output: str) -> Expected:
-        return expectation(self._definition, self._op, self._planned.case, output, self._oracle)
+        return expectation(self._definition, self._op, self._planned.case, output, self._oracle[output])
 
     def _apart(self, one: str, other: str, output: str) -> float | None:
         return agree(self._outputs[one].get(output), self._outputs[other].get(output), self._expected(output))

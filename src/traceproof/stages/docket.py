@@ -11,6 +11,7 @@ import torch
 
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
+from traceproof.execution.case import expectation
 from traceproof.judge.output import Ruling, judge_output, surplus
 from traceproof.ops import registry
 from traceproof.reasons import Error, Failure, Skip, Verdict
@@ -26,7 +27,7 @@ from traceproof.records import (
     VerdictRow,
 )
 from traceproof.stages.bench import REPLAY, Bench
-from traceproof.stages.dispute import Dispute, entries_of, expectation
+from traceproof.stages.dispute import Dispute, entries_of
 from traceproof.stages.large import LargeCases, Rulings
 from traceproof.stages.manifest import Manifest
 from traceproof.stages.repeat import command
@@ -190,7 +191,7 @@ class _CaseJudge:
         oracle = entries_of(self.bench.outputs, expected, definition)
         found = {}
         for name in definition.outputs:
-            held = expectation(definition, op, self.planned.case, name, oracle)
+            held = expectation(definition, op, self.planned.case, name, oracle[name])
             found[name] = judge_output(outputs.get(name), held, tolerance=self.bench.tolerance)
         return found | {name: surplus(name) for name in outputs if name not in definition.outputs}
 

@@ -19,9 +19,10 @@ from traceproof.actors.inputs import drawing_device, fingerprints, make_inputs, 
 from traceproof.actors.oracle import Oracle
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
+from traceproof.execution.case import expectation
 from traceproof.judge.numerics import Numerics
 from traceproof.judge.output import Expected, Ruling, judge_form, numerics_of, rule_on, surplus
-from traceproof.ops.base import TORCH_DTYPES, Op, Values
+from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import IndexSet, Samples
 from traceproof.reasons import Error, Verdict
@@ -104,7 +105,7 @@ class LargeCases:
             outputs = self.outputs.tensors(str(record.key), record.as_json())
             found[actor] = {name: surplus(name) for name in outputs if name not in self.definition.outputs}
             for name in self.definition.outputs:
-                expected = self._expected(name, case)
+                expected = expectation(self.definition, self.op, case, name, {}, in_chunks=True)
                 form = judge_form(outputs.get(name), expected)
                 if form is not None:
                     found[actor][name] = form
@@ -121,16 +122,6 @@ class LargeCases:
         assert kind is not None
         assert not isinstance(kind, Samples | IndexSet)  # see `in_chunks`
         return numerics_of(kind, expected.dtype, self.tolerance)
-
-    def _expected(self, name: str, case: Case) -> Expected:
-        spec = self.definition.outputs[name]
-        return Expected(
-            shape=self.definition.shape_of(spec, case.axes),
-            dtype=TORCH_DTYPES[spec.dtype],
-            oracle={},
-            comparison=self.op.comparisons(self.definition).get(name),
-            in_chunks=True,
-        )
 
     def _measure(self, case: Case, inputs: Values, measured: list[_Measured], device: str) -> None:
         """Feed every chunk to all that is measured; once more to what has two passes."""

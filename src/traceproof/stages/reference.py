@@ -10,29 +10,23 @@ from __future__ import annotations
 import errno
 import secrets
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from traceproof.border import remove_tree
 from traceproof.digests import digest_json
+from traceproof.execution.caller import NAN, Caller, Order, calling, new_folder, refusal
 from traceproof.records import LASTING, PlannedCase, PlannedDefinition, RunRecord
 from traceproof.stages.job import Job
 from traceproof.stages.progress import Progress
 from traceproof.store import Store, disk_errors
-from traceproof.worker import MIB, Isolation, ItemOutcome, Limits, Pool, Status, policy
+from traceproof.worker import MIB, Isolation, ItemOutcome, Pool, Session, Status
 
-CALL = "traceproof.runner:setup"
 MEASURE = "traceproof.actors.measure:setup"
 GOLDEN = 0x9E3779B97F4A7C15
 PATIENCE = 2  # timeouts of one definition after which its other cases are not waited for
-SCRATCH_ROOM = 256 * MIB  # beside what a case is planned to need
-ANSWER_BYTES = MIB
-NAN = float("nan")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -103,17 +97,16 @@ class References:
 
     def run(self, name: str, entry: PlannedDefinition, wanted: Sequence[Call]) -> dict[str, RunRecord]:
         """Records by case id of one definition's calls, each finished one in the store before the next begins."""
-        refusals = policy.check(entry.reference)
-        if refusals:
-            message = "; ".join(str(refusal) for refusal in refusals)
+        refused = refusal(entry.reference)
+        if refused is not None:
             for call in wanted:
-                call.outcome = ItemOutcome(index=0, status=Status.REFUSED, message=message)
+                call.outcome = refused
             return {call.case_id: self._finished(name, call, None) for call in wanted}
         found: dict[str, RunRecord] = {}
         plain = [call for call in wanted if not call.planned.hidden]
         hidden = [call for call in wanted if call.planned.hidden]
         Random(digest_json([entry.digest, entry.nonce])).shuffle(plain)  # noqa: S311 - an order
-        with self._folder() as done:
+        with new_folder(self.store) as done:
             again = {call.case_id: self._repeat(call, done) for call in plain if call.planned.repeat}
             for call in hidden:
                 call.fill, call.threads, call.recall = None, self.job.hidden_threads, bool(again)
@@ -152,86 +145,62 @@ class References:
         """Make the calls in one new worker; after PATIENCE timeouts, `waited` included, the rest is given up."""
         if not calls:
             return
-        with self._folder() as folder, ExitStack() as stack:
-            token = secrets.token_hex(6)
-            asked: list[dict[str, Any]] = [{} for _ in range(2 * len(calls))]
-            orders: list[dict[str, Any]] = [{} for _ in calls]
-            measured = self.bench.run_items(
+        with (
+            calling(
+                self.pool,
+                entry.reference,
+                name=f"reference of {name}",
+                limits=self.job.limits,
+                need=max(call.planned.memory for call in calls),
+                root=self.store,
+                device=self.job.device,
+                fill=calls[0].fill,
+            ) as caller,
+            self.bench.session(
                 setup=MEASURE,
                 payload={
                     "definition": entry.definition,
                     "dataset": self.dataset,
-                    "folder": str(folder),
+                    "folder": str(caller.folder),
                     "device": self.drawing,
                 },
-                items=asked,
                 limits=self.job.limits,
                 isolation=Isolation.TRUSTED,
                 scratch=done,
-            )
-            ran = self.pool.run_items(
-                setup=CALL,
-                payload={
-                    "source": entry.reference,
-                    "name": f"m{token}",
-                    "device": self.job.device,
-                    "threads": 1,
-                    "fill": calls[0].fill,
-                },
-                items=orders,
-                limits=self._limits(calls),
-                isolation=Isolation.UNTRUSTED,
-                scratch=folder,
-            )
-            for running in (measured, ran):
-                stack.callback(running.close)  # type: ignore[attr-defined] # they are generators
+            ) as measure,
+        ):
             timeouts = waited
-            for index, call in enumerate(calls):
+            for call in calls:
                 if timeouts >= PATIENCE:
                     call.outcome = self._given_up()
                 else:
-                    self._call(call, asked[2 * index : 2 * index + 2], orders[index], measured, ran)
-                    assert call.outcome is not None
-                    text = call.outcome.message.replace(f"m{token}", f"reference of {name}")
-                    call.outcome = replace(call.outcome, message=text)
+                    call.outcome, call.facts = self._call(call, measure, caller)
                     timeouts += call.timed_out
                 yield call
 
-    def _call(
-        self,
-        call: Call,
-        asked: Sequence[dict[str, Any]],
-        order: dict[str, Any],
-        measured: Iterator[ItemOutcome],
-        ran: Iterator[ItemOutcome],
-    ) -> None:
-        """Draw, call, collect."""
+    def _call(self, call: Call, measure: Session, caller: Caller) -> tuple[ItemOutcome, Mapping[str, Any]]:
+        """Draw, call, collect: how it ended, and what was measured."""
         token = secrets.token_hex(8)
-        files = {"data": f"{token}.in", "out": f"{token}.out"}
-        case = call.planned.case.as_json()
-        asked[0].update(do="draw", case=case, data=files["data"])
-        drawn = next(measured)
-        inputs = drawn.value if drawn.status is Status.OK else None
-        if inputs is not None and "digest" in inputs:
-            call.inputs = inputs["digest"]
-            seeds = _seeds(call)
-            order.update(files, inputs=inputs["inputs"], seeds=seeds, trials=call.planned.trials)
-            order.update(fill=call.fill, threads=call.threads, hold=True)
-        started = time.monotonic()
-        outcome = next(ran)
-        outcome = replace(outcome, seconds=time.monotonic() - started)  # not what was said from inside
-        asked[1].update(files, do="collect", case=case, key=call.key, returned=outcome.value)
-        asked[1].update(first=None if call.first is None else str(call.first), recall=call.recall)
-        if not call.inputs:
-            call.outcome = self._not_drawn(drawn)
-        elif outcome.status is not Status.OK:
-            call.outcome = self._not_ours(outcome)
-        call.facts = {}
-        if call.outcome is not None:
-            asked[1]["returned"] = None
-        collected = next(measured)
-        if call.outcome is None:
-            call.outcome, call.facts = self._collected(outcome, collected)
+        case, files = call.planned.case.as_json(), {"data": f"{token}.in", "out": f"{token}.out"}
+        drawn = measure.ask({"do": "draw", "case": case, "data": files["data"]})
+        if drawn.status is not Status.OK or "digest" not in drawn.value:
+            return self._not_drawn(drawn), {}
+        call.inputs = drawn.value["digest"]
+        planned = call.planned
+        order = Order(
+            inputs=drawn.value["inputs"],
+            seeds=_seeds(call),
+            trials=bool(planned.trials),
+            fill=call.fill,
+            threads=call.threads,
+            **files,
+        )
+        outcome = caller.call(order)
+        if outcome.status is not Status.OK:
+            return self._not_ours(outcome), {}
+        item = {"do": "collect", "case": case, "key": call.key, "returned": outcome.value, "recall": call.recall}
+        first = None if call.first is None else str(call.first)
+        return self._collected(outcome, measure.ask(item | files | {"first": first}))
 
     def _not_drawn(self, drawn: ItemOutcome) -> ItemOutcome:
         """The case's outcome where its inputs could not be drawn."""
@@ -276,20 +245,6 @@ class References:
         limit = f"{self.job.limits.seconds:g} s"
         message = f"not run: {PATIENCE} cases of this definition ran into the limit of {limit}"
         return ItemOutcome(index=0, status=Status.TIMEOUT, message=message)
-
-    def _limits(self, calls: Sequence[Call]) -> Limits:
-        """A worker's: its folder holds inputs and outputs, and not much more."""
-        need = max(call.planned.memory for call in calls)
-        return replace(self.job.limits, file_bytes=need + SCRATCH_ROOM, message_bytes=ANSWER_BYTES)
-
-    @contextmanager
-    def _folder(self) -> Iterator[Path]:
-        """A new folder of this user's alone, removed whatever is in it."""
-        folder = Path(tempfile.mkdtemp(prefix="scratch-", dir=self.store)).resolve()
-        try:
-            yield folder
-        finally:
-            remove_tree(folder)
 
     def _finished(self, name: str, call: Call, done: Path | None) -> RunRecord:
         """The record of a call; a lasting one goes into the store, tensors first."""

@@ -10,18 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
+from traceproof.execution.source import strangers
 from traceproof.mutate.mutants import Mutant, mutants
-from traceproof.mutate.trial import setup
-from traceproof.testgen.planting import CRASHED, DENIED, GOOD, PASSED, Suite, forked
+from traceproof.mutate.trial import Trial
+from traceproof.testgen.planting import CRASHED, DENIED, GOOD, PASSED, SECONDS, Suite
+from traceproof.worker import GIB, Limits
 
 GOLDEN_RATIO = 0.6180339887498949
 COUNTED = frozenset({"killed", "survived"})
+LIMITS = Limits(seconds=SECONDS, setup_seconds=SECONDS, memory_bytes=16 * GIB)  # of a call of a mutant
 Known = dict[str, dict[str, str]]  # fates by digests of definition and mutant
 
 
@@ -154,20 +156,15 @@ def _denied(right: Mapping[str, str], found: Mapping[str, str]) -> bool:
 def _fates(definition: Definition, chosen: Sequence[Mutant], known: Known) -> Iterator[str]:
     """By the judge, as each is asked for: whether a mutant gives other bits. One that crashes or hangs does."""
     mine = known.setdefault(definition.digest, {})
-    judge = None
-    for mutant in chosen:
-        key = digest_json(mutant.source)
-        if key not in mine:
-            if judge is None:
-                judge = setup(
-                    {"definition": definition.as_json(), "sizes": ("small", "medium"), "seed": 0}, Path()
-                )
-                judge(
-                    {"source": definition.reference, "line": 0, "operator": ""}
-                )  # draws other seeds, for all forks
-            order = {"source": mutant.source, "line": mutant.line, "operator": mutant.operator}
-            mine[key] = forked(partial(judge, order)).get("fate", "killed")
-        yield mine[key]
+    trial = None
+    with strangers() as pool:
+        for mutant in chosen:
+            key = digest_json(mutant.source)
+            if key not in mine:
+                if trial is None:
+                    trial = Trial(definition, pool, sizes=("small", "medium"), seed=0, limits=LIMITS)
+                mine[key] = trial.run(mutant)["fate"]
+            yield mine[key]
 
 
 def table(cards: Sequence[Card]) -> str:

@@ -1,7 +1,7 @@
 """Runs code that may crash, hang or be hostile, in a process of its own, under limits."""
 
 from traceproof.worker.model import GIB, KIB, MIB, Isolation, ItemOutcome, Limits, Refused, Status
-from traceproof.worker.pool import Pool, run_items
+from traceproof.worker.pool import Pool, Session, run_items
 
 __all__ = [
     "GIB",
@@ -12,6 +12,7 @@ __all__ = [
     "Limits",
     "Pool",
     "Refused",
+    "Session",
     "Status",
     "run_items",
 ]

@@ -7,7 +7,8 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -128,24 +129,36 @@ class Pool:
                 can be forked.
             TypeError, ValueError: payload or an item is not JSON.
         """
+        with self.session(
+            setup=setup, payload=payload, limits=limits, isolation=isolation, scratch=scratch
+        ) as session:
+            for item in items:
+                yield session.ask(item)
+
+    @contextlib.contextmanager
+    def session(
+        self,
+        *,
+        setup: str,
+        payload: Any,  # noqa: ANN401 - any JSON value
+        limits: Limits | None = None,
+        isolation: Isolation = Isolation.UNTRUSTED,
+        scratch: Path | None = None,
+    ) -> Iterator[Session]:
+        """A worker for one item after the other, as `run_items` has it, started at the first."""
         isolation = Isolation(isolation)
-        limits = (limits or Limits()).settled(isolation)
-        done = 0
-        while done < len(items):
-            with self._worker(limits, isolation, scratch) as (worker, folder):
-                reach = "" if isolation is Isolation.TRUSTED else ", ".join(lacking(worker.layers))
-                if reach and not self._weak:
-                    yield from (_not_isolated(index, reach) for index in range(done, len(items)))
-                    return
-                start = worker.set_up(setup, payload, folder, limits.setup_seconds)
-                if start.status is Status.CRASH and worker.used:
-                    continue  # it ended while nobody used it
-                if start.status is not Status.OK:
-                    yield from (_outcome(index, start, reach, "setup: ") for index in range(done, len(items)))
-                    return
-                while done < len(items) and not worker.over():
-                    yield _outcome(done, worker.ask({"item": items[done]}, limits.seconds), reach)
-                    done += 1
+        settled = (limits or Limits()).settled(isolation)
+        shut_in = isolation is Isolation.UNTRUSTED
+        with contextlib.ExitStack() as stack:
+            yield Session(
+                stack,
+                lambda: self._worker(settled, isolation, scratch),
+                setup=setup,
+                payload=payload,
+                limits=settled,
+                shut_in=shut_in,
+                strict=shut_in and not self._weak,
+            )
 
     @contextlib.contextmanager
     def _worker(
@@ -186,6 +199,57 @@ class Pool:
                 running.stop()
 
 
+class Session:
+    """One worker that runs items, replaced whenever it dies; what refuses the first refuses all."""
+
+    def __init__(  # noqa: PLR0913 - made in one place
+        self,
+        stack: contextlib.ExitStack,
+        worker: Callable[[], contextlib.AbstractContextManager[tuple[Conversation, Path]]],
+        *,
+        setup: str,
+        payload: Any,  # noqa: ANN401 - any JSON value
+        limits: Limits,
+        strict: bool,
+        shut_in: bool,
+    ) -> None:
+        self._stack, self._new = stack, worker
+        self._setup, self._payload, self._limits = setup, payload, limits
+        self._strict, self._shut_in = strict, shut_in
+        self._worker: Conversation | None = None
+        self._reach = ""
+        self._refused: ItemOutcome | None = None
+        self._count = 0
+
+    def ask(self, item: Any) -> ItemOutcome:  # noqa: ANN401 - any JSON value
+        """Run one item; the outcome is numbered by how many came before."""
+        index, self._count = self._count, self._count + 1
+        while self._refused is None:
+            if self._worker is None or self._worker.over():
+                self._start()
+            else:
+                return _outcome(index, self._worker.ask({"item": item}, self._limits.seconds), self._reach)
+        return replace(self._refused, index=index)
+
+    def _start(self) -> None:
+        """Take a new worker and set it up."""
+        self._stack.close()
+        self._worker, folder = self._stack.enter_context(self._new())
+        self._reach = ", ".join(lacking(self._worker.layers)) if self._shut_in else ""
+        if self._reach and self._strict:
+            self._refuse(_not_isolated(self._reach))
+            return
+        start = self._worker.set_up(self._setup, self._payload, folder, self._limits.setup_seconds)
+        if start.status is Status.CRASH and self._worker.used:
+            self._worker = None  # it ended while nobody used it
+        elif start.status is not Status.OK:
+            self._refuse(_outcome(0, start, self._reach, "setup: "))
+
+    def _refuse(self, outcome: ItemOutcome) -> None:
+        self._refused = outcome
+        self._stack.close()
+
+
 def run_items(  # noqa: PLR0913 - the pool's and the request's
     *,
     setup: str,
@@ -206,12 +270,12 @@ def run_items(  # noqa: PLR0913 - the pool's and the request's
         )
 
 
-def _not_isolated(index: int, reach: str) -> ItemOutcome:
+def _not_isolated(reach: str) -> ItemOutcome:
     message = (
         f"not run: on this machine strangers' code could reach {reach} (namespaces and Landlock are absent or not"
         " allowed here); --allow-weak-isolation runs it all the same"
     )
-    return ItemOutcome(index=index, status=Status.ISOLATION, message=message)
+    return ItemOutcome(index=0, status=Status.ISOLATION, message=message)
 
 
 def _outcome(index: int, answer: Answer, reach: str, prefix: str = "") -> ItemOutcome:

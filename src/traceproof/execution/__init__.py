@@ -1,0 +1,1 @@
+"""The case engine: draw a case, call the code under test, see what it did beside computing, judge its outputs."""

@@ -1,0 +1,128 @@
+"""Calls strangers' code in a worker that holds `traceproof.runner` and nothing else of this project.
+
+References, mutants of them, the code of other suites: whatever came with a definition is read by the policy first,
+loaded in a new worker with a folder of its own, and believed nothing but the bytes of its outputs and what it says
+against itself. Needs no torch: what goes in and comes out are files (`traceproof.execution.transfer`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import traceproof
+from traceproof.border import remove_tree
+from traceproof.worker import MIB, Isolation, ItemOutcome, Limits, Pool, Session, Status, policy
+
+CALL = "traceproof.runner:setup"
+PRELOAD = ("torch", "traceproof.runner")  # of a pool for strangers' code
+# CUDA does not start behind Landlock (cuInit gives 304, seen with driver 580); the file view of its own stays.
+CUDA_REFUSES = ("landlock",)
+SCRATCH_ROOM = 256 * MIB  # beside what a case is planned to need
+ANSWER_BYTES = MIB
+NAN = float("nan")
+
+
+def project_folders() -> list[Path]:
+    """Where this project's code lies, which strangers' code does not see: the package, or a clone's folders."""
+    package = Path(traceproof.__file__).resolve().parent
+    root = package.parents[1]
+    return [root / "src", root / "tests", root / "examples"] if (root / "Snakefile").is_file() else [package]
+
+
+def refusal(source: str) -> ItemOutcome | None:
+    """What comes of a source that the policy refuses; None: it may run."""
+    refusals = policy.check(source)
+    if not refusals:
+        return None
+    return ItemOutcome(index=0, status=Status.REFUSED, message="; ".join(map(str, refusals)))
+
+
+@contextmanager
+def new_folder(root: Path | None) -> Iterator[Path]:
+    """A new folder of this user's alone, removed whatever is in it."""
+    folder = Path(tempfile.mkdtemp(prefix="scratch-", dir=root)).resolve()
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One call.
+
+    Attributes:
+        inputs: what lies in the file of inputs, in the order of arguments.
+        data, out: names of the files of inputs and outputs.
+        seeds: of torch's generator, one per draw.
+        trials: whether outputs of several draws are stacked along a new first axis.
+        fill: what memory without a value holds; None: whatever lies there.
+        threads: torch's.
+    """
+
+    inputs: Sequence[Mapping[str, Any]]
+    data: str
+    out: str
+    seeds: Sequence[int]
+    trials: bool
+    fill: float | None = NAN
+    threads: int = 1
+
+
+class Caller:
+    """One source in one worker, replaced when it dies."""
+
+    def __init__(self, session: Session, folder: Path, token: str, name: str) -> None:
+        self.folder = folder
+        self._session, self._token, self._name = session, token, name
+
+    def call(self, order: Order) -> ItemOutcome:
+        """Make one call; its time is taken here."""
+        item = {name: getattr(order, name) for name in Order.__dataclass_fields__}
+        started = time.monotonic()
+        outcome = self._session.ask(item | {"hold": True})
+        message = outcome.message.replace(self._token, self._name)
+        return replace(outcome, seconds=time.monotonic() - started, message=message)
+
+
+@contextmanager
+def calling(  # noqa: PLR0913 - one worker, spelled out
+    pool: Pool,
+    source: str,
+    *,
+    name: str,
+    limits: Limits,
+    need: int,
+    root: Path | None = None,
+    device: str = "cpu",
+    fill: float | None = NAN,
+) -> Iterator[Caller]:
+    """Load a source, which the policy must have passed, in a new worker at the first call.
+
+    Args:
+        pool: workers that strangers' code runs in; see PRELOAD.
+        source: the code, with a function `run`.
+        name: what messages call it.
+        limits: of one call.
+        need: bytes that its largest case takes.
+        root: the folder that its own is made in; None: that for temporary files.
+        device: where it gets its inputs.
+        fill: what memory without a value holds while it is loaded.
+    """
+    token = f"m{secrets.token_hex(6)}"
+    own = replace(limits, file_bytes=need + SCRATCH_ROOM, message_bytes=ANSWER_BYTES)
+    payload = {"source": source, "name": token, "device": device, "threads": 1, "fill": fill}
+    with (
+        new_folder(root) as folder,
+        pool.session(
+            setup=CALL, payload=payload, limits=own, isolation=Isolation.UNTRUSTED, scratch=folder
+        ) as session,
+    ):
+        yield Caller(session, folder, token, name)

@@ -1,0 +1,131 @@
+"""One case, drawn and solved, and what the judge says of outputs.
+
+Every feature that judges a case on the spot comes here: calibration, mutants, laws, extraction's check, generated
+tests. The pipeline does the same in stages, with files in between (`traceproof.stages`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from traceproof.actors.inputs import make_inputs
+from traceproof.actors.oracle import Oracle
+from traceproof.dataset.definition import Definition
+from traceproof.judge.output import Expected, Ruling, judge_output
+from traceproof.ops import registry
+from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
+from traceproof.ops.cases import Case
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One case, drawn and solved.
+
+    Attributes:
+        oracle: the oracle's entries and floors, as `output` or `output@what`; empty: there is no oracle.
+        seed: of this round; what is random in a way of computing starts from it.
+    """
+
+    definition: Definition
+    op: Op
+    case: Case
+    inputs: Values
+    oracle: Tensors
+    seed: int
+
+    @property
+    def trials(self) -> int:
+        """How often a sampling op is run; 0: it is no such op."""
+        return self.op.trials(self.definition, self.case)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """An input that is a tensor."""
+        value = self.inputs[name]
+        assert isinstance(value, torch.Tensor)
+        return value
+
+    def rounded(self, outputs: Tensors) -> Tensors:
+        """Outputs in the definition's dtypes, extras left out."""
+        specs = self.definition.outputs
+        return {name: outputs[name].to(TORCH_DTYPES[spec.dtype]) for name, spec in specs.items()}
+
+    def with_inputs(self, **changes: Any) -> Values:  # noqa: ANN401 - tensors and scalars
+        """The inputs with some replaced."""
+        return {**self.inputs, **changes}
+
+    def with_constant(self, name: str, value: float) -> Definition | None:
+        """The definition with the number assigned to `name` in its reference replaced; None if there is none.
+
+        Ops read such constants from the reference's syntax tree, so this changes what they compute.
+        """
+        import ast
+
+        tree = ast.parse(self.definition.reference)
+        found = False
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                for target in node.targets:
+                    if isinstance(target, ast.Name) and target.id.lower() == name:
+                        node.value = ast.Constant(value)
+                        found = True
+        return self.definition.model_copy(update={"reference": ast.unparse(tree)}) if found else None
+
+    def expected(self, name: str) -> Expected:
+        """What the judge expects of an output."""
+        return expectation(self.definition, self.op, self.case, name, entries_of(self.oracle, name))
+
+    def ruling(self, name: str, actual: torch.Tensor | None, tolerance: float | None = None) -> Ruling:
+        """The judge's ruling on an output."""
+        return judge_output(actual, self.expected(name), tolerance=tolerance)
+
+
+def solve(
+    definition: Definition, case: Case, *, device: torch.device = CPU, dataset: Path | None = None, seed: int = 0
+) -> Subject:
+    """Draw a case's inputs and compute what is right; nothing where the op has no oracle for the definition."""
+    op, unknown = registry.for_definition(definition)
+    inputs = make_inputs(op, definition, case, device=device, dataset=dataset)
+    oracle = {} if unknown is not None else Oracle().run(definition, op, inputs)
+    kept = {name: value.cpu() for name, value in oracle.items()}
+    return Subject(definition=definition, op=op, case=case, inputs=inputs, oracle=kept, seed=seed)
+
+
+def solved(definition: Definition, sizes: tuple[str, ...], seed: int) -> Iterator[Subject]:
+    """The cases of some sizes, the edge and the adversarial ones, each drawn and solved."""
+    for case in registry.get(definition.op_type).cases(definition, sizes=sizes, seed=seed):
+        yield solve(definition, case, seed=seed)
+
+
+def entries_of(oracle: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+    """The oracle's entries for an output, by what follows `@`."""
+    found = ((key.partition("@"), value) for key, value in oracle.items())
+    return {what: value for (output, _, what), value in found if output == name}
+
+
+def expectation(  # noqa: PLR0913 - one output of one case
+    definition: Definition,
+    op: Op,
+    case: Case,
+    name: str,
+    entries: Mapping[str, torch.Tensor],
+    *,
+    in_chunks: bool = False,
+) -> Expected:
+    """What the judge expects of an output of a case, given the oracle's entries for it."""
+    spec = definition.outputs[name]
+    trials = op.trials(definition, case)
+    shape = definition.shape_of(spec, case.axes)
+    return Expected(
+        shape=(trials, *shape) if trials and shape is not None else shape,
+        dtype=TORCH_DTYPES[spec.dtype],
+        oracle=entries,
+        comparison=op.comparisons(definition).get(name),
+        in_chunks=in_chunks,
+    )

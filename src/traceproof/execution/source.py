@@ -1,0 +1,116 @@
+"""A definition's reference, or another source in its place, run shut in from a process that has torch.
+
+Mutants, laws, extraction's check and generated tests call strangers' code here. The pipeline, whose supervisor has
+no torch, does the same with another worker for drawing and measuring (`traceproof.stages.reference`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import traceproof
+from traceproof.border import BorderError
+from traceproof.dataset.definition import Definition
+from traceproof.execution.caller import CUDA_REFUSES, PRELOAD, Caller, Order, calling, project_folders, refusal
+from traceproof.execution.case import Subject
+from traceproof.execution.transfer import Taken, Transfer
+from traceproof.ops import registry
+from traceproof.ops.base import Op, Tensors, Values
+from traceproof.ops.cases import Case
+from traceproof.worker import ItemOutcome, Limits, Pool, Status
+
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+class CallError(RuntimeError):
+    """A call of strangers' code that left no outputs; the text says why, the outcome how it ended."""
+
+    def __init__(self, outcome: ItemOutcome) -> None:
+        super().__init__(f"{outcome.status}: {outcome.message}")
+        self.outcome = outcome
+
+    @property
+    def told(self) -> str:
+        """The last line of its message, an exception's own."""
+        lines = self.outcome.message.strip().splitlines()
+        return lines[-1] if lines else str(self.outcome.status)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A source of a definition's form, in a worker of its own."""
+
+    definition: Definition
+    op: Op
+    caller: Caller
+
+    def run(self, case: Case, inputs: Values, *, seed: int, trials: int = 0) -> Taken:
+        """What one call leaves; several draws are stacked along a new first axis.
+
+        Raises:
+            CallError: it left no outputs.
+        """
+        token = secrets.token_hex(8)
+        data, out = f"{token}.in", f"{token}.out"
+        transfer = Transfer(self.definition, self.op, self.caller.folder)
+        sent = transfer.send(inputs, data)
+        seeds = [seed, *((seed + trial * GOLDEN) % (1 << 63) for trial in range(1, trials))]
+        outcome = self.caller.call(Order(inputs=sent.specs, data=data, out=out, seeds=seeds, trials=bool(trials)))
+        try:
+            if outcome.status is Status.OK:
+                return transfer.take(sent, outcome.value, case, data=data, out=out)
+        except BorderError as error:
+            outcome = ItemOutcome(index=0, status=Status.CRASH, message=str(error))
+        (self.caller.folder / data).unlink(missing_ok=True)
+        raise CallError(outcome)
+
+    def outputs(self, subject: Subject) -> Tensors:
+        """Outputs of a case; raises as `run` does."""
+        return self.run(subject.case, subject.inputs, seed=subject.seed, trials=subject.trials).outputs
+
+
+def strangers(*, gpu: bool = False) -> Pool:
+    """Workers for strangers' code, which find the runner imported and see nothing else of this project."""
+    where = Path(traceproof.__file__).resolve().parents[1]
+    env = {"PYTHONPATH": str(where), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    without = CUDA_REFUSES if gpu else ()
+    return Pool(preload=PRELOAD, conceal=project_folders(), env=env, gpu=gpu, without=without)
+
+
+@contextmanager
+def loaded(  # noqa: PLR0913 - one worker, spelled out
+    definition: Definition,
+    pool: Pool,
+    *,
+    limits: Limits,
+    need: int,
+    source: str | None = None,
+    device: str = "cpu",
+    ours: bool = False,
+) -> Iterator[Source]:
+    """A definition's reference, or another source in its place, read by the policy and loaded in a new worker.
+
+    Args:
+        definition: whose inputs and outputs it takes and gives.
+        pool: see `strangers`.
+        limits: of one call.
+        need: bytes that its largest case takes, by the op's estimate.
+        source: the code; None: the reference.
+        device: where it gets its inputs.
+        ours: whether we have added to a text that the policy has passed.
+
+    Raises:
+        CallError: the policy refuses it.
+    """
+    text = definition.reference if source is None else source
+    refused = None if ours else refusal(text)
+    if refused is not None:
+        raise CallError(refused)
+    op, _ = registry.for_definition(definition)
+    name = f"reference of {definition.name}"
+    with calling(pool, text, name=name, limits=limits, need=need, device=device) as caller:
+        yield Source(definition, op, caller)
