@@ -48,14 +48,15 @@ class Returned(BaseModel):
 class Answer(BaseModel):
     """All that a worker which runs strangers' code may say of a call.
 
-    `aliased` and `subclassed` can be seen in its process only: what is said there counts against it, and what is
-    not said proves nothing.
+    `aliased`, `subclassed` and `written`, the inputs that it changed on a GPU and wrote back to their file, can be
+    seen in its process only: what is said there counts against it, and what is not said proves nothing.
     """
 
     model_config = CLOSED
     outputs: Annotated[list[Returned], Field(max_length=MOST_OUTPUTS)]
     aliased: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)]
     subclassed: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)]
+    written: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)] = []
 
 
 def answer_of(value: object) -> Answer:

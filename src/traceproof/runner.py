@@ -28,6 +28,7 @@ CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
 ALIGNMENT = 64  # bytes; tensors of a file start at multiples of it
 PACKAGE = __name__.partition(".")[0]
 NAME_CHARACTERS = 200
+COPIED_BYTES = 2 << 30  # of inputs that are copied on a GPU rather than read back from it after each call
 
 # Functions that give tensors without values, by where their names are looked up.
 UNWRITTEN: tuple[tuple[Any, str], ...] = (
@@ -150,6 +151,8 @@ class _Caller:
         torch.set_num_threads(item["threads"])
         mapped = read_mapped(self._scratch / item["data"], item["inputs"])
         inputs = [value.to(self._device) if isinstance(value, torch.Tensor) else value for value in mapped]
+        on_gpu = self._device.type == "cuda"
+        before = copies(inputs) if on_gpu else None
         with poisoned(item["fill"]):
             returned, odd = self._returned(item, inputs)
         self._synchronise()  # a copy to the host waits for the current stream alone
@@ -163,12 +166,9 @@ class _Caller:
                 aliased.append(index)
             addresses.append(address)
         outputs = write_outputs(self._scratch / item["out"], returned)
-        if self._device.type == "cuda":
-            for place, value in zip(mapped, inputs, strict=True):
-                if isinstance(place, torch.Tensor):
-                    place.copy_(value)
+        written = write_back(mapped, inputs, before) if on_gpu else []
         self._held = values if item["hold"] else []
-        return {"outputs": outputs, "aliased": aliased, "subclassed": sorted(odd)}
+        return {"outputs": outputs, "aliased": aliased, "subclassed": sorted(odd), "written": written}
 
     def _returned(
         self, item: dict[str, Any], inputs: Sequence[Any]
@@ -196,6 +196,30 @@ class _Caller:
     def _synchronise(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def copies(inputs: Sequence[Any]) -> list[Any] | None:
+    """A second copy of inputs on a GPU, to find what a call changed; None: they are too large for that."""
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    if sum(value.numel() * value.element_size() for value in tensors) > COPIED_BYTES:
+        return None
+    return [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+
+
+def write_back(mapped: Sequence[Any], inputs: Sequence[Any], before: Sequence[Any] | None) -> list[int]:
+    """Write inputs that a call changed on a GPU into their file (without a copy, all); gives their places."""
+    written = []
+    for index, (place, value) in enumerate(zip(mapped, inputs, strict=True)):
+        if not isinstance(place, torch.Tensor) or not place.numel():
+            continue
+        if before is None or not torch.equal(_bits(value), _bits(before[index])):
+            place.copy_(value)
+            written.append(index)
+    return written
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    return value.reshape(-1).view(torch.uint8)
 
 
 def cuda_is_lost() -> bool:

@@ -31,14 +31,16 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
 
     Args:
         payload: `definition` (JSON), `dataset` (root of the blobs, or null), `folder` (the stranger's scratch),
-            `device` (where inputs that take a CPU long are drawn).
+            `device` (where inputs that take a CPU long are drawn), `runs_on` (where the reference gets them).
         scratch: where finished outputs are left, as `<key>.safetensors`.
     """
     torch.set_num_threads(1)
     definition = Definition.model_validate(payload["definition"])
     dataset = Path(payload["dataset"]) if payload["dataset"] else None
     device = torch.device(payload["device"])
-    measure = Measure(definition, dataset, Path(payload["folder"]), scratch, device=device)
+    op, _ = ops.for_definition(definition)
+    transfer = Transfer(definition, op, Path(payload["folder"]), on_gpu=payload["runs_on"] != "cpu")
+    measure = Measure(transfer, dataset, scratch, device=device)
     deeds = {"draw": measure.draw, "collect": measure.collect}
 
     def handle(item: dict[str, Any]) -> dict[str, Any]:
@@ -57,12 +59,9 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
 class Measure:
     """One definition's inputs and outputs."""
 
-    def __init__(
-        self, definition: Definition, dataset: Path | None, folder: Path, scratch: Path, *, device: torch.device
-    ) -> None:
-        self.definition, self.dataset, self.scratch, self.device = definition, dataset, scratch, device
-        self.op, _ = ops.for_definition(definition)
-        self.transfer = Transfer(definition, self.op, folder)
+    def __init__(self, transfer: Transfer, dataset: Path | None, scratch: Path, *, device: torch.device) -> None:
+        self.transfer, self.dataset, self.scratch, self.device = transfer, dataset, scratch, device
+        self.definition, self.op = transfer.definition, transfer.op
         self._sent: Sent | None = None
         # The call that `remembered` is held against.
         self._before: tuple[Values, Mapping[str, torch.Tensor]] | None = None

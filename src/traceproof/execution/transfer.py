@@ -63,11 +63,16 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The files of one definition's calls, in the folder that strangers' code writes in."""
+    """The files of one definition's calls, in the folder that strangers' code writes in.
+
+    Attributes:
+        on_gpu: whether the calls have their inputs on a GPU: the file then holds what the worker wrote back.
+    """
 
     definition: Definition
     op: Op
     folder: Path
+    on_gpu: bool = False
 
     def send(self, values: Values, data: str) -> Sent:
         """Write inputs into a new file."""
@@ -87,7 +92,7 @@ class Transfer:
         names = self._names(answer)
         taken = Taken(
             outputs=outputs,
-            mutated=self._mutated(sent, self.folder / data),
+            mutated=self._mutated(sent, self.folder / data, answer.written if self.on_gpu else None),
             aliased=_named(names, answer.aliased),
             subclassed=_named(names, answer.subclassed),
             surplus=surplus,
@@ -130,13 +135,20 @@ class Transfer:
         trials = max(1, self.op.trials(self.definition, case))
         return 2 * 8 * trials * sum(map(math.prod, shapes)) + ROOM
 
-    def _mutated(self, sent: Sent, path: Path) -> list[str]:
-        """Inputs that the file holds other bits of now, those that the definition says are modified left out."""
+    def _mutated(self, sent: Sent, path: Path, places: Sequence[int] | None) -> list[str]:
+        """Inputs that the file holds other bits of now, those that the definition says are modified left out.
+
+        `places`: of the inputs that can have changed; None: any.
+        """
+        if places is not None and not places:
+            return []
         data = memoryview(read_regular(path, most=sent.size, exactly=sent.size))
         allowed = self.op.mutated(self.definition)
         found = []
-        for (name, value), spec in zip(sent.values.items(), sent.specs, strict=True):
+        for index, ((name, value), spec) in enumerate(zip(sent.values.items(), sent.specs, strict=True)):
             if not isinstance(value, torch.Tensor) or name in allowed or not value.numel():
+                continue
+            if places is not None and index not in places:
                 continue
             raw = raw_bytes(value)
             now = torch.frombuffer(data, dtype=torch.uint8, count=raw.numel(), offset=spec["offset"])
@@ -190,11 +202,11 @@ def _bytes(output: Returned) -> int:
 
 
 def _tensor(output: Returned, data: memoryview) -> torch.Tensor:
-    """A tensor that shares memory with nothing that the worker can reach."""
+    """A tensor on `data`, which is this process's own copy of the worker's file."""
     dtype = DTYPES[output.dtype]
     if not len(data):
         return torch.empty(output.shape, dtype=dtype)
-    raw = torch.frombuffer(data, dtype=torch.uint8).clone()
+    raw = torch.frombuffer(data, dtype=torch.uint8)
     if dtype == torch.bool:
         return (raw != 0).reshape(output.shape)  # whatever else lies there is no bool
     return raw.view(dtype).reshape(output.shape)

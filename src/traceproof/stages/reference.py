@@ -163,6 +163,7 @@ class References:
                     "dataset": self.dataset,
                     "folder": str(caller.folder),
                     "device": self.drawing,
+                    "runs_on": self.job.device,
                 },
                 limits=self.job.limits,
                 isolation=Isolation.TRUSTED,
