@@ -8,6 +8,7 @@ try:
     from traceproof import interrupts, runs, tokens
     from traceproof.ops.registry import families
     from traceproof.pipeline import Pipeline
+    from traceproof.stacks import ENVIRONMENTS, MAIN, READER
     from traceproof.stages.standing import settle
     from traceproof.testgen.flow import TestFlow
     from traceproof.worker import shared
@@ -54,7 +55,7 @@ wildcard_constraints:
     op_type="[A-Za-z0-9_]+",
     actor="|".join(FLOW.actors),
     stack="|".join(FLOW.stacks),
-    environment="cpu|" + "|".join(FLOW.stacks),
+    environment="|".join(ENVIRONMENTS),
     family="|".join(families()),
     slug="[^/]+",
 

@@ -15,8 +15,9 @@ import nox
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT / "src"))  # nox may run from anywhere; every op_type names its family
 
-from traceproof.ops.registry import families  # noqa: E402 - after the path
-from traceproof.stacks import ENVIRONMENTS, install_cpu  # noqa: E402
+from traceproof.environments import install_cpu  # noqa: E402 - after the path
+from traceproof.ops.registry import families  # noqa: E402
+from traceproof.stacks import ENVIRONMENTS  # noqa: E402
 
 nox.options.sessions = ["tests"]
 nox.options.default_venv_backend = "venv"

@@ -73,7 +73,8 @@ rule actor:
     log:
         f"{FLOW.run}/logs/actors/{{op_type}}-{{actor}}.log",
     wildcard_constraints:
-        actor=r"(?!reference|oracle|sglang|fla\b).*",
+        actor="|".join({*FLOW.actors} - {"reference", "oracle", *FLOW.slow_imports})
+        or "none",
     threads: actor_threads
     resources:
         mem_mb=actor_memory,
@@ -102,7 +103,7 @@ rule actor:
 # keep cores busy while those wait for a GPU.
 use rule actor as actor_import_first with:
     wildcard_constraints:
-        actor="sglang|sglang_native|fla",
+        actor="|".join(FLOW.slow_imports) or "none",
     priority: 6
 
 
@@ -123,7 +124,7 @@ use rule actor as actor_long_first with:
 
 use rule actor as actor_compile_first with:
     wildcard_constraints:
-        actor="flashinfer",
+        actor="|".join(FLOW.compiling) or "none",
         op_type="|".join(
             name for name in registry.known() if registry.record(name).compiles_late
         ),

@@ -12,7 +12,7 @@ checkpoint cases:
         state=FLOW.dataset_state,
         selection=FLOW.selection,
         code=FLOW.cases_code,
-        python=FLOW.python("torch"),
+        python=FLOW.python(MAIN),
         store=f"{FLOW.results}/store",
         store_gb=FLOW.store_gb,
         actors=len(FLOW.actors) - 1,

@@ -3,8 +3,8 @@ rule extract:
     input:
         fetched=FLOW.source_fetched,
         configs=FLOW.model_files,
-        sglang=FLOW.environment("extract"),
-        torch=FLOW.environment("torch"),
+        reader=FLOW.environment(READER),
+        main=FLOW.environment(MAIN),
     output:
         update(f"{FLOW.results}/extract/dataset/.fetched.json"),
     log:
@@ -17,8 +17,8 @@ rule extract:
         dataset=FLOW.source,
         state=FLOW.source_state,
         code=FLOW.extract_code,
-        extract_python=FLOW.python("extract"),
-        torch_python=FLOW.python("torch"),
+        extract_python=FLOW.python(READER),
+        torch_python=FLOW.python(MAIN),
         out=f"{FLOW.results}/extract/dataset",
         report=f"{FLOW.results}/extract",
     shell:

@@ -35,11 +35,11 @@ rule judge:
     resources:
         mem_mb=judge_memory,
     params:
-        python=FLOW.python("torch"),
+        python=FLOW.python(MAIN),
         code=judge_code,
         tolerance=FLOW.tolerance,
         repeat=FLOW.repeat,
-        record=FLOW.sources.record("torch", ""),
+        record=FLOW.sources.record(MAIN, ""),
         caches=FLOW.caches,
         store=f"{FLOW.results}/store",
     shell:

@@ -5,7 +5,7 @@ rule publish:
     """Write what a pull request for each verified definition would hold; `traceproof publish --push` sends it."""
     input:
         verdicts=verdict_files,
-        stack=FLOW.environment("torch"),
+        stack=FLOW.environment(MAIN),
         support=rules.test_support.output,
         generated=generated_files,
         tests=f"{FLOW.run}/tests.json",
@@ -15,7 +15,7 @@ rule publish:
         f"{FLOW.run}/logs/publish.log",
     params:
         code=code_digest("traceproof.publish.prepare", "traceproof.publish.parts"),
-        python=FLOW.python("torch"),
+        python=FLOW.python(MAIN),
         dataset=FLOW.dataset,
         base=FLOW.source,
         origin=FLOW.dataset_source,

@@ -21,10 +21,11 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from traceproof.actors.registry import truths_of
-from traceproof.bumps.roots import PACKAGES, op_types
+from traceproof.bumps.roots import op_types
 from traceproof.bumps.touches import Touch, changed_parts, touches
 from traceproof.dependents.tree import CommitTree
+from traceproof.sources.model import ORIGINS
+from traceproof.stacks import MAIN, PACKAGES, truths_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -36,7 +37,6 @@ PARSER.add_argument(
 )
 PARSER.add_argument("--work", type=Path, required=True, help="a new folder")
 PARSER.add_argument("--python", default=sys.executable, help="interpreter of all stacks")
-FOLDERS = {"sglang": "python"}  # where a repository keeps its package, and what of it is checked out
 WHO = ("-c", "user.name=bumps", "-c", "user.email=bumps@example.org", "-c", "gc.auto=0")
 
 
@@ -59,7 +59,7 @@ def history(upstream: Path) -> list[tuple[str, str]]:
     git(upstream, "init", "--quiet", "--initial-branch=main")
     for key in ("uploadpack.allowFilter", "uploadpack.allowAnySHA1InWant"):
         git(upstream, "config", key, "true")
-    place = upstream / FOLDERS.get(options.stack, "src")
+    place = upstream / (ORIGINS[options.stack].place or "src")
     commits = []
     for release in options.release:
         shutil.rmtree(place, ignore_errors=True)
@@ -93,7 +93,7 @@ def repository(folder: Path) -> None:
         target.parent.mkdir(parents=True)
         shutil.copy2(path, target)
     here = {"python": options.python}
-    stacks = {"torch": here, **{name: here | {"source": None} for name in PACKAGES}}
+    stacks = {MAIN: here, **{name: here | {"source": None} for name in PACKAGES}}
     stacks[options.stack] = here | {"source": "locked"}
     config = {
         "dataset": {"path": "dataset"},

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from traceproof.errors import TraceproofError
-from traceproof.stacks import ENVIRONMENTS, NAMES
+from traceproof.stacks import ENVIRONMENTS, KERNELS
 from traceproof.wheels import bundle
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,7 +26,7 @@ PARSER.add_argument(
 def main() -> int:
     """Exit code 2: a file can not be had."""
     options = PARSER.parse_args()
-    for name in options.stack or (DRIVER, *NAMES):
+    for name in options.stack or (DRIVER, *KERNELS):
         try:
             sources = bundle(name, options.out, root=ROOT, python=options.python)
         except TraceproofError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from traceproof import entry
 from traceproof.bumps.keys import record_dependencies
-from traceproof.stacks import Stack
+from traceproof.environments import Installation
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--stack", required=True)
@@ -21,7 +21,7 @@ PARSER.add_argument("--log", type=Path, required=True)
 
 def main() -> None:
     """Follow what its package's ground truths can run."""
-    stack = Stack.at(options.stack, options.python)
+    stack = Installation.at(options.stack, options.python)
     record = json.loads(options.record.read_text(encoding="utf-8"))
     record_dependencies(stack, record, options.source, options.out)
 

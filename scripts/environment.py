@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from traceproof import entry
-from traceproof.stacks import build, built
+from traceproof.environments import build, built
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--environment", required=True)

@@ -21,6 +21,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from traceproof.stacks import MAIN
+
 ROOT = Path(__file__).resolve().parents[1]
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 PARSER.add_argument("--work", type=Path, required=True, help="a new folder")
@@ -48,7 +50,7 @@ def prepare(folder: Path) -> None:
         shutil.copy2(ROOT / "tests" / "dataset" / "definitions" / f"{name}.json", target)
     config = {
         "dataset": {"path": "dataset"},
-        "stacks": {"torch": {"python": options.python}},
+        "stacks": {MAIN: {"python": options.python}},
         "truths": [],
         "test_sizes": ["small"],
         "known": None,

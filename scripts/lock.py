@@ -12,19 +12,21 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))  # it may run before the package is installed
+
+from traceproof.stacks import KERNELS, MAIN, STACKS  # noqa: E402 - after the path
+
 INDEX = "https://pypi.org/simple"  # uv.lock names its index: always the public one, never a mirror
+CPU = STACKS[MAIN].cpu
 GROUPS = {
     "driver": ("--no-emit-project", "--group", "driver"),
-    "tests": ("--no-emit-project", "--group", "driver", "--group", "dev", "--group", "cpu"),
-    "cpu": ("--only-group", "cpu", "--no-hashes"),
-    "torch": ("--only-group", "torch"),
-    "flashinfer": ("--only-group", "flashinfer"),
-    "sglang": ("--only-group", "sglang"),
-    "fla": ("--only-group", "fla"),
+    "tests": ("--no-emit-project", "--group", "driver", "--group", "dev", "--group", CPU),
+    CPU: ("--only-group", CPU, "--no-hashes"),
+    **{name: ("--only-group", name) for name in KERNELS},
 }
 # The bounds of pyproject.toml stand for sglang alone; elsewhere pip would skip a line marked so in silence.
 BOUNDS = ("python_full_version < '3.14' and ", " and python_full_version < '3.14'", " ; sys_platform == 'linux'")
-ANYWHERE = frozenset({"driver", "tests", "cpu"})
+ANYWHERE = frozenset({"driver", "tests", CPU})
 CUDA_ONLY = re.compile(r"(nvidia-|cuda-|triton==)")  # what the CPU build of torch does without
 FROM_CPU = re.compile(r"torch==")  # unhashed: its file is not the registry's, so cpu.txt alone names it
 
@@ -39,9 +41,9 @@ def requirements(name: str) -> str:
     """What envs/<name>.txt has to hold by uv.lock."""
     text = uv("export", "--frozen", "--no-header", "--no-annotate", *GROUPS[name])
     entries = re.split(r"\n(?=\S)", text.strip())
-    if name in {"cpu", "tests"}:
+    if name in {CPU, "tests"}:
         entries = [entry for entry in entries if not CUDA_ONLY.match(entry)]
-    if name == "cpu":  # the label of PyTorch's own CPU wheels
+    if name == CPU:  # the label of PyTorch's own CPU wheels
         entries = [re.sub(r"^(torch==[\d.]+)", r"\1+cpu", entry) for entry in entries]
     if name == "tests":
         entries = [entry for entry in entries if not FROM_CPU.match(entry)]

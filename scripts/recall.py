@@ -37,9 +37,11 @@ DEFINES = ["-DFLASHINFER_ENABLE_BF16", "-DFLASHINFER_ENABLE_F16", "-DFLASHINFER_
 
 def list_imported(stack: str, modules: Iterable[str]) -> None:
     """Print every file that is opened while a stack's modules are imported, in this process."""
-    from traceproof.adapters import lookup
+    from traceproof.stacks import STACKS
 
-    lookup.stack(stack).prepare()
+    preparation = STACKS[stack].preparation()
+    if preparation is not None:
+        preparation()
     opened: list[str] = []
     sys.addaudithook(lambda event, given: opened.append(str(given[0])) if event == "open" else None)
     for module in modules:
@@ -80,8 +82,9 @@ def headers(
     A generator is a function `gen_*` in the set that needs no argument: what a call may compile although no
     adapter names it.
     """
-    from traceproof.adapters import lookup
     from traceproof.dataset.definition import Definition
+    from traceproof.ops import lookup
+    from traceproof.stacks import STACKS
 
     modules: dict[str, tuple[tuple[str, ...], tuple[object, ...]]] = {}
     for path in sorted(
@@ -94,7 +97,7 @@ def headers(
             for module in adapter.modules(definition, capability):
                 if module.compiles:  # nothing describes it but the call that compiles it
                     continue
-                modules[module.label] = (lookup.stack(stack).apis[module.generator], module.args)
+                modules[module.label] = (STACKS[stack].apis[module.generator], module.args)
     for file, name in sorted(reached):
         if name.startswith("gen_") and "." not in name and file.endswith(".py"):
             place = f"{file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}:{name}"
@@ -127,7 +130,9 @@ def preprocessed(spec: object, root: Path, done: dict[str, set[str]]) -> set[str
     """Files that nvcc reads for a module's sources; `done` keeps what it said of each source."""
     import tvm_ffi.libinfo  # type: ignore[import-not-found] # of the stack
 
-    data = root / "flashinfer" / "data"
+    from traceproof.stacks import PACKAGES
+
+    data = root / PACKAGES[options.stack] / "data"
     folders = [
         data / "include",
         data / "csrc",
@@ -159,9 +164,10 @@ def _read(command: list[str], source: str, root: Path) -> set[str]:
 def main() -> int:
     """Exit code 1: a file was read that is in no set."""
     from traceproof.bumps.package import Sources
-    from traceproof.bumps.roots import PACKAGES, op_types, roots
+    from traceproof.bumps.roots import op_types, roots
     from traceproof.bumps.touches import touch
     from traceproof.dependents.tree import PackageTree
+    from traceproof.stacks import PACKAGES
 
     root = options.root.resolve()
     os.environ.setdefault("FLASHINFER_CUBINS_REPOSITORY", str(root))  # fetch nothing

@@ -18,8 +18,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from traceproof.bumps.roots import PACKAGES
 from traceproof.records import OpTypePlan
+from traceproof.sources.model import ORIGINS
+from traceproof.stacks import MAIN, PACKAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -30,7 +31,6 @@ PARSER.add_argument("--python", default=sys.executable, help="interpreter of all
 WHO = ("-c", "user.name=reproduce", "-c", "user.email=reproduce@example.org")
 # What a verdict row may differ in: times, and where the machine had its peak.
 TIMES = frozenset({"seconds", "peak_bytes", "time", "repeat"})
-PLACES = {"sglang": "python"}  # where a repository keeps its package
 Digests = Mapping[str, Mapping[str, str]]
 
 
@@ -57,7 +57,7 @@ def verify(folder: Path, dataset: tuple[str, str], stack: str, source: tuple[str
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy2(ROOT / "Snakefile", folder)
     here = {"python": options.python}
-    stacks: dict[str, object] = dict.fromkeys(("torch", *PACKAGES), here)
+    stacks: dict[str, object] = dict.fromkeys((MAIN, *PACKAGES), here)
     stacks[stack] = here | {"source": "locked"}
     config = {
         "hidden_seed": 0,
@@ -100,7 +100,7 @@ def main() -> int:
     stack, _, content = options.source.partition("=")
     options.work.mkdir(parents=True)
     dataset = upstream(options.work / "dataset-upstream", options.dataset, "dataset")
-    source = upstream(options.work / f"{stack}-upstream", Path(content), PLACES.get(stack, "src"))
+    source = upstream(options.work / f"{stack}-upstream", Path(content), ORIGINS[stack].place or "src")
     first, second = (verify(options.work / name, dataset, stack, source) for name in ("first", "second"))
     different = 0
     for kind, one in first.items():

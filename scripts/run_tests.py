@@ -13,6 +13,7 @@ from pathlib import Path
 from traceproof import entry, jit
 from traceproof.gpu_lease import gpus, lease
 from traceproof.records import OpTypePlan
+from traceproof.stacks.base import LIBRARIES
 from traceproof.stages.crew import Crew
 from traceproof.store import write_text
 from traceproof.testgen.outcomes import Run, junit, run_tests, write_rows
@@ -45,7 +46,7 @@ def main() -> None:
     own = options.caches / "tests" / f"{options.op_type}-{stack['stack']}"
     own.mkdir(parents=True, exist_ok=True)
     crew = Crew.of(own, stack)
-    libraries = Path(jit.environment(options.caches, stack)[jit.LIBRARIES])
+    libraries = Path(jit.environment(options.caches, stack)[LIBRARIES])
     limits = options.limits
     order = Run(
         file=options.file,
@@ -60,7 +61,7 @@ def main() -> None:
             output_bytes=int(limits["output_mb"] * 2**20),
         ),
         readable=[*options.readable, *([libraries] if libraries.is_dir() else [])],
-        variables={jit.LIBRARIES: str(libraries)} | jit.variables(options.built) if crew.gpu else {},
+        variables={LIBRARIES: str(libraries)} | jit.variables(options.built) if crew.gpu else {},
     )
     with lease(gpus() if crew.gpu else [], memory_mib=options.memory_mb):
         rows = list(run_tests(order, crew, scratch=own if crew.gpu else None))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from traceproof import entry
 from traceproof.bumps.keys import record_stack
-from traceproof.stacks import Stack
+from traceproof.environments import Installation
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--stack", required=True)
@@ -22,7 +22,7 @@ PARSER.add_argument("--log", type=Path, required=True)
 
 def main() -> None:
     """Ask its interpreter."""
-    stack = Stack.at(options.stack, options.python, cuda_home=options.cuda_home)
+    stack = Installation.at(options.stack, options.python, cuda_home=options.cuda_home)
     record_stack(stack, options.source, state=options.state, linked=options.linked, out=options.out)
 
 

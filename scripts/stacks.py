@@ -11,9 +11,10 @@ import sys
 import time
 from pathlib import Path
 
+from traceproof.environments import FOLDER, Installation, ready
 from traceproof.errors import TraceproofError
 from traceproof.imports import DRIVER, Imports, check
-from traceproof.stacks import ENVIRONMENTS, FOLDER, Stack, ready
+from traceproof.stacks import ENVIRONMENTS
 
 ROOT = Path(__file__).resolve().parent.parent
 PARSER = argparse.ArgumentParser(description=__doc__)
@@ -33,7 +34,7 @@ def main() -> int:
     for name in options.stack or ENVIRONMENTS:
         started = time.monotonic()
         try:
-            ready(Stack.at(name, str(FOLDER / name / "bin" / "python")), root=ROOT, say=_say)
+            ready(Installation.at(name, str(FOLDER / name / "bin" / "python")), root=ROOT, say=_say)
         except TraceproofError as error:
             _say(str(error))
             return 2

@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from traceproof.actors.base import Unavailable
-from traceproof.adapters import lookup
-from traceproof.adapters.base import Stack
-from traceproof.adapters.sglang.boot import align
 from traceproof.dataset.definition import Definition
+from traceproof.ops import lookup
+from traceproof.ops.adapter import resolve
 from traceproof.ops.common.ground_truths.flashinfer import outputs_of
 from traceproof.ops.gdn.ground_truths import flashinfer as gdn
 from traceproof.reasons import Skip
+from traceproof.stacks import FIRST_TRUTHS, STACKS
+from traceproof.stacks.base import Stack
+from traceproof.stacks.sglang.boot import align
 
 ROOT = Path(__file__).parent
 FILES = sorted([*(ROOT / "dataset").rglob("definitions/*/*.json"), *(ROOT / "gpu").rglob("definitions/*/*.json")])
@@ -29,12 +31,12 @@ def read(path: Path) -> Definition:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_definition_has_a_ground_truth(path: Path) -> None:
     definition = read(path)
-    assert any(lookup.adapter(stack, definition) for stack in lookup.STACKS)
+    assert any(lookup.adapter(stack, definition) for stack in FIRST_TRUTHS)
 
 
-@pytest.mark.parametrize("name", lookup.STACKS)
+@pytest.mark.parametrize("name", FIRST_TRUTHS)
 def test_adapters_call_only_what_the_table_holds(name: str) -> None:
-    table = lookup.stack(name).apis
+    table = STACKS[name].apis
     op_types = {read(path).op_type for path in FILES}
     used = {api for op_type in op_types for item in lookup.adapters(name, op_type) for api in item.apis}
     assert used
@@ -57,7 +59,7 @@ def test_without_a_gpu_the_skip_says_so() -> None:
 def test_what_is_missing_is_a_typed_skip(distribution: str, place: str, reason: Skip) -> None:
     package = place.partition(":")[0]
     stack = Stack(name="s", package=package, distribution=distribution, apis={"call": (place,)})
-    found = stack.resolve(("call",))
+    found = resolve(stack, ("call",))
     assert isinstance(found, Unavailable)
     assert found.reason is reason
 
@@ -81,13 +83,13 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
 
 def test_an_installed_package_that_cannot_be_imported_is_an_error(broken: Stack) -> None:
     with pytest.raises(ImportError, match=r"frail 1\.0 can not be imported: frail\.ops: .*'undeclared'"):
-        broken.resolve(("rule",))
+        resolve(broken, ("rule",))
     with pytest.raises(AttributeError, match="vanished"):
-        broken.resolve(("slip",))
+        resolve(broken, ("slip",))
 
 
 def test_a_module_that_a_version_does_not_have_is_a_skip(broken: Stack) -> None:
-    found = broken.resolve(("gone",))
+    found = resolve(broken, ("gone",))
     assert isinstance(found, Unavailable)
     assert found.reason is Skip.API_ABSENT
     assert "No module named 'frail.old'" in found.message
@@ -95,7 +97,7 @@ def test_a_module_that_a_version_does_not_have_is_a_skip(broken: Stack) -> None:
 
 def test_the_newest_name_that_exists_is_taken() -> None:
     stack = Stack(name="s", package="json", distribution="pytest", apis={"call": ("json:vanished", "json:loads")})
-    found = stack.resolve(("call",))
+    found = resolve(stack, ("call",))
     assert not isinstance(found, Unavailable)
     assert found["call"] is json.loads
 

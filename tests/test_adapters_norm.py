@@ -9,9 +9,8 @@ from extract_support import drafts_of, named
 
 from traceproof.actors import registry as actors
 from traceproof.actors.inputs import make_inputs
-from traceproof.adapters import lookup
 from traceproof.dataset.definition import Definition
-from traceproof.ops import registry
+from traceproof.ops import lookup, registry
 from traceproof.publish.baseline import solution
 
 FORMS = ("gemma_rmsnorm_h2048", "gemma_fused_add_rmsnorm_h2048")

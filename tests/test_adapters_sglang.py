@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from traceproof.actors import registry as actors
-from traceproof.adapters import lookup
-from traceproof.adapters.base import Adapter
-from traceproof.adapters.sglang.boot import KERNELS, stand_in_for_kernels
 from traceproof.bumps.roots import compiles, op_types
 from traceproof.dataset.definition import Definition
-from traceproof.ops import registry
+from traceproof.ops import lookup, registry
+from traceproof.ops.adapter import Adapter
 from traceproof.ops.base import Values
 from traceproof.ops.common.rotary import Pairing, pairing
 from traceproof.reasons import Skip
+from traceproof.stacks.sglang.boot import KERNELS, stand_in_for_kernels
 
 Api = dict[str, Callable[..., Any]]
 

@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from traceproof.actors import registry as actors
-from traceproof.adapters import lookup
-from traceproof.adapters.base import Adapter
 from traceproof.dataset.definition import Definition
-from traceproof.ops import registry
+from traceproof.ops import lookup, registry
+from traceproof.ops.adapter import Adapter
 from traceproof.ops.base import Values
 from traceproof.ops.common.ground_truths.sglang import SPLITS
 from traceproof.reasons import Skip

@@ -9,10 +9,9 @@ import op_support as support
 import pytest
 import torch
 
-from traceproof.adapters import lookup
-from traceproof.adapters.base import Adapter
 from traceproof.dataset.definition import Definition
-from traceproof.ops import registry
+from traceproof.ops import lookup, registry
+from traceproof.ops.adapter import Adapter
 from traceproof.ops.base import Values
 from traceproof.ops.moe.form import form_of
 from traceproof.ops.moe.ground_truths import sglang as moe

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from repository import ROOT, Repository
 
-from traceproof import stacks
+from traceproof import environments
 from traceproof.config import Config
 from traceproof.doctor import ask, isolation, reach, remedies
 from traceproof.doctor.diagnose import diagnose
 from traceproof.doctor.model import Diagnosis, Disk, Layer, Memory, StackFound
 from traceproof.doctor.render import WIDTH, screen
+from traceproof.environments import PINS, built
 from traceproof.ops import registry
-from traceproof.stacks import PINS, built
 from traceproof.worker import sandbox
 
 TORCH = """
@@ -82,8 +82,8 @@ class Machine:
         folder = self.root / ".venvs" / name
         self.python(folder / "bin" / "python")
         if pins is not None:
-            stamp = {"environment": name, "pins": pins or stacks._pins(self.root, name)}
-            (folder / stacks.WHOLE).write_text(json.dumps(stamp))
+            stamp = {"environment": name, "pins": pins or environments._pins(self.root, name)}
+            (folder / environments.WHOLE).write_text(json.dumps(stamp))
 
     def gpu(self) -> None:
         """A GPU: the driver's file, nvidia-smi, and a torch that finds it."""
@@ -100,7 +100,7 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine(tmp_path)
-    monkeypatch.setattr(stacks, "CUDA_DRIVER", (tmp_path / "nvidiactl",))
+    monkeypatch.setattr(environments, "CUDA_DRIVER", (tmp_path / "nvidiactl",))
     monkeypatch.setattr(isolation, "layers", lambda **_: HOLDS)
     monkeypatch.setenv("PATH", str(found.path))
     for name in ("CUDA_HOME", "CUDA_PATH", "CXX"):

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from traceproof import imports, stacks
+from traceproof import environments, imports
 from traceproof.imports import Imports, check
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = "def chunk_gated_delta_rule(): ...\ndef fused_recurrent_gated_delta_rule(): ...\n"
 OPENS_DRIVER = "import ctypes\nctypes.CDLL('libcuda.so.1').cuInit\n"
-without_driver = pytest.mark.skipif(stacks.has_driver(), reason="needs a machine without an NVIDIA driver")
+without_driver = pytest.mark.skipif(environments.has_driver(), reason="needs a machine without an NVIDIA driver")
 
 
 def environment(root: Path, code: str, *, installed: bool = True) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from traceproof import stacks
+from traceproof import environments
 from traceproof.cli import interpreter as module
 from traceproof.cli.interpreter import interpreter
+from traceproof.environments import Installation
 from traceproof.errors import TraceproofError
-from traceproof.stacks import Stack
 
 
 def found(given: Path | None, *needs: str, stack: str = "torch") -> str:
@@ -19,26 +19,26 @@ def found(given: Path | None, *needs: str, stack: str = "torch") -> str:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Stack]:
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Installation]:
     """Stacks that were made ready, each by this interpreter; the machine has no driver."""
-    stacks_made: list[Stack] = []
+    stacks_made: list[Installation] = []
 
-    def ready(stack: Stack, **_: object) -> Path:
+    def ready(stack: Installation, **_: object) -> Path:
         stacks_made.append(stack)
         return Path(sys.executable)
 
     monkeypatch.setattr(module, "ready", ready)
-    monkeypatch.setattr(stacks, "CUDA_DRIVER", ())
+    monkeypatch.setattr(environments, "CUDA_DRIVER", ())
     return stacks_made
 
 
 @pytest.mark.parametrize("stack", ["torch", "fla"])
-def test_a_machine_without_a_gpu_takes_its_cpu_environment(made: list[Stack], stack: str) -> None:
+def test_a_machine_without_a_gpu_takes_its_cpu_environment(made: list[Installation], stack: str) -> None:
     assert found(None, stack=stack) == sys.executable
-    assert made == [Stack(stack, "cpu", ".venvs/cpu/bin/python")]
+    assert made == [Installation(stack, "cpu", ".venvs/cpu/bin/python")]
 
 
-def test_a_given_interpreter_may_be_a_path_or_a_program(made: list[Stack]) -> None:
+def test_a_given_interpreter_may_be_a_path_or_a_program(made: list[Installation]) -> None:
     assert found(Path(sys.executable)) == sys.executable
     assert Path(found(Path(Path(sys.executable).name))).name == Path(sys.executable).name
     assert not made
@@ -60,7 +60,7 @@ def test_an_interpreter_that_will_not_do_says_so_before_anything_runs(
     assert "--torch-python" in caught.value.todo
 
 
-def test_a_configured_interpreter_that_lacks_something_names_the_key(made: list[Stack]) -> None:
+def test_a_configured_interpreter_that_lacks_something_names_the_key(made: list[Installation]) -> None:
     with pytest.raises(TraceproofError, match="has no no_such_package") as caught:
         found(None, "no_such_package")
     assert "stacks.torch.python" in caught.value.todo

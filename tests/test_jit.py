@@ -15,14 +15,19 @@ from pathlib import Path
 import pytest
 
 from traceproof import gpu_lease, jit
-from traceproof.adapters import lookup
 from traceproof.gpu_lease import Gpu, lease, workers
 from traceproof.jit import Module
 from traceproof.ops.gdn.ground_truths.flashinfer import PREFILL_SM90
+from traceproof.stacks import STACKS, flashinfer
+from traceproof.stacks.base import LIBRARIES
 
 
 def test_what_hangs_on_one_long_file_starts_first() -> None:
-    order = sorted(map(Module, ("gen_decode", "gen_sampling", "gen_prefill")), key=jit._urgency, reverse=True)
+    order = sorted(
+        map(Module, ("gen_decode", "gen_sampling", "gen_prefill")),
+        key=lambda one: jit._urgency(STACKS["flashinfer"], one),
+        reverse=True,
+    )
     assert [module.generator for module in order] == ["gen_sampling", "gen_prefill", "gen_decode"]
 
 
@@ -71,7 +76,7 @@ def test_the_delta_rule_is_built_for_the_calls_that_are_made() -> None:
 def test_workers_load_what_was_built_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = tmp_path / "build.so"
     library.write_bytes(b"built")
-    libraries = Path(jit.environment(tmp_path, {"digest": "d" * 32})[jit.LIBRARIES])
+    libraries = Path(jit.environment(tmp_path, {"digest": "d" * 32})[LIBRARIES])
     jit._hand_over("norm", library, libraries)
     assert [path.name for path in libraries.rglob("*") if path.is_file()] == ["norm.so"]
     environment = types.ModuleType("flashinfer.jit.env")
@@ -79,8 +84,8 @@ def test_workers_load_what_was_built_as_it_is(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "flashinfer.jit.env", environment)
     monkeypatch.setenv("FLASHINFER_USE_CUDA_NORM", "1")
-    monkeypatch.setenv(jit.LIBRARIES, str(libraries))
-    lookup.stack("flashinfer").prepare()
+    monkeypatch.setenv(LIBRARIES, str(libraries))
+    flashinfer.prepare()
     assert (environment.FLASHINFER_AOT_DIR / "norm" / "norm.so").read_bytes() == b"built"
 
 

@@ -16,18 +16,20 @@ from hypothesis import strategies as st
 from pipeline import Run, typed, verdicts
 from publish_support import CASES, dataset, finished, row
 
-from traceproof.adapters import lookup
-from traceproof.adapters.base import Adapter, Stack
 from traceproof.cli.publish import _writable
 from traceproof.cli.show import describe
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.names import MARKER, NAME, OP_TYPE, fresh_folder, path_part, remove_folder
+from traceproof.ops import lookup
+from traceproof.ops.adapter import Adapter
 from traceproof.publish.baseline import source
 from traceproof.publish.partial import Unemittable
 from traceproof.publish.parts import write_parts
 from traceproof.publish.prepare import dry_run, prepare, write_ledger
+from traceproof.stacks import STACKS
+from traceproof.stacks.base import Stack
 from traceproof.testgen.files import Subject, render
 from traceproof.text import literal, markdown, printable, redacted
 from traceproof.worker import Limits
@@ -255,7 +257,7 @@ def test_a_baseline_runs_no_name() -> None:
 def _torch(definition: Definition) -> tuple[Adapter, Stack]:
     adapter = lookup.adapter("torch", definition)
     assert adapter is not None
-    return adapter, lookup.stack("torch")
+    return adapter, STACKS["torch"]
 
 
 @given(st.text() | st.integers() | st.floats(allow_nan=False) | st.none() | st.booleans())

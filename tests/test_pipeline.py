@@ -11,7 +11,7 @@ import pytest
 from repository import Ran, Repository, own_dataset
 from ruamel.yaml import YAML
 
-from traceproof import stacks
+from traceproof import environments
 from traceproof.pipeline import Pipeline
 
 NORM, OTHER_NORM, GEMM = "rmsnorm/rmsnorm_h96", "rmsnorm/fused_add_rmsnorm_h96", "gemm/gemm_n96_k160"
@@ -169,7 +169,7 @@ def test_stacks_that_build_are_asked_for_before_the_plan_is_known(monkeypatch: p
     raw["stacks"]["flashinfer"] = {"python": sys.executable}
     flow = Pipeline.of(raw, root=root)
     assert flow.builders() == []
-    monkeypatch.setattr(stacks, "CUDA_DRIVER", (root,))
+    monkeypatch.setattr(environments, "CUDA_DRIVER", (root,))
     assert flow.builders() == ["results/stacks/flashinfer.json"]
     assert flow.builders(family="gemm") == []
     raw["stacks"]["flashinfer"] = {"python": None}

@@ -17,11 +17,10 @@ from safetensors.torch import save_file
 
 from traceproof.actors import registry as actors
 from traceproof.actors.inputs import make_inputs
-from traceproof.adapters import lookup
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_definition, read_tree
 from traceproof.errors import TraceproofError
-from traceproof.ops import registry
+from traceproof.ops import lookup, registry
 from traceproof.publish.baseline import solution
 from traceproof.publish.bundle import Folder, joined, resolve
 from traceproof.publish.check import problems
@@ -29,6 +28,7 @@ from traceproof.publish.ledger import Ledger, keep, tagged
 from traceproof.publish.parts import Answers, is_random, write_parts
 from traceproof.publish.prepare import Prepared, Source, dry_run, prepare, write_ledger
 from traceproof.records import RunRecord
+from traceproof.stacks import FIRST_TRUTHS
 from traceproof.stages.manifest import Manifest
 from traceproof.store import Store
 from traceproof.tokens import without_secrets
@@ -278,7 +278,7 @@ def test_a_baseline_stands_alone_and_does_what_its_adapter_does(path: Path) -> N
     torch.set_num_threads(1)
     definition = read_definition(path)
     op, _ = registry.for_definition(definition)
-    for truth in lookup.STACKS:
+    for truth in FIRST_TRUTHS:
         if lookup.adapter(truth, definition) is None:
             continue
         text = solution(definition, truth, "1").sources[0].content

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from traceproof import stacks
+from traceproof import environments
 from traceproof.config import Config
+from traceproof.environments import Installation, build, probe, ready, resolve
 from traceproof.errors import TraceproofError
-from traceproof.stacks import Stack, build, probe, ready, resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKED = ("uv.lock", *(f"envs/{path.name}" for path in sorted((ROOT / "envs").glob("*.txt"))))
@@ -28,7 +28,7 @@ def config(**torch: str) -> Config:
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that says that there is an NVIDIA driver; it does not exist yet."""
     path = tmp_path / "nvidiactl"
-    monkeypatch.setattr(stacks, "CUDA_DRIVER", (path,))
+    monkeypatch.setattr(environments, "CUDA_DRIVER", (path,))
     return path
 
 
@@ -42,22 +42,22 @@ def test_torch_runs_where_the_configuration_and_the_machine_say(
     if present:
         driver.touch()
     stack = resolve(config(env=wanted), "torch")
-    assert stack == Stack("torch", environment, f".venvs/{environment}/bin/python")
+    assert stack == Installation("torch", environment, f".venvs/{environment}/bin/python")
 
 
 def test_nothing_is_built_for_a_ground_truth_that_could_not_run(driver: Path) -> None:
-    assert resolve(config(), "flashinfer") == Stack("flashinfer", "cpu", ".venvs/cpu/bin/python")
+    assert resolve(config(), "flashinfer") == Installation("flashinfer", "cpu", ".venvs/cpu/bin/python")
     driver.touch()
     assert resolve(config(), "flashinfer").environment == "flashinfer"
 
 
 def test_a_given_interpreter_is_used_as_it_is(driver: Path) -> None:
     assert not driver.exists()
-    assert resolve(config(python="/opt/python"), "torch") == Stack("torch", None, "/opt/python")
+    assert resolve(config(python="/opt/python"), "torch") == Installation("torch", None, "/opt/python")
 
 
 def test_a_probe_says_what_keys_outputs_and_nothing_of_the_machine() -> None:
-    here = Stack("torch", None, sys.executable)
+    here = Installation("torch", None, sys.executable)
     found = probe(here, root=ROOT)
     assert found["versions"]["torch"]
     assert found["device_type"] in {"cpu", "cuda"}
@@ -68,7 +68,7 @@ def test_a_probe_says_what_keys_outputs_and_nothing_of_the_machine() -> None:
 @pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
 def test_an_interpreter_that_cannot_be_used_says_so(python: str) -> None:
     with pytest.raises(TraceproofError, match="the stack 'torch' can not be used") as caught:
-        probe(Stack("torch", None, python), root=ROOT)
+        probe(Installation("torch", None, python), root=ROOT)
     assert "has to name a Python with torch" in caught.value.todo
 
 
@@ -89,10 +89,10 @@ def test_an_environment_is_built_once_and_again_when_its_pins_change(
 ) -> None:
     made: list[str] = []
     said: list[str] = []
-    monkeypatch.setattr(stacks, "_run", lambda _, name: made.append(name))
+    monkeypatch.setattr(environments, "_run", lambda _, name: made.append(name))
     pins = tmp_path / "envs" / "fla.txt"
     pins.parent.mkdir()
-    stack = Stack("fla", "fla", ".venvs/fla/bin/python")
+    stack = Installation("fla", "fla", ".venvs/fla/bin/python")
     steps = ("first==1\n", "first==1\n", "first==2\n", "first==2\n")
     counts = []
     for text in steps:
@@ -107,7 +107,7 @@ def test_a_torn_stamp_counts_as_half_built(tmp_path: Path) -> None:
     stamp = tmp_path / ".venvs" / "fla" / "installed.json"
     stamp.parent.mkdir(parents=True)
     stamp.write_text('{"environment": "fla", "pi')
-    assert not stacks.built("fla", root=tmp_path)
+    assert not environments.built("fla", root=tmp_path)
 
 
 def test_the_exported_pins_agree_with_the_lock() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from repository import Repository, own_dataset
 
-from traceproof import stacks
+from traceproof import environments
 from traceproof.tokens import HUB_TOKENS
 
 TOKEN = "hf_" + "secret" * 5
@@ -59,6 +59,6 @@ def test_what_builds_an_environment_has_no_token(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("GITHUB_TOKEN", TOKEN)
     seen = tmp_path / "seen"
     code = f"import os, pathlib; pathlib.Path({str(seen)!r}).write_text(str(dict(os.environ)))"
-    stacks._run([sys.executable, "-c", code], "cpu")
+    environments._run([sys.executable, "-c", code], "cpu")
     assert "PATH" in seen.read_text()
     assert TOKEN not in seen.read_text()

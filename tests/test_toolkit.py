@@ -13,9 +13,9 @@ import pytest
 
 from traceproof import jit, toolkit
 from traceproof.config import Config
+from traceproof.environments import Installation, probe, resolve
 from traceproof.errors import TraceproofError
 from traceproof.jit import Module
-from traceproof.stacks import Stack, probe, resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = {"stack": "flashinfer", "digest": "d" * 32}
@@ -101,7 +101,7 @@ def test_a_configured_toolkit_comes_first(tmp_path: Path, monkeypatch: pytest.Mo
     program(tmp_path / "cuda" / "bin" / "nvcc", NVCC)
     chosen = {"dataset": "anywhere", "stacks": {"sglang": {"python": "/opt/python", "cuda_home": "/opt/cuda"}}}
     stack = resolve(Config.model_validate(chosen), "sglang")
-    assert stack == Stack("sglang", None, "/opt/python", "/opt/cuda")
+    assert stack == Installation("sglang", None, "/opt/python", "/opt/cuda")
     record = {**RECORD, "cuda_home": stack.cuda_home}
     assert jit.environment(tmp_path, record)["CUDA_HOME"] == "/opt/cuda"
 
@@ -110,7 +110,7 @@ def test_a_stack_is_known_by_the_release_of_its_compiler(tmp_path: Path) -> None
     digests = []
     for text in (NVCC, NVCC.replace("88", "96")):
         program(tmp_path / "bin" / "nvcc", text)
-        found = probe(Stack("flashinfer", None, sys.executable, str(tmp_path)), root=ROOT)
+        found = probe(Installation("flashinfer", None, sys.executable, str(tmp_path)), root=ROOT)
         digests.append((found["compiler"], found["digest"]))
     assert [release for release, _ in digests] == ["13.0.88", "13.0.96"]
     assert digests[0][1] != digests[1][1]
@@ -143,7 +143,7 @@ def test_a_kernel_module_is_compiled_without_a_toolkit_of_the_machine(tmp_path: 
         "import json, os, sys; from pathlib import Path; from traceproof import jit\n"
         f"os.environ.update(jit.environment(Path(sys.argv[1]), {RECORD!r}))\n"
         "[(_, built)] = jit.build('flashinfer', [jit.Module('gen_norm')], at_once=1, seconds=900.0)\n"
-        "sys.stdout.write(json.dumps([built.status, built.message, os.environ[jit.LIBRARIES]]))\n"
+        "sys.stdout.write(json.dumps([built.status, built.message, os.environ['TRACEPROOF_LIBRARIES']]))\n"
     )
     alone = {"PATH": str(host), "PYTHONPATH": str(ROOT / "src"), "FLASHINFER_CUDA_ARCH_LIST": "9.0a"}
     command = [str(Path(PYTHON).absolute()), "-P", "-c", code, str(tmp_path / "caches")]

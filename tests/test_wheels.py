@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from traceproof import stacks
+from traceproof import environments
+from traceproof.environments import build
 from traceproof.errors import TraceproofError
-from traceproof.stacks import build
 from traceproof.wheels import Pin, bundle, pins
 
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -95,7 +95,7 @@ def test_an_environment_is_installed_from_what_was_bundled(
     build("fla", tmp_path / ".venvs" / "fla" / "installed.json", root=tmp_path)
     python = tmp_path / ".venvs" / "fla" / "bin" / "python"
     subprocess.run([python, "-c", "import tiny"], check=True)
-    assert stacks.built("fla", root=tmp_path)
+    assert environments.built("fla", root=tmp_path)
 
 
 def test_what_has_no_wheel_travels_as_source_with_its_builder(tmp_path: Path, index: Path) -> None:
@@ -136,5 +136,5 @@ def test_the_cpus_torch_is_looked_for_at_its_own_index_too(
     write_pins(tmp_path, "cpu", "torch==1+cpu\n")
     with pytest.raises(TraceproofError, match=r"can not be had for Python 3\.12") as caught:
         bundle("cpu", tmp_path / "bundle", root=tmp_path, python="3.12")
-    assert [stacks.CPU_WHEELS in command for command in asked] == [False, True]
+    assert [environments.CPU_WHEELS in command for command in asked] == [False, True]
     assert "torch==1+cpu" in str(caught.value)

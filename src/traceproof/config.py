@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -12,12 +12,14 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    create_model,
     field_validator,
     model_validator,
 )
 
-from traceproof.actors.registry import TRUTHS
 from traceproof.ops.cases import SIZES
+from traceproof.stacks import STACKS, TRUTHS
+from traceproof.stacks.base import Stack
 from traceproof.text import has_credentials, redacted
 
 PART = "[A-Za-z0-9_-][A-Za-z0-9_.-]*"  # of a path: no `.` or `..`, which lead elsewhere
@@ -102,40 +104,51 @@ class Selection(BaseModel):
         return () if self.all else self.definition_name
 
 
-class Stack(BaseModel):
-    """An environment: built here from envs/, unless `python` names an interpreter that has it already."""
+class StackSettings(BaseModel):
+    """An environment; of the keys, a stack has those that its record has a use for.
+
+    Attributes:
+        python: an interpreter that has the packages already; None: it is built here from envs/.
+        env: `auto` takes CUDA where the machine has it.
+        source: takes the stack's package from a checkout: `locked`, or a folder.
+        cuda_home: the machine's CUDA toolkit to compile kernels with; None: the pins' wheels.
+    """
 
     model_config = CLOSED
     python: Text | None = None
 
-
-class TorchStack(Stack):
-    """The stack of planning, references, oracles and judging; `auto` takes CUDA where the machine has it."""
-
-    env: Literal["auto", "cpu", "cuda"] = "auto"
-
-
-class TruthStack(Stack):
-    """The stack of a ground truth; `source` takes its package from a checkout: `locked`, or a folder."""
-
-    source: Text | None = None
+    def get(self, key: Literal["env", "source", "cuda_home"]) -> str | None:
+        """What a key that not every stack has is set to; None: nothing, or the stack has no such key."""
+        found: str | None = getattr(self, key, None)
+        return found
 
 
-class CompiledStack(TruthStack):
-    """One whose kernels nvcc compiles: by the pins' wheels, or by the machine's toolkit in `cuda_home`."""
-
-    cuda_home: Text | None = None
-
-
-class Stacks(BaseModel):
-    """The stacks by name."""
+class StackTable(BaseModel):
+    """The stacks by name; `Stacks` has a field for each that there is."""
 
     model_config = CLOSED
-    torch: TorchStack = TorchStack()
-    flashinfer: CompiledStack = CompiledStack()
-    sglang: CompiledStack = CompiledStack()
-    fla: TruthStack = TruthStack()
-    extract: Stack = Stack()
+
+    def __getitem__(self, name: str) -> StackSettings:
+        found: StackSettings = getattr(self, name)
+        return found
+
+
+def _settings(stack: Stack) -> type[StackSettings]:
+    fields: dict[str, Any] = {}
+    if stack.cpu:
+        fields["env"] = (Literal["auto", "cpu", "cuda"], "auto")
+    if stack.origin is not None:
+        fields["source"] = (Text | None, None)
+    if stack.toolkit:
+        fields["cuda_home"] = (Text | None, None)
+    return create_model(f"StackSettings_{stack.name}", __base__=StackSettings, **fields)
+
+
+if TYPE_CHECKING:
+    Stacks = StackTable
+else:
+    kinds = {name: _settings(stack) for name, stack in STACKS.items()}
+    Stacks = create_model("Stacks", __base__=StackTable, **{name: (kind, kind()) for name, kind in kinds.items()})
 
 
 class Limits(BaseModel):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from traceproof import toolkit
-from traceproof.actors.registry import truths_of
-from traceproof.stacks import CPU, EXTRACT, FOLDER, TAIL, has_driver
+from traceproof.environments import FOLDER, TAIL, has_driver
+from traceproof.stacks import READER, truths_of
 
 HEADER = "lib/python*/site-packages/nvidia/cu*/include/cuda.h"
 DRIVER = f"{toolkit.STUB}.1"
@@ -60,8 +60,8 @@ def _ask(environment: str, *, root: Path, libraries: str = "") -> dict[str, str 
     `libraries` is a folder that the loader searches first.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        module = ["traceproof.adapters.imports", *truths_of("torch" if environment == CPU else environment)]
-        if environment == EXTRACT:
+        module = ["traceproof.entry_points", *truths_of(environment)]
+        if environment == READER:
             module = [READS_MODELS, "--out", str(Path(scratch) / "architectures.json")]
         variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
         if libraries:
@@ -69,7 +69,7 @@ def _ask(environment: str, *, root: Path, libraries: str = "") -> dict[str, str 
         python = root / FOLDER / environment / "bin" / "python"
         command = [str(python), "-P", "-W", "ignore", "-m", *module]
         done = subprocess.run(command, check=False, text=True, capture_output=True, env=variables, cwd=scratch)
-    if environment == EXTRACT or done.returncode:
+    if environment == READER or done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()][-TAIL:]
         return {module[0]: "\n".join(said) or f"ended with {done.returncode}" if done.returncode else None}
     found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from traceproof import toolkit
+from traceproof.stacks import STACKS, truths_of
+from traceproof.stacks.base import LIBRARIES, Stack
 from traceproof.text import printable
 from traceproof.tokens import without_secrets
 
@@ -34,21 +36,7 @@ COMPILERS = ("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "MAX_JOBS", "NVCC_APPEND_FLA
 BUILD_BYTES = 6 * GIB  # of one module: a few compilers at once, 1 to 3 GiB each
 POLL_SECONDS = 0.1
 MESSAGE_CHARACTERS = 3000
-# Seconds alone on 16 cores, FlashInfer 0.6.13 on an H200: only the order matters. Unknown ones go in the middle.
-SECONDS: Mapping[str, float] = {
-    "gen_prefill": 68,
-    "gen_prefill_fa2": 68,
-    "gen_sampling": 50,
-    "gen_rope": 31,
-    "gen_norm": 26,
-    "gen_mamba_sm90": 19,
-    "gen_mla": 15,
-    "gen_decode": 9,
-}
-# Modules whose longest file takes about as long as all files of all modules on 16 cores: they get a core at once.
-LONG_FILES = frozenset({"gen_sampling", "gen_gdn_prefill"})
 OTHERS_NICE = 5
-LIBRARIES = "TRACEPROOF_LIBRARIES"  # variable that names the folder of finished modules: <name>/<name>.so
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +81,16 @@ class _Running:
 
 def needed(cases: Path, stack: str, capability: tuple[int, int]) -> dict[str, Module]:
     """The modules that a stack needs for the definitions in a cases file, by label."""
-    from traceproof.adapters import lookup
-
-    found = {}
+    from traceproof.ops import lookup
     from traceproof.records import OpTypePlan
 
+    found = {}
     for entry in OpTypePlan.read(cases).definitions.values():
         definition = entry.parsed
         try:
-            adapter = lookup.adapter(stack, definition)
-            modules = adapter.modules(definition, capability) if adapter and adapter.runs_on(capability) else ()
+            served = [lookup.adapter(truth, definition) for truth in truths_of(stack)]
+            able = [adapter for adapter in served if adapter and adapter.runs_on(capability)]
+            modules = [module for adapter in able for module in adapter.modules(definition, capability)]
         except Exception as error:  # noqa: BLE001 - the actor will meet it too, and it is that definition's verdict
             sys.stderr.write(f"{definition.name}: no modules can be told: {printable(f'{error!r}'[:300])}\n")
             continue
@@ -131,7 +119,7 @@ def build(
 
     Builders inherit the environment, which says where the cache is.
     """
-    waiting = sorted(modules, key=_urgency)
+    waiting = sorted(modules, key=lambda module: _urgency(STACKS[stack], module))
     running: list[_Running] = []
     try:
         while waiting or running:
@@ -148,14 +136,16 @@ def build(
             _kill(item.process)
 
 
-def _urgency(module: Module) -> tuple[bool, float]:
-    middle = sorted(SECONDS.values())[len(SECONDS) // 2]
-    return module.generator in LONG_FILES, SECONDS.get(module.generator, middle)
+def _urgency(stack: Stack, module: Module) -> tuple[bool, float]:
+    """Modules with a long file start first, then those that take long; unknown ones are in the middle."""
+    known = sorted(stack.build_seconds.values())
+    middle = known[len(known) // 2] if known else 0.0
+    return module.generator in stack.long_files, stack.build_seconds.get(module.generator, middle)
 
 
 def _start(stack: str, module: Module) -> _Running:
     log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with its outcome
-    nice = 0 if module.generator in LONG_FILES else OTHERS_NICE
+    nice = 0 if module.generator in STACKS[stack].long_files else OTHERS_NICE
     order = json.dumps({"stack": stack, "nice": nice, **dataclasses.asdict(module)})
     command = [sys.executable, "-m", "traceproof.jit", order]
     programs = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]  # ninja is the stack's
@@ -210,17 +200,12 @@ def environment(caches: Path, stack: Mapping[str, Any]) -> dict[str, str]:
     home = toolkit.home(stack.get("cuda_home", ""))
     if home is not None:
         compilers |= {"CUDA_HOME": str(home), "CUDA_PATH": str(home)}
+    places = {variable: place for one in STACKS.values() for variable, place in one.caches.items()}
     return compilers | {
         LIBRARIES: str(folder / "libraries"),
-        "FLASHINFER_WORKSPACE_BASE": str(folder),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
         "TRITON_CACHE_AUTOTUNING": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",  # else whoever compiles a function starts a process a core for more
-        "TVM_FFI_CACHE_DIR": str(folder / "tvm-ffi"),
-        "CUTE_DSL_CACHE_DIR": str(folder / "cute"),
-        "SGLANG_CACHE_DIR": str(folder / "sglang"),
-        "SGLANG_JIT_CACHE_DIR": str(folder / "sglang" / "jit"),
+        **{variable: str(folder / place) for variable, place in places.items()},
     }
 
 
@@ -245,9 +230,9 @@ def _main(order: Mapping[str, Any]) -> None:
     import torch
 
     from traceproof.actors.base import Unavailable
-    from traceproof.adapters import lookup
+    from traceproof.ops.adapter import resolve
 
-    api = lookup.stack(order["stack"]).resolve((order["generator"],))
+    api = resolve(STACKS[order["stack"]], (order["generator"],))
     if isinstance(api, Unavailable):
         # Nothing to build ahead: this version has another way, and the call itself will say if it lacks anything.
         return

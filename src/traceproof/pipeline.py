@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from traceproof import forcing
-from traceproof.actors.registry import ACTORS, TRUTHS, for_op_type
+from traceproof.actors.registry import ACTORS, for_op_type
 from traceproof.bumps.flow import Sources
-from traceproof.bumps.roots import PACKAGES, compiles
+from traceproof.bumps.roots import adapter_modules, compiles
 from traceproof.codedigest import code_digest
 from traceproof.config import Config
 from traceproof.config_reading import read_config
 from traceproof.dataset.fetch import FETCHED, folder_of, scan_digest, untouched
 from traceproof.digests import digest_bytes, digest_json
+from traceproof.environments import FOLDER, INSTALLED, Installation, has_driver, resolve
 from traceproof.extract import catalogue
 from traceproof.load import Load
 from traceproof.ops import registry
 from traceproof.repeat_options import options
 from traceproof.sources.lock import NAME
-from traceproof.stacks import EXTRACT, FOLDER, INSTALLED, NAMES, Stack, has_driver, resolve
+from traceproof.stacks import PACKAGES, STACK_OF, STACKS, TRUTHS
 from traceproof.stages.hidden import hidden_seed
 
 GIB = 1 << 30
@@ -56,9 +57,9 @@ class Pipeline:
         return str(self.config.results / self.config.run)
 
     @cached_property
-    def stacks(self) -> Mapping[str, Stack]:
+    def stacks(self) -> Mapping[str, Installation]:
         """The stacks by name."""
-        return {name: resolve(self.config, name) for name in (*NAMES, EXTRACT)}
+        return {name: resolve(self.config, name) for name in STACKS}
 
     @property
     def environments_digest(self) -> str:
@@ -74,6 +75,16 @@ class Pipeline:
     def actors(self) -> tuple[str, ...]:
         """The actors whose outputs are judged, the oracle among them."""
         return tuple(name for name in ACTORS if name not in TRUTHS or name in self.config.truths)
+
+    @property
+    def slow_imports(self) -> list[str]:
+        """The ground truths whose stacks take long to import, so that they start first."""
+        return [truth for truth in TRUTHS if STACKS[STACK_OF[truth]].imports_long]
+
+    @property
+    def compiling(self) -> list[str]:
+        """The ground truths whose stacks compile their kernels."""
+        return [truth for truth in TRUTHS if STACKS[STACK_OF[truth]].needs_nvcc]
 
     def actors_of(self, op_type: str) -> tuple[str, ...]:
         """The actors that are run for an op_type."""
@@ -110,8 +121,7 @@ class Pipeline:
 
     def jit_code(self, stack: str, op_type: str) -> str:
         """Digest of the code that decides what is built for an op_type."""
-        calls = registry.ground_truth(op_type, stack)
-        return code_digest("traceproof.jit", f"traceproof.adapters.{stack}.api", *([calls] if calls else []))
+        return code_digest("traceproof.jit", f"traceproof.stacks.{stack}", *adapter_modules(stack, op_type))
 
     @property
     def caches(self) -> str:
@@ -130,7 +140,7 @@ class Pipeline:
     @cached_property
     def sources(self) -> Sources:
         """Where the stacks' packages come from, and the records that key their outputs."""
-        taken = {stack: getattr(getattr(self.config.stacks, stack), "source", None) for stack in PACKAGES}
+        taken = {stack: self.config.stacks[stack].get("source") for stack in PACKAGES}
         return Sources(root=self.root, results=self.results, taken=taken)
 
     def stacks_of(self, op_types: Iterable[str]) -> list[str]:

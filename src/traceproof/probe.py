@@ -11,25 +11,10 @@ from importlib import metadata
 from typing import Any
 
 from traceproof import toolkit
+from traceproof.stacks import STACKS
 
 # Packages whose versions can change an output; absent ones are left out.
-PACKAGES = (
-    "apache-tvm-ffi",
-    "fla-core",
-    "flashinfer-python",
-    "numpy",
-    "nvidia-cublas",
-    "nvidia-cudnn-cu13",
-    "nvidia-cutlass-dsl",
-    "pydantic",
-    "safetensors",
-    "sglang",
-    "sgl-kernel",
-    "sglang-kernel",
-    "torch",
-    "transformers",
-    "triton",
-)
+PACKAGES = tuple(sorted({name for stack in STACKS.values() for name in (stack.distribution, *stack.versions)}))
 
 
 def probe(cuda_home: str = "") -> dict[str, Any]:

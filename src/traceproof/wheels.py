@@ -14,9 +14,10 @@ from pathlib import Path
 
 from packaging.markers import Marker
 
+from traceproof.environments import CPU_WHEELS, PINS, TAIL
 from traceproof.errors import TraceproofError
 from traceproof.package_index import download_sdist
-from traceproof.stacks import CPU_WHEELS, PINS, TAIL, UNHASHED
+from traceproof.stacks import UNHASHED
 from traceproof.tokens import without_secrets
 
 # Of wheels, as their names end; the newest is Debian 13's. SGLang's wheel wants 2.34.

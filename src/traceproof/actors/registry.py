@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from traceproof.ops.registry import ground_truth
+from traceproof.stacks import MAIN, STACK_OF, TRUTHS
 
 if TYPE_CHECKING:
     from traceproof.actors.base import Actor
@@ -46,33 +47,15 @@ class ActorInfo:
         return (own, "traceproof.actors.execute", *self.modules, *([calls] if calls else []))
 
 
-# Ground truths in the specified order of priority: each is an actor, and its calls are in files of its name.
-TRUTHS: Mapping[str, str] = MappingProxyType(
-    {
-        "flashinfer": "FlashInfer",
-        "sglang": "Sglang",
-        "fla": "Fla",
-        "torch": "Torch",
-        "sglang_native": "SglangNative",
-    }
-)
-# The stack that a ground truth runs in, where it is not called by the same name.
-STACK_OF: Mapping[str, str] = MappingProxyType({"sglang_native": "sglang"})
-
-
 PAIR = "~"  # joins two ground truths where a verdict is about both: `flashinfer~sglang`
 
 
-def truths_of(stack: str) -> tuple[str, ...]:
-    """The ground truths that run in a stack."""
-    return tuple(name for name in TRUTHS if STACK_OF.get(name, name) == stack)
-
-
-def _truth(name: str, kind: str) -> ActorInfo:
+def _truth(name: str) -> ActorInfo:
     return ActorInfo(
-        f"traceproof.actors.truth:{kind}",
-        STACK_OF.get(name, name),
+        "traceproof.actors.truth:Truth",
+        STACK_OF[name],
         trusted=True,
+        modules=(f"traceproof.stacks.{STACK_OF[name]}",),
         source=name,
     )
 
@@ -88,13 +71,13 @@ ACTORS: Mapping[str, ActorInfo] = MappingProxyType(
     {
         "reference": ActorInfo(
             "traceproof.actors.reference:Reference",
-            "torch",
+            MAIN,
             trusted=False,
             modules=("traceproof.actors.measure", "traceproof.runner"),
         ),
         # In float64 a CPU takes less than two seconds for such a case, and less than a crowded GPU for most.
-        "oracle": ActorInfo("traceproof.actors.oracle:Oracle", "torch", trusted=True, host_bytes=512 << 20),
-        **{name: _truth(name, kind) for name, kind in TRUTHS.items()},
+        "oracle": ActorInfo("traceproof.actors.oracle:Oracle", MAIN, trusted=True, host_bytes=512 << 20),
+        **{name: _truth(name) for name in TRUTHS},
     }
 )
 
@@ -106,5 +89,6 @@ def get(name: str) -> Actor:
         KeyError: there is none of that name.
     """
     module, _, kind = ACTORS[name].path.partition(":")
-    actor: Actor = getattr(importlib.import_module(module), kind)()
+    made = getattr(importlib.import_module(module), kind)
+    actor: Actor = made(name) if name in TRUTHS else made()
     return actor

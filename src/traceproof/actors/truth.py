@@ -1,26 +1,24 @@
-"""The ground truths: one actor a stack, each picking the adapter that has a definition's form."""
+"""The ground truths' actor: picks the adapter that has a definition's form."""
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 import torch
 
 from traceproof.actors.base import Actor, Unavailable
-from traceproof.adapters import lookup
-from traceproof.adapters.base import Adapter, Api, Outputs
 from traceproof.dataset.definition import Definition
 from traceproof.jit import failure
+from traceproof.ops import lookup
+from traceproof.ops.adapter import Adapter, Api, Outputs, resolve
 from traceproof.ops.base import Op, Values
 from traceproof.reasons import Skip
+from traceproof.stacks import STACK_OF, STACKS
 
 
 class Truth(Actor):
     """A ground truth; `unavailable` decides all that can be decided without data, and resolves the calls."""
 
-    name: ClassVar[str]  # of the folder of its adapters
-
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self._adapter: Adapter | None = None
         self._api: Api = {}
 
@@ -35,7 +33,7 @@ class Truth(Actor):
         blocked = adapter.blocked(definition, torch.device(self.device))
         if blocked is not None:
             return blocked
-        api = lookup.stack(self.name).resolve(adapter.apis)
+        api = resolve(STACKS[STACK_OF[self.name]], adapter.apis)
         if isinstance(api, Unavailable):
             return api
         self._adapter, self._api = adapter, api
@@ -69,33 +67,3 @@ class Truth(Actor):
         if self._adapter.trials is None:
             return None
         return self._adapter.trials(self._api, definition, inputs, trials, seed)
-
-
-class FlashInfer(Truth):
-    """FlashInfer's kernels."""
-
-    name = "flashinfer"
-
-
-class Sglang(Truth):
-    """SGLang's kernels."""
-
-    name = "sglang"
-
-
-class SglangNative(Truth):
-    """SGLang's native forms, PyTorch code that needs no GPU."""
-
-    name = "sglang_native"
-
-
-class Fla(Truth):
-    """Flash Linear Attention's Triton kernels."""
-
-    name = "fla"
-
-
-class Torch(Truth):
-    """PyTorch's own operators."""
-
-    name = "torch"

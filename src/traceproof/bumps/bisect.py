@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.bumps.package import Sources
-from traceproof.bumps.roots import PACKAGES
 from traceproof.bumps.touches import Touch, touch
 from traceproof.bumps.units import FileUnits
 from traceproof.dependents.facts import uncollected
 from traceproof.dependents.tree import CommitTree, git
 from traceproof.errors import TraceproofError
+from traceproof.stacks import PACKAGES
 
 Verdict = dict[str, Any]
 MESSAGES = 3  # of a verdict, shown where both ends have the same

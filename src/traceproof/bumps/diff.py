@@ -10,7 +10,7 @@ from traceproof.actors.registry import ACTORS, PAIR
 from traceproof.bumps.history import Kept
 from traceproof.reasons import Skip, Verdict
 from traceproof.records import WHOLE
-from traceproof.sources.model import ORIGINS
+from traceproof.stacks import distribution
 
 BAD = frozenset({Verdict.FAIL, Verdict.ERROR})
 MOVED = 2.0  # factor; kernels that add in another order differ by some tenths without anything being wrong
@@ -47,7 +47,7 @@ def bumps_of(before: Kept, after: Kept, row: Row) -> list[Bump]:
     found = []
     for actor in str(row["actor"]).split(PAIR):
         stack = ACTORS[actor].stack if actor in ACTORS else actor
-        package = ORIGINS[stack].package if stack in ORIGINS else stack
+        package = distribution(stack)
         one, other = (kept.about["stacks"].get(stack, {}).get(package) for kept in (before, after))
         if one is not None and other is not None and one != other:
             found.append(Bump(package, one, other))

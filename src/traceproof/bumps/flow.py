@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from traceproof.bumps.roots import OTHER, PACKAGES, adapter_modules, op_types
+from traceproof.bumps.roots import OTHER, adapter_modules, op_types
 from traceproof.bumps.source import LOCKED, pins_of, state
 from traceproof.codedigest import code_digest
+from traceproof.stacks import PACKAGES
 
 DEPENDENCIES = "dependencies.json"
 

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from traceproof.bumps.roots import OTHER, PACKAGES, op_types
+from traceproof.bumps.roots import OTHER, op_types
 from traceproof.bumps.source import folder_of, importable
 from traceproof.bumps.touches import touches
 from traceproof.dependents.tree import FolderTree, PackageTree, Tree
 from traceproof.digests import digest_json
-from traceproof.sources.model import ORIGINS
-from traceproof.stacks import Stack, probe
+from traceproof.environments import Installation, probe
+from traceproof.stacks import PACKAGES, STACKS
 from traceproof.store import write_json
 
 # Of a stack's record: what its digest does not cover as it is, or at all.
@@ -57,7 +57,7 @@ def keyed(record: Mapping[str, Any], digest: str | None) -> dict[str, Any]:
 
     Everything else of the environment still counts: torch, the compilers, the device.
     """
-    distribution = ORIGINS[str(record["stack"])].package
+    distribution = STACKS[str(record["stack"])].distribution
     versions = {name: value for name, value in record["versions"].items() if name != distribution}
     rest = {key: value for key, value in record.items() if key not in UNKEYED}
     return {**record, "digest": digest_json([rest, versions, digest])}
@@ -103,7 +103,7 @@ def _read(path: Path) -> dict[str, Any]:
     return value
 
 
-def record_stack(stack: Stack, source: str, *, state: str, linked: Path, out: Path) -> None:
+def record_stack(stack: Installation, source: str, *, state: str, linked: Path, out: Path) -> None:
     """Write a stack's record; its digest is that of its versions, its device and what its source is.
 
     Args:
@@ -122,7 +122,7 @@ def record_stack(stack: Stack, source: str, *, state: str, linked: Path, out: Pa
     write_json(out, {**record, "digest": digest, "cuda_home": stack.cuda_home})
 
 
-def record_dependencies(stack: Stack, record: Mapping[str, Any], source: str, out: Path) -> None:
+def record_dependencies(stack: Installation, record: Mapping[str, Any], source: str, out: Path) -> None:
     """Digest what each op_type can run, into `out`, and write a record an op_type beside it.
 
     Raises:

@@ -6,18 +6,15 @@ So it works where the package, or torch, is absent.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from traceproof import codedigest
-from traceproof.actors.registry import truths_of
 from traceproof.ops.registry import ground_truth, known
+from traceproof.stacks import STACKS, truths_of
 
-ADAPTERS = "traceproof.adapters"
+BASE = "traceproof.ops.adapter"
 CALLS = ".ground_truths."  # in the name of a module that calls a package
-# The package that a stack's ground truths are; a stack without one is keyed by its versions alone.
-PACKAGES = {"flashinfer": "flashinfer", "sglang": "sglang", "fla": "fla"}
 OTHER = "other"  # the name of the record for op_types that a stack has no adapter for
 
 
@@ -57,57 +54,26 @@ def compiles(truth: str, op_type: str) -> bool:
 @cache
 def roots(stack: str, op_type: str) -> Roots:
     """What the adapters of an op_type call. Keys may be put together at run time, so all of a module count."""
-    table = api_table(stack)
-    texts: set[str] = set()
+    table = STACKS[stack].apis
+    own = f"traceproof.stacks.{stack}"
+    start = {name for name in codedigest.closure(own) if name.startswith(f"{own}.")}
+    texts = set(STACKS[stack].modules)
     attributes: set[str] = set()
-    for module in codedigest.closure(*adapter_modules(stack, op_type), f"{ADAPTERS}.base"):
-        if not module.startswith((f"{ADAPTERS}.", "traceproof.ops")):
+    reached = codedigest.closure(*adapter_modules(stack, op_type), BASE)
+    for module in reached | start:
+        if not module.startswith("traceproof.ops") and module not in start:
             continue
         path = codedigest._file(module)  # noqa: SLF001 - the one place that knows where modules lie
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
-        attributes |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-        if (module.startswith(f"{ADAPTERS}.") and not module.endswith(".api")) or CALLS in module:
+        if module in reached:
+            attributes |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        if module in start or module == BASE or CALLS in module:
             texts |= {
                 node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
             }
-    boot = codedigest.SOURCE / "adapters" / stack / "boot.py"
-    if boot.is_file():
-        nodes = list(ast.walk(ast.parse(boot.read_bytes())))
-        texts |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     apis = {place for key in texts & table.keys() for place in table[key]}
     modules = {place.partition(":")[0] for place in apis}
     apis |= {place for places in table.values() for place in places if place.partition(":")[0] in modules}
-    package = PACKAGES[stack]
+    package = STACKS[stack].package
     named = {text for text in texts if text.startswith(f"{package}.") and text.replace(".", "").isidentifier()}
     return Roots(apis=frozenset(apis), modules=frozenset(named), attributes=frozenset(attributes))
-
-
-@cache
-def api_table(stack: str) -> dict[str, tuple[str, ...]]:
-    """A stack's API keys and where they may be found."""
-    parsed = ast.parse((codedigest.SOURCE / "adapters" / stack / "api.py").read_bytes())
-    constants = {
-        node.targets[0].id: node.value.value
-        for node in parsed.body
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and isinstance(node.value, ast.Constant)
-    }
-    found: dict[str, tuple[str, ...]] = {}
-    for node in ast.walk(parsed):
-        if isinstance(node, ast.Dict):
-            for key, value in zip(node.keys, node.values, strict=True):
-                if isinstance(key, ast.Constant) and isinstance(value, ast.Tuple):
-                    found[str(key.value)] = tuple(_text(one, constants) for one in value.elts)
-    return found
-
-
-def _text(node: ast.expr, constants: Mapping[str, object]) -> str:
-    match node:
-        case ast.Constant(value=str() as text):
-            return text
-        case ast.JoinedStr(values=values):
-            return "".join(_text(one, constants) for one in values)
-        case ast.FormattedValue(value=ast.Name(id=name)):
-            return str(constants[name])
-    raise ValueError(f"line {node.lineno} of an api.py is no plain text")

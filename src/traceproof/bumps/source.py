@@ -12,19 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import traceproof
-from traceproof.bumps.roots import PACKAGES
 from traceproof.dependents.tree import FolderTree, git
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.sources.lock import NAME, read_lock
-from traceproof.sources.model import ORIGINS
+from traceproof.stacks import STACKS
 from traceproof.store import write_text
 
 LOCKED = "locked"  # in config.yaml: as sources.lock pins it
 FOLDER = Path("sources")  # where `clone-repos` and the rule put what is locked
 PLACES = ("", "src", "python")  # where repositories keep their package
-# What FlashInfer's build puts beside its Python files: name in the package -> place in the repository.
-DATA = {"csrc": "csrc", "include": "include", "cutlass": "3rdparty/cutlass", "spdlog": "3rdparty/spdlog"}
 
 
 def pins_of(stacks: Mapping[str, str | None], *, root: Path) -> dict[str, dict[str, Any]]:
@@ -84,7 +81,7 @@ def importable(checkout: Path, stack: str, scratch: Path) -> Path:
     Raises:
         TraceproofError: the checkout holds no such package.
     """
-    package = PACKAGES[stack]
+    package, origin = STACKS[stack].package, STACKS[stack].origin
     checkout = checkout.absolute()
     place = next((checkout / one for one in PLACES if (checkout / one / package / "__init__.py").is_file()), None)
     if place is None:
@@ -97,14 +94,15 @@ def importable(checkout: Path, stack: str, scratch: Path) -> Path:
         (scratch / one.name).symlink_to(one)
     if not about:
         _describe(checkout, stack, scratch)
-    if stack != "flashinfer" or (place / package / "data").exists() or not (checkout / "csrc").is_dir():
+    data = {name: checkout / path for name, path in (origin.data if origin else {}).items()}
+    if (place / package / "data").exists() or not any(path.is_dir() for path in data.values()):
         (scratch / package).symlink_to(place / package)
         return scratch
     (scratch / package / "data").mkdir(parents=True)
     for entry in (place / package).iterdir():
         (scratch / package / entry.name).symlink_to(entry)
-    for name, origin in DATA.items():
-        (scratch / package / "data" / name).symlink_to(checkout / origin)
+    for name, path in data.items():
+        (scratch / package / "data" / name).symlink_to(path)
     return scratch
 
 
@@ -113,6 +111,6 @@ def _describe(checkout: Path, stack: str, scratch: Path) -> None:
     label = "edited"
     if (checkout / ".git").exists():
         label = f"g{git(checkout, 'rev-parse', '--short=12', 'HEAD').decode().strip()}"
-    name = ORIGINS[stack].package
+    name = STACKS[stack].distribution
     folder = scratch / f"{name.replace('-', '_')}-0+{label}.dist-info"
     write_text(folder / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 0+{label}\n")

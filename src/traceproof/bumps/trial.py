@@ -11,12 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from traceproof.actors.registry import for_op_type, truths_of
+from traceproof.actors.registry import for_op_type
 from traceproof.bumps.keys import keyed
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.pipeline import Pipeline
 from traceproof.records import VerdictRow, read_rows
+from traceproof.stacks import MAIN, truths_of
 from traceproof.store import write_json
 from traceproof.tokens import without_secrets
 
@@ -62,7 +63,7 @@ class Trial:
     @cached_property
     def _cases(self) -> Path:
         selection = {**json.loads(self.flow.selection), "op_types": [], "definitions": [self.definition]}
-        write_json(self.work / "torch.json", self._record("torch", None))
+        write_json(self.work / f"{MAIN}.json", self._record(MAIN, None))
         out = self.work / "cases"
         options = {
             "dataset": self.flow.dataset,
@@ -71,14 +72,14 @@ class Trial:
             "store": self._store,
         }
         options |= {"store-gb": self.flow.store_gb, "actors": 2}
-        self._run("cases", "torch", {**options, "stack": self.work / "torch.json"})
+        self._run("cases", MAIN, {**options, "stack": self.work / f"{MAIN}.json"})
         return out / f"{self.op_type}.json"
 
     @cached_property
     def _oracle(self) -> Path:
         cases = self._cases
         del cases  # the record of the stack is written with them
-        return self._actor("oracle", self.work / "torch.json", self.work, None)
+        return self._actor("oracle", self.work / f"{MAIN}.json", self.work, None)
 
     def _actor(self, actor: str, record: Path, place: Path, package: Path | None) -> Path:
         manifest = place / f"{actor}.json"
@@ -95,7 +96,7 @@ class Trial:
             "lanes": 1,
             "memory-mb": self.flow.load.actor_mb(self.op_type, actor),
         }
-        self._run("actor", "torch" if actor == "oracle" else self.stack, options, package)
+        self._run("actor", MAIN if actor == "oracle" else self.stack, options, package)
         return manifest
 
     @property
@@ -107,14 +108,14 @@ class Trial:
             "cases": self._cases,
             "manifests": [str(path) for path in manifests],
             "verdicts": verdicts,
-            "stack": self.work / "torch.json",
+            "stack": self.work / f"{MAIN}.json",
             "store": self._store,
             "caches": self.work / "compiled",
             "code": self.flow.judge_code(self.op_type),
             "tolerance": self.flow.tolerance,
             "threads": 1,
         }
-        self._run("judge", "torch", options)
+        self._run("judge", MAIN, options)
 
     def _record(self, stack: str, package: Path | None) -> dict[str, Any]:
         said = self._python(stack, ["-P", "-m", "traceproof.probe"], package)

@@ -15,6 +15,7 @@ from traceproof.extract import catalogue, formulas, hierarchy, kernels
 from traceproof.extract.definitions import drafts
 from traceproof.extract.pipeline import PAGE_SIZES, agree, model_of, worlds
 from traceproof.extract.reading import Environment, Module, Reading
+from traceproof.stacks import READER
 
 
 def add_new_model(  # noqa: PLR0913 - one parameter an option
@@ -43,7 +44,7 @@ def add_new_model(  # noqa: PLR0913 - one parameter an option
     fetched = hf_repo_id if bundled is None or revision is not None else None
     slug, tags, given, usual = model_of(model_name, config=config, repository=fetched, revision=revision)
     parallels = worlds(tp or [], ep or [], usual)
-    environment = Environment(interpreter("extract", extract_python), sglang_path)
+    environment = Environment(interpreter(READER, extract_python), sglang_path)
     named: dict[str, list[str]] = {}
     readings: list[Reading] = []
     for parallel in parallels:

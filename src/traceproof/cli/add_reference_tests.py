@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +16,7 @@ from traceproof.cli import run
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
 from traceproof.pipeline import Pipeline
+from traceproof.stacks import PACKAGES, STACKS
 from traceproof.testgen.generate import GENERATED, PLACE, Order, Result, generate
 from traceproof.testgen.known import Divergences
 
@@ -35,10 +38,6 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
     repos_config: Annotated[
         Path | None, typer.Option(help="A repos_config.json of clone-repos: where FlashInfer and SGLang are.")
     ] = None,
-    flashinfer_path: Annotated[
-        Path | None, typer.Option(help="A FlashInfer checkout for the tests to use.")
-    ] = None,
-    sglang_path: Annotated[Path | None, typer.Option(help="An SGLang checkout for the tests to use.")] = None,
     test_sizes: Annotated[list[str] | None, typer.Option(help="Sizes by default: small medium large.")] = None,
     tolerance: Annotated[
         float | None, typer.Option(help="Accept floats within this atol and rtol; proves nothing.")
@@ -47,6 +46,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write what was done as JSON; - is stdout.")
     ] = None,
+    **checkouts: Path | None,
 ) -> None:
     """Write one test file per op_type, one class per definition, and what they need beside them.
 
@@ -57,9 +57,8 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
     """
     if everything and (op_type or definition_name):
         raise TraceproofError("--all selects everything: give it, or --op-type and --definition-name, not both")
-    paths = _paths(repos_config) | {
-        name: path for name, path in (("flashinfer", flashinfer_path), ("sglang", sglang_path)) if path is not None
-    }
+    given = {name: checkouts.get(f"{name}_path") for name in PACKAGES}
+    paths = _paths(repos_config) | {name: path for name, path in given.items() if path is not None}
     root, out = _places(definitions_dir, output_dir)
     order = Order(
         root=root,
@@ -69,8 +68,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
         everything=everything,
         sizes=_sizes(test_sizes),
         tolerance=tolerance,
-        flashinfer=_checkout(paths.get("flashinfer"), "flashinfer"),
-        sglang=_checkout(paths.get("sglang"), "sglang"),
+        checkouts={name: _checkout(paths[name], name) for name in PACKAGES if name in paths},
         force=force,
     )
     result = generate(order, _divergences())
@@ -120,18 +118,34 @@ def _paths(config: Path | None) -> dict[str, Path]:
         raise TraceproofError(f"--repos-config {config} cannot be used: {error}", todo=todo) from error
 
 
-def _checkout(path: Path | None, name: str) -> str | None:
+def _checkout(path: Path, stack: str) -> str:
     """The folder to put in front of installed packages.
 
     Raises:
         TraceproofError: the package is not there.
     """
-    if path is None:
-        return None
     folder = path.expanduser().resolve()
-    inner = folder / "python"
-    Package(inner if (inner / name).is_dir() else folder, name)
+    package, origin = PACKAGES[stack], STACKS[stack].origin
+    inner = folder / (origin.place if origin else "")
+    Package(inner if (inner / package).is_dir() else folder, package)
     return str(folder)
+
+
+def _with_checkouts(command: Callable[..., None]) -> None:
+    """Give a command an option `--<stack>-path` for every stack that has a checkout."""
+    own = inspect.signature(command, eval_str=True)
+    fixed = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    for name in PACKAGES:
+        about = typer.Option(help=f"A checkout of {STACKS[name].label} for the tests to use.")
+        kind = Annotated[Path | None, about]
+        fixed.append(
+            inspect.Parameter(f"{name}_path", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        )
+    command.__signature__ = own.replace(parameters=fixed)  # type: ignore[attr-defined] # which typer reads
+    command.__annotations__ = {one.name: one.annotation for one in fixed}
+
+
+_with_checkouts(add_reference_tests)
 
 
 def _divergences() -> Divergences:

@@ -14,6 +14,7 @@ from traceproof.audit.run import CODES, SECONDS, Report, Settings, audit
 from traceproof.cli import run
 from traceproof.cli.interpreter import interpreter, say
 from traceproof.errors import TraceproofError
+from traceproof.stacks import MAIN
 
 
 def audit_tests(  # noqa: PLR0913 - one parameter an option
@@ -69,7 +70,7 @@ def _above(folder: Path) -> Path:
 
 
 def _python(given: Path | None) -> str:
-    return interpreter(given, stack="torch", needs=("torch", "pytest"), option="--torch-python")
+    return interpreter(given, stack=MAIN, needs=("torch", "pytest"), option="--torch-python")
 
 
 def _closing(report: Report) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 import typer
 
 from traceproof.bumps.bisect import Bisection, Verdict
-from traceproof.bumps.roots import PACKAGES, op_types
+from traceproof.bumps.roots import op_types
 from traceproof.bumps.source import importable
 from traceproof.bumps.touches import Touch, stack_of
 from traceproof.bumps.trial import Trial
@@ -21,6 +21,7 @@ from traceproof.dependents.tree import CommitTree, git
 from traceproof.errors import TraceproofError
 from traceproof.pipeline import Pipeline
 from traceproof.sources.gitrun import environment
+from traceproof.stacks import PACKAGES
 
 PARTS_SHOWN = 10
 

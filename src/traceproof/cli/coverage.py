@@ -10,7 +10,7 @@ import typer
 
 from traceproof.cli import run
 from traceproof.cli.interpreter import interpreter, say
-from traceproof.coverage.run import as_json, as_text, of_plan, of_recorded, of_suite
+from traceproof.coverage.run import LIBRARY, as_json, as_text, of_plan, of_recorded, of_suite
 from traceproof.errors import TraceproofError
 
 
@@ -28,10 +28,10 @@ def coverage(  # noqa: PLR0913 - one parameter an option
     ] = None,
     python: Annotated[
         Path | None,
-        typer.Option(help="Interpreter with what --tests imports and pytest; that of the fla stack if left out."),
+        typer.Option(help="Interpreter with what --tests imports and pytest; that of its stack if left out."),
     ] = None,
     run_tests: Annotated[bool, typer.Option("--run", help="Run --tests, not only collect them.")] = False,
-    library: Annotated[str, typer.Option(help="Package whose calls --run notes.")] = "fla",
+    library: Annotated[str, typer.Option(help="Package whose calls --run notes.")] = LIBRARY.package,
     gaps: Annotated[int, typer.Option(min=0, help="Pairs shown of each op_type.")] = 10,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write everything as JSON; - is stdout.")
@@ -44,7 +44,7 @@ def coverage(  # noqa: PLR0913 - one parameter an option
     if recorded is not None and dataset is None:
         raise TraceproofError("--recorded needs --dataset: the definitions tell what a case means")
     if tests is not None:
-        chosen = interpreter(python, stack="fla", needs=("pytest",), option="--python")
+        chosen = interpreter(python, stack=LIBRARY.name, needs=("pytest",), option="--python")
         say(f"{tests}: {'running' if run_tests else 'collecting'} its tests with {chosen}")
         found = [of_suite(tests, python=chosen, run=run_tests, library=library)]
     elif recorded is not None and dataset is not None:

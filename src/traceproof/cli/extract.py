@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from traceproof import stacks
+from traceproof import environments
 from traceproof.cli import run
 from traceproof.errors import TraceproofError
 from traceproof.extract import catalogue
@@ -26,6 +26,7 @@ from traceproof.extract.pipeline import (
     worlds,
 )
 from traceproof.extract.reading import Environment
+from traceproof.stacks import MAIN, READER
 
 OUTPUT = Path("results/extracted")  # not the pipeline's own results/extract/dataset, which it writes anew
 
@@ -79,13 +80,13 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
     Exit codes: 0 written or nothing new, 1 a conflict with the dataset is to be reviewed, 2 bad use or input.
     """
     if list_models:
-        _list(Environment(interpreter("extract", extract_python), sglang_path))
+        _list(Environment(interpreter(READER, extract_python), sglang_path))
         return
     models = _models(model_name or [], config, hf_repo_id, revision, tp or [], ep or [])
     pages = _page_sizes(page_size or [])
     settings = Settings(
-        environment=Environment(interpreter("extract", extract_python), sglang_path),
-        torch_python=interpreter("torch", torch_python),
+        environment=Environment(interpreter(READER, extract_python), sglang_path),
+        torch_python=interpreter(MAIN, torch_python),
         page_sizes=pages,
         rank_gemms=gemm_shapes == "rank",
         second_reading=not single_reading,
@@ -107,7 +108,7 @@ def interpreter(stack: str, given: Path | None) -> Path:
     if given is not None:
         return given.absolute()  # links stay, since they tell a virtual environment
     root = run.repository()
-    return stacks.ready(stacks.resolve(run.config_of(root, {}), stack), root=root, say=_say)
+    return environments.ready(environments.resolve(run.config_of(root, {}), stack), root=root, say=_say)
 
 
 def _models(  # noqa: PLR0913, PLR0917 - the options that name models

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from traceproof.cli import run
+from traceproof.environments import ready, resolve
 from traceproof.errors import TraceproofError
-from traceproof.stacks import ready, resolve
 
 SECONDS = 60.0  # of an interpreter that looks for packages, on a slow disk
 FIND = (
@@ -25,7 +25,7 @@ def interpreter(given: Path | None, *, stack: str, needs: Sequence[str], option:
 
     Args:
         given: what the user gave; None: that of `stack`, which is built first where it is absent.
-        stack: a name out of stacks.NAMES.
+        stack: its name.
         needs: packages that are imported.
         option: what a user gives another one with.
 

@@ -14,12 +14,13 @@ import typer
 from traceproof.cli import run
 from traceproof.config import Config
 from traceproof.dataset.fetch import folder_of
+from traceproof.environments import resolve
 from traceproof.errors import TraceproofError
 from traceproof.publish.coverage_branch import prepare as prepare_branch
 from traceproof.publish.git import Remote
 from traceproof.publish.hub import Hub
 from traceproof.publish.prepare import Prepared, Source, dry_run, pinned, prepare, source_commit
-from traceproof.stacks import resolve
+from traceproof.stacks import MAIN
 from traceproof.text import printable, redacted
 
 DATASET = "flashinfer-ai/flashinfer-trace"
@@ -143,7 +144,7 @@ def _source(root: Path, config: Config, selection: str, extra: list[Path], tests
     if missing:
         raise TraceproofError("some paths given do not exist", problems=missing)
     published = root / folder_of(config.dataset, root=results / "dataset")
-    python = Path(resolve(config, "torch").python)
+    python = Path(resolve(config, MAIN).python)
     return Source(
         root=root,
         dataset=results / "extract" / "dataset" if config.models else published,

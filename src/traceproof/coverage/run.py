@@ -14,9 +14,11 @@ from traceproof.coverage.recurrent_tests import SPACE, read
 from traceproof.coverage.spaces import SPACES
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
+from traceproof.stacks import STACKS
 from traceproof.tokens import for_strangers
 from traceproof.waiting import telling
 
+LIBRARY = next(stack for stack in STACKS.values() if stack.linear_attention)  # whose tests are read by default
 SECONDS = 3600.0  # of a library's whole suite
 
 
@@ -74,7 +76,7 @@ def of_recorded(file: Path, dataset: Path) -> list[Coverage]:
     return [cover(SPACES[name], found) for name, found in sorted(records.items())]
 
 
-def of_suite(path: Path, *, python: str, run: bool, library: str = "fla") -> Coverage:
+def of_suite(path: Path, *, python: str, run: bool, library: str = LIBRARY.package) -> Coverage:
     """Coverage of a kernel library's tests of linear attention: by their calls if run, else by their parameters.
 
     Raises:

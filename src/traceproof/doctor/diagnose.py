@@ -8,13 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import traceproof
-from traceproof.actors.registry import ACTORS, TRUTHS
 from traceproof.config import Config
 from traceproof.doctor import environments, isolation, machine, reach, remedies
 from traceproof.doctor.ask import stop
 from traceproof.doctor.model import Diagnosis, Driver, StackFound
-from traceproof.stacks import has_driver, resolve
-from traceproof.stages.proof import LABELS
+from traceproof.environments import has_driver, resolve
+from traceproof.stacks import MAIN, STACK_OF, STACKS, TRUTHS, distribution
 
 
 def diagnose(config: Config, *, root: Path, seconds: float) -> Diagnosis:
@@ -29,7 +28,7 @@ def diagnose(config: Config, *, root: Path, seconds: float) -> Diagnosis:
         asked_stacks = threads.submit(environments.examine, config, root=root, seconds=seconds)
         asked_layers = threads.submit(isolation.layers, gpu=has_driver())
         asked_driver = threads.submit(machine.driver)
-        torch = str(root / resolve(config, "torch").python)
+        torch = str(root / resolve(config, MAIN).python)
         asked_reach = threads.submit(reach.asked, torch, root=root, seconds=seconds)
         try:
             compiler = machine.host_compiler()
@@ -69,9 +68,9 @@ def diagnose(config: Config, *, root: Path, seconds: float) -> Diagnosis:
 def proves(config: Config, driver: Driver, stacks: tuple[StackFound, ...]) -> str:
     """What references are held against here, in one sentence."""
     by_name = {one.name: one for one in stacks}
-    if by_name["torch"].state != "ready":
+    if by_name[MAIN].state != "ready":
         return "nothing before the torch stack can be used"
-    stacks_of_truths = dict.fromkeys(ACTORS[truth].stack for truth in TRUTHS if truth in config.truths)
+    stacks_of_truths = dict.fromkeys(STACK_OF[truth] for truth in TRUTHS if truth in config.truths)
     able = [by_name[stack] for stack in stacks_of_truths if by_name[stack].state == "ready"]
     where = "on the CPU"
     if driver.gpus:
@@ -80,16 +79,16 @@ def proves(config: Config, driver: Driver, stacks: tuple[StackFound, ...]) -> st
     text = (
         f"{where}, references against {', '.join(against[:-1])}{' and ' if len(against) > 1 else ''}{against[-1]}"
     )
-    rest = [LABELS.get(stack, stack) for stack in stacks_of_truths if by_name[stack].state == "needs a GPU"]
+    rest = [STACKS[stack].label for stack in stacks_of_truths if by_name[stack].state == "needs a GPU"]
     return f"{text}; with an NVIDIA GPU {', '.join(rest)} too" if rest else text
 
 
 def _able(config: Config, stacks: tuple[StackFound, ...]) -> set[str]:
     """The ground truths whose stacks can be used; none before torch can."""
     ready = {one.name for one in stacks if one.state == "ready"}
-    return {truth for truth in config.truths if {"torch", ACTORS[truth].stack} <= ready}
+    return {truth for truth in config.truths if {MAIN, STACK_OF[truth]} <= ready}
 
 
 def _called(stack: StackFound) -> str:
-    version = stack.versions.get(environments.distribution(stack.name), "")
-    return f"{LABELS.get(stack.name, stack.name)} {version}".strip()
+    version = stack.versions.get(distribution(stack.name), "")
+    return f"{STACKS[stack.name].label} {version}".strip()

@@ -6,28 +6,23 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from traceproof import jit
-from traceproof.actors.registry import ACTORS
-from traceproof.bumps.roots import PACKAGES
 from traceproof.config import Config
 from traceproof.doctor.ask import ask
 from traceproof.doctor.model import Program, StackFound, State
-from traceproof.sources.model import ORIGINS
-from traceproof.stacks import EXTRACT, FOLDER, WHOLE, Stack, built, has_driver, resolve
+from traceproof.environments import FOLDER, WHOLE, Installation, built, has_driver, resolve
+from traceproof.stacks import MAIN, PACKAGES, READER, STACK_OF, STACKS
 
-COMPILES = frozenset({"flashinfer"})  # its kernels are compiled before a run: it needs nvcc
-# What is installed, in GB: CUDA, torch and a ground truth; measured over all of them.
-SIZES: Mapping[str, float] = {"cpu": 1.0, EXTRACT: 2.1}
-GPU_SIZE = 6.5
+GPU_GB = 6.5  # of CUDA, torch and a ground truth when installed; measured over all of them
 
 
 def wanted(config: Config) -> tuple[str, ...]:
     """Stacks that the configuration asks for, torch first."""
-    names = ["torch", *(ACTORS[truth].stack for truth in config.truths), *([EXTRACT] if config.models else [])]
+    names = [MAIN, *(STACK_OF[truth] for truth in config.truths), *([READER] if config.models else [])]
     return tuple(dict.fromkeys(names))
 
 
@@ -42,10 +37,11 @@ def examine(config: Config, *, root: Path, seconds: float) -> tuple[StackFound, 
 def missing_gb(found: Iterable[StackFound]) -> float:
     """About how much is still to be installed."""
     absent = {one.environment for one in found if one.state in {"not built", "half-built"}}
-    return sum(SIZES.get(name, GPU_SIZE) for name in absent if name is not None)
+    sizes = {name: size for stack in STACKS.values() for name, size in stack.gb.items()}
+    return sum(sizes.get(name, GPU_GB) for name in absent if name is not None)
 
 
-def _examine(stack: Stack, torch: Stack, *, root: Path, seconds: float) -> StackFound:
+def _examine(stack: Installation, torch: Installation, *, root: Path, seconds: float) -> StackFound:
     same = (stack.environment, stack.python) == (torch.environment, torch.python)
     if stack.name != torch.name and same and not has_driver():
         return _of(stack, "needs a GPU")  # resolve says so of what could not run here
@@ -59,7 +55,7 @@ def _examine(stack: Stack, torch: Stack, *, root: Path, seconds: float) -> Stack
     return _asked(stack, python, root=root, seconds=seconds)
 
 
-def _state(stack: Stack, root: Path) -> State:
+def _state(stack: Installation, root: Path) -> State:
     if stack.environment is None:
         return "ready"
     folder = root / FOLDER / stack.environment
@@ -72,9 +68,9 @@ def _state(stack: Stack, root: Path) -> State:
     return "ready" if built(stack.environment, root=root) else "stale pins"
 
 
-def _asked(stack: Stack, python: str, *, root: Path, seconds: float) -> StackFound:
+def _asked(stack: Installation, python: str, *, root: Path, seconds: float) -> StackFound:
     """What its interpreter says; what packages write when they are imported goes to a folder that is removed."""
-    modules = ["torch", *([PACKAGES[stack.name]] if stack.name in PACKAGES else [])]
+    modules = dict.fromkeys([STACKS[MAIN].package, PACKAGES.get(stack.name, STACKS[MAIN].package)])
     with tempfile.TemporaryDirectory(prefix="traceproof-doctor-") as scratch:
         own = {
             **jit.environment(Path(scratch), {"digest": "doctor"}),
@@ -89,7 +85,7 @@ def _asked(stack: Stack, python: str, *, root: Path, seconds: float) -> StackFou
     facts = json.loads(answer.out.splitlines()[-1])
     folder, compiler = facts["compiler"]
     nvcc = None
-    if stack.name in COMPILES and has_driver():
+    if STACKS[stack.name].needs_nvcc and has_driver():
         nvcc = (
             Program(problem=compiler) if folder is None else Program(path=f"{folder}/bin/nvcc", version=compiler)
         )
@@ -105,12 +101,7 @@ def _asked(stack: Stack, python: str, *, root: Path, seconds: float) -> StackFou
     )
 
 
-def _of(stack: Stack, state: State, *, problem: str = "") -> StackFound:
+def _of(stack: Installation, state: State, *, problem: str = "") -> StackFound:
     return StackFound(
         name=stack.name, environment=stack.environment, python=stack.python, state=state, problem=problem
     )
-
-
-def distribution(stack: str) -> str:
-    """The package that a stack stands for."""
-    return ORIGINS[stack].package if stack in ORIGINS else "torch"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from traceproof.doctor.ask import ask
 from traceproof.doctor.model import Disk, Driver, Gpu, Memory, Program
+from traceproof.environments import has_driver
 from traceproof.jit import available_memory
-from traceproof.stacks import has_driver
 
 GIB, GB = 1 << 30, 10**9
 SECONDS = 10.0  # of a program that tells its version

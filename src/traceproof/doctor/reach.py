@@ -11,9 +11,9 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from traceproof.actors.registry import TRUTHS
 from traceproof.doctor.ask import ask
 from traceproof.ops import registry
+from traceproof.stacks import TRUTHS
 
 # op_type -> ground truth -> first and last compute capability of each adapter; None: one needs no GPU.
 Declared = Mapping[str, Mapping[str, list[tuple[tuple[int, int], tuple[int, int]]] | None]]
@@ -21,7 +21,7 @@ Declared = Mapping[str, Mapping[str, list[tuple[tuple[int, int], tuple[int, int]
 
 def declared() -> Declared:
     """What the adapters say."""
-    from traceproof.adapters import lookup
+    from traceproof.ops import lookup
 
     found: dict[str, dict[str, list[tuple[tuple[int, int], tuple[int, int]]] | None]] = {}
     for op_type in registry.known():

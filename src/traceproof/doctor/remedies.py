@@ -12,8 +12,8 @@ from pathlib import Path
 from traceproof.config import Config
 from traceproof.doctor import environments
 from traceproof.doctor.model import Disk, Driver, Memory, Problem, Program, StackFound
-from traceproof.sources.model import ORIGINS
-from traceproof.stacks import FOLDER, INSTALLED, PINS
+from traceproof.environments import FOLDER, INSTALLED, PINS
+from traceproof.stacks import MAIN, distribution
 
 LEAST_GB = 2.0  # free space, beside what is to be installed, that a first run needs for datasets and outputs
 INSTALLERS = (
@@ -74,7 +74,7 @@ def _build(environment: str, root: Path, *, anew: bool = False) -> str:
 
 def _packages(one: StackFound, root: Path) -> str:
     """The stack's own packages as its pins have them."""
-    names = ["torch", *([ORIGINS[one.name].package] if one.name in ORIGINS else [])]
+    names = dict.fromkeys([distribution(MAIN), distribution(one.name)])
     pins = root / PINS / f"{one.name}.txt"
     text = pins.read_text(encoding="utf-8") if pins.is_file() else ""
     found = (re.search(rf"(?m)^{re.escape(name)}==[^\s;+]+", text) for name in names)
@@ -130,7 +130,7 @@ def of_room(memory: Memory, disk: Disk, *, root: Path) -> Iterator[Problem]:
 def of_sources(config: Config, *, root: Path) -> Iterator[Problem]:
     """Checkouts that stacks are configured to take their package from."""
     for name in environments.wanted(config):
-        source = getattr(getattr(config.stacks, name), "source", None)
+        source = config.stacks[name].get("source")
         if source is None or source == "locked":  # what is locked is cloned by the run
             continue
         if not (root / Path(source).expanduser()).is_dir():

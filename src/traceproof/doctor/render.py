@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 
-from traceproof.doctor import environments
 from traceproof.doctor.model import Diagnosis, Layer, Program, StackFound
+from traceproof.stacks import MAIN, distribution
 
 WIDTH = 100
 LABEL = 13
@@ -87,8 +87,7 @@ def _stack(one: StackFound) -> str:
     where = f".venvs/{one.environment}" if one.environment is not None else one.python
     if one.state == "needs a GPU":
         return one.state
-    package = environments.distribution(one.name)
-    names = dict.fromkeys([package, "torch"])
+    names = dict.fromkeys([distribution(one.name), distribution(MAIN)])
     versions = ", ".join(f"{name} {one.versions[name]}" for name in names if name in one.versions)
     return f"{one.state}, {where}{f', {versions}' if versions else ''}"
 

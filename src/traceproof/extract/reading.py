@@ -13,6 +13,7 @@ from typing import Any
 
 from traceproof.errors import TraceproofError
 from traceproof.extract.catalogue import Parallel
+from traceproof.stacks import READER, STACKS
 from traceproof.tokens import without_secrets
 
 REFUSED = 3  # the bootstrap's exit status when its answer file says why
@@ -84,7 +85,7 @@ def parse(answer: Mapping[str, Any]) -> Reading:
     names = ("path", "parent", "parent_class", "class", "kind", "facts", "count")
     modules = tuple(Module(*(item[name] for name in names)) for item in answer["modules"])
     return Reading(
-        versions={name: answer[name] for name in ("sglang", "transformers", "torch")},
+        versions={name: answer[name] for name in (STACKS[READER].package, "transformers", "torch")},
         architecture=answer["architecture"],
         parallel=Parallel(answer["tp"], answer["ep"]),
         experts=answer["experts"],
@@ -156,7 +157,7 @@ class Environment:
         if self.sglang_path is not None:
             inner = self.sglang_path / "python"  # a checkout keeps the package there; an unpacked wheel does not
             root = (inner if inner.is_dir() else self.sglang_path).resolve()
-            if not (root / "sglang").is_dir():
+            if not (root / STACKS[READER].package).is_dir():
                 raise TraceproofError(
                     f"no SGLang at {self.sglang_path}", todo="Give a checkout or an unpacked wheel."
                 )

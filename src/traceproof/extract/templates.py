@@ -16,8 +16,9 @@ from typing import Any
 
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
+from traceproof.stacks import PACKAGES, TAGGED, distribution
 
-PACKAGE = "flashinfer"
+PACKAGE = PACKAGES[TAGGED]
 TEMPLATES = f"{PACKAGE}/trace/templates/"
 NO_CODE = f"{PACKAGE}/data/"  # headers and kernels, and other packages' Python
 DECORATOR = "flashinfer_api"
@@ -129,7 +130,10 @@ def _version(path: Path) -> str:
     if path.is_file():
         return path.name.split("-")[1] if path.name.count("-") > 1 else "unknown"
     root = Package(path).root
-    names = [item.name.removesuffix(".dist-info") for item in root.glob("flashinfer_python-*.dist-info")]
+    names = [
+        item.name.removesuffix(".dist-info")
+        for item in root.glob(f"{distribution(TAGGED).replace('-', '_')}-*.dist-info")
+    ]
     return names[0].partition("-")[2] if names else "unknown"
 
 

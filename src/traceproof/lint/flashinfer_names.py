@@ -9,6 +9,7 @@ from pathlib import Path
 
 from traceproof.errors import TraceproofError
 from traceproof.lint.reference import parse_quietly
+from traceproof.stacks import PACKAGES, TAGGED
 
 DEPTH = 20  # re-exports followed before a circle is assumed
 
@@ -24,7 +25,7 @@ class Package:
         TraceproofError: the package is not there.
     """
 
-    def __init__(self, folder: Path, name: str = "flashinfer") -> None:
+    def __init__(self, folder: Path, name: str = PACKAGES[TAGGED]) -> None:
         self.name = name
         for root in (folder, folder.parent):
             if folder.is_dir() and (root / name / "__init__.py").is_file():

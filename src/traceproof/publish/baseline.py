@@ -14,11 +14,13 @@ from functools import cache
 from types import FunctionType
 from typing import Any
 
-from traceproof.adapters import lookup
-from traceproof.adapters.base import Adapter, Stack
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.solution import BASELINE, Solution
+from traceproof.ops import lookup
+from traceproof.ops.adapter import Adapter
 from traceproof.publish.partial import API, Partial, Unemittable, literal
+from traceproof.stacks import STACK_OF, STACKS
+from traceproof.stacks.base import Stack
 from traceproof.text import literal as quoted
 from traceproof.text import unquoted
 
@@ -36,7 +38,7 @@ def solution(definition: Definition, truth: str, version: str | None) -> Solutio
     adapter = lookup.adapter(truth, definition)
     if adapter is None:
         raise Unemittable(f"{truth} has no adapter for {definition.name}")
-    stack = lookup.stack(truth)
+    stack = STACKS[STACK_OF[truth]]
     package = f"{stack.distribution} {version}" if version else stack.distribution
     return Solution.model_validate(
         {
@@ -62,9 +64,8 @@ def source(definition: Definition, adapter: Adapter, stack: Stack) -> str:
     call = emitter.function(adapter.call, {"definition": definition, API: None})
     run = _entry(definition, adapter, call)
     emitter.modules.add("import torch")
-    prepare = ""
-    if stack.prepare.__name__ != "<lambda>":
-        prepare = emitter.function(stack.prepare, {})
+    preparation = stack.preparation()
+    prepare = "" if preparation is None else emitter.function(preparation, {})
     title = unquoted(f"{definition.name} by {stack.distribution}: {adapter.name}.")
     head = [
         f'"""{title}"""\n\nfrom __future__ import annotations',

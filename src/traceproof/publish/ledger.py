@@ -15,13 +15,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from traceproof.actors.registry import PAIR, TRUTHS
+from traceproof.actors.registry import PAIR
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_bytes, digest_json
 from traceproof.errors import TraceproofError
 from traceproof.ops.cases import is_hidden
 from traceproof.reasons import Verdict
 from traceproof.records import WHOLE, RowDigests, VerdictRow, read_rows
+from traceproof.stacks import TRUTHS
 from traceproof.store import Store, write_text
 
 REFERENCE = "reference"

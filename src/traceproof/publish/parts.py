@@ -27,6 +27,7 @@ from traceproof.publish.baseline import as_text, solution
 from traceproof.publish.ledger import Ledger
 from traceproof.publish.partial import Unemittable
 from traceproof.records import OpTypePlan
+from traceproof.stacks import STACK_OF, distribution
 from traceproof.stages.manifest import Manifest
 from traceproof.store import Store, write_json, write_text
 
@@ -94,12 +95,10 @@ def write_parts(cases: Path, ledger: Path, out: Path, *, only: Collection[str], 
 
 def _baseline(definition: Definition, versions: Mapping[str, Mapping[str, str]], folder: Path) -> dict[str, Any]:
     """Write the baseline of the first ground truth that has one; says which, and why others have none."""
-    from traceproof.adapters import lookup
-
     problems = []
     for truth, found in versions.items():
         try:
-            made = solution(definition, truth, found.get(lookup.stack(truth).distribution))
+            made = solution(definition, truth, found.get(distribution(STACK_OF[truth])))
         except Unemittable as reason:
             problems.append(f"{truth}: {reason}")
             continue

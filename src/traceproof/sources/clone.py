@@ -16,8 +16,9 @@ from traceproof.errors import TraceproofError
 from traceproof.sources.checkout import bring, tree_digest
 from traceproof.sources.contents import Wanted
 from traceproof.sources.gitrun import Git, Patience
-from traceproof.sources.model import ORIGINS, Origin, Pin
+from traceproof.sources.model import ORIGINS, Pin
 from traceproof.sources.package import bring_package, package_digest
+from traceproof.stacks.base import Origin
 from traceproof.store import write_json
 
 CONFIG = "repos_config.json"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
+from traceproof.stacks import STACKS
+from traceproof.stacks.base import Origin
 from traceproof.text import has_credentials, redacted
 
 CLOSED = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -68,37 +69,9 @@ class Pin(BaseModel):
         return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Where a source comes from if nothing else is said.
-
-    Attributes:
-        url: its repository.
-        package: what its releases are called; empty: it has none.
-        folders: all that is checked out (cone patterns); empty: everything.
-        submodules: paths of the submodules that ground truths compile against.
-        inside: the folder of a release's source package that is meant; empty: the release itself.
-    """
-
-    url: str
-    package: str = ""
-    inside: str = ""
-    folders: tuple[str, ...] = ()
-    submodules: tuple[str, ...] = ()
-
-
 ORIGINS: Mapping[str, Origin] = MappingProxyType(
     {
-        "flashinfer": Origin(
-            url="https://github.com/flashinfer-ai/flashinfer.git",
-            package="flashinfer-python",
-            submodules=("3rdparty/cutlass", "3rdparty/spdlog"),
-        ),
-        # The server, its router and its documentation in other languages are not what kernels are made of.
-        "sglang": Origin(
-            url="https://github.com/sgl-project/sglang.git", package="sglang", folders=("python", "test")
-        ),
-        "fla": Origin(url="https://github.com/fla-org/flash-linear-attention.git", package="fla-core"),
+        **{name: stack.origin for name, stack in STACKS.items() if stack.origin is not None},
         DATASET: Origin(
             url="https://huggingface.co/datasets/flashinfer-ai/flashinfer-trace",
             package="flashinfer-bench",

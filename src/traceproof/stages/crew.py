@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from traceproof import jit
 from traceproof.execution import caller
+from traceproof.stacks import STACKS
 from traceproof.worker import Pool
 from traceproof.worker.model import NICE
 
@@ -17,9 +18,6 @@ PRELOAD = ("torch", "traceproof.actors.preload")
 # What importing SGLang or FLA brings along of torch, three seconds of it: once, and not in each of their workers.
 # torch._inductor is not among it: importing it opens the driver.
 COMPILER = ("torch._dynamo",)
-IMPORT_LONG = frozenset({"sglang", "fla"})
-# Importing them is what a run waits for at last, and takes one core; references poll for the GPU on many.
-STANDS_BACK = {"torch": "5"}
 STACK = "TRACEPROOF_STACK"  # variable: a worker that served one stack is not given to another
 
 
@@ -49,9 +47,9 @@ class Crew:
         if stack["device_type"] != "cuda":
             return cls(environment=threads)
         name = stack["stack"]
-        told = {STACK: name, NICE: STANDS_BACK.get(name, "0")}
+        told = {STACK: name, NICE: str(STACKS[name].nice)}
         return cls(
-            preload=(*PRELOAD, *COMPILER) if name in IMPORT_LONG else PRELOAD,
+            preload=(*PRELOAD, *COMPILER) if STACKS[name].imports_long else PRELOAD,
             environment=threads | told | jit.environment(caches, stack),
             gpu=True,
         )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from traceproof.actors.inputs import make_inputs
-from traceproof.actors.registry import PAIR, TRUTHS
+from traceproof.actors.registry import PAIR
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution.case import Subject, expectation
@@ -34,6 +34,7 @@ from traceproof.records import (
     RunRecord,
     VerdictRow,
 )
+from traceproof.stacks import TRUTHS
 from traceproof.store import Store
 
 DISPUTED = frozenset({Failure.NUMERICS, Failure.NAN, Failure.INFINITY})

@@ -14,10 +14,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from traceproof.actors.registry import ACTORS, TRUTHS
 from traceproof.reasons import Skip, Verdict
 from traceproof.records import REFERENCE, WHOLE, VerdictRow
-from traceproof.sources.model import ORIGINS
+from traceproof.stacks import STACK_OF, TRUTHS, distribution
 
 COMPARED = frozenset({Verdict.PASS, Verdict.FAIL})
 NO_TRUTH, ERROR, UNREADABLE, RELAXED = "no_truth", "error", "unreadable", "relaxed"
@@ -37,15 +36,6 @@ WHY: Mapping[str, str] = MappingProxyType(
         Skip.NO_ORACLE: "no oracle is known for it",
         Skip.NO_ADAPTER: "no ground truth is known for it",
         NO_TRUTH: "no ground truth is known for it",
-    }
-)
-LABELS: Mapping[str, str] = MappingProxyType(
-    {
-        "flashinfer": "FlashInfer",
-        "sglang": "SGLang",
-        "sglang_native": "SGLang's native forms",
-        "fla": "FLA",
-        "torch": "PyTorch",
     }
 )
 NAMED = 2  # definitions of an op_type that are named one by one; more are counted
@@ -148,9 +138,8 @@ class Collector:
 
 
 def _version(actor: str, records: Mapping[str, Mapping[str, Any]]) -> str | None:
-    stack = ACTORS[actor].stack
-    package = ORIGINS[stack].package if stack in ORIGINS else stack
-    version = records.get(stack, {}).get("versions", {}).get(package)
+    stack = STACK_OF[actor]
+    version = records.get(stack, {}).get("versions", {}).get(distribution(stack))
     return None if version is None else str(version)
 
 
@@ -159,7 +148,7 @@ def sentences(proof: Proof) -> Iterator[str]:
     total = sum(proof.op_types.values())
     if not total:
         return
-    named = (f"{LABELS.get(actor, actor)} {version or ''}".strip() for actor, version in proof.truths.items())
+    named = (f"{TRUTHS[actor].label} {version or ''}".strip() for actor, version in proof.truths.items())
     truths = ", ".join(named)
     where = "on the CPU" if proof.capability is None else f"on SM {proof.capability} ({proof.device})"
     counts = [f"{proof.proved} of {total} definitions against a ground truth"]

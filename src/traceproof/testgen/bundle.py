@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
 
@@ -32,7 +32,8 @@ REPLACED: Mapping[str, str] = MappingProxyType(
 HOLLOW = frozenset(
     {PACKAGE, f"{PACKAGE}.worker", f"{PACKAGE}.actors", f"{PACKAGE}.dataset", f"{PACKAGE}.testgen", OWN}
 )
-LISTED = (f"{PACKAGE}.ops", f"{PACKAGE}.adapters")  # found by listing a folder, so nothing imports them by name
+CHECKOUTS = "CHECKOUTS"  # the constant of the conftest that names checkouts by stack
+LISTED = (f"{PACKAGE}.ops", f"{PACKAGE}.stacks")  # found by listing a folder, so nothing imports them by name
 ROOTS = tuple(f"{OWN}.{name}" for name in ("suite", "trial", "cases", "helpers"))
 RENAMED = re.compile(rf"\b{PACKAGE}(?=\.[a-z_{{]| import )")
 
@@ -56,22 +57,21 @@ def support_files() -> Mapping[str, str]:
     return MappingProxyType(dict(sorted(files.items())))
 
 
-def conftest(constants: Mapping[str, str | None]) -> str:
-    """The conftest's text, with some of its constants set."""
+def conftest(checkouts: Mapping[str, str]) -> str:
+    """The conftest's text, with the checkouts that tests use set, by stack."""
     text = _source(f"{OWN}.conftest")
-    for name, value in constants.items():
-        line = next(line for line in text.splitlines() if line.startswith(f"{name}: "))
-        text = text.replace(line, f"{line.partition(' = ')[0]} = {literal(value)}", 1)
-    return renamed(text)
+    line = next(line for line in text.splitlines() if line.startswith(f"{CHECKOUTS}: "))
+    items = ", ".join(f"{literal(name)}: {literal(path)}" for name, path in sorted(checkouts.items()))
+    return renamed(text.replace(line, f"{line.partition(' = ')[0]} = {{{items}}}", 1))
 
 
-def settings(text: str, names: Iterable[str]) -> dict[str, str | None]:
-    """Constants that a written conftest sets."""
-    found: dict[str, str | None] = {}
+def checkouts_of(text: str) -> dict[str, str]:
+    """The checkouts that a written conftest sets."""
+    found: dict[str, str] = {}
     for node in ast.parse(text).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in names:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == CHECKOUTS:
             assert node.value is not None
-            found[node.target.id] = ast.literal_eval(node.value)
+            found = ast.literal_eval(node.value)
     return found
 
 

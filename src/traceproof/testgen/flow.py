@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from traceproof.actors.registry import TRUTHS
 from traceproof.codedigest import code_digest
 from traceproof.digests import digest_json
 from traceproof.pipeline import Pipeline
+from traceproof.stacks import MAIN, TRUTHS
 from traceproof.testgen.bundle import support_files
 from traceproof.testgen.generate import GENERATED, PLACE
 
@@ -35,10 +35,10 @@ class TestFlow:
 
     def stacks(self, op_type: str) -> list[str]:
         """The stacks whose environments an op_type's tests run in: torch, and those with packages of their own."""
-        torch = self.flow.python("torch")
+        main = self.flow.python(MAIN)
         truths = [name for name in self.flow.actors_of(op_type) if name in TRUTHS]
-        others = {self.flow.actor_stack(name) for name in truths} - {"torch"}
-        return ["torch", *sorted(name for name in others if self.flow.python(name) != torch)]
+        others = {self.flow.actor_stack(name) for name in truths} - {MAIN}
+        return [MAIN, *sorted(name for name in others if self.flow.python(name) != main)]
 
     def builds(self, op_type: str, stack: str) -> list[str]:
         """JIT build results that the tests depend on, if the stack builds any."""
@@ -59,7 +59,7 @@ class TestFlow:
         """Options of pytest, each behind the flag of the script that passes it on."""
         config = self.flow.config
         workloads = "auto" if config.workloads == "auto" else "yes" if config.workloads else "no"
-        device = "cpu" if config.stacks.torch.env == "cpu" else "auto"
+        device = "cpu" if config.stacks[MAIN].get("env") == "cpu" else "auto"
         given = (f"--seed={config.seed}", f"--workloads={workloads}", f"--device={device}")
         return [f"--option={option}" for option in given]
 

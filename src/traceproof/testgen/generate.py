@@ -13,7 +13,7 @@ from traceproof.errors import TraceproofError
 from traceproof.ops.common.constants import named_constants
 from traceproof.reading import read_bytes
 from traceproof.store import write_if_changed
-from traceproof.testgen.bundle import NAME, conftest, settings, support_files
+from traceproof.testgen.bundle import NAME, checkouts_of, conftest, support_files
 from traceproof.testgen.files import (
     IDENTIFIER,
     LARGEST,
@@ -41,7 +41,7 @@ class Order:
         op_types, definitions: names; `everything` selects all.
         out: the folder that gets tests/references; None: the dataset's own.
         sizes, tolerance: defaults of the options of the tests that are written now; None: the general ones.
-        flashinfer, sglang: checkouts to use; None: those that an earlier generation was given.
+        checkouts: folders of packages to use, by stack, beside those that an earlier generation was given.
         force: write classes again that are there, and files of ours that were edited.
     """
 
@@ -52,8 +52,7 @@ class Order:
     out: Path | None = None
     sizes: tuple[str, ...] | None = None
     tolerance: float | None = None
-    flashinfer: str | None = None
-    sglang: str | None = None
+    checkouts: Mapping[str, str] = field(default_factory=dict)
     force: bool = False
 
     @property
@@ -165,11 +164,10 @@ def _support(order: Order) -> dict[Path, str]:
     return texts
 
 
-def _checkouts(conftest: Path, order: Order) -> dict[str, str | None]:
+def _checkouts(conftest: Path, order: Order) -> dict[str, str]:
     """The checkouts that tests use: those given now, else those given before."""
-    given = {"FLASHINFER_PATH": order.flashinfer, "SGLANG_PATH": order.sglang}
-    before = settings(conftest.read_text(encoding="utf-8"), given) if state(conftest) in {"ours", "edited"} else {}
-    return {name: value if value is not None else before.get(name) for name, value in given.items()}
+    before = checkouts_of(conftest.read_text(encoding="utf-8")) if state(conftest) in {"ours", "edited"} else {}
+    return before | dict(order.checkouts)
 
 
 def _selected(tree: Tree, order: Order) -> dict[str, list[Entry]]:

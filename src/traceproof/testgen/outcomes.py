@@ -11,6 +11,7 @@ from typing import Literal
 from xml.etree import ElementTree as ET  # written here, never read
 
 from traceproof.errors import TraceproofError
+from traceproof.stacks import MAIN
 from traceproof.stages.crew import Crew
 from traceproof.store import write_text
 from traceproof.testgen.files import MARKER, classes
@@ -20,7 +21,6 @@ from traceproof.worker.model import ItemOutcome, Status
 
 SETUP = "traceproof.testgen.worker:setup"
 WHOLE = "(the whole class)"  # stands in the place of a test where the worker's end says what came of all of them
-TORCH = "torch"  # the stack whose environment runs all tests; the others run what compares with their package
 # XML 1.0 has no other control characters, and a test's message may hold any.
 PRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in range(32) if code not in {9, 10, 13}}
 
@@ -84,7 +84,7 @@ def run_tests(order: Run, crew: Crew, *, scratch: Path | None = None) -> Iterato
 
 def _selected(stack: str) -> list[str]:
     """Options of pytest: beside torch's environment, only what needs the stack's package is run again."""
-    return [] if stack == TORCH else ["-k", f"vs_{stack} or ground_truths_match"]
+    return [] if stack == MAIN else ["-k", f"vs_{stack} or ground_truths_match"]
 
 
 def _class_rows(pool: Pool, asked: Order, block: str, limits: Limits, scratch: Path | None) -> Iterator[TestRow]:

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import traceproof
 from traceproof.errors import TraceproofError
+from traceproof.stacks import STACKS
 from traceproof.worker.conversation import Conversation
 from traceproof.worker.model import Isolation, Limits
 
@@ -33,7 +34,8 @@ PASSED = (
     "OMP_NUM_THREADS",
     "TZ",
 )
-CACHES = ("FLASHINFER_", "TRITON_")  # where compiled kernels lie; for trusted code only
+# Where compiled kernels lie, and how they are compiled; for trusted code only.
+CACHES = tuple(prefix for stack in STACKS.values() for prefix in stack.variables)
 # glibc gives large blocks back to the kernel as soon as they are free, and faults them in again, page by page, for
 # the next temporary: most of the time of arithmetic on tensors of megabytes. Trusted workers keep what they had.
 KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}

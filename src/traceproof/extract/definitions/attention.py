@@ -9,10 +9,10 @@ from traceproof.extract.kernels import Kernel
 from traceproof.extract.skeletons import fill
 
 LSE = "The 2-based log-sum-exp of attention logits."
-RAGGED = "flashinfer.prefill.BatchPrefillWithRaggedKVCacheWrapper"
-PAGED_DECODE = "flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper"
-PAGED_PREFILL = "flashinfer.prefill.BatchPrefillWithPagedKVCacheWrapper"
-MLA = "flashinfer.mla.BatchMLAPagedAttentionWrapper"
+RAGGED = "prefill.BatchPrefillWithRaggedKVCacheWrapper"
+PAGED_DECODE = "decode.BatchDecodeWithPagedKVCacheWrapper"
+PAGED_PREFILL = "prefill.BatchPrefillWithPagedKVCacheWrapper"
+MLA = "mla.BatchMLAPagedAttentionWrapper"
 LEN_INDPTR = var("Length of the indptr arrays (number of sequences + 1).")
 NUM_PAGES = var("Total number of allocated pages in the KV cache.")
 NUM_INDICES = var("Total number of KV page indices.")

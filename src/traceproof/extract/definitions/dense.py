@@ -42,7 +42,7 @@ def norm(hidden: int, eps: float, *, variant: str, fused: bool) -> Draft:
         inputs=inputs,
         outputs={"output": tensor(rows, "bfloat16", "Normalised rows.")},
         reference=fill(kind, hidden_size=hidden, eps=repr(eps)),
-        fi_api=f"flashinfer.norm.{api}",
+        fi_api=f"norm.{api}",
         extra_tags=("fused",) if fused else (),
     )
 
@@ -98,7 +98,7 @@ def rope(kernel: Kernel) -> Draft:
             "k_out": tensor("num_tokens num_kv_heads head_size", "bfloat16", "Rotated keys."),
         },
         reference=fill(f"rope_{style}", head_size=head, rotary_dim=rotary),
-        fi_api="flashinfer.rope.apply_rope_with_cos_sin_cache_inplace",
+        fi_api="rope.apply_rope_with_cos_sin_cache_inplace",
     )
 
 
@@ -131,6 +131,6 @@ def sampler(names: tuple[str, ...], vocab: int) -> Draft:
         inputs=inputs,
         outputs={"samples": tensor("batch_size", "int64", "Drawn tokens.")},
         reference=fill(f"{kind}_sampling", vocab_size=vocab),
-        fi_api=f"flashinfer.sampling.{kind}_sampling_from_probs",
+        fi_api=f"sampling.{kind}_sampling_from_probs",
         twin=sampler(names, 4096) if vocab > 4096 else None,  # drawing is what costs; the text is the same
     )

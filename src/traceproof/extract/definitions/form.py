@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from traceproof.dataset.definition import Definition
+from traceproof.stacks import PACKAGES, TAGGED
 
 Axes = dict[str, dict[str, Any]]
 Tensors = dict[str, dict[str, Any]]
@@ -81,7 +82,7 @@ class Draft:
         found = [f"stage:{self.stage}"] if self.stage else []
         found += ["status:draft", *(f"model:{model}" for model in models)]
         found += [f"quantization:{self.quantisation}"] if self.quantisation else []
-        found += [f"fi_api:{self.fi_api}"] if self.fi_api else []
+        found += [f"fi_api:{PACKAGES[TAGGED]}.{self.fi_api}"] if self.fi_api else []
         found += [f"tp:{tp}"] if self.tp else []
         found += [f"ep:{ep}"] if self.ep else []
         return [*found, *self.extra_tags]

@@ -82,7 +82,7 @@ def _decode(name: str, constants: dict[str, int]) -> Draft:
         },
         reference=fill("gdn_decode", **constants),
         stage="decode",
-        fi_api="flashinfer.gdn.gated_delta_rule_decode",
+        fi_api="gdn.gated_delta_rule_decode",
         extra_tags=("layout:k-last",),
         tp=True,
     )
@@ -117,7 +117,7 @@ def _mtp(name: str, constants: dict[str, int]) -> Draft:
         },
         reference=fill("gdn_mtp", **constants),
         stage="mtp",
-        fi_api="flashinfer.gdn.gated_delta_rule_mtp",
+        fi_api="gdn.gated_delta_rule_mtp",
         extra_tags=("layout:k-last",),
         tp=True,
     )
@@ -151,7 +151,7 @@ def _prefill(name: str, constants: dict[str, int]) -> Draft:
         },
         reference=fill("gdn_prefill", **constants),
         stage="prefill",
-        fi_api="flashinfer.gdn.chunk_gated_delta_rule",
+        fi_api="gdn.chunk_gated_delta_rule",
         extra_tags=("layout:k-last",),
         tp=True,
     )
@@ -200,7 +200,7 @@ def _mamba(heads: int, dim: int, state: int, groups: int, *, twin: Draft | None 
         },
         reference=fill("mamba_ssu_decode", nheads=heads, head_dim=dim, dstate=state, ngroups=groups),
         stage="decode",
-        fi_api="flashinfer.mamba.selective_state_update",
+        fi_api="mamba.selective_state_update",
         tp=True,
         twin=twin,
     )

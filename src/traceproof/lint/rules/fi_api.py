@@ -9,6 +9,7 @@ from traceproof.lint.flashinfer_names import Package
 from traceproof.lint.model import Hit, Severity, definition_rule, pointer, rule
 from traceproof.lint.subject import Dataset, Subject
 from traceproof.ops.registry import ground_truth, record
+from traceproof.stacks import TAGGED
 
 
 @definition_rule(
@@ -20,7 +21,7 @@ from traceproof.ops.registry import ground_truth, record
 def missing_api(subject: Subject) -> Iterator[Hit]:
     """No fi_api tag on a kind that FlashInfer serves."""
     definition = subject.definition
-    served = ground_truth(definition.op_type, "flashinfer") is not None
+    served = ground_truth(definition.op_type, TAGGED) is not None
     if served and not record(definition.op_type).without_api(definition) and not subject.tags("fi_api"):
         yield Hit(pointer("tags"), f"no fi_api:*, though FlashInfer has kernels for {definition.op_type}")
 

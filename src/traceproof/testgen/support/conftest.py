@@ -20,14 +20,14 @@ sys.path.insert(0, str(FOLDER))  # the support modules lie there
 
 from traceproof.dataset.definition import Definition  # noqa: E402 - after the line above
 from traceproof.ops.cases import ALWAYS, SIZES, WORKLOADS, Case  # noqa: E402
+from traceproof.stacks import PACKAGES, STACKS  # noqa: E402
 from traceproof.testgen.support.cases import cases_of, cheapest, workload_cases  # noqa: E402
 from traceproof.testgen.support.definition import read_definition  # noqa: E402
 from traceproof.testgen.support.helpers import get_ground_truth, load_definition, reference_of  # noqa: E402
 from traceproof.testgen.support.suite import ReferenceTests  # noqa: E402
 from traceproof.testgen.support.trial import Trial, threads  # noqa: E402
 
-FLASHINFER_PATH: str | None = None
-SGLANG_PATH: str | None = None
+CHECKOUTS: dict[str, str] = {}
 # Trials that tests hold, by the definition's file and the case.
 LIVE: WeakValueDictionary[tuple[str, str], Trial] = WeakValueDictionary()
 
@@ -48,8 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--workloads", choices=("auto", "yes", "no"), default="auto", help="auto: on a GPU.")
     group.addoption("--memory-gb", type=float, help="Skip cases that need more than that many GiB.")
     group.addoption("--record", metavar="FILE", help="Append what is exercised, for `traceproof coverage`.")
-    group.addoption("--flashinfer-path", default=FLASHINFER_PATH, help="A FlashInfer checkout to use.")
-    group.addoption("--sglang-path", default=SGLANG_PATH, help="An SGLang checkout to use.")
+    for name in PACKAGES:
+        about = f"A checkout of {STACKS[name].label} to use."
+        group.addoption(f"--{name}-path", default=CHECKOUTS.get(name), help=about)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,10 +63,11 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"{dataset_of(config)} holds no definitions: give the dataset's folder with --dataset"
         )
-    for option, inner in (("flashinfer_path", ""), ("sglang_path", "python")):
-        path = config.getoption(option)
-        if path is not None:
-            sys.path.insert(0, str(Path(path, inner) if Path(path, inner).is_dir() else path))
+    for name in PACKAGES:
+        path, origin = config.getoption(f"{name}_path"), STACKS[name].origin
+        if path is not None and origin is not None:
+            inner = Path(path, origin.place)
+            sys.path.insert(0, str(inner if inner.is_dir() else path))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -12,9 +12,9 @@ import torch
 
 from traceproof.actors.base import Unavailable, named_outputs
 from traceproof.actors.reference import Reference
-from traceproof.adapters import lookup
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
+from traceproof.stacks import FIRST_TRUTHS
 from traceproof.testgen.support.definition import read_definition
 from traceproof.testgen.support.trial import resolve
 from traceproof.worker import policy
@@ -63,7 +63,7 @@ def get_ground_truth(definition: Definition, device: torch.device | str | None =
     """
     place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     reasons = []
-    for stack in lookup.STACKS:
+    for stack in FIRST_TRUTHS:
         found = resolve(stack, definition, place)
         if isinstance(found, Unavailable):
             reasons.append(f"{stack}: {found.reason}: {found.message}")

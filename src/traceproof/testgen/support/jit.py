@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-LIBRARIES = "TRACEPROOF_LIBRARIES"  # variable that names the folder of modules that are built already
-
 
 @dataclass(frozen=True, slots=True)
 class Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations
 from typing import Any, ClassVar
 
@@ -15,9 +15,10 @@ from traceproof.judge.output import Ruling
 from traceproof.ops.base import TORCH_DTYPES
 from traceproof.ops.common.constants import named_constants
 from traceproof.reasons import Verdict
+from traceproof.stacks import TRUTHS
+from traceproof.stacks.base import GroundTruth
 from traceproof.testgen.support.trial import OTHER_SEED, REFERENCE, Trial
 
-TRUTHS = ("flashinfer", "sglang", "fla", "torch", "sglang_native")  # ground truths in the order of their authority
 FIGURES = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "hit_ratio")
 
 
@@ -70,26 +71,6 @@ class ReferenceTests:
         if outside:
             pytest.fail(report(trial, outside, REFERENCE, "oracle"), pytrace=False)
 
-    def test_correctness_vs_flashinfer(self, trial: Trial, tolerance: float | None) -> None:
-        """The reference agrees with FlashInfer's kernel."""
-        against(trial, "flashinfer", tolerance)
-
-    def test_correctness_vs_sglang(self, trial: Trial, tolerance: float | None) -> None:
-        """The reference agrees with SGLang's kernel."""
-        against(trial, "sglang", tolerance)
-
-    def test_correctness_vs_fla(self, trial: Trial, tolerance: float | None) -> None:
-        """The reference agrees with Flash Linear Attention's kernel."""
-        against(trial, "fla", tolerance)
-
-    def test_correctness_vs_torch(self, trial: Trial, tolerance: float | None) -> None:
-        """The reference agrees with PyTorch's own operator."""
-        against(trial, "torch", tolerance)
-
-    def test_correctness_vs_sglang_native(self, trial: Trial, tolerance: float | None) -> None:
-        """The reference agrees with SGLang's native form, which needs no GPU."""
-        against(trial, "sglang_native", tolerance)
-
     def test_ground_truths_match(self, trial: Trial, tolerance: float | None) -> None:
         """All ground truths that run here agree with each other."""
         found = {stack: trial.run_truth(stack) for stack in TRUTHS}
@@ -120,6 +101,19 @@ class ReferenceTests:
     def test_edge_cases(self, edge_trial: Trial, tolerance: float | None) -> None:
         """Edge and adversarial cases: shape, dtype, NaN and infinities, numerics."""
         check(edge_trial, tolerance)
+
+
+def _versus(truth: GroundTruth) -> Callable[[ReferenceTests, Trial, float | None], None]:
+    def test(self: ReferenceTests, trial: Trial, tolerance: float | None) -> None:
+        del self
+        against(trial, truth.name, tolerance)
+
+    test.__doc__ = f"The reference agrees with {truth.calls}."
+    return test
+
+
+for _truth in TRUTHS.values():
+    setattr(ReferenceTests, f"test_correctness_vs_{_truth.name}", _versus(_truth))
 
 
 def run(file: str) -> None:

@@ -16,14 +16,15 @@ import torch
 from traceproof.actors.base import Unavailable, named_outputs
 from traceproof.actors.inputs import make_inputs
 from traceproof.actors.reference import Reference
-from traceproof.adapters import lookup
-from traceproof.adapters.base import Adapter, Api
 from traceproof.dataset.definition import Definition
 from traceproof.judge.output import Expected, Ruling, judge_output
-from traceproof.ops import registry
+from traceproof.ops import adapter as adapters
+from traceproof.ops import lookup, registry
+from traceproof.ops.adapter import Adapter, Api
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.reasons import Skip
+from traceproof.stacks import STACK_OF, STACKS
 from traceproof.worker import policy
 
 REFERENCE = "reference"
@@ -259,7 +260,7 @@ def resolve(stack: str, definition: Definition, device: torch.device) -> tuple[A
     blocked = adapter.blocked(definition, device)
     if blocked is not None:
         return blocked
-    api = lookup.stack(stack).resolve(adapter.apis)
+    api = adapters.resolve(STACKS[STACK_OF[stack]], adapter.apis)
     return api if isinstance(api, Unavailable) else (adapter, api)
 
 

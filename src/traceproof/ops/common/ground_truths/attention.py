@@ -12,8 +12,8 @@ from itertools import pairwise
 import torch
 from torch.nn.attention import SDPBackend
 
-from traceproof.adapters.base import Api, Outputs, scalar, tensor
 from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Api, Outputs, scalar, tensor
 from traceproof.ops.base import Values
 
 

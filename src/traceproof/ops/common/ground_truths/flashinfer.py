@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from traceproof.adapters.base import tensor
 from traceproof.dataset.definition import Definition
 from traceproof.jit import Module
+from traceproof.ops.adapter import tensor
 from traceproof.ops.base import TORCH_DTYPES, Values
 
 WORKSPACE = 128 << 20  # bytes, FlashInfer's recommended size; zeros, as its documentation asks for

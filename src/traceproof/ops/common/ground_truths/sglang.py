@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import torch
 
-from traceproof.adapters.base import Api, Outputs, dim, scalar, tensor
 from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Api, Outputs, dim, scalar, tensor
 from traceproof.ops.base import Values
 
 SM = ((8, 0), (12, 9))

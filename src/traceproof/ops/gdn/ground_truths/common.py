@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from traceproof.adapters.base import names, tensor
 from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import names, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.gdn.forms import Form, layout
 

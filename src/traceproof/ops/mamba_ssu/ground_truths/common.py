@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from traceproof.adapters.base import Api, Outputs, names, tensor
 from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Api, Outputs, names, tensor
 from traceproof.ops.base import Values
 
 INPUTS = names("state x dt A B C D dt_bias state_batch_indices")

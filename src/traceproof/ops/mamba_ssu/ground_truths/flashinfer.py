@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from traceproof.adapters.base import Adapter, dim, names
 from traceproof.dataset.definition import Definition
 from traceproof.jit import Module
+from traceproof.ops.adapter import Adapter, dim, names
 from traceproof.ops.common.ground_truths.flashinfer import dtype_name
 from traceproof.ops.mamba_ssu.ground_truths.common import INPUTS, update
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traceproof.adapters.base import Adapter, names
+from traceproof.ops.adapter import Adapter, names
 from traceproof.ops.mamba_ssu.ground_truths.common import INPUTS, update
 
 ADAPTERS = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from traceproof.adapters.base import Adapter, Api, Outputs, dim, names, scalar, tensor
 from traceproof.dataset.definition import Definition
 from traceproof.jit import Module
+from traceproof.ops.adapter import Adapter, Api, Outputs, dim, names, scalar, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.ground_truths.flashinfer import (
     SM,

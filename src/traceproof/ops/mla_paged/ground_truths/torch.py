@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
 from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.ground_truths.attention import by_row, paged_tokens
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from traceproof.adapters.base import Adapter, Api, Outputs, names, scalar, tensor
 from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter, Api, Outputs, names, scalar, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.moe.form import Scaling, form_of
 from traceproof.ops.moe.routing import Method

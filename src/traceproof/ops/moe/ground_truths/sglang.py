@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from traceproof.adapters.base import Adapter, Api, Outputs, names, scalar, tensor
-from traceproof.adapters.sglang.boot import publish
 from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter, Api, Outputs, names, scalar, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.quant import BLOCK
 from traceproof.ops.moe.form import Form, Scaling, form_of
 from traceproof.ops.moe.routing import PACKED_SHIFT, Method
+from traceproof.stacks.sglang.boot import publish
 
 FOREIGN = -1  # the kernel leaves out an expert of this index
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
 from traceproof.dataset.definition import Definition
 from traceproof.jit import Module
+from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.rmsnorm.oracle import OP
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import torch
 
-from traceproof.adapters.base import Adapter, Api, Outputs, dim, names, tensor
 from traceproof.dataset.definition import Definition
 from traceproof.jit import Module
+from traceproof.ops.adapter import Adapter, Api, Outputs, dim, names, tensor
 from traceproof.ops.base import TORCH_DTYPES, Values
 from traceproof.ops.rmsnorm.oracle import OP
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
-from traceproof.adapters.sglang.boot import publish
 from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.rmsnorm.oracle import OP
+from traceproof.stacks.sglang.boot import publish
 
 
 def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:

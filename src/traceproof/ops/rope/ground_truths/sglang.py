@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
-from traceproof.adapters.sglang.boot import KERNELS
 from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
 from traceproof.ops.base import TORCH_DTYPES, Values
 from traceproof.ops.common.rotary import Pairing, pairing
+from traceproof.stacks.sglang.boot import KERNELS
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32})
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
 from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
 from traceproof.ops.base import Values
 
 PROBABILITIES = 1 << 27  # of one draw, 512 MiB

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from traceproof.adapters.base import Adapter, Api, Outputs, names, tensor
 from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
 from traceproof.ops.base import Values
 
 PROBABILITIES = 1 << 25  # sorted at once; 12 bytes each and as much again

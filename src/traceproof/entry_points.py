@@ -1,4 +1,4 @@
-"""What can not be imported of the APIs that adapters name: `python -m traceproof.adapters.imports TRUTH...`.
+"""What can not be imported of the APIs that adapters name: `python -m traceproof.entry_points TRUTH...`.
 
 Runs in a stack's interpreter and prints a JSON object on its last line: name -> the problem, or null.
 """
@@ -13,14 +13,16 @@ from collections.abc import Iterator
 from itertools import chain
 
 from traceproof.actors.base import Unavailable
-from traceproof.adapters import lookup
-from traceproof.adapters.base import Stack
+from traceproof.ops import lookup
+from traceproof.ops.adapter import resolve, version
+from traceproof.stacks import STACK_OF, STACKS
+from traceproof.stacks.base import Stack
 
 
 def problems(truth: str) -> Iterator[tuple[str, str | None]]:
     """Every entry point that a ground truth's adapters use, with what is wrong with it."""
-    stack = lookup.stack(truth)
-    if stack.version() is None and importlib.util.find_spec(stack.package) is None:
+    stack = STACKS[STACK_OF[truth]]
+    if version(stack) is None and importlib.util.find_spec(stack.package) is None:
         yield stack.distribution, "is not installed"
         return
     served = sorted(lookup.op_types(truth))
@@ -42,7 +44,7 @@ def _import(module: str) -> str | None:
 
 def _resolve(stack: Stack, key: str) -> str | None:
     try:
-        found = stack.resolve((key,))
+        found = resolve(stack, (key,))
     except Exception as error:  # noqa: BLE001 - whatever an import raises is the answer
         return _text(error)
     if isinstance(found, Unavailable):

@@ -18,6 +18,7 @@ from traceproof.config import Config
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.runs import alone
+from traceproof.stacks import MAIN, READER, STACKS, UNHASHED
 from traceproof.store import write_json
 from traceproof.tokens import without_secrets
 from traceproof.waiting import telling
@@ -26,22 +27,17 @@ FOLDER = Path(".venvs")
 INSTALLED = "installed.json"  # in an environment's folder: says that it is there, for Snakemake
 WHOLE = "whole.json"  # there too, written last: without it, it counts as half-built; Snakemake never removes it
 PINS = Path("envs")
-NAMES = ("torch", "flashinfer", "sglang", "fla")
-EXTRACT = "extract"  # reads models and runs no kernel; needs no driver
-CPU = "cpu"  # the torch stack of a machine without a GPU
-ENVIRONMENTS = (CPU, *NAMES, EXTRACT)
-UNHASHED = frozenset({CPU, EXTRACT})  # its torch is not the registry's file, so there is no hash to pin
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 CUDA_DRIVER = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # Linux; WSL
 TAIL = 8  # lines of a failed program's output that an error shows; the cause stands last
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class Installation:
     """Where a stack runs.
 
     Attributes:
-        name: a name out of NAMES, or EXTRACT.
+        name: of the stack.
         environment: the environment in .venvs/ that is built for it; None: a given interpreter is used.
         python: its interpreter, relative to the repository where it is built there.
         cuda_home: the CUDA toolkit of this machine that it compiles with; empty: its environment's.
@@ -53,7 +49,7 @@ class Stack:
     cuda_home: str = ""
 
     @classmethod
-    def at(cls, name: str, python: str, *, cuda_home: str = "") -> Stack:
+    def at(cls, name: str, python: str, *, cuda_home: str = "") -> Installation:
         """The stack that runs in `python`."""
         path = Path(python)
         ours = path.parts[:1] == FOLDER.parts
@@ -65,22 +61,22 @@ def has_driver() -> bool:
     return any(path.exists() for path in CUDA_DRIVER)
 
 
-def resolve(config: Config, name: str) -> Stack:
+def resolve(config: Config, name: str) -> Installation:
     """Where a stack runs by the configuration and, for `env: auto`, by this machine."""
-    settings = getattr(config.stacks, name)
-    cuda_home = getattr(settings, "cuda_home", None) or ""
+    settings, stack = config.stacks[name], STACKS[name]
     if settings.python is not None:
-        return Stack(name, None, str(Path(settings.python).expanduser()), cuda_home)
+        return Installation(name, None, str(Path(settings.python).expanduser()), settings.get("cuda_home") or "")
     environment = name
     driver = has_driver()
-    if name == "torch":
-        wanted = config.stacks.torch.env
-        environment = "torch" if wanted == "cuda" or (wanted == "auto" and driver) else "cpu"
-    elif name != EXTRACT and not driver:
+    if stack.cpu:
+        wanted = settings.get("env")
+        environment = name if wanted == "cuda" or (wanted == "auto" and driver) else stack.cpu
+    elif not stack.reads_models and not driver:
         # Nothing to run there: its actors say so from wherever torch is, and nothing is downloaded for it.
-        torch = resolve(config, "torch")
-        return Stack(name, torch.environment, torch.python)
-    return Stack(name, environment, str(FOLDER / environment / "bin" / "python"), cuda_home)
+        main = resolve(config, MAIN)
+        return Installation(name, main.environment, main.python)
+    python = str(FOLDER / environment / "bin" / "python")
+    return Installation(name, environment, python, settings.get("cuda_home") or "")
 
 
 def build(environment: str, stamp: Path, *, root: Path) -> None:
@@ -139,7 +135,7 @@ def install_cpu(python: Path, pins: Path, environment: str) -> None:
     lines = [line.partition("+cpu")[0] for line in pins.read_text(encoding="utf-8").splitlines()]
     registry = [*pip, *(line for line in lines if line and ";" not in line and not line.startswith("#"))]
     attempts = [exact, [*exact, "--extra-index-url", CPU_WHEELS]]
-    if environment != EXTRACT:  # SGLang's own requirements are gigabytes of CUDA
+    if environment != READER:  # SGLang's own requirements are gigabytes of CUDA
         attempts.append(registry)
     for attempt in attempts[:-1]:
         if subprocess.run(attempt, check=False, capture_output=True, env=without_secrets()).returncode == 0:
@@ -147,7 +143,7 @@ def install_cpu(python: Path, pins: Path, environment: str) -> None:
     _run(attempts[-1], environment)
 
 
-def ready(stack: Stack, *, root: Path, say: Callable[[str], None]) -> Path:
+def ready(stack: Installation, *, root: Path, say: Callable[[str], None]) -> Path:
     """A stack's interpreter, for a command that runs without Snakemake.
 
     Its environment is built first, if it is absent or of other pins than envs/ has now.
@@ -180,7 +176,7 @@ def _run(command: Sequence[str], environment: str) -> None:
         )
 
 
-def probe(stack: Stack, *, root: Path, path: Sequence[Path] = ()) -> dict[str, Any]:
+def probe(stack: Installation, *, root: Path, path: Sequence[Path] = ()) -> dict[str, Any]:
     """What a stack is: versions, device, and the digest of it all that keys outputs.
 
     `path` names folders that its packages are searched in first.
@@ -200,7 +196,7 @@ def probe(stack: Stack, *, root: Path, path: Sequence[Path] = ()) -> dict[str, A
     return {"stack": stack.name, **found, "digest": digest_json(found)}
 
 
-def _unusable(stack: Stack, problems: list[str]) -> TraceproofError:
+def _unusable(stack: Installation, problems: list[str]) -> TraceproofError:
     todo = "config.yaml's stacks.<name>.python has to name a Python with torch, numpy, safetensors and pydantic."
     if stack.environment is not None:
         todo = f"Remove {FOLDER / stack.environment} and run again: it is built anew."

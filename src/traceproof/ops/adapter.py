@@ -17,77 +17,57 @@ from traceproof.dataset.definition import Definition
 from traceproof.jit import Module
 from traceproof.ops.base import TORCH_DTYPES, Values
 from traceproof.reasons import Skip
+from traceproof.stacks.base import Stack
 
 Api = Mapping[str, Any]  # what an adapter's API keys stand for at the installed version
 Outputs = Mapping[str, torch.Tensor]
 STAND_IN = "stands_in"  # attribute of a loader whose modules stand in for a package that is absent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
-    """A package that ground truths come from.
+def version(stack: Stack) -> str | None:
+    """The installed version of a stack's package; None: not installed."""
+    try:
+        return metadata.version(stack.distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
-    Attributes:
-        name: of the stack.
-        package: what is imported; `distribution` is what is installed.
-        apis: API key -> where it may be found (`module:attribute`), the newest name first. The one place that
-            knows what an API is called at which version.
-        optional: API keys that a supported version may lack without leaving anything out.
-        modules: further modules that its adapters import.
-        prepare: called once before anything of the package is imported.
+
+def resolve(stack: Stack, keys: Sequence[str]) -> Api | Unavailable:
+    """The objects behind a stack's API keys, or why there are none.
+
+    Raises:
+        ImportError: the package is installed and can not be imported.
     """
+    if version(stack) is None and importlib.util.find_spec(stack.package) is None:
+        return Unavailable(Skip.PACKAGE_ABSENT, f"{stack.distribution} is not installed")
+    preparation = stack.preparation()
+    if preparation is not None:
+        preparation()
+    found: dict[str, Any] = {}
+    for key in keys:
+        value = _find(stack, key)
+        if isinstance(value, Unavailable):
+            return value
+        found[key] = value
+    return MappingProxyType(found)
 
-    name: str
-    package: str
-    distribution: str
-    apis: Mapping[str, tuple[str, ...]]
-    optional: frozenset[str] = frozenset()
-    modules: tuple[str, ...] = ()
-    prepare: Callable[[], None] = field(default=lambda: None)
 
-    def version(self) -> str | None:
-        """The installed version; None: not installed."""
+def _find(stack: Stack, key: str) -> Any:  # noqa: ANN401 - whatever the package holds
+    installed = f"{stack.distribution} {version(stack) or '(a checkout)'}"
+    reasons = []
+    for place in stack.apis[key]:
+        module, _, attribute = place.partition(":")
         try:
-            return metadata.version(self.distribution)
-        except metadata.PackageNotFoundError:
-            return None
-
-    def resolve(self, keys: Sequence[str]) -> Api | Unavailable:
-        """The objects behind API keys, or why there are none.
-
-        Raises:
-            ImportError: the package is installed and can not be imported.
-        """
-        if self.version() is None and importlib.util.find_spec(self.package) is None:
-            return Unavailable(Skip.PACKAGE_ABSENT, f"{self.distribution} is not installed")
-        self.prepare()
-        found: dict[str, Any] = {}
-        for key in keys:
-            value = self._find(key)
-            if isinstance(value, Unavailable):
-                return value
-            found[key] = value
-        return MappingProxyType(found)
-
-    def _find(self, key: str) -> Any:  # noqa: ANN401 - whatever the package holds
-        reasons = []
-        for place in self.apis[key]:
-            module, _, attribute = place.partition(":")
-            try:
-                found = importlib.import_module(module)
-            except ImportError as error:
-                if not _is_gone(module, error):
-                    raise ImportError(f"{self._installed} can not be imported: {module}: {error}") from error
-                reasons.append(str(error))
-                continue
-            if hasattr(found, attribute):
-                return getattr(found, attribute)
-            reasons.append(f"{module} has no {attribute}")
-        return Unavailable(Skip.API_ABSENT, f"{self._installed}: {'; '.join(reasons)}")
-
-    @property
-    def _installed(self) -> str:
-        return f"{self.distribution} {self.version() or '(a checkout)'}"
+            found = importlib.import_module(module)
+        except ImportError as error:
+            if not _is_gone(module, error):
+                raise ImportError(f"{installed} can not be imported: {module}: {error}") from error
+            reasons.append(str(error))
+            continue
+        if hasattr(found, attribute):
+            return getattr(found, attribute)
+        reasons.append(f"{module} has no {attribute}")
+    return Unavailable(Skip.API_ABSENT, f"{installed}: {'; '.join(reasons)}")
 
 
 def _is_gone(module: str, error: ImportError) -> bool:

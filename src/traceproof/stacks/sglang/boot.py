@@ -17,10 +17,9 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
-KERNELS = "sgl_kernel"
-CONTEXT = "sglang.srt.runtime_context"
-ARGUMENTS = "sglang.srt.server_args"
-MODULES = (KERNELS, CONTEXT, ARGUMENTS)
+from traceproof.stacks.sglang import STACK
+
+KERNELS, CONTEXT, ARGUMENTS = STACK.modules
 # The smallest model description that SGLang's argument check accepts; nothing of it is used.
 MODEL = {
     "architectures": ["LlamaForCausalLM"],

@@ -1,32 +1,23 @@
-"""Which adapter serves a definition in a stack."""
+"""Which adapter serves a definition by a ground truth."""
 
 from __future__ import annotations
 
 import importlib
 from functools import cache
 
-from traceproof.adapters.base import Adapter, Stack
 from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter
 from traceproof.ops.registry import ground_truth, known
-
-STACKS = ("flashinfer", "sglang", "fla", "torch")  # in the specified order of priority
-
-
-@cache
-def stack(name: str) -> Stack:
-    """A stack's API table."""
-    found: Stack = importlib.import_module(f"traceproof.adapters.{name}.api").STACK
-    return found
 
 
 @cache
 def op_types(name: str) -> frozenset[str]:
-    """The op_types that a stack has adapters for; nothing of them is imported."""
+    """The op_types that a ground truth has adapters for; nothing of them is imported."""
     return frozenset(op_type for op_type in known() if ground_truth(op_type, name) is not None)
 
 
 def adapters(name: str, op_type: str) -> tuple[Adapter, ...]:
-    """A stack's adapters for an op_type, in order of preference."""
+    """A ground truth's adapters for an op_type, in order of preference."""
     module = ground_truth(op_type, name)
     if module is None:
         return ()
@@ -35,5 +26,5 @@ def adapters(name: str, op_type: str) -> tuple[Adapter, ...]:
 
 
 def adapter(name: str, definition: Definition) -> Adapter | None:
-    """The first adapter of a stack that has the definition's form."""
+    """The first adapter of a ground truth that has the definition's form."""
     return next((item for item in adapters(name, definition.op_type) if item.matches(definition)), None)

@@ -1,1 +1,0 @@
-"""Adapters to Flash Linear Attention; api.py holds its API table."""

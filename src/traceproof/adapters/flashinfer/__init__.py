@@ -1,1 +1,0 @@
-"""Adapters to FlashInfer; api.py holds its API table."""

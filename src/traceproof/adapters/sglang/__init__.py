@@ -1,1 +1,0 @@
-"""Adapters to SGLang; api.py holds its API table."""

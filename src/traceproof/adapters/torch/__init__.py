@@ -1,1 +1,0 @@
-"""Adapters to PyTorch; api.py holds its API table."""

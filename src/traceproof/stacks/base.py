@@ -1,0 +1,135 @@
+"""Stack record: where ground truths come from, what they run in, and all that is known of it by name.
+
+Standard library only, here and in every stack's file: the driver has no torch, and every interpreter reads them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+LIBRARIES = "TRACEPROOF_LIBRARIES"  # variable that names the folder of modules built ahead: <name>/<name>.so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroundTruth:
+    """A ground truth: an actor of that name, with adapters in `ops/<op_type>/ground_truths/<name>.py`.
+
+    Attributes:
+        name: of the actor.
+        label: what people call it.
+        calls: what it calls, to follow "agrees with".
+        priority: place in the specified order; the smallest comes first.
+    """
+
+    name: str
+    label: str
+    calls: str
+    priority: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a source comes from if nothing else is said.
+
+    Attributes:
+        url: its repository.
+        package: what its releases are called; empty: it has none.
+        folders: all that is checked out (cone patterns); empty: everything.
+        submodules: paths of the submodules that ground truths compile against.
+        inside: the folder of a release's source package that is meant; empty: the release itself.
+        place: the repository's folder that holds the package; empty: the repository itself.
+        data: what a build puts into the package beside its Python files: name in `<package>/data` -> path in the
+            repository.
+    """
+
+    url: str
+    package: str = ""
+    inside: str = ""
+    folders: tuple[str, ...] = ()
+    submodules: tuple[str, ...] = ()
+    place: str = ""
+    data: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """One stack.
+
+    Attributes:
+        name: of the stack, its environment, its dependency group and its file `envs/<name>.txt`.
+        truths: the ground truths that run in it.
+        package: what is imported; `distribution` is what is installed.
+        versions: further distributions whose versions can change an output.
+        apis: API key -> where it may be found (`module:attribute`), the newest name first. The one place that
+            knows what an API is called at which version.
+        optional: API keys that a supported version may lack without leaving anything out.
+        modules: further modules that its adapters import.
+        prepare: `module:function`, called once before anything of the package is imported; empty: nothing.
+        origin: its repository and releases; outputs are then keyed by the code that an op_type can reach in the
+            package. None: by its version.
+        tagged: whether it is what the dataset's `fi_api:` tags name functions of.
+        linear_attention: whether its own tests are those of linear attention that `traceproof coverage` reads.
+        main: whether planning, references, oracles and judging run in it.
+        reads_models: whether it is built to read models with, and runs no kernel.
+        cpu: the environment in its place where there is no NVIDIA driver; empty: there is none.
+        gb: what an environment takes when it is installed, where it is not GPU_GB.
+        toolkit: whether it compiles with nvcc, so that `cuda_home` may name a toolkit of the machine.
+        needs_nvcc: whether it can not do without.
+        build_seconds: by API key of a kernel module's generator, how long the module builds alone on 16 cores;
+            only the order matters.
+        long_files: generators of modules whose longest file takes about as long as all files of all modules.
+        caches: variable of the environment -> folder below the stack's cache.
+        variables: prefixes of what workers for trusted code see of the environment.
+        imports_long: whether importing it takes seconds of torch's compiler, and decides when a run is done.
+        nice: of its workers on a GPU.
+    """
+
+    name: str
+    truths: tuple[GroundTruth, ...] = ()
+    package: str
+    distribution: str
+    versions: tuple[str, ...] = ()
+    apis: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    optional: frozenset[str] = frozenset()
+    modules: tuple[str, ...] = ()
+    prepare: str = ""
+    origin: Origin | None = None
+    tagged: bool = False
+    linear_attention: bool = False
+    main: bool = False
+    reads_models: bool = False
+    cpu: str = ""
+    gb: Mapping[str, float] = field(default_factory=dict)
+    toolkit: bool = False
+    needs_nvcc: bool = False
+    build_seconds: Mapping[str, float] = field(default_factory=dict)
+    long_files: frozenset[str] = frozenset()
+    caches: Mapping[str, str] = field(default_factory=dict)
+    variables: tuple[str, ...] = ()
+    imports_long: bool = False
+    nice: int = 0
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return self.truths[0].label if self.truths else self.name
+
+    def preparation(self) -> Callable[[], None] | None:
+        """The function that `prepare` names; None: nothing has to be done."""
+        if not self.prepare:
+            return None
+        module, _, name = self.prepare.partition(":")
+        found: Callable[[], None] = getattr(importlib.import_module(module), name)
+        return found
+
+    @property
+    def environments(self) -> tuple[str, ...]:
+        """The environments that may be built for it."""
+        return (self.cpu, self.name) if self.cpu else (self.name,)
+
+    @property
+    def unhashed(self) -> frozenset[str]:
+        """Those of them whose torch is PyTorch's CPU build: it is not the registry's file, so it has no hash."""
+        return frozenset({self.name} if self.reads_models else {self.cpu} - {""})

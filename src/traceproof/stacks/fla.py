@@ -1,0 +1,19 @@
+"""Flash Linear Attention. APIs read off fla-core 0.6.0."""
+
+from __future__ import annotations
+
+from traceproof.stacks.base import GroundTruth, Origin, Stack
+
+STACK = Stack(
+    name="fla",
+    truths=(GroundTruth(name="fla", label="FLA", calls="Flash Linear Attention's kernel", priority=30),),
+    package="fla",
+    distribution="fla-core",
+    apis={
+        "chunk": ("fla.ops.gated_delta_rule:chunk_gated_delta_rule",),
+        "recurrent": ("fla.ops.gated_delta_rule:fused_recurrent_gated_delta_rule",),
+    },
+    origin=Origin(url="https://github.com/fla-org/flash-linear-attention.git", package="fla-core"),
+    linear_attention=True,
+    imports_long=True,
+)

@@ -1,0 +1,108 @@
+"""FlashInfer. APIs read off 0.6.13 and 0.7.2.post1, a newer name in front of an older one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+from traceproof.stacks.base import LIBRARIES, GroundTruth, Origin, Stack
+
+ENVIRONMENT = "flashinfer.jit.env"  # where its folders are named
+SSU = "flashinfer.jit.mamba.selective_state_update"
+
+APIS = {
+    "rmsnorm": ("flashinfer.norm:rmsnorm",),
+    "fused_add_rmsnorm": ("flashinfer.norm:fused_add_rmsnorm",),
+    "gemma_rmsnorm": ("flashinfer.norm:gemma_rmsnorm",),
+    "gemma_fused_add_rmsnorm": ("flashinfer.norm:gemma_fused_add_rmsnorm",),
+    "decode": ("flashinfer.decode:BatchDecodeWithPagedKVCacheWrapper",),
+    "prefill_paged": ("flashinfer.prefill:BatchPrefillWithPagedKVCacheWrapper",),
+    "prefill_ragged": ("flashinfer.prefill:BatchPrefillWithRaggedKVCacheWrapper",),
+    "mla": ("flashinfer.mla:BatchMLAPagedAttentionWrapper",),
+    "sparse_mla": (
+        "flashinfer.mla:trtllm_batch_decode_with_kv_cache_mla",
+        "flashinfer.decode:trtllm_batch_decode_with_kv_cache_mla",
+    ),
+    "top_k": ("flashinfer.sampling:top_k_sampling_from_probs",),
+    "top_p": ("flashinfer.sampling:top_p_sampling_from_probs",),
+    "top_k_top_p": ("flashinfer.sampling:top_k_top_p_sampling_from_probs",),
+    "rope": ("flashinfer.rope:apply_rope_with_cos_sin_cache_inplace",),
+    "gdn_decode": ("flashinfer.gdn_decode:gated_delta_rule_decode_pretranspose",),
+    "gdn_mtp": ("flashinfer.gdn_decode:gated_delta_rule_mtp",),
+    "gdn_prefill": ("flashinfer.gdn_prefill:chunk_gated_delta_rule",),
+    "mamba": (
+        "flashinfer.mamba:selective_state_update",
+        "flashinfer.mamba.selective_state_update:selective_state_update",
+    ),
+    "moe_fp8_block": ("flashinfer.fused_moe:trtllm_fp8_block_scale_moe",),
+    "moe_fp8_tensor": ("flashinfer.fused_moe:trtllm_fp8_per_tensor_scale_moe",),
+    # Generators of kernel modules: what the build stage compiles.
+    "gen_norm": ("flashinfer.jit.norm:gen_norm_module",),
+    "gen_decode": ("flashinfer.jit:gen_batch_decode_module",),
+    "gen_prefill": ("flashinfer.jit:gen_batch_prefill_module",),
+    "gen_prefill_fa2": (  # since 0.7 the wrappers build the form for caches of equal strides
+        "flashinfer.jit.attention.modules:_gen_batch_prefill_primary_module",
+        "flashinfer.jit:gen_batch_prefill_module",
+    ),
+    "gen_mla": ("flashinfer.jit:gen_batch_mla_module",),
+    "gen_sampling": ("flashinfer.jit.sampling:gen_sampling_module",),
+    "gen_topk": ("flashinfer.jit.topk:gen_topk_module",),
+    "gen_rope": ("flashinfer.jit.rope:gen_rope_module",),
+    "gen_gdn_prefill": ("flashinfer.jit.gdn:gen_gdn_prefill_sm90_module",),
+    "gen_mamba_sm90": (f"{SSU}:gen_selective_state_update_sm90_module",),
+    "gen_mamba_sm100": (f"{SSU}:gen_selective_state_update_sm100_module",),
+    "gen_mamba": (f"{SSU}:gen_selective_state_update_module",),
+}
+
+
+def prepare() -> None:
+    """Take the CUDA norm kernels, since the CuTe ones need a compiler package that not every machine has.
+
+    Modules that were built ahead are taken for those that FlashInfer's own package of binaries would hold: they
+    are loaded as they are, and nothing is compared or compiled.
+    """
+    os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
+    libraries = os.environ.get(LIBRARIES)
+    if libraries and importlib.util.find_spec("flashinfer_jit_cache") is None:
+        with contextlib.suppress(ImportError):  # whoever looks for an API says what is missing
+            environment: Any = importlib.import_module(ENVIRONMENT)
+            environment.FLASHINFER_AOT_DIR = Path(libraries)
+
+
+STACK = Stack(
+    name="flashinfer",
+    truths=(GroundTruth(name="flashinfer", label="FlashInfer", calls="FlashInfer's kernel", priority=10),),
+    package="flashinfer",
+    distribution="flashinfer-python",
+    versions=("apache-tvm-ffi", "nvidia-cutlass-dsl"),
+    apis=APIS,
+    optional=frozenset({"gen_gdn_prefill"}),  # since 0.7 CuTe compiles that one, as it is called
+    modules=(ENVIRONMENT,),
+    prepare="traceproof.stacks.flashinfer:prepare",
+    origin=Origin(
+        url="https://github.com/flashinfer-ai/flashinfer.git",
+        package="flashinfer-python",
+        submodules=("3rdparty/cutlass", "3rdparty/spdlog"),
+        data={"csrc": "csrc", "include": "include", "cutlass": "3rdparty/cutlass", "spdlog": "3rdparty/spdlog"},
+    ),
+    tagged=True,
+    toolkit=True,
+    needs_nvcc=True,  # its kernels are compiled before a run
+    build_seconds={  # 0.6.13 on an H200
+        "gen_prefill": 68,
+        "gen_prefill_fa2": 68,
+        "gen_sampling": 50,
+        "gen_rope": 31,
+        "gen_norm": 26,
+        "gen_mamba_sm90": 19,
+        "gen_mla": 15,
+        "gen_decode": 9,
+    },
+    long_files=frozenset({"gen_sampling", "gen_gdn_prefill"}),
+    caches={"FLASHINFER_WORKSPACE_BASE": "", "TVM_FFI_CACHE_DIR": "tvm-ffi", "CUTE_DSL_CACHE_DIR": "cute"},
+    variables=("FLASHINFER_",),
+)
