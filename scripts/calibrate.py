@@ -10,12 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from traceproof.calibrate import page
-from traceproof.calibrate.families import MODULES
 from traceproof.calibrate.measure import memory
 from traceproof.calibrate.units import SIZES, Unit, run, together, units
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
+from traceproof.ops import registry
 from traceproof.worker import GIB
 
 
@@ -28,7 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", type=Path, action="append", required=True, help="may be given several times")
     parser.add_argument("--out", type=Path, default=Path("results/calibration"))
-    parser.add_argument("--op-type", nargs="*", default=sorted(MODULES))
+    parser.add_argument("--op-type", nargs="*", default=list(registry.known()))
     parser.add_argument("--seeds", type=int, default=32, help="for right answers")
     parser.add_argument("--wrong-seeds", type=int, default=4, help="for wrong answers")
     parser.add_argument("--per-kind", type=int, default=1, help="definitions for each set of input names")

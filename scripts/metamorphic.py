@@ -11,9 +11,9 @@ from pathlib import Path
 from traceproof.calibrate.page import LAWS, insert
 from traceproof.dataset.tree import read_tree
 from traceproof.execution.source import strangers
-from traceproof.metamorphic.laws import laws_of
 from traceproof.metamorphic.score import memory, tables, try_laws
 from traceproof.mutate.cut import cut, parsed
+from traceproof.ops.laws import laws_of
 from traceproof.worker import GIB, Limits
 
 

@@ -9,19 +9,20 @@ import op_support as ops
 import pytest
 import torch
 
-from traceproof.calibrate import families, page
-from traceproof.calibrate.generic import wrong_answers
+from traceproof.calibrate import page
 from traceproof.calibrate.measure import OURS, Rates, Tally, judge, measure
-from traceproof.calibrate.model import Answer, Family, Subject
 from traceproof.calibrate.rivals import RIVALS
 from traceproof.calibrate.units import SIZES, Unit, run, together, units
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.errors import TraceproofError
+from traceproof.execution.case import Subject
 from traceproof.judge.gates import Gate
 from traceproof.judge.numeric_gates import gate_of
 from traceproof.ops import registry
+from traceproof.ops.answers import Answer, Answers, answers_of
 from traceproof.ops.base import TORCH_DTYPES
+from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.ops.compare import Backward, Close, Quantised
 from traceproof.ops.gemm.oracle import Gemm
 from traceproof.ops.moe.oracle import Moe
@@ -52,24 +53,30 @@ def share(found: Rates, kind: str) -> float:
     return sum(tally.refused[OURS] for tally in tallies) / sum(tally.runs for tally in tallies)
 
 
+def family(op_type: str) -> Answers:
+    found = answers_of(op_type)
+    assert found is not None
+    return found
+
+
 def test_every_op_type_with_an_oracle_has_a_family() -> None:
-    assert set(families.MODULES) == set(registry.known())
+    assert all(answers_of(op_type) for op_type in registry.known())
 
 
 @pytest.mark.parametrize("op_type", registry.known())
 def test_a_family_holds_several_right_ways_and_many_wrong_ones_by_distinct_names(op_type: str) -> None:
-    family = families.family(op_type)
-    names = [answer.name for answer in (*family.right, *family.wrong, *wrong_answers(family.right[0]))]
-    assert len(family.right) >= 2
-    assert len(family.wrong) >= 5
+    known = family(op_type)
+    names = [answer.name for answer in (*known.right, *known.wrong, *wrong_answers(known.right[0]))]
+    assert len(known.right) >= 2
+    assert len(known.wrong) >= 5
     assert not [name for name in names if names.count(name) > 1]
 
 
 @pytest.mark.parametrize("definition", OWN, ids=lambda definition: definition.name)
 def test_answers_have_the_definitions_shapes_and_dtypes(definition: Definition) -> None:
     at = subject(definition)
-    family = families.family(definition.op_type)
-    given = [(answer, answer.make(at)) for answer in (*family.right, *family.wrong)]
+    known = family(definition.op_type)
+    given = [(answer, answer.make(at)) for answer in (*known.right, *known.wrong)]
     made = [(answer, outputs) for answer, outputs in given if outputs is not None]
     assert len(made) >= 5
     for answer, outputs in made:
@@ -113,10 +120,10 @@ def test_a_gate_that_refuses_all_is_seen_in_the_right_answers(monkeypatch: pytes
 
 
 def test_an_answer_with_the_right_bits_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    family = families.family("rmsnorm")
-    same = Answer("same", family.right[0].make)
+    known = family("rmsnorm")
+    same = Answer("same", known.right[0].make)
     never = Answer("never", lambda _: None)
-    monkeypatch.setattr("traceproof.calibrate.measure.family", lambda _: Family(family.right, (same, never)))
+    monkeypatch.setattr("traceproof.calibrate.measure.answers_of", lambda _: Answers(known.right, (same, never)))
     found = rates(NORM)
     for name in ("same", "never"):
         assert (found.wrong[name].runs, found.wrong[name].hidden) == (0, 1)
@@ -131,7 +138,7 @@ def test_an_escape_names_its_definition_and_seed() -> None:
 
 def test_the_rivals_judge_as_they_do_elsewhere() -> None:
     at = subject(NORM)
-    right = families.family("rmsnorm").right[0].make(at)
+    right = family("rmsnorm").right[0].make(at)
     assert right is not None
     assert judge(at, right) == dict.fromkeys((OURS, *RIVALS), False)
     scaled = {"output": (right["output"].double() * 1.02).to(torch.bfloat16)}
@@ -145,7 +152,7 @@ def test_the_rivals_judge_as_they_do_elsewhere() -> None:
 
 def test_no_rival_judges_samples() -> None:
     at = subject(ops.load("sampling", "top_k_sampling_from_probs_v1000"))
-    right = families.family("sampling").right[0].make(at)
+    right = family("sampling").right[0].make(at)
     assert right is not None
     assert judge(at, right) == {OURS: False}
 
@@ -160,7 +167,7 @@ def test_a_constant_can_be_replaced_where_the_reference_has_it() -> None:
 
 def test_swapped_outputs_are_refused_though_their_shapes_differ() -> None:
     at = subject(ops.load("gqa_paged", "gqa_paged_decode_h40_kv8_d128_ps16"))
-    answers = {answer.name: answer for answer in wrong_answers(families.family("gqa_paged").right[0])}
+    answers = {answer.name: answer for answer in wrong_answers(family("gqa_paged").right[0])}
     swapped = answers["swapped outputs"].make(at)
     assert swapped is not None
     assert judge(at, swapped)[OURS]

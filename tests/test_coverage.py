@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from op_support import cases, definitions
 
-from traceproof.coverage.model import Axis, Space, cover, smallest
+from traceproof.coverage.model import cover, smallest
 from traceproof.coverage.recurrent_tests import SPACE, read
 from traceproof.coverage.run import as_text, of_plan, of_recorded, of_suite
-from traceproof.coverage.spaces import SPACES
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
+from traceproof.ops.space import Axis, Space, space_of
 from traceproof.stages.plan import Selection, plan
 
 ROOT = Path(__file__).parent / "dataset"
@@ -44,8 +44,9 @@ def test_chunk_bwd(T, initial_state):
 
 
 def test_every_op_type_has_its_axes_and_values_that_can_be_reached() -> None:
-    assert set(SPACES) == set(registry.known())
-    for space in SPACES.values():
+    for op_type in registry.known():
+        space = space_of(op_type)
+        assert space is not None
         for axis in space.axes:
             for value in axis.values:
                 assert smallest(space, {axis.name: value}) is not None, (space.op_type, axis.name, value)
@@ -53,7 +54,8 @@ def test_every_op_type_has_its_axes_and_values_that_can_be_reached() -> None:
 
 @pytest.mark.parametrize("op_type", sorted(set(registry.known()) - {"dsa_paged", "mla_paged", "gqa_ragged"}))
 def test_our_cases_say_nothing_that_is_not_declared(op_type: str) -> None:
-    space = SPACES[op_type]
+    space = space_of(op_type)
+    assert space is not None
     for definition in definitions(op_type):
         for case in cases(definition, "small", "medium", "large"):
             for name, values in space.read(definition.as_json(), case.as_json()).items():
@@ -93,7 +95,8 @@ def test_the_smallest_case_takes_the_first_value_of_what_is_open() -> None:
 
 
 def test_what_a_definition_fixes_no_case_can_change() -> None:
-    space = SPACES["rmsnorm"]
+    space = space_of("rmsnorm")
+    assert space is not None
     definition = next(one for one in definitions("rmsnorm") if "residual" not in one.inputs)
     records = [space.read(definition.as_json(), case.as_json()) for case in cases(definition)]
     found = cover(space, records)

@@ -15,13 +15,13 @@ from pipeline import Run
 from safetensors.torch import load_file
 
 from traceproof.actors.inputs import fingerprints, make_inputs
-from traceproof.calibrate.families import family
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution.case import Subject, solve
 from traceproof.judge.arbitration import agree, explain
 from traceproof.judge.output import Expected, judge_output
 from traceproof.ops import registry
+from traceproof.ops.answers import answers_of
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Backward, Close, Comparison, Quantised
 from traceproof.reasons import Verdict
@@ -55,7 +55,9 @@ def test_a_logarithm_of_the_other_base_is_recognised() -> None:
 def test_most_bugs_of_the_calibration_are_recognised_by_name(prefix: str) -> None:
     about = subject(own(prefix))
     missed, seen = [], 0
-    for answer in family(about.definition.op_type).wrong:
+    known = answers_of(about.definition.op_type)
+    assert known is not None
+    for answer in known.wrong:
         made = answer.make(about)
         for output in about.definition.outputs if made is not None else ():
             assert made is not None

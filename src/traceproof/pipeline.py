@@ -308,8 +308,9 @@ class Pipeline:
         return code_digest("traceproof.stages.actor", *ACTORS[actor].code(op_type), *_op(op_type))
 
     def judge_code(self, op_type: str) -> str:
-        """Digest of the code that verdicts depend on."""
-        return code_digest("traceproof.stages.judge", *_op(op_type))
+        """Digest of the code that verdicts depend on, what explains them included."""
+        bugs = registry.module(op_type, "bugs")
+        return code_digest("traceproof.stages.judge", *_op(op_type), *([bugs] if bugs else []))
 
     @cached_property
     def report_code(self) -> str:

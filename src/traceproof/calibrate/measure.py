@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from traceproof.calibrate.families import family
-from traceproof.calibrate.generic import wrong_answers
-from traceproof.calibrate.model import Answer, Subject
 from traceproof.calibrate.rivals import RIVALS
 from traceproof.dataset.definition import Definition
-from traceproof.execution.case import solved
+from traceproof.execution.case import Subject, solved
 from traceproof.judge.output import judge_output
 from traceproof.ops import registry
+from traceproof.ops.answers import Answer, answers_of
 from traceproof.ops.base import Tensors
+from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.reasons import Verdict
 
 OURS = "traceproof"
@@ -65,7 +64,9 @@ def measure(
 ) -> Rates:
     """Rates over definitions of one op_type: right answers on seeds below `seeds`, wrong ones below the other."""
     op_type = definitions[0].op_type
-    found = family(op_type)
+    found = answers_of(op_type)
+    if found is None:
+        raise KeyError(f"{op_type} has no bugs.py")
     rates = Rates(op_type, [definition.name for definition in definitions])
     wrongs = (*wrong_answers(found.right[0]), *found.wrong)
     for definition in definitions:

@@ -2,43 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 from typing import Any
 
-Values = Mapping[str, frozenset[str]]  # axis -> values that one case exercises; a case may have several of an axis
-Chosen = Mapping[str, str]  # axis -> one value
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """Something that matters, with its values from the smallest case's on, and why it matters."""
-
-    name: str
-    values: tuple[str, ...]
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
-    """The axes of one op_type.
-
-    Attributes:
-        read: (definition, case) as JSON -> values of each axis.
-        reachable: whether values of two or more axes can go together; what is missing in its argument is open.
-        fixed: axes that each definition sets for all its cases.
-    """
-
-    op_type: str
-    axes: tuple[Axis, ...]
-    read: Callable[[Mapping[str, Any], Mapping[str, Any]], Values]
-    reachable: Callable[[Chosen], bool] = field(default=lambda _: True)
-    fixed: frozenset[str] = frozenset()
-
-    def axis(self, name: str) -> Axis:
-        """An axis by its name."""
-        return next(axis for axis in self.axes if axis.name == name)
+from traceproof.ops.space import Axis, Chosen, Space, Values
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
-from traceproof.coverage.model import Axis, Chosen, Space, Values
+from traceproof.ops.space import Axis, Chosen, Space, Values
 
 Parameters = Mapping[str, Any]
 VERIFIERS = ("reference", "gradcheck", "sanity")

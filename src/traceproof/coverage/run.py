@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from traceproof.coverage.model import Coverage, Space, Values, cover, placed
+from traceproof.coverage.model import Coverage, cover, placed
 from traceproof.coverage.recurrent_tests import SPACE, read
-from traceproof.coverage.spaces import SPACES
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
+from traceproof.ops.space import Space, Values, space_of
 from traceproof.stacks import STACKS
 from traceproof.tokens import for_strangers
 from traceproof.waiting import telling
@@ -28,22 +28,22 @@ def of_plan(folder: Path) -> list[Coverage]:
     Raises:
         TraceproofError: nothing is planned there.
     """
-    records: dict[str, list[Values]] = {}
+    records: list[Coverage] = []
     for path in sorted(folder.glob("*.json")):
         try:
             space, values = _planned(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError) as error:
             raise TraceproofError(f"{path} is no plan: {error}", todo="Run `snakemake cases` again.") from error
         if space is not None:
-            records[space.op_type] = values
+            records.append(cover(space, values))
     if not records:
         raise TraceproofError(f"{folder} holds no planned cases", todo="Run `snakemake cases` first.")
-    return [cover(SPACES[name], found) for name, found in records.items()]
+    return records
 
 
 def _planned(planned: Mapping[str, Any]) -> tuple[Space | None, list[Values]]:
     """An op_type's space, and what its planned cases are in it."""
-    space = SPACES.get(planned["op_type"])
+    space = space_of(planned["op_type"])
     if space is None:
         return None, []
     cases = [
@@ -62,18 +62,18 @@ def of_recorded(file: Path, dataset: Path) -> list[Coverage]:
         TraceproofError: the file can not be used, or the dataset is none.
     """
     tree = read_tree(dataset)
-    records: dict[str, list[Values]] = {}
+    records: dict[Space, list[Values]] = {}
     try:
         lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
         for line in {json.dumps(line, sort_keys=True): line for line in lines}.values():
-            space = SPACES.get(line["op_type"])
+            space = space_of(line["op_type"])
             entry = tree.definitions.get(line["definition"])
             if space is not None and entry is not None:
-                records.setdefault(space.op_type, []).append(space.read(entry.definition.as_json(), line["case"]))
+                records.setdefault(space, []).append(space.read(entry.definition.as_json(), line["case"]))
     except (OSError, ValueError, KeyError) as error:
         todo = "Write one with `pytest tests/references --record FILE`."
         raise TraceproofError(f"{file} holds no records: {error}", todo=todo) from error
-    return [cover(SPACES[name], found) for name, found in sorted(records.items())]
+    return [cover(space, found) for space, found in sorted(records.items(), key=lambda item: item[0].op_type)]
 
 
 def of_suite(path: Path, *, python: str, run: bool, library: str = LIBRARY.package) -> Coverage:

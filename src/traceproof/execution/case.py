@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,65 +16,16 @@ from traceproof.actors.inputs import make_inputs
 from traceproof.actors.oracle import Oracle
 from traceproof.dataset.definition import Definition
 from traceproof.judge.output import Expected, Ruling, judge_output
-from traceproof.ops import registry
-from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
+from traceproof.ops import answers, registry
+from traceproof.ops.base import TORCH_DTYPES, Op
 from traceproof.ops.cases import Case
 
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """One case, drawn and solved.
-
-    Attributes:
-        oracle: the oracle's entries and floors, as `output` or `output@what`; empty: there is no oracle.
-        seed: of this round; what is random in a way of computing starts from it.
-    """
-
-    definition: Definition
-    op: Op
-    case: Case
-    inputs: Values
-    oracle: Tensors
-    seed: int
-
-    @property
-    def trials(self) -> int:
-        """How often a sampling op is run; 0: it is no such op."""
-        return self.op.trials(self.definition, self.case)
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """An input that is a tensor."""
-        value = self.inputs[name]
-        assert isinstance(value, torch.Tensor)
-        return value
-
-    def rounded(self, outputs: Tensors) -> Tensors:
-        """Outputs in the definition's dtypes, extras left out."""
-        specs = self.definition.outputs
-        return {name: outputs[name].to(TORCH_DTYPES[spec.dtype]) for name, spec in specs.items()}
-
-    def with_inputs(self, **changes: Any) -> Values:  # noqa: ANN401 - tensors and scalars
-        """The inputs with some replaced."""
-        return {**self.inputs, **changes}
-
-    def with_constant(self, name: str, value: float) -> Definition | None:
-        """The definition with the number assigned to `name` in its reference replaced; None if there is none.
-
-        Ops read such constants from the reference's syntax tree, so this changes what they compute.
-        """
-        import ast
-
-        tree = ast.parse(self.definition.reference)
-        found = False
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-                for target in node.targets:
-                    if isinstance(target, ast.Name) and target.id.lower() == name:
-                        node.value = ast.Constant(value)
-                        found = True
-        return self.definition.model_copy(update={"reference": ast.unparse(tree)}) if found else None
+class Subject(answers.Subject):
+    """One case, drawn and solved, and what the judge says of outputs."""
 
     def expected(self, name: str) -> Expected:
         """What the judge expects of an output."""

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from traceproof.calibrate.families import MODULES, family
-from traceproof.calibrate.generic import wrong_answers
-from traceproof.calibrate.model import Subject
 from traceproof.judge.output import Expected, passes, shares_limits
+from traceproof.ops.answers import Subject, answers_of
+from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.ops.compare import IndexSet, Samples
 
 # Constant factors between an answer and the oracle that have a name.
@@ -47,10 +46,8 @@ def explain(subject: Subject, output: str, actual: torch.Tensor, expected: Expec
     """
     if expected.comparison is None or isinstance(expected.comparison, Samples | IndexSet):
         return []
-    found = list(_affine(actual, expected))
-    if subject.definition.op_type in MODULES:
-        found += _known_bugs(subject, output, actual, expected)
-    return found[:MOST]
+    found = _affine(actual, expected)
+    return [*found, *_known_bugs(subject, output, actual, expected)][:MOST]
 
 
 def _affine(actual: torch.Tensor, expected: Expected) -> Iterator[str]:
@@ -70,7 +67,9 @@ def _affine(actual: torch.Tensor, expected: Expected) -> Iterator[str]:
 
 
 def _known_bugs(subject: Subject, output: str, actual: torch.Tensor, expected: Expected) -> Iterator[str]:
-    found = family(subject.definition.op_type)
+    found = answers_of(subject.definition.op_type)
+    if found is None:
+        return
     for answer in (*found.wrong, *wrong_answers(found.right[0])):
         made = answer.make(subject)
         if made is None or output not in made or made[output].shape != actual.shape:

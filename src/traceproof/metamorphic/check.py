@@ -8,10 +8,10 @@ from enum import StrEnum
 
 import torch
 
-from traceproof.calibrate.model import Subject
 from traceproof.execution.transfer import same_values
 from traceproof.judge import gates
 from traceproof.judge.output import Expected, judge_output
+from traceproof.ops.answers import Subject
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Comparison, IndexSet, Quantised, Samples
 from traceproof.reasons import Verdict

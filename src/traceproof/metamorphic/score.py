@@ -8,9 +8,9 @@ from typing import Any
 
 from traceproof.dataset.definition import Definition
 from traceproof.execution.source import CallError, loaded
-from traceproof.metamorphic.laws import laws_of
 from traceproof.metamorphic.trial import cases_of, subjects_of, try_law
 from traceproof.ops import registry
+from traceproof.ops.laws import laws_of
 from traceproof.worker import Limits, Pool
 
 BROKEN = "broken"

@@ -13,10 +13,10 @@ from traceproof.execution.source import CallError, Source
 from traceproof.execution.transfer import same_values
 from traceproof.judge.gates import unit_roundoff
 from traceproof.metamorphic.check import Agreement, agree, room_for
-from traceproof.metamorphic.model import Experiment, Law, Outputs
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case
+from traceproof.ops.laws import Experiment, Law, Outputs
 from traceproof.worker import Status
 
 # Edge cases hold empty rows, adversarial ones magnitudes; a case's law costs up to four calls.

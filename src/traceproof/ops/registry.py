@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from traceproof.ops.record import OpType
 
@@ -28,6 +28,12 @@ def module(op_type: str, part: str = ORACLE) -> str | None:
     """Name of the module with one part of an op_type, e.g. `ground_truths.torch`; None: there is none."""
     path = FOLDER.joinpath(op_type, *part.split(".")).with_suffix(".py")
     return f"traceproof.ops.{op_type}.{part}" if op_type in known() and path.is_file() else None
+
+
+def attribute(op_type: str, part: str, name: str) -> Any:  # noqa: ANN401 - the caller says what it is
+    """What the module of one part of an op_type calls by that name; None: there is no such module."""
+    found = module(op_type, part)
+    return None if found is None else getattr(importlib.import_module(found), name)
 
 
 @cache

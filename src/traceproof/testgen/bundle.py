@@ -16,6 +16,7 @@ from types import MappingProxyType
 import traceproof
 from traceproof.codedigest import PACKAGE, SOURCE
 from traceproof.digests import digest_json
+from traceproof.ops import registry
 from traceproof.text import literal
 
 NAME = "tp_support"
@@ -33,7 +34,8 @@ HOLLOW = frozenset(
     {PACKAGE, f"{PACKAGE}.worker", f"{PACKAGE}.actors", f"{PACKAGE}.dataset", f"{PACKAGE}.testgen", OWN}
 )
 CHECKOUTS = "CHECKOUTS"  # the constant of the conftest that names checkouts by stack
-LISTED = (f"{PACKAGE}.ops", f"{PACKAGE}.stacks")  # found by listing a folder, so nothing imports them by name
+# Found by listing folders, so nothing imports them by name: packages, and an op_type's oracle and ground truths.
+LISTED = f"{PACKAGE}.stacks"
 ROOTS = tuple(f"{OWN}.{name}" for name in ("suite", "trial", "cases", "helpers"))
 RENAMED = re.compile(rf"\b{PACKAGE}(?=\.[a-z_{{]| import )")
 
@@ -102,7 +104,9 @@ def _source(module: str) -> str:
 def _closure() -> set[str]:
     """The modules to write: the roots, the listed packages, and all that they import."""
     found: set[str] = set()
-    waiting = [*ROOTS, *(module for package in LISTED for module in _modules_of(package))]
+    own = (f"{PACKAGE}.ops.{op_type}" for op_type in registry.known())
+    calls = (module for name in own for module in (f"{name}.oracle", *_modules_of(f"{name}.ground_truths")))
+    waiting = [*ROOTS, *_modules_of(LISTED), *calls]
     while waiting:
         module = waiting.pop()
         if module in found or not _exists(module):

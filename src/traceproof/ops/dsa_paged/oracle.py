@@ -8,6 +8,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import Case
+from traceproof.ops.common.attention import Operands
 from traceproof.ops.compare import Comparison
 from traceproof.ops.dsa_paged.indexer import TopkIndexer
 from traceproof.ops.dsa_paged.sparse import SparseAttention
@@ -48,6 +49,10 @@ class DsaPaged(Op):
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """As the form."""
         return self._form(definition).comparisons(definition)
+
+    def operands(self, definition: Definition, inputs: Values) -> Operands:
+        """Those of sparse attention."""
+        return self._sparse.operands(definition, inputs)
 
     def memory(self, definition: Definition, case: Case) -> int:
         """As the form."""

@@ -1,0 +1,98 @@
+"""Answers to a case that are known: right ones by other ways, and wrong ones, of bugs that a kernel could have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops import registry
+from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
+from traceproof.ops.cases import Case
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One case, drawn and solved.
+
+    Attributes:
+        oracle: the oracle's entries and floors, as `output` or `output@what`; empty: there is no oracle.
+        seed: of this round; what is random in a way of computing starts from it.
+    """
+
+    definition: Definition
+    op: Op
+    case: Case
+    inputs: Values
+    oracle: Tensors
+    seed: int
+
+    @property
+    def trials(self) -> int:
+        """How often a sampling op is run; 0: it is no such op."""
+        return self.op.trials(self.definition, self.case)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """An input that is a tensor."""
+        value = self.inputs[name]
+        assert isinstance(value, torch.Tensor)
+        return value
+
+    def rounded(self, outputs: Tensors) -> Tensors:
+        """Outputs in the definition's dtypes, extras left out."""
+        specs = self.definition.outputs
+        return {name: outputs[name].to(TORCH_DTYPES[spec.dtype]) for name, spec in specs.items()}
+
+    def with_inputs(self, **changes: Any) -> Values:  # noqa: ANN401 - tensors and scalars
+        """The inputs with some replaced."""
+        return {**self.inputs, **changes}
+
+    def with_constant(self, name: str, value: float) -> Definition | None:
+        """The definition with the number assigned to `name` in its reference replaced; None if there is none.
+
+        Ops read such constants from the reference's syntax tree, so this changes what they compute.
+        """
+        import ast
+
+        tree = ast.parse(self.definition.reference)
+        found = False
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                for target in node.targets:
+                    if isinstance(target, ast.Name) and target.id.lower() == name:
+                        node.value = ast.Constant(value)
+                        found = True
+        return self.definition.model_copy(update={"reference": ast.unparse(tree)}) if found else None
+
+
+Make = Callable[[Subject], Tensors | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A way of computing the outputs; `make` gives the definition's dtypes, or None where it does not apply."""
+
+    name: str
+    make: Make
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The answers of one op_type.
+
+    Attributes:
+        right: right ways; the first is what generic wrong answers are made from.
+        wrong: wrong answers that only this op_type can give.
+    """
+
+    right: tuple[Answer, ...]
+    wrong: tuple[Answer, ...]
+
+
+def answers_of(op_type: str) -> Answers | None:
+    """The answers of an op_type; None: its folder has no bugs.py."""
+    found: Answers | None = registry.attribute(op_type, "bugs", "ANSWERS")
+    return found

@@ -1,0 +1,204 @@
+"""The independent parts of a batch: taking some of them out of the inputs, and finding them in the outputs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.answers import Subject
+from traceproof.ops.base import Tensors, Values
+from traceproof.ops.laws import taken
+
+QUERIES = ("q", "q_nope", "q_pe")
+SLOTS = ("initial_state_indices", "state_batch_indices")  # which slot of a pool a row has
+
+
+class Batch(Protocol):
+    """Rows, sequences or tokens that know nothing of one another."""
+
+    @property
+    def count(self) -> int:
+        """How many parts there are."""
+
+    def select(self, parts: Sequence[int]) -> Values:
+        """Inputs with these parts, in this order."""
+
+    def pick(self, outputs: Tensors, parts: Sequence[int]) -> Tensors:
+        """What the outputs say about these parts, in this order."""
+
+
+def batch_of(subject: Subject, inputs: Values | None = None) -> Batch | None:
+    """The parts of a case, or of other inputs of its definition."""
+    values = subject.inputs if inputs is None else inputs
+    if "kv_indptr" in values:
+        return Sequences(subject.definition, values)
+    if "cu_seqlens" in values:
+        return Prefilled(subject.definition, values)
+    axis = _rows_axis(subject.definition)
+    return None if axis is None else Rows(subject.definition, values, axis)
+
+
+def _rows_axis(definition: Definition) -> str | None:
+    """The var axis that comes first in an output that is no pool."""
+    for spec in definition.outputs.values():
+        first = (spec.shape or ("",))[0]
+        pooled = any(name in definition.inputs for name in SLOTS)
+        if first in definition.var_axes and not (pooled and first == _pool_axis(definition)):
+            return first
+    return None
+
+
+def _pool_axis(definition: Definition) -> str:
+    state = "initial_state" if "initial_state" in definition.inputs else "state"
+    return (definition.inputs[state].shape or ("",))[0]
+
+
+def _tensor(values: Values, name: str) -> torch.Tensor:
+    value = values[name]
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Parts along one var axis, wherever it stands in a shape."""
+
+    definition: Definition
+    values: Values
+    axis: str
+
+    @property
+    def count(self) -> int:
+        """Size of the axis."""
+        name, spec = next((n, s) for n, s in self.definition.inputs.items() if self.axis in (s.shape or ()))
+        return _tensor(self.values, name).shape[(spec.shape or ()).index(self.axis)]
+
+    def select(self, parts: Sequence[int]) -> Values:
+        """All inputs that have the axis, cut down."""
+        index = torch.tensor(parts, dtype=torch.int64)
+        chosen = dict(self.values)
+        for name, spec in self.definition.inputs.items():
+            value = self.values[name]
+            if self.axis in (spec.shape or ()) and isinstance(value, torch.Tensor):
+                chosen[name] = taken(value, (spec.shape or ()).index(self.axis), index)
+        return chosen
+
+    def pick(self, outputs: Tensors, parts: Sequence[int]) -> Tensors:
+        """All outputs that have the axis; of a pool the slots of these parts."""
+        index = torch.tensor(parts, dtype=torch.int64)
+        found = {}
+        for name, value in outputs.items():
+            shape = self.definition.outputs[name].shape or ()
+            if self.axis in shape:
+                found[name] = value.index_select(shape.index(self.axis) + value.dim() - len(shape), index)
+            else:
+                found[name] = value[self._slots(index)]
+        return found
+
+    def _slots(self, index: torch.Tensor) -> torch.Tensor:
+        name = next(name for name in SLOTS if name in self.values)
+        slots = _tensor(self.values, name).long()[index]
+        return slots[slots >= 0]
+
+
+def _bounds(indptr: torch.Tensor) -> list[tuple[int, int]]:
+    return list(itertools.pairwise(indptr.tolist()))
+
+
+def _places(bounds: list[tuple[int, int]], parts: Sequence[int]) -> torch.Tensor:
+    """int64: the rows of these parts, one after another."""
+    ranges = [torch.arange(*bounds[part]) for part in parts]
+    return torch.cat([torch.empty(0, dtype=torch.int64), *ranges])
+
+
+def _indptr(bounds: list[tuple[int, int]], parts: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    lengths = [bounds[part][1] - bounds[part][0] for part in parts]
+    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=like.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Sequences of an attention over pages or ragged rows."""
+
+    definition: Definition
+    values: Values
+
+    @property
+    def count(self) -> int:
+        """Number of sequences."""
+        return len(_tensor(self.values, "kv_indptr")) - 1
+
+    @property
+    def queries(self) -> list[tuple[int, int]]:
+        """First and last query row of each sequence."""
+        if "qo_indptr" in self.values:
+            return _bounds(_tensor(self.values, "qo_indptr"))
+        return [(row, row + 1) for row in range(self.count)]
+
+    def select(self, parts: Sequence[int]) -> Values:
+        """Queries, keys or page table entries, and the indptrs; caches stay whole."""
+        chosen = dict(self.values)
+        rows = _places(self.queries, parts)
+        keys = _bounds(_tensor(self.values, "kv_indptr"))
+        for name in (*QUERIES, "kv_indices", "k", "v"):
+            if name in chosen:
+                index = rows if name in QUERIES else _places(keys, parts)
+                chosen[name] = _tensor(self.values, name)[index]
+        chosen["kv_indptr"] = _indptr(keys, parts, _tensor(self.values, "kv_indptr"))
+        if "qo_indptr" in chosen:
+            chosen["qo_indptr"] = _indptr(self.queries, parts, _tensor(self.values, "qo_indptr"))
+        if "kv_last_page_len" in chosen:
+            last = _tensor(self.values, "kv_last_page_len")
+            spare = last[self.count :]  # some definitions shape it like an indptr
+            chosen["kv_last_page_len"] = torch.cat([last[list(parts)], spare])
+        return chosen
+
+    def pick(self, outputs: Tensors, parts: Sequence[int]) -> Tensors:
+        """The query rows of these sequences."""
+        return {name: value[_places(self.queries, parts)] for name, value in outputs.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """Sequences of a recurrent prefill: tokens side by side, a state each."""
+
+    definition: Definition
+    values: Values
+
+    @property
+    def count(self) -> int:
+        """Number of sequences."""
+        return len(_tensor(self.values, "cu_seqlens")) - 1
+
+    @property
+    def bounds(self) -> list[tuple[int, int]]:
+        """First and last token of each sequence."""
+        return _bounds(_tensor(self.values, "cu_seqlens"))
+
+    def _has_tokens(self, shape: Sequence[str] | None) -> bool:
+        return bool(shape) and (shape or ("",))[0] == (self.definition.inputs["q"].shape or ("",))[0]
+
+    def select(self, parts: Sequence[int]) -> Values:
+        """Tokens, states and cu_seqlens."""
+        chosen = dict(self.values)
+        for name, spec in self.definition.inputs.items():
+            value = self.values[name]
+            if self._has_tokens(spec.shape) and isinstance(value, torch.Tensor):
+                chosen[name] = value[_places(self.bounds, parts)]
+        state = self.values["state"]
+        chosen["state"] = state[list(parts)] if isinstance(state, torch.Tensor) else None
+        chosen["cu_seqlens"] = _indptr(self.bounds, parts, _tensor(self.values, "cu_seqlens"))
+        return chosen
+
+    def pick(self, outputs: Tensors, parts: Sequence[int]) -> Tensors:
+        """Outputs of these tokens and states of these sequences."""
+        specs = self.definition.outputs
+        return {
+            name: value[_places(self.bounds, parts) if self._has_tokens(specs[name].shape) else list(parts)]
+            for name, value in outputs.items()
+        }

@@ -1,0 +1,76 @@
+"""Laws of every op whose parts are independent, and what laws are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from traceproof.ops.answers import Subject
+from traceproof.ops.base import Tensors, Values
+from traceproof.ops.common.batch import batch_of
+from traceproof.ops.laws import Experiment, Law, Outputs, permutation
+
+Side = Callable[[Tensors], Tensors]
+
+
+def other_inputs(values: Values, left: Side, right: Side) -> Experiment:
+    """One further call: `left` of its outputs equals `right` of the case's own."""
+    return Experiment((values,), lambda outputs: (left(outputs[1]), right(outputs[0])))
+
+
+def unchanged(outputs: Tensors) -> Tensors:
+    """The outputs as they are."""
+    return dict(outputs)
+
+
+def times(factor: float, *names: str) -> Side:
+    """Some outputs times a number, in their dtype."""
+    return lambda outputs: {name: value * factor if name in names else value for name, value in outputs.items()}
+
+
+def _order(subject: Subject) -> Experiment | None:
+    batch = batch_of(subject)
+    if batch is None or batch.count < 2:
+        return None
+    order = permutation(subject, batch.count).tolist()
+    values = batch.select(order)
+    moved = batch_of(subject, values)
+    assert moved is not None
+    every = range(batch.count)
+    return other_inputs(values, lambda outputs: moved.pick(outputs, every), lambda out: batch.pick(out, order))
+
+
+def _split(subject: Subject) -> Experiment | None:
+    batch = batch_of(subject)
+    if batch is None or batch.count < 2:
+        return None
+    whole, cut = list(range(batch.count)), (batch.count + 1) // 2
+    halves = [whole[:cut], whole[cut:]]
+    values = [batch.select(half) for half in halves]
+
+    def sides(outputs: Outputs) -> tuple[Tensors, Tensors]:
+        picked = []
+        for half, inputs, found in zip(halves, values, outputs[1:], strict=True):
+            part = batch_of(subject, inputs)
+            assert part is not None
+            picked.append(part.pick(found, range(len(half))))
+        joined = {name: torch.cat([part[name] for part in picked]) for name in outputs[0]}
+        return joined, batch.pick(outputs[0], whole)
+
+    return Experiment(tuple(values), sides)
+
+
+BATCH = (Law("batch order", _order), Law("batch split and concatenated", _split))
+
+
+def scaled(*names: str, output: Side, factor: float = 2.0) -> Callable[[Subject], Experiment | None]:
+    """Some inputs times a power of two; None where one is missing."""
+
+    def design(subject: Subject) -> Experiment | None:
+        if any(not isinstance(subject.inputs.get(name), torch.Tensor) for name in names):
+            return None
+        changes = {name: subject.tensor(name) * factor for name in names}
+        return other_inputs(subject.with_inputs(**changes), output, unchanged)
+
+    return design

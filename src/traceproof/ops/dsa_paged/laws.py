@@ -1,0 +1,54 @@
+"""Laws of sparse attention, and of the top-k indexer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.answers import Subject
+from traceproof.ops.common import attention_laws
+from traceproof.ops.common.attention_laws import moved_pages, moved_rows, page_count
+from traceproof.ops.common.laws import BATCH, other_inputs, unchanged
+from traceproof.ops.laws import Experiment, Law, doubled, permutation, taken
+
+
+def _pages(subject: Subject) -> Experiment | None:
+    if page_count(subject) < 2:
+        return None
+    order = permutation(subject, page_count(subject))
+    table, page_size = subject.tensor("block_table"), subject.tensor("k_index_cache_fp8").shape[1]
+    changes = {**moved_pages(subject, order), "block_table": order[table.long()].to(table.dtype)}
+    return other_inputs(
+        subject.with_inputs(**changes),
+        unchanged,
+        lambda outputs: {name: moved_rows(value, order, page_size) for name, value in outputs.items()},
+    )
+
+
+def _heads(subject: Subject) -> Experiment:
+    order = permutation(subject, subject.tensor("weights").shape[1])
+    changes = {name: taken(subject.tensor(name), 1, order) for name in ("q_index_fp8", "weights")}
+    return other_inputs(subject.with_inputs(**changes), unchanged, unchanged)
+
+
+def _weights(subject: Subject) -> Experiment:
+    values = subject.with_inputs(weights=doubled(subject.tensor("weights")))
+    return other_inputs(values, unchanged, unchanged)
+
+
+def _indexer(definition: Definition) -> bool:
+    return "k_index_cache_fp8" in definition.inputs
+
+
+LAWS = (
+    *(replace(law, holds=lambda definition: not _indexer(definition)) for law in attention_laws.LAWS),
+    *(
+        replace(law, holds=_indexer)
+        for law in (
+            *BATCH,
+            Law("pages permuted", _pages),
+            Law("heads permuted", _heads),
+            Law("weights doubled", _weights),
+        )
+    ),
+)
