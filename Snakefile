@@ -31,13 +31,12 @@ shared.follow(signal.SIGINT)  # of a command that was killed
 
 FLOW = Pipeline.of(config, root=Path.cwd())
 if FIRST and not {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
-    # There before Snakemake lists what is there: any target may ask for actors.
-    FLOW.forced(dry=True)
     settle(
         FLOW.root,
         Path(FLOW.results),
         str(FLOW.config.run),
         also=[f"{FLOW.results}/stacks", *FLOW.fetched],
+        anew=["actors"] if FLOW.config.force else [],
     )
 TESTS = TestFlow(FLOW)
 DRIVER = sys.executable

@@ -1,6 +1,3 @@
-from traceproof.ops import registry
-
-
 def actor_stack(wildcards):
     """What says what the actor's stack is."""
     return FLOW.sources.recorded(FLOW.actor_stack(wildcards.actor))
@@ -51,13 +48,13 @@ def actor_memory(wildcards):
     return FLOW.load.actor_mb(wildcards.op_type, wildcards.actor)
 
 
-def actor_forced(wildcards):
-    """What `force: true` changes, but not in a dry run: later runs would do what it only showed."""
-    return FLOW.forced(dry=workflow.dryrun)
+def actor_priority(wildcards):
+    """Jobs that decide when a run is done start first."""
+    return FLOW.load.priority(wildcards.op_type, wildcards.actor)
 
 
 def actor_shown(wildcards):
-    """What `force: true` changes in a dry run instead."""
+    """What `force: true` changes in a dry run: a run drops the outputs, and a dry one shows what would follow."""
     return FLOW.config.force and workflow.dryrun
 
 
@@ -66,15 +63,12 @@ rule actor:
     input:
         cases=f"{FLOW.run}/cases/{{op_type}}.json",
         stack=actor_stack,
-        forced=actor_forced,
         built=actor_builds,
     output:
         f"{FLOW.run}/actors/{{op_type}}/{{actor}}.json",
     log:
         f"{FLOW.run}/logs/actors/{{op_type}}-{{actor}}.log",
-    wildcard_constraints:
-        actor="|".join({*FLOW.actors} - {"reference", "oracle", *FLOW.slow_imports})
-        or "none",
+    priority: actor_priority
     threads: actor_threads
     resources:
         mem_mb=actor_memory,
@@ -96,40 +90,3 @@ rule actor:
         " --caches {params.caches:q} --store {params.store:q} --code {params.outputs_code:q}"
         " --limits {params.limits:q} --lanes {resources.lanes:q} --memory-mb {resources.mem_mb:q}"
         " {params.weak:q} {FLOW.force_flag:q} --log {log:q}"
-
-
-# These jobs decide when a run is done, so they start first: SGLang and FLA take long to import, FlashInfer compiles
-# something for most cases of some op_types, and references run one small kernel after the other from Python. Oracles
-# keep cores busy while those wait for a GPU.
-use rule actor as actor_import_first with:
-    wildcard_constraints:
-        actor="|".join(FLOW.slow_imports) or "none",
-    priority: 6
-
-
-use rule actor as actor_own_first with:
-    wildcard_constraints:
-        actor="reference|oracle",
-    priority: 5
-
-
-use rule actor as actor_long_first with:
-    wildcard_constraints:
-        actor="reference",
-        op_type="|".join(
-            name for name in registry.known() if registry.record(name).long
-        ),
-    priority: 7
-
-
-use rule actor as actor_compile_first with:
-    wildcard_constraints:
-        actor="|".join(FLOW.compiling) or "none",
-        op_type="|".join(
-            name for name in registry.known() if registry.record(name).compiles_late
-        ),
-    priority: 7
-
-
-ruleorder: actor_long_first > actor_own_first
-ruleorder: actor_compile_first > actor

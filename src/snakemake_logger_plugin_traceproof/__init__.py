@@ -23,7 +23,6 @@ STOPPING = "Stopping. What is finished is kept; the same command goes on from th
 DEFAULT = "DefaultStreamHandler"  # the name of Snakemake's own
 CLEAR = "\r\x1b[K"  # a job may have left a live line on the terminal
 TABLES = "verify_"  # rules of this prefix end with a table of their own
-EARLY = "_first"  # rule_..._first is the same rule with a higher priority: actor_long_first
 # What Snakemake says beside JOB_ERROR when a job failed.
 ECHOES = (
     "RuleException",
@@ -118,10 +117,7 @@ class LogHandler(LogHandlerBase):
         return ""
 
     def _announced(self, values: Mapping[str, Any]) -> str:
-        rule = values["rule_name"]
-        if rule.endswith(EARLY):
-            rule = rule.partition("_")[0]
-        name = " ".join([rule, *map(str, values["wildcards"].values())])
+        name = " ".join([values["rule_name"], *map(str, values["wildcards"].values())])
         self._names[values["jobid"]] = name
         if self.common_settings.dryrun:
             return f"would run {name}: {' '.join(str(values['reason']).split())}"

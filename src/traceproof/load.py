@@ -10,6 +10,7 @@ from pathlib import Path
 from traceproof.actors.registry import ACTORS
 from traceproof.ops.registry import record
 from traceproof.records import OpTypePlan
+from traceproof.stacks import STACK_OF, STACKS, TRUTHS
 
 MIB = 1 << 20
 BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and torch loaded in each
@@ -38,6 +39,18 @@ class Load:
         if ACTORS[actor].trusted or not self.side_by_side:
             return 1
         return max(1, min(LANES if record(op_type).long else FEW_LANES, len(self._needs(op_type))))
+
+    def priority(self, op_type: str, actor: str) -> int:
+        """Priority of an actor's job: those that decide when a run is done start first.
+
+        SGLang and FLA take long to import, FlashInfer compiles something for most cases of some op_types, and
+        references run one small kernel after the other from Python. Oracles keep cores busy while those wait.
+        """
+        facts = record(op_type)
+        stack = STACKS[STACK_OF[actor]] if actor in TRUTHS else None
+        if (actor == "reference" and facts.long) or (stack and stack.needs_nvcc and facts.compiles_late):
+            return 7
+        return (6 if stack.imports_long else 0) if stack else 5
 
     def judge_lanes(self, op_type: str) -> int:
         """How many definitions of an op_type are judged side by side.

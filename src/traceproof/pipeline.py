@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from traceproof import forcing
 from traceproof.actors.registry import ACTORS, for_op_type
 from traceproof.bumps.flow import Sources
 from traceproof.bumps.roots import adapter_modules, compiles
@@ -24,7 +23,7 @@ from traceproof.load import Load
 from traceproof.ops import registry
 from traceproof.repeat_options import options
 from traceproof.sources.lock import NAME
-from traceproof.stacks import PACKAGES, STACK_OF, STACKS, TRUTHS
+from traceproof.stacks import PACKAGES, STACKS, TRUTHS
 from traceproof.stages.hidden import hidden_seed
 
 GIB = 1 << 30
@@ -75,16 +74,6 @@ class Pipeline:
     def actors(self) -> tuple[str, ...]:
         """The actors whose outputs are judged, the oracle among them."""
         return tuple(name for name in ACTORS if name not in TRUTHS or name in self.config.truths)
-
-    @property
-    def slow_imports(self) -> list[str]:
-        """The ground truths whose stacks take long to import, so that they start first."""
-        return [truth for truth in TRUTHS if STACKS[STACK_OF[truth]].imports_long]
-
-    @property
-    def compiling(self) -> list[str]:
-        """The ground truths whose stacks compile their kernels."""
-        return [truth for truth in TRUTHS if STACKS[STACK_OF[truth]].needs_nvcc]
 
     def actors_of(self, op_type: str) -> tuple[str, ...]:
         """The actors that are run for an op_type."""
@@ -317,13 +306,9 @@ class Pipeline:
         """Digest of the code that the summary depends on."""
         return code_digest("traceproof.stages.report")
 
-    def forced(self, *, dry: bool) -> str:
-        """A file that actors' jobs depend on; `force: true` changes it, but not in a dry run."""
-        return str(forcing.stamp(self.root, Path(self.run), force=self.config.force and not dry))
-
     @property
     def force_flag(self) -> list[str]:
-        """The flag that makes an actor run what the store holds; no parameter, since `forced` is the trigger."""
+        """The flag that makes an actor run what the store holds; no parameter: the rule is forced, too."""
         return ["--force"] if self.config.force else []
 
     def op_types(self, family: str = "") -> list[str]:

@@ -76,7 +76,9 @@ def read_summary(path: Path, run: Path) -> dict[str, Any]:
     return value
 
 
-def settle(root: Path, results: Path, run: str, *, also: Iterable[str] = ()) -> list[str]:
+def settle(
+    root: Path, results: Path, run: str, *, also: Iterable[str] = (), anew: Iterable[str] = ()
+) -> list[str]:
     """Before a run: remove a summary that is stale with what it can not vouch for, and undo times in the future.
 
     Nothing is touched while another run of the same folder is under way. Finished outputs stay in the store, so
@@ -87,6 +89,7 @@ def settle(root: Path, results: Path, run: str, *, also: Iterable[str] = ()) -> 
         results: the results folder in it.
         run: the run's folder below that; empty: itself.
         also: further files and folders whose times rules compare, relative to `root`.
+        anew: folders of the run that are to be made again whatever they hold.
 
     Returns:
         What was removed, relative to the run's folder.
@@ -94,6 +97,8 @@ def settle(root: Path, results: Path, run: str, *, also: Iterable[str] = ()) -> 
     if any(other.folder == run for other in under_way(root / results)):
         return []
     folder = root / results / run
+    for name in anew:
+        shutil.rmtree(folder / name, ignore_errors=True)
     for part in (*(folder / part for part in PARTS), *(root / name for name in also)):
         for path in (part, *part.rglob("*")):
             _not_ahead(path)
