@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from traceproof.sources.gitrun import Patience
+from traceproof.checkouts.gitrun import Patience
 
 SOON = Patience(attempts=2, pause=0.01, stall=5.0)
 WHO = {

@@ -154,7 +154,7 @@ def test_a_document_outside_the_clone_is_refused(clone: Path, tmp_path: Path, fi
 def test_what_is_no_clone_and_a_branch_in_use_are_told(
     prepared: dict[str, Prepared], clone: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(TraceproofError, match="failed in"):
+    with pytest.raises(TraceproofError, match="there is no repository"):
         prepare_branch(tmp_path, DOCUMENT, (), origin="", out=tmp_path)
     rows = prepared["alpha"].coverage
     prepare_branch(clone, DOCUMENT, rows, origin="", out=tmp_path)

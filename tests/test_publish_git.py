@@ -72,7 +72,7 @@ def test_the_default_branch_is_never_pushed_to(remote: Repository, tmp_path: Pat
 
 
 def test_a_remote_that_is_absent_or_keeps_files_in_lfs_says_so(remote: Repository, prepared: Prepared) -> None:
-    with pytest.raises(TraceproofError, match="failed on file:///absent"):
+    with pytest.raises(TraceproofError, match=r"file:///absent clone\.git .*: there is no repository"):
         Remote("file:///absent").push(prepared.bundle, prepared.describe, allow_changes=False)
     remote.commit_files("refs/heads/main", {".gitattributes": b"*.safetensors filter=lfs\n"}, "Use LFS")
     with pytest.raises(TraceproofError, match="files in LFS") as caught:

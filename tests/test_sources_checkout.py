@@ -15,23 +15,23 @@ from pathlib import Path
 import pytest
 from source_remotes import SOON, Upstream, git
 
+from traceproof.checkouts.checkout import bring, scratch_of
+from traceproof.checkouts.contents import Wanted, changes
+from traceproof.checkouts.gitrun import Git, GitError, Patience
+from traceproof.checkouts.moving import BUSY, State
 from traceproof.cli.clone_repos import clone_repos
 from traceproof.config import Dataset
 from traceproof.config_reading import read_config
 from traceproof.dataset.fetch import fetch as fetch_dataset
 from traceproof.errors import TraceproofError
-from traceproof.sources.checkout import bring, scratch_of
-from traceproof.sources.contents import Wanted, changes
-from traceproof.sources.gitrun import Git, GitError, Patience
-from traceproof.sources.moving import BUSY, State
 
 KILLS = int(os.environ.get("TRACEPROOF_KILLS", "4"))  # docs/bumps.md has the figures of a run with 50
 CLONE = """
 import sys
 from pathlib import Path
-from traceproof.sources.checkout import bring
-from traceproof.sources.contents import Wanted
-from traceproof.sources.gitrun import Git
+from traceproof.checkouts.checkout import bring
+from traceproof.checkouts.contents import Wanted
+from traceproof.checkouts.gitrun import Git
 target = Path(sys.argv[1])
 bring(target, Wanted(url=sys.argv[2], commit=sys.argv[3]), Git(target))
 """

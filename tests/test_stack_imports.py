@@ -10,7 +10,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 # Packages of the driver that no stack pins.
-DRIVERS = ("filelock", "git", "huggingface_hub", "nox", "requests", "rich", "ruamel", "snakemake", "typer")
+DRIVERS = (
+    "filelock",
+    "git",
+    "huggingface_hub",
+    "nox",
+    "requests",
+    "rich",
+    "ruamel",
+    "snakemake",
+    "tenacity",
+    "typer",
+)
 SCRIPTS = ("actor", "cases", "jit", "judge")  # of the rules that start a stack's interpreter
 MODULES = (
     "traceproof.actors.execute",

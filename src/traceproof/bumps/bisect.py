@@ -10,8 +10,9 @@ from typing import Any
 from traceproof.bumps.package import Sources
 from traceproof.bumps.touches import Touch, touch
 from traceproof.bumps.units import FileUnits
+from traceproof.checkouts.gitrun import Git
 from traceproof.dependents.facts import uncollected
-from traceproof.dependents.tree import CommitTree, git
+from traceproof.dependents.tree import CommitTree
 from traceproof.errors import TraceproofError
 from traceproof.stacks import PACKAGES
 
@@ -47,12 +48,12 @@ def commits_between(repository: Path, good: str, bad: str) -> list[str]:
     Raises:
         TraceproofError: `good` does not come before `bad`.
     """
-    ends = [git(repository, "rev-parse", "--verify", f"{end}^{{commit}}").decode().strip() for end in (good, bad)]
-    base = git(repository, "merge-base", *ends).decode().strip()
+    ends = [Git(repository).local("rev-parse", "--verify", f"{end}^{{commit}}").strip() for end in (good, bad)]
+    base = Git(repository).local("merge-base", *ends).strip()
     if base != ends[0] or ends[0] == ends[1]:
         raise TraceproofError(f"--good {good} does not come before --bad {bad}")
-    listed = git(repository, "rev-list", "--reverse", "--first-parent", f"{ends[0]}..{ends[1]}")
-    return listed.decode().split()
+    listed = Git(repository).local("rev-list", "--reverse", "--first-parent", f"{ends[0]}..{ends[1]}")
+    return listed.split()
 
 
 @dataclass
@@ -81,7 +82,7 @@ class Bisection:
             TraceproofError: the ends have the same verdict, or nothing that the op_type depends on changed.
         """
         commits = commits_between(self.repository, good, bad)
-        start = git(self.repository, "rev-parse", f"{good}^{{commit}}").decode().strip()
+        start = Git(self.repository).local("rev-parse", f"{good}^{{commit}}").strip()
         steps = self._touching([start, *commits])
         self.report(f"{len(commits)} commits, {len(steps) - 1} of them touch {self.op_type}")
         if len(steps) == 1:

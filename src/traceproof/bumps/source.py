@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import traceproof
-from traceproof.dependents.tree import FolderTree, git
+from traceproof.checkouts.gitrun import Git
+from traceproof.dependents.tree import FolderTree
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.sources.lock import NAME, read_lock
@@ -110,7 +111,7 @@ def _describe(checkout: Path, stack: str, scratch: Path) -> None:
     """Say which version the package is, where it was never built: its commit, or that it is nobody's release."""
     label = "edited"
     if (checkout / ".git").exists():
-        label = f"g{git(checkout, 'rev-parse', '--short=12', 'HEAD').decode().strip()}"
+        label = f"g{Git(checkout).local('rev-parse', '--short=12', 'HEAD').strip()}"
     name = STACKS[stack].distribution
     folder = scratch / f"{name.replace('-', '_')}-0+{label}.dist-info"
     write_text(folder / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 0+{label}\n")

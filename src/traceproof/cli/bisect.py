@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import contextlib
 import sys
 import tempfile
 from pathlib import Path
@@ -15,12 +15,12 @@ from traceproof.bumps.roots import op_types
 from traceproof.bumps.source import importable
 from traceproof.bumps.touches import Touch, stack_of
 from traceproof.bumps.trial import Trial
+from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.cli import run
 from traceproof.dataset.fetch import fetch
-from traceproof.dependents.tree import CommitTree, git
+from traceproof.dependents.tree import CommitTree
 from traceproof.errors import TraceproofError
 from traceproof.pipeline import Pipeline
-from traceproof.sources.gitrun import environment
 from traceproof.stacks import PACKAGES
 
 PARTS_SHOWN = 10
@@ -66,7 +66,7 @@ def bisect(  # noqa: PLR0913 - one parameter an option
             return trial.verdict(importable(tree.folder, stack, Path(scratch) / "linked"), found.digest)
 
         answer = Bisection(repository, stack, op_type, judge, _say).search(good, bad)
-    subject = git(repository, "log", "-1", "--format=%h %an %as %s", answer.commit).decode().strip()
+    subject = Git(repository).local("log", "-1", "--format=%h %an %as %s", answer.commit).strip()
     run.write_result(
         json_file,
         {
@@ -111,15 +111,15 @@ class _Worktree:
         self._repository = repository
 
     def __enter__(self) -> Self:
-        git(self._repository, "worktree", "add", "--detach", "--no-checkout", str(self.folder), "HEAD")
+        Git(self._repository).local("worktree", "add", "--detach", "--no-checkout", str(self.folder), "HEAD")
         return self
 
     def at(self, commit: str) -> None:
         """Check out a commit, submodules included."""
-        git(self.folder, "checkout", "--quiet", "--force", "--detach", commit)
+        Git(self.folder).local("checkout", "--quiet", "--force", "--detach", commit)
         if (self.folder / ".gitmodules").is_file():
-            command = ["git", "submodule", "update", "--init", "--recursive", "--depth=1"]
-            subprocess.run(command, cwd=self.folder, env=environment(), check=False, capture_output=True)
+            with contextlib.suppress(GitError):
+                Git(self.folder).network("submodule", "update", "--init", "--recursive", "--depth=1")
 
     def __exit__(self, *_: object) -> None:
-        git(self._repository, "worktree", "remove", "--force", "--force", str(self.folder))
+        Git(self._repository).local("worktree", "remove", "--force", "--force", str(self.folder))

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
+from traceproof.checkouts.gitrun import Git, Patience, available
 from traceproof.cli import run
 from traceproof.errors import TraceproofError
 from traceproof.sources.clone import FAILED, Order, Progress, clone_all
-from traceproof.sources.gitrun import Git, Patience, available
 from traceproof.sources.lock import NAME, read_lock, resolve, write_lock
 from traceproof.sources.model import ORIGINS, Pin
 from traceproof.text import has_credentials, redacted
@@ -56,49 +56,48 @@ def clone_repos(  # noqa: PLR0913 - one parameter an option
         "release": _pairs("--release", release),
     }
     urls = _pairs("--url", url)
-    for name, address in urls.items():
-        if has_credentials(address):
-            raise TraceproofError(
-                f"--url {name}: the address holds credentials, and sources.lock is a tracked file",
-                todo=f"Give {redacted(address)}, and set up git's credential helper or ssh.",
-            )
-    for name, digits in changes["commit"].items():
-        if not COMMIT.fullmatch(digits):
-            raise TraceproofError(f"--commit {name}={digits}: expected all 40 hexadecimal digits")
+    _check_values(urls, changes["commit"])
     chosen = names or sorted({*ORIGINS, *pins, *urls})
     _known([*chosen, *(lfs or []), *(name for given in changes.values() for name in given)], {*pins, *urls})
     given = {name: _given(name, changes) for name in chosen}
     git = Git(Path.cwd(), Patience(stall=stall))
-    found: dict[str, Pin] = {}
-    unpinned: dict[str, str] = {}
+    order = Order(
+        pins={}, unpinned={}, target_dir=target_dir, jobs=jobs, lfs=frozenset(lfs or []), patience=git.patience
+    )
     for name in chosen:
         try:
-            found[name] = _pin(name, pins.get(name), given[name], urls.get(name), git)
+            order.pins[name] = _pin(name, pins.get(name), given[name], urls.get(name), git)
         except TraceproofError as error:
-            unpinned[name] = str(error)
-    value, known = clone_all(
-        Order(
-            pins=found,
-            unpinned=unpinned,
-            target_dir=target_dir,
-            jobs=jobs,
-            lfs=frozenset(lfs or []),
-            patience=git.patience,
-        ),
-        Progress(),
-    )
+            order.unpinned[name] = str(error)
+    value, known = clone_all(order, Progress())
     records = {name: value["repositories"][name] for name in chosen}
     failed = {name: record["error"] for name, record in records.items() if record["status"] == FAILED}
-    # A pin that could not be had is not written: the lock only names what was there once.
-    kept = read_lock(lock) | {name: pin for name, pin in known.items() if name not in failed}
-    if kept != read_lock(lock):
-        write_lock(lock, kept)
+    _keep(lock, {name: pin for name, pin in known.items() if name not in failed})
     run.write_result(json_file, value)
     if failed:
         raise TraceproofError(
             f"{len(failed)} of {len(records)} sources could not be brought to {target_dir}",
             problems=[f"{name}: {_one_line(error)}" for name, error in failed.items()],
         )
+
+
+def _check_values(urls: Mapping[str, str], commits: Mapping[str, str]) -> None:
+    for name, address in urls.items():
+        if has_credentials(address):
+            raise TraceproofError(
+                f"--url {name}: the address holds credentials, and sources.lock is a tracked file",
+                todo=f"Give {redacted(address)}, and set up git's credential helper or ssh.",
+            )
+    for name, digits in commits.items():
+        if not COMMIT.fullmatch(digits):
+            raise TraceproofError(f"--commit {name}={digits}: expected all 40 hexadecimal digits")
+
+
+def _keep(lock: Path, pins: Mapping[str, Pin]) -> None:
+    """Write what could be had to the lock, which only names what was there once."""
+    before = read_lock(lock)
+    if before | pins != before:
+        write_lock(lock, before | pins)
 
 
 def _one_line(text: str) -> str:

@@ -13,9 +13,10 @@ import typer
 
 from traceproof.bumps.touches import changed_parts, stack_of, touches
 from traceproof.bumps.units import FileUnits
+from traceproof.checkouts.gitrun import Git
 from traceproof.cli import run
 from traceproof.dependents.graph import Graph
-from traceproof.dependents.tree import CommitTree, FolderTree, Tree, changed_between, git
+from traceproof.dependents.tree import CommitTree, FolderTree, Tree, changed_between
 from traceproof.errors import TraceproofError
 
 SHOWN = 40  # lines of one list on the terminal; --json has all
@@ -84,9 +85,7 @@ def _changed(root: Path, names: list[str]) -> dict[str, Any]:
 
 
 def _between(root: Path, before: str, after: str) -> dict[str, Any]:
-    commits = [
-        git(root, "rev-parse", "--verify", f"{name}^{{commit}}").decode().strip() for name in (before, after)
-    ]
+    commits = [Git(root).local("rev-parse", "--verify", f"{name}^{{commit}}").strip() for name in (before, after)]
     old, new = (CommitTree(root, commit) for commit in commits)
     names = changed_between(root, *commits)
     stack = stack_of(new) or stack_of(old)

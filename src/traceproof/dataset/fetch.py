@@ -15,7 +15,6 @@ import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from traceproof.config import Dataset, Git, Pypi
 from traceproof.digests import digest_json
@@ -23,11 +22,7 @@ from traceproof.errors import TraceproofError
 from traceproof.store import disk_errors, write_json
 from traceproof.waiting import telling
 
-if TYPE_CHECKING:
-    from git import Repo
-
 FETCHED = ".fetched.json"  # in a fetched dataset's folder: where it came from and what its files were like
-TAIL = 6  # lines of a failed program's output that an error shows; the cause stands last
 
 
 def folder_of(dataset: Dataset, *, root: Path) -> Path:
@@ -130,45 +125,25 @@ def _inside(name: str, folder: str) -> bool:
 
 
 def _from_git(source: Git, scratch: Path) -> Path:
-    from git import GitCommandError, Repo
+    from traceproof.checkouts import checkout, contents, gitrun  # they import GitPython, which a stack lacks
 
     target = scratch / "checkout"
-    repository = Repo.init(target)
+    folders = () if source.folder in {".", ""} else (source.folder,)
     try:
-        # No prompt: a private URL without credentials must fail, not wait for a password.
-        with repository.git.custom_environment(GIT_TERMINAL_PROMPT="0", GIT_LFS_SKIP_SMUDGE="1"):
-            _checkout(repository, source)
-    except GitCommandError as error:
+        wanted = contents.Wanted(url=source.url, commit=source.commit, folders=folders)
+        checkout.fill(target, wanted, gitrun.Git(target))
+    except gitrun.GitError as error:
         raise TraceproofError(
             f"dataset.git: commit {source.commit} of {source.url} could not be fetched",
-            problems=_tail(str(error.stderr)),
+            problems=[error.what, *error.problems],
             todo="Check the URL, the commit (all 40 digits, pushed there) and your git credentials.",
         ) from error
-    finally:
-        repository.close()
     found = target / source.folder
     if not found.resolve().is_relative_to(target.resolve()):
         raise TraceproofError(f"dataset.git: folder {source.folder!r} lies outside the repository")
     _check(found, f"dataset.git: folder {source.folder!r} of {source.url} at {source.commit[:12]}")
     shutil.rmtree(target / ".git")
     return found
-
-
-def _checkout(repository: Repo, source: Git) -> None:
-    """One commit, without history; only the folder's files where the server can leave the others out."""
-    from traceproof.sources.contents import bounded_tree
-
-    repository.create_remote("origin", source.url)
-    if source.folder not in {".", ""}:
-        repository.git.sparse_checkout("set", "--", source.folder)
-    repository.git.fetch("--quiet", "--depth=1", "--no-tags", "--filter=blob:none", "origin", source.commit)
-    bounded_tree(Path(repository.working_dir), source.commit)
-    repository.git.checkout("--quiet", "--detach", source.commit)
-
-
-def _tail(text: str) -> list[str]:
-    lines = [line.strip().strip("'") for line in text.splitlines()]
-    return [line for line in lines if line and not line.startswith("WARNING: Location")][-TAIL:]
 
 
 def mark(dataset: Dataset, folder: Path) -> None:

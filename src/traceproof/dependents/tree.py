@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
+from traceproof.checkouts.gitrun import Git
 from traceproof.errors import TraceproofError
+
+if TYPE_CHECKING:
+    from git import Repo
 
 # Never part of a repository's own code, wherever they stand.
 IGNORED = frozenset({".git", "__pycache__", ".venv", ".venvs", ".tox", ".nox", "node_modules", ".snakemake"})
@@ -88,19 +92,24 @@ class PackageTree(FolderTree):
 
 
 class CommitTree(Tree):
-    """The files of a commit; nothing is checked out. One git process hands out contents until `close`."""
+    """The files of a commit; nothing is checked out."""
 
     def __init__(self, root: Path, commit: str) -> None:
         self.root = root
         self.commit = commit
-        self._process: subprocess.Popen[bytes] | None = None
+
+    @cached_property
+    def _repository(self) -> Repo:
+        from git import Repo  # slow to import, and most trees are folders
+
+        return Repo(self.root, search_parent_directories=True)
 
     @cached_property
     def blobs(self) -> Mapping[str, str]:
         """Git's digest of every file's content; submodules are not looked into."""
-        listed = git(self.root, "ls-tree", "-r", "-z", "--full-tree", self.commit)
+        listed = Git(self.root).local("ls-tree", "-r", "-z", "--full-tree", self.commit)
         found = {}
-        for entry in listed.decode(errors="surrogateescape").split("\0"):
+        for entry in listed.split("\0"):
             about, _, name = entry.partition("\t")
             if " blob " in about:
                 found[name] = about.split()[2]
@@ -117,52 +126,25 @@ class CommitTree(Tree):
 
     def read(self, names: Iterable[str]) -> Mapping[str, bytes]:
         """Contents of files."""
-        if self._process is None:
-            command = ["git", "cat-file", "--batch"]
-            self._process = subprocess.Popen(
-                command, cwd=self.root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
-        return {name: self._content(self._process, self.blobs[name]) for name in names}
+        return {name: self._content(self.blobs[name]) for name in names}
 
-    def _content(self, process: subprocess.Popen[bytes], blob: str) -> bytes:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(f"{blob}\n".encode())
-        process.stdin.flush()
-        head = process.stdout.readline().split()
-        if len(head) != 3:
-            raise TraceproofError(f"{self.root}: {blob} can not be read", todo="Check the repository: git fsck.")
-        content = process.stdout.read(int(head[2]))
-        process.stdout.read(1)
+    def _content(self, blob: str) -> bytes:
+        try:
+            content: bytes = self._repository.odb.stream(bytes.fromhex(blob)).read()
+        except ValueError as error:
+            todo = "Check the repository: git fsck."
+            raise TraceproofError(f"{self.root}: {blob} can not be read", todo=todo) from error
         return content
 
     def close(self) -> None:
-        """End the git process; a later read starts another."""
-        if self._process is not None:
-            self._process.communicate()
-            self._process = None
-
-
-def git(root: Path, *arguments: str, given: bytes = b"") -> bytes:
-    """Standard output of a git command that only reads.
-
-    Raises:
-        TraceproofError: it failed.
-    """
-    done = subprocess.run(["git", *arguments], cwd=root, input=given, capture_output=True, check=False)
-    if done.returncode:
-        raise TraceproofError(
-            f"git {' '.join(arguments)} in {root} ended with {done.returncode}",
-            problems=[line for line in done.stderr.decode(errors="replace").splitlines() if line][-3:],
-            todo="Check that both commits are there (a shallow clone holds one only: git fetch --depth=1 ...).",
-        )
-    return done.stdout
+        """End GitPython's processes; a later read starts others."""
+        self._repository.close()
 
 
 def changed_between(root: Path, before: str, after: str) -> list[str]:
     """Files that differ between two commits; a renamed one counts under both names."""
-    listed = git(root, "diff", "--name-only", "-z", "--no-renames", before, after, "--")
-    return [name for name in listed.decode(errors="surrogateescape").split("\0") if name]
+    listed = Git(root).local("diff", "--name-only", "-z", "--no-renames", before, after, "--")
+    return [name for name in listed.split("\0") if name]
 
 
 def parents(name: str) -> Iterable[str]:

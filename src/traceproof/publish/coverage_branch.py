@@ -6,13 +6,12 @@ pull request's text is beside it, and the command that pushes it is told.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from traceproof.checkouts.gitrun import Git
 from traceproof.errors import TraceproofError
 from traceproof.publish.coverage import Row, inserted, section, totals
 from traceproof.store import write_text
@@ -56,49 +55,50 @@ def prepare(clone: Path, file: str, rows: Sequence[Row], *, origin: str, out: Pa
     """
     if Path(file).is_absolute() or ".." in Path(file).parts:
         raise TraceproofError(f"{file!r} is no path inside {clone}")
-    name = _base(clone)
-    base = _git(clone, "rev-parse", "--verify", f"{name}^{{commit}}").strip()
-    present = _git(clone, "ls-tree", "-z", "--name-only", base, "--", file).strip("\0") == file
-    text = _git(clone, "cat-file", "blob", f"{base}:{file}") if present else ""
-    tree = _tree(clone, base, file, inserted(text, section(rows, origin)))
+    git = Git(clone)
+    name = _base(git)
+    base = git.local("rev-parse", "--verify", f"{name}^{{commit}}").strip()
+    present = git.local("ls-tree", "-z", "--name-only", base, "--", file).strip("\0") == file
+    text = git.local("cat-file", "blob", f"{base}:{file}") if present else ""
+    tree = _tree(git, base, file, inserted(text, section(rows, origin)))
     body = _body(rows, origin, file)
-    committed = _commit(clone, tree, base, f"{TITLE}\n\n{body}")
+    committed = _commit(git, tree, base, f"{TITLE}\n\n{body}")
     target = out / "coverage" / "pull-request.md"
     write_text(target, f"# {TITLE}\n\n{body}")
     command = f"git -C {clone} push {REMOTE} {BRANCH}"
     return Prepared(BRANCH, f"{name} {base}", committed, target, command)
 
 
-def _base(clone: Path) -> str:
+def _base(git: Git) -> str:
     """The branch to go on top of: the remote's default one, else the clone's current one."""
-    found = _git(clone, "for-each-ref", "--format=%(symref:short)", f"refs/remotes/{REMOTE}/HEAD").strip()
+    found = git.local("for-each-ref", "--format=%(symref:short)", f"refs/remotes/{REMOTE}/HEAD").strip()
     return found or "HEAD"
 
 
-def _tree(clone: Path, base: str, file: str, text: str) -> str:
+def _tree(git: Git, base: str, file: str, text: str) -> str:
     """The base's tree with the document in it."""
     with tempfile.TemporaryDirectory() as scratch:
         index = Path(scratch) / "index"
-        _git(clone, "read-tree", base, index=index)
-        blob = _git(clone, "hash-object", "-w", "--stdin", data=text).strip()
-        _git(clone, "update-index", "--add", "--cacheinfo", f"100644,{blob},{file}", index=index)
-        return _git(clone, "write-tree", index=index).strip()
+        git.local("read-tree", base, index=index)
+        blob = git.local("hash-object", "-w", "--stdin", data=text.encode()).strip()
+        git.local("update-index", "--add", "--cacheinfo", f"100644,{blob},{file}", index=index)
+        return git.local("write-tree", index=index).strip()
 
 
-def _commit(clone: Path, tree: str, base: str, message: str) -> bool:
+def _commit(git: Git, tree: str, base: str, message: str) -> bool:
     """One commit on top of the base, put on the branch unless it is there; what it had before is replaced."""
-    tip = _git(clone, "for-each-ref", "--format=%(objectname)", f"refs/heads/{BRANCH}").strip()
-    if tree == _git(clone, "rev-parse", f"{base}^{{tree}}").strip():
+    tip = git.local("for-each-ref", "--format=%(objectname)", f"refs/heads/{BRANCH}").strip()
+    if tree == git.local("rev-parse", f"{base}^{{tree}}").strip():
         return False
     if tip:
-        same = _git(clone, "rev-parse", f"{tip}^{{tree}}").strip() == tree
-        if same and _git(clone, "rev-parse", f"{tip}^").strip() == base:
+        same = git.local("rev-parse", f"{tip}^{{tree}}").strip() == tree
+        if same and git.local("rev-parse", f"{tip}^").strip() == base:
             return False
-        if _git(clone, "symbolic-ref", "--quiet", "HEAD", accept=(0, 1)).strip() == f"refs/heads/{BRANCH}":
+        if git.local("branch", "--show-current").strip() == BRANCH:
             todo = f"Change to another branch there: {BRANCH} is written anew."
-            raise TraceproofError(f"{clone} has {BRANCH} checked out", todo=todo)
-    commit = _git(clone, "commit-tree", tree, "-p", base, data=message).strip()
-    _git(clone, "update-ref", f"refs/heads/{BRANCH}", commit, tip or "0" * len(commit))
+            raise TraceproofError(f"{git.folder} has {BRANCH} checked out", todo=todo)
+    commit = git.local("commit-tree", tree, "-p", base, data=message.encode()).strip()
+    git.local("update-ref", f"refs/heads/{BRANCH}", commit, tip or "0" * len(commit))
     return True
 
 
@@ -113,28 +113,3 @@ def _body(rows: Sequence[Row], origin: str, file: str) -> str:
         "Only the part between the two `traceproof` marks is written; the rest of the document stays as it is.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _git(
-    clone: Path,
-    *arguments: str,
-    data: str | None = None,
-    index: Path | None = None,
-    accept: tuple[int, ...] = (0,),
-) -> str:
-    environment = {**os.environ, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
-    if index is not None:
-        environment["GIT_INDEX_FILE"] = str(index)
-    command = ["git", "-C", str(clone), *arguments]
-    done = subprocess.run(
-        command,
-        input=data.encode() if data is not None else None,
-        capture_output=True,
-        env=environment,
-        check=False,
-    )
-    if done.returncode not in accept:
-        todo = "Give a clone of the repository with the coverage document; git needs user.name and user.email."
-        said = done.stderr.decode(errors="replace").strip().splitlines()[-4:]
-        raise TraceproofError(f"git {arguments[0]} failed in {clone}", problems=said, todo=todo)
-    return done.stdout.decode()

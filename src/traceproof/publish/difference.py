@@ -1,4 +1,7 @@
-"""What changes between two states of a file, said in terms of what it means."""
+"""What changes between two states of a file, said in terms of what it means.
+
+DeepDiff does not serve: the order of a definition's axes, inputs and outputs counts, and it ignores that of keys.
+"""
 
 from __future__ import annotations
 
@@ -22,29 +25,37 @@ def differences(old: bytes, new: bytes) -> list[str]:
 
 
 def _json(where: str, old: Any, new: Any) -> Iterator[str]:  # noqa: ANN401 - any JSON value
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(key for key in new if key not in old)]:
-            place = f"{where}.{key}" if where else key
-            if key not in new:
-                yield f"{place} is gone (was {_short(old[key])})"
-            elif key not in old:
-                yield f"{place} is new: {_short(new[key])}"
-            else:
-                yield from _json(place, old[key], new[key])
-        kept = [key for key in old if key in new]
-        if where in ORDERED and kept != [key for key in new if key in old]:
-            yield f"{where}: the order changes to {', '.join(new)}"
-    elif isinstance(old, list) and isinstance(new, list) and old != new:
-        gone = [item for item in old if item not in new]
-        came = [item for item in new if item not in old]
-        yield from (f"{where} loses {_short(item)}" for item in gone)
-        yield from (f"{where} gains {_short(item)}" for item in came)
-        if not gone and not came:
-            yield f"{where}: another order"
-    elif isinstance(old, str) and isinstance(new, str) and "\n" in old + new and old != new:
-        yield from _text(f"{where} ", old, new)
-    elif old != new or type(old) is not type(new):
-        yield f"{where}: {_short(old)} -> {_short(new)}"
+    match old, new:
+        case dict(), dict():
+            yield from _object(where, old, new)
+        case list(), list():
+            yield from _array(where, old, new)
+        case str(), str() if "\n" in old + new:
+            yield from _text(f"{where} ", old, new)
+        case _ if old != new or type(old) is not type(new):
+            yield f"{where}: {_short(old)} -> {_short(new)}"
+
+
+def _object(where: str, old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    for key in dict.fromkeys([*old, *new]):
+        place = f"{where}.{key}" if where else key
+        if key not in new:
+            yield f"{place} is gone (was {_short(old[key])})"
+        elif key not in old:
+            yield f"{place} is new: {_short(new[key])}"
+        else:
+            yield from _json(place, old[key], new[key])
+    if where in ORDERED and [key for key in old if key in new] != [key for key in new if key in old]:
+        yield f"{where}: the order changes to {', '.join(new)}"
+
+
+def _array(where: str, old: list[Any], new: list[Any]) -> Iterator[str]:
+    gone = [item for item in old if item not in new]
+    came = [item for item in new if item not in old]
+    yield from (f"{where} loses {_short(item)}" for item in gone)
+    yield from (f"{where} gains {_short(item)}" for item in came)
+    if not gone and not came and old != new:
+        yield f"{where}: another order"
 
 
 def _text(where: str, old: str, new: str) -> Iterator[str]:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import re
 import tempfile
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
+from traceproof.checkouts.gitrun import MOVED, Git, GitError, Patience
 from traceproof.errors import TraceproofError
 from traceproof.publish.bundle import Bundle, Change
 from traceproof.publish.push import Again, Outcome, patiently, planned, unlike
 from traceproof.text import redacted
-from traceproof.tokens import HUB_TOKENS
 
 PREFIX = "traceproof/"
-SECONDS = 900.0  # for one command
-SLOW = {"GIT_HTTP_LOW_SPEED_LIMIT": "1", "GIT_HTTP_LOW_SPEED_TIME": "60"}
-SLOW |= {"GIT_SSH_COMMAND": "ssh -o BatchMode=yes -o ConnectTimeout=15"}
-# What a push says when the branch moved under it.
-MOVED = ("non-fast-forward", "fetch first", "stale info", "cannot lock ref", "incorrect old value")
+PATIENCE = Patience(stall=900)  # a remote may check long what it is sent
 
 
 class Remote:
@@ -76,7 +71,9 @@ class _Clone:
         self.url = url
         self.folder = folder / "clone.git"
         folder.mkdir(parents=True, exist_ok=True)
-        self._run(["git", "clone", "--quiet", "--bare", "--no-tags", "--filter=blob:none", url, str(self.folder)])
+        what = ("clone", "--progress", "--bare", "--no-tags", "--filter=blob:none", "--", url, self.folder.name)
+        Git(folder, PATIENCE).network(*what)
+        self.runner = Git(self.folder, PATIENCE)
 
     @cached_property
     def default(self) -> str:
@@ -85,45 +82,18 @@ class _Clone:
         Raises:
             TraceproofError: the remote has no commits.
         """
-        name = self.git("symbolic-ref", "--short", "HEAD").decode().strip()
+        name = self.git("symbolic-ref", "--short", "HEAD").strip()
         if self.tip(name) is None:
             raise TraceproofError(f"{self.url} has no commit on its default branch")
         return name
 
-    def git(self, *arguments: str, data: bytes | None = None, index: Path | None = None) -> bytes:
-        """Run git in the clone."""
-        return self._run(["git", "--git-dir", str(self.folder), *arguments], data=data, index=index)
-
-    def _run(self, command: list[str], *, data: bytes | None = None, index: Path | None = None) -> bytes:
-        # Credentials are git's own business; the hub's token is none of it.
-        mine = {name: value for name, value in os.environ.items() if name not in HUB_TOKENS}
-        environment = {**SLOW, **mine, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-        if index is not None:
-            environment["GIT_INDEX_FILE"] = str(index)
-        try:
-            done = subprocess.run(
-                command, input=data, capture_output=True, env=environment, check=False, timeout=SECONDS
-            )
-        except subprocess.TimeoutExpired:
-            what = command[3 if command[1] == "--git-dir" else 1]
-            raise TraceproofError(
-                f"git {what} on {self.url} was not done after {SECONDS:g} s",
-                todo="Check the URL and the network; the default branch was not touched.",
-            ) from None
-        if done.returncode:
-            said = done.stderr.decode(errors="replace").strip()
-            if any(sign in said for sign in MOVED):
-                raise Again(said, wait=0.0)
-            raise TraceproofError(
-                f"git {command[3 if command[1] == '--git-dir' else 1]} failed on {self.url}",
-                problems=said.splitlines()[-6:],
-                todo="Check the URL and your git credentials; the default branch was not touched.",
-            )
-        return done.stdout
+    def git(self, *arguments: str, data: bytes = b"", index: Path | None = None) -> str:
+        """Standard output of git in the clone."""
+        return self.runner.local("--git-dir=.", *arguments, data=data, index=index)
 
     def tip(self, branch: str) -> str | None:
         """Commit of a branch, if it exists."""
-        found = self.git("for-each-ref", "--format=%(objectname)", f"refs/heads/{branch}").decode().strip()
+        found = self.git("for-each-ref", "--format=%(objectname)", f"refs/heads/{branch}").strip()
         return found or None
 
     def refuse_lfs(self, change: Change) -> None:
@@ -135,11 +105,7 @@ class _Clone:
         names = "\0".join(change.files).encode()
         index = self.folder / "attributes-index"
         self.git("read-tree", self.default, index=index)
-        said = (
-            self.git("check-attr", "--cached", "-z", "--stdin", "filter", data=names, index=index)
-            .decode()
-            .split("\0")
-        )
+        said = self.git("check-attr", "--cached", "-z", "--stdin", "filter", data=names, index=index).split("\0")
         kept = [path for path, _, value in zip(said[::3], said[1::3], said[2::3], strict=False) if value == "lfs"]
         if kept:
             raise TraceproofError(
@@ -155,17 +121,17 @@ class _Clone:
         self.git("read-tree", base, index=index)
         lines = []
         for path, data in sorted(files.items()):
-            blob = self.git("hash-object", "-w", "--stdin", data=data).decode().strip()
+            blob = self.git("hash-object", "-w", "--stdin", data=data).strip()
             lines.append(f"100644 {blob}\t{path}\n")
         self.git("update-index", "--index-info", data="".join(lines).encode(), index=index)
-        tree = self.git("write-tree", "--missing-ok", index=index).decode().strip()
-        if tips and self.git("rev-parse", f"{tips[0]}^{{tree}}").decode().strip() == tree:
+        tree = self.git("write-tree", "--missing-ok", index=index).strip()
+        if tips and self.git("rev-parse", f"{tips[0]}^{{tree}}").strip() == tree:
             return None
         parents = [*tips]
         if not tips or self._ahead(base, tips[0]):
             parents.append(base)
         flags = [flag for parent in parents for flag in ("-p", parent)]
-        return self.git("commit-tree", tree, *flags, data=message.encode()).decode().strip()
+        return self.git("commit-tree", tree, *flags, data=message.encode()).strip()
 
     def _ahead(self, base: str, tip: str) -> bool:
         """Whether the base has commits that the branch lacks."""
@@ -180,7 +146,14 @@ class _Clone:
         if branch == self.default or not branch.startswith(PREFIX):
             raise ValueError(f"{branch} is not a bundle's branch; nothing else is ever pushed to")
         lease = f"--force-with-lease=refs/heads/{branch}:{tip or ''}"
-        self.git("push", "--quiet", lease, self.url, f"{commit}:refs/heads/{branch}")
+        try:
+            self.runner.network(
+                "--git-dir=.", "push", "--progress", lease, self.url, f"{commit}:refs/heads/{branch}"
+            )
+        except GitError as error:
+            if re.search(MOVED, error.output):
+                raise Again(error.output, wait=0.0) from error
+            raise
 
 
 class Commit:
@@ -193,7 +166,7 @@ class Commit:
     @cached_property
     def _paths(self) -> frozenset[str]:
         listed = self._clone.git("ls-tree", "-r", "-z", "--name-only", self.revision)
-        return frozenset(name for name in listed.decode().split("\0") if name)
+        return frozenset(name for name in listed.split("\0") if name)
 
     def paths(self) -> frozenset[str]:
         """All files."""
@@ -201,4 +174,6 @@ class Commit:
 
     def read(self, path: str) -> bytes | None:
         """A file's content; None: it is not there."""
-        return self._clone.git("cat-file", "blob", f"{self.revision}:{path}") if path in self._paths else None
+        name = f"{self.revision}:{path}"
+        # The clone has no contents: git fetches one when it is read.
+        return self._clone.runner.content("--git-dir=.", "cat-file", "blob", name) if path in self._paths else None

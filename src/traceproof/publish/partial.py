@@ -139,35 +139,36 @@ class Partial:
 
     def call(self, node: ast.Call) -> ast.Call:
         """A call of a function of this package: static arguments go, and the callee is specialised for them."""
-        if not isinstance(node.func, ast.Name) or node.func.id in self._locals:
-            return node
-        function = self.module.get(node.func.id)
-        if not isinstance(function, FunctionType) or not function.__module__.startswith("traceproof."):
+        function = self._ours(node.func)
+        if function is None:
             return node
         code = function.__code__
         names = code.co_varnames[: code.co_argcount]
-        gone: dict[str, Any] = {}
-        kept = []
-        for index, argument in enumerate(node.args):
-            if isinstance(argument, ast.Name) and self._hidden(argument.id):
-                gone[names[index]] = None if argument.id == API else self.static[argument.id]
-            elif gone and any(isinstance(item, ast.Starred) for item in node.args):
-                raise Unemittable(ast.unparse(node))
-            else:
-                kept.append(argument)
-        keywords = []
-        for keyword in node.keywords:
-            if isinstance(keyword.value, ast.Name) and keyword.arg and self._hidden(keyword.value.id):
-                gone[keyword.arg] = None if keyword.value.id == API else self.static[keyword.value.id]
-            else:
-                keywords.append(keyword)
-        before = self.called.setdefault(node.func.id, (function, gone))
+        if any(isinstance(item, ast.Starred) for item in node.args) and any(map(self._hidden, node.args)):
+            raise Unemittable(ast.unparse(node))
+        named = [*zip(names, node.args, strict=False), *((one.arg, one.value) for one in node.keywords if one.arg)]
+        gone = {name: self._static(value) for name, value in named if self._hidden(value)}
+        kept = [argument for argument in node.args if not self._hidden(argument)]
+        keywords = [keyword for keyword in node.keywords if not (keyword.arg and self._hidden(keyword.value))]
+        before = self.called.setdefault(ast.unparse(node.func), (function, gone))
         if before != (function, gone):
-            raise Unemittable(f"{node.func.id} is called for two things")
+            raise Unemittable(f"{ast.unparse(node.func)} is called for two things")
         return ast.Call(node.func, kept, keywords)
 
-    def _hidden(self, name: str) -> bool:
-        return name == API or (name in self.static and literal(self.static[name]) is None)
+    def _ours(self, node: ast.expr) -> FunctionType | None:
+        """The function of this package that a name means."""
+        found = self.module.get(node.id) if isinstance(node, ast.Name) and node.id not in self._locals else None
+        return found if isinstance(found, FunctionType) and found.__module__.startswith("traceproof.") else None
+
+    def _hidden(self, node: ast.expr) -> bool:
+        """Whether an argument is a static value that can not be written."""
+        if not isinstance(node, ast.Name):
+            return False
+        return node.id == API or (node.id in self.static and literal(self.static[node.id]) is None)
+
+    def _static(self, node: ast.expr) -> Any:  # noqa: ANN401 - any value
+        assert isinstance(node, ast.Name)
+        return None if node.id == API else self.static[node.id]
 
 
 class _Expressions(ast.NodeTransformer):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.dataset.tree import Tree, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.names import fresh_folder, path_part
@@ -233,9 +234,10 @@ def _shown(
 
 def source_commit(root: Path) -> str:
     """The commit of a git checkout, `-dirty` if files differ from it; empty: it is none."""
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--match="]
-    done = subprocess.run(command, check=False, text=True, capture_output=True)
-    return done.stdout.strip() if done.returncode == 0 else ""
+    try:
+        return Git(root).local("describe", "--always", "--dirty", "--abbrev=40", "--match=").strip()
+    except GitError:
+        return ""
 
 
 def pinned(root: Path) -> dict[str, str]:

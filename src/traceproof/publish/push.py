@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from tenacity import RetryCallState, Retrying, retry_if_exception_type
+
 from traceproof.errors import TraceproofError
 from traceproof.publish.bundle import Base, Bundle, Change, resolve
 from traceproof.publish.check import problems
@@ -86,26 +88,45 @@ def patiently(
     Raises:
         TraceproofError: none did; says what the last one ran into.
     """
-    last, began = "", time.monotonic()
-    for number in range(tries):
-        try:
-            return attempt()
-        except Again as reason:
-            last = str(reason)
-            if not reason.reached and time.monotonic() - began > UNREACHED_SECONDS:
-                raise TraceproofError(
-                    f"not published: the other side cannot be reached: {last}",
-                    todo="Check the address and the network.",
-                ) from None
-            usual = min(LONGEST_PAUSE, FIRST_PAUSE * 2**number)
-            usual = usual if reason.wait is None else min(LONGEST_PAUSE, reason.wait)
-            if number + 1 < tries:
-                say(f"attempt {number + 1} of {tries} failed ({last[:200]}); again in {usual:g} s")
-                pause(usual)
-    raise TraceproofError(
-        f"not published: {tries} attempts failed, the last one on: {last}",
-        todo="Run the same command again later: what was uploaded is not uploaded twice.",
-    )
+    began = time.monotonic()
+
+    def lost(state: RetryCallState) -> bool:
+        return not _reason(state).reached and time.monotonic() - began > UNREACHED_SECONDS
+
+    def wait(state: RetryCallState) -> float:
+        usual = FIRST_PAUSE * 2.0 ** (state.attempt_number - 1)
+        asked = _reason(state).wait
+        return min(LONGEST_PAUSE, usual if asked is None else asked)
+
+    def again(state: RetryCallState) -> None:
+        last, pause = str(_reason(state))[:200], state.upcoming_sleep
+        say(f"attempt {state.attempt_number} of {tries} failed ({last}); again in {pause:g} s")
+
+    def ended(state: RetryCallState) -> Result:
+        last = _reason(state)
+        if lost(state):
+            todo = "Check the address and the network."
+            raise TraceproofError(f"not published: the other side cannot be reached: {last}", todo=todo) from None
+        raise TraceproofError(
+            f"not published: {tries} attempts failed, the last one on: {last}",
+            todo="Run the same command again later: what was uploaded is not uploaded twice.",
+        )
+
+    return Retrying(
+        retry=retry_if_exception_type(Again),
+        stop=lambda state: state.attempt_number >= tries or lost(state),
+        wait=wait,
+        sleep=pause,
+        before_sleep=again,
+        retry_error_callback=ended,
+    )(attempt)
+
+
+def _reason(state: RetryCallState) -> Again:
+    assert state.outcome is not None
+    reason = state.outcome.exception()
+    assert isinstance(reason, Again)
+    return reason
 
 
 def unlike(expected: Mapping[str, bytes], read: Callable[[str], bytes | None]) -> list[str]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from traceproof.checkouts.checkout import bring, tree_digest
+from traceproof.checkouts.contents import Wanted
+from traceproof.checkouts.gitrun import Git, Patience
 from traceproof.errors import TraceproofError
-from traceproof.sources.checkout import bring, tree_digest
-from traceproof.sources.contents import Wanted
-from traceproof.sources.gitrun import Git, Patience
 from traceproof.sources.model import ORIGINS, Pin
 from traceproof.sources.package import bring_package, package_digest
 from traceproof.stacks.base import Origin

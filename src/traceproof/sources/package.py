@@ -13,11 +13,11 @@ import zipfile
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from traceproof.checkouts.moving import State
 from traceproof.digests import digest_files
 from traceproof.errors import TraceproofError
 from traceproof.package_index import download_sdist
 from traceproof.sources.model import Pin
-from traceproof.sources.moving import State
 from traceproof.store import disk_errors, write_json
 from traceproof.tokens import without_secrets
 

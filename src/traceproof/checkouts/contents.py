@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from git import GitCommandError, Repo
+from git import GitCommandError, Repo, Tree
 
+from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.errors import TraceproofError
-from traceproof.sources.gitrun import Git, GitError, environment
 from traceproof.store import write_json
 
 NOTE = "traceproof.json"  # in .git: the commit that this program checked out last
@@ -84,18 +83,13 @@ def bounded_tree(folder: Path, commit: str) -> None:
     Raises:
         GitError: it has more than MOST_FILES, or cannot be listed.
     """
-    command = ["git", "ls-tree", "-r", "-z", "--name-only", commit]
-    files, last = 0, b""
-    with subprocess.Popen(
-        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as listing:
-        assert listing.stdout is not None
-        assert listing.stderr is not None
-        while files <= MOST_FILES and (last := listing.stdout.read(1 << 16)):
-            files += last.count(b"\0")
-        if files > MOST_FILES:
-            listing.kill()
-        said = b"" if files > MOST_FILES else listing.stderr.read()
+    try:
+        with Repo(folder) as repository:
+            files = _files(repository.commit(commit).tree, {})
+    except (ValueError, GitCommandError, RecursionError) as error:
+        todo = "Run the same command again; if it stays so, check the repository."
+        what = f"the files of {commit} cannot be listed"
+        raise GitError(what, output=str(error), final=False, todo=todo) from error
     if files > MOST_FILES:
         raise GitError(
             f"{commit} has more than {MOST_FILES} files, which no source of kernels has; nothing was checked out",
@@ -103,13 +97,13 @@ def bounded_tree(folder: Path, commit: str) -> None:
             final=True,
             todo="Look at what the repository holds, and give another commit.",
         )
-    if listing.returncode:
-        raise GitError(
-            f"the files of {commit} cannot be listed",
-            output=said.decode(errors="replace"),
-            final=False,
-            todo="Run the same command again; if it stays so, check the repository.",
-        )
+
+
+def _files(tree: Tree, known: dict[str, int]) -> int:
+    """How many files lie below a folder; one that stands in several places is looked at once."""
+    if tree.hexsha not in known:
+        known[tree.hexsha] = sum(_files(item, known) if isinstance(item, Tree) else 1 for item in tree)
+    return known[tree.hexsha]
 
 
 def finish(folder: Path, wanted: Wanted, git: Git) -> None:

@@ -10,8 +10,7 @@ import shutil
 from enum import StrEnum
 from pathlib import Path
 
-from traceproof.errors import TraceproofError
-from traceproof.sources.contents import (
+from traceproof.checkouts.contents import (
     NOTE,
     Wanted,
     bounded_tree,
@@ -22,7 +21,8 @@ from traceproof.sources.contents import (
     note,
     set_remote,
 )
-from traceproof.sources.gitrun import Git, GitError, unlock
+from traceproof.checkouts.gitrun import Git, GitError, unlock
+from traceproof.errors import TraceproofError
 from traceproof.store import write_json
 
 MOVING = "traceproof-moving.json"  # in .git while an update runs: from which commit to which

@@ -1,10 +1,12 @@
-"""Running git: no prompts, no waiting for ever, retries where they help, and errors that name the cause."""
+"""Running git: no prompts, no waiting for ever, retries where they help, and errors that name the cause.
+
+GitPython, which reads objects elsewhere, neither ends a stalled command's helpers nor bounds what it writes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
 import shutil
 import signal
@@ -16,12 +18,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    wait_exponential,
+    wait_random,
+)
+
 from traceproof.errors import TraceproofError
+from traceproof.text import redacted
 from traceproof.tokens import HUB_TOKENS, without_secrets
 
 TAIL = 6  # lines of git's output that an error shows; the cause stands last
 POLL_SECONDS = 0.1
 MOST_BYTES = 100 << 30  # that may come onto the disk while one command runs
+MOVED = r"non-fast-forward|fetch first|stale info|cannot lock ref|incorrect old value"  # of a push
 # What no second attempt changes: (pattern in git's output, what it means, what to do).
 FINAL: tuple[tuple[str, str, str], ...] = (
     (
@@ -44,6 +57,12 @@ FINAL: tuple[tuple[str, str, str], ...] = (
         "there is no repository at this address",
         "Check the address (git ls-remote URL).",
     ),
+    (
+        MOVED,
+        "the branch moved meanwhile",
+        "Run the same command again.",
+    ),
+    (r"remote rejected", "the remote refuses it", "See what it says."),
     (r"dubious ownership", "git does not trust the folder's owner", "See `git help config`, safe.directory."),
 )
 CORRUPT = re.compile(
@@ -75,7 +94,7 @@ class Patience:
 
     Attributes:
         attempts: tries of a network command in all.
-        pause: seconds before the second try; each further pause is twice as long, with some jitter.
+        pause: seconds before the second try; each further pause is twice as long, and up to half as much more.
         stall: seconds without a byte printed or written after which a command is ended.
     """
 
@@ -93,13 +112,18 @@ class Git:
     report: Callable[[str], None] = field(default=lambda _: None)
     lfs: bool = False
 
-    def local(self, *arguments: str) -> str:
+    def local(self, *arguments: str, data: bytes = b"", index: Path | None = None) -> str:
         """A command that needs no network; its standard output.
+
+        Args:
+            arguments: those of git.
+            data: what it reads from standard input.
+            index: an index file in place of the repository's own.
 
         Raises:
             GitError: it failed.
         """
-        return self._once(arguments, watched=False)
+        return self._once(arguments, watched=False, data=data, index=index).decode(errors="surrogateescape")
 
     def network(self, *arguments: str) -> str:
         """A command that talks to a remote: watched, and tried again where that may help.
@@ -107,28 +131,39 @@ class Git:
         Raises:
             GitError: every attempt failed.
         """
-        pause = self.patience.pause
-        for attempt in range(1, self.patience.attempts + 1):
-            try:
-                return self._once(arguments, watched=True)
-            except GitError as error:
-                if error.final or attempt == self.patience.attempts:
-                    raise
-                cause = error.problems[-1] if error.problems else error.what
-                self.report(f"attempt {attempt} failed ({cause}); again in {pause:.0f} s")
-            time.sleep(pause * random.uniform(0.75, 1.25))  # noqa: S311 - spreads load, guards nothing
-            pause *= 2
-        raise AssertionError("unreachable: the last attempt returns or raises")
+        return self.content(*arguments).decode(errors="replace")
 
-    def _once(self, arguments: tuple[str, ...], *, watched: bool) -> str:
+    def content(self, *arguments: str) -> bytes:
+        """Like `network`, with the output's bytes."""
+        retrying = Retrying(
+            retry=retry_if_exception(lambda error: isinstance(error, GitError) and not error.final),
+            stop=stop_after_attempt(self.patience.attempts),
+            wait=wait_exponential(multiplier=self.patience.pause) + wait_random(0, self.patience.pause / 2),
+            before_sleep=self._again,
+            reraise=True,
+        )
+        return retrying(self._once, arguments, watched=True)
+
+    def _again(self, state: RetryCallState) -> None:
+        assert state.outcome is not None
+        error, pause = state.outcome.exception(), state.upcoming_sleep
+        cause = error.problems[-1] if isinstance(error, GitError) and error.problems else str(error)
+        self.report(f"attempt {state.attempt_number} failed ({cause}); again in {pause:.0f} s")
+
+    def _once(
+        self, arguments: tuple[str, ...], *, watched: bool, data: bytes = b"", index: Path | None = None
+    ) -> bytes:
         # Hooks are off: a template folder of the user's may hold some, and they are no part of what is fetched.
         command = ["git", "-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false", *arguments]
-        with tempfile.TemporaryFile() as output:
+        own = {} if index is None else {"GIT_INDEX_FILE": str(index)}
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
+            given.write(data)
+            given.seek(0)
             process = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env=environment(lfs=self.lfs, network=watched),
-                stdin=subprocess.DEVNULL,
+                env={**environment(lfs=self.lfs, network=watched), **own},
+                stdin=given,
                 stdout=output,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # so that its helpers (index-pack, ssh) end with it
@@ -141,12 +176,12 @@ class Git:
                 _end(process)
             said.thread.join()
             output.seek(0)
-            text = output.read().decode(errors="replace")
+            content = output.read()
         if stalled:
             unlock(self.folder)  # else the next attempt meets the lock of this one, and says nothing else
         if process.returncode or stalled:
             raise self._failure(arguments, process.returncode, said.text(), stalled=stalled)
-        return text
+        return content
 
     def _watch(self, process: subprocess.Popen[bytes], said: _Listener) -> bool:
         """Wait for the end; True: nothing came for too long, and it was ended.
@@ -175,7 +210,7 @@ class Git:
         return False
 
     def _failure(self, arguments: tuple[str, ...], code: int, output: str, *, stalled: bool) -> GitError:
-        what = f"git {' '.join(arguments)} in {self.folder}"
+        what = redacted(f"git {' '.join(arguments)} in {self.folder}")
         if stalled:
             return GitError(
                 f"{what}: the remote sent nothing for {self.patience.stall:g} s",
@@ -192,7 +227,7 @@ class Git:
             f"{what} ended with {code}",
             output=output,
             final=False,
-            todo="Check the address and the network (git ls-remote URL), and run the same command again.",
+            todo="Check the address, the network (git ls-remote URL), and that a shallow clone has the commits.",
         )
 
 
@@ -237,8 +272,8 @@ def unlock(folder: Path) -> None:
 
 def _bytes_of_packs(folder: Path) -> int:
     """Bytes in a repository's packs, finished or coming in."""
-    total = 0
-    for pack in (folder / ".git" / "objects" / "pack", *(folder / ".git" / "modules").rglob("objects/pack")):
+    total, own = 0, folder / ".git" if (folder / ".git").is_dir() else folder  # or a bare one
+    for pack in (own / "objects" / "pack", *(own / "modules").rglob("objects/pack")):
         try:
             with os.scandir(pack) as entries:
                 total += sum(entry.stat().st_size for entry in entries)

@@ -6,18 +6,18 @@ clone has left is used by the next one. An existing checkout is moved to another
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from git import Repo
 
+from traceproof.checkouts.contents import Wanted, bounded_tree, fetch, finish, set_remote
+from traceproof.checkouts.gitrun import Git, GitError, unlock
+from traceproof.checkouts.moving import State, update
 from traceproof.errors import TraceproofError
-from traceproof.sources.contents import Wanted, bounded_tree, fetch, finish, set_remote
-from traceproof.sources.gitrun import Git, GitError, unlock
-from traceproof.sources.moving import State, update
 from traceproof.store import disk_errors
 
 
@@ -49,14 +49,13 @@ def scratch_of(target: Path) -> Path:
 @contextmanager
 def _alone(target: Path) -> Iterator[None]:
     """Hold a lock that ends with this process: two runs must not write one folder."""
-    with target.with_name(f".{target.name}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TraceproofError(
-                f"{target} is being fetched by another run", todo="Wait for it to end, then run again."
-            ) from None
-        yield
+    try:
+        with FileLock(target.with_name(f".{target.name}.lock"), timeout=0):
+            yield
+    except Timeout:
+        raise TraceproofError(
+            f"{target} is being fetched by another run", todo="Wait for it to end, then run again."
+        ) from None
 
 
 def _in(git: Git, folder: Path) -> Git:
@@ -67,7 +66,7 @@ def _clone(target: Path, wanted: Wanted, git: Git) -> None:
     scratch = scratch_of(target)
     resumed = scratch.is_dir()
     try:
-        _fill(scratch, wanted, _in(git, scratch))
+        fill(scratch, wanted, _in(git, scratch))
     except GitError as error:
         if not (error.final or error.corrupt):
             raise  # the network, most likely: what came so far serves the next run
@@ -76,13 +75,18 @@ def _clone(target: Path, wanted: Wanted, git: Git) -> None:
             raise
         # The fault may lie in what a killed clone left, so it proves nothing about the remote yet.
         git.report("what an interrupted clone left is of no use; starting over")
-        _fill(scratch, wanted, _in(git, scratch))
+        fill(scratch, wanted, _in(git, scratch))
     if target.is_dir():
         target.rmdir()  # empty
     scratch.rename(target)
 
 
-def _fill(scratch: Path, wanted: Wanted, git: Git) -> None:
+def fill(scratch: Path, wanted: Wanted, git: Git) -> None:
+    """Make an absent folder, or what a killed clone left, a checkout of the commit.
+
+    Raises:
+        TraceproofError: not possible.
+    """
     scratch.mkdir(exist_ok=True)
     if (scratch / ".git").is_dir():
         unlock(scratch)

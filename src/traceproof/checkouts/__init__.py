@@ -1,0 +1,1 @@
+"""Repositories at a commit: running git, cloning, checking out."""
