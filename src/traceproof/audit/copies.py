@@ -133,22 +133,29 @@ def _short(text: str) -> str:
 def check_api(file: TestFile, package: Package) -> Iterator[Finding]:
     """Names of a package that the file uses and that its unpacked files do not have."""
     aliases: dict[str, str] = {}
-    for node in ast.walk(file.tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name.partition(".")[0] == package.name:
-                    aliases[alias.asname or package.name] = alias.name if alias.asname else package.name
-                    yield from _api_problem(file, node, alias.name, package)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == package.name:
-            for alias in node.names:
-                aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-                yield from _api_problem(file, node, f"{node.module}.{alias.name}", package)
+    for statement, bound, start, name in _imported(file):
+        if name.partition(".")[0] == package.name:
+            aliases[bound] = start
+            yield from _api_problem(file, statement, name, package)
     inner = {id(node.value) for node in ast.walk(file.tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(file.tree):
         if isinstance(node, ast.Attribute) and id(node) not in inner:
             path = _path(node, aliases)
             if path:
                 yield from _api_problem(file, node, path, package)
+
+
+def _imported(file: TestFile) -> Iterator[tuple[ast.stmt, str, str, str]]:
+    """Each import's statement, the name that it binds, what that name means, and what is imported."""
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                yield node, alias.asname or first, alias.name if alias.asname else first, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                name = f"{node.module or ''}.{alias.name}"
+                yield node, alias.asname or alias.name, name, name
 
 
 def _path(node: ast.expr, aliases: Mapping[str, str]) -> str:

@@ -9,18 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import traceproof
 from traceproof.digests import digest_json
-from traceproof.lint.sarif import SCHEMA
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """A rule: its code, what it finds, and what to do."""
-
-    code: str
-    title: str
-    todo: str
+from traceproof.lint.model import Code
+from traceproof.lint.sarif import Log
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -78,35 +69,13 @@ def as_text(findings: Iterable[Finding], codes: Mapping[str, Code]) -> str:
 
 def as_sarif(findings: Iterable[Finding], codes: Mapping[str, Code]) -> dict[str, Any]:
     """A SARIF 2.1.0 log of one run."""
-    order = sorted(codes)
-    rules = [
-        {"id": code, "shortDescription": {"text": codes[code].title}, "help": {"text": codes[code].todo}}
-        for code in order
-    ]
-    driver = {"name": "traceproof", "version": traceproof.__version__, "rules": rules}
-    results = [_result(finding, codes[finding.code], order.index(finding.code)) for finding in sorted(findings)]
-    run = {
-        "tool": {"driver": driver},
-        "columnKind": "unicodeCodePoints",
-        "originalUriBaseIds": {"ROOT": {"description": {"text": "the folder that was read"}}},
-        "results": results,
-    }
-    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
-
-
-def _result(finding: Finding, code: Code, index: int) -> dict[str, Any]:
-    region = {
-        "startLine": finding.line,
-        "startColumn": finding.column,
-        "endLine": finding.end_line,
-        "endColumn": max(finding.end_column, 1),
-    }
-    artifact = {"uri": finding.path.as_posix(), "uriBaseId": "ROOT"}
-    return {
-        "ruleId": finding.code,
-        "ruleIndex": index,
-        "level": "warning",
-        "message": {"text": f"{code.title}: {finding.evidence}. {code.todo}"},
-        "locations": [{"physicalLocation": {"artifactLocation": artifact, "region": region}}],
-        "partialFingerprints": {"traceproof/v1": finding.fingerprint},
-    }
+    log = Log([codes[code] for code in sorted(codes)], "ROOT", "the folder that was read")
+    for finding in sorted(findings):
+        region = {
+            "startLine": finding.line,
+            "startColumn": finding.column,
+            "endLine": finding.end_line,
+            "endColumn": max(finding.end_column, 1),
+        }
+        log.add(finding, region)
+    return log.of()

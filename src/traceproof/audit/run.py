@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.audit import copies, process, static
-from traceproof.audit.findings import Code, Finding, at
+from traceproof.audit.findings import Finding, at
 from traceproof.audit.source import Function, TestFile
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
+from traceproof.lint.model import Code
 from traceproof.reading import MIB, read_bytes
 from traceproof.worker import Pool
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
+from typing import TypeGuard
 
 from traceproof.audit.findings import Finding, at
 from traceproof.audit.source import Function, TestFile, called, dotted, last_name
@@ -145,24 +146,20 @@ def _only_shape(test: ast.expr) -> bool:
 
 def _unseeded(file: TestFile, test: Function) -> Iterator[Finding]:
     reached = file.reached(test)
-    calls = [node for function in reached for node in ast.walk(function) if isinstance(node, ast.Call)]
-    draws = [node for node in calls if _draws(node) and not any(k.arg == "generator" for k in node.keywords)]
-    seeded = {name for function in reached for name in called(function)} & SEEDS
-    fixtures = {
-        name
-        for name, function in file.functions.items()
-        if _is_autouse(function) and set(called(function)) & SEEDS
-    }
-    at_import = {
-        name for node in file.tree.body if not isinstance(node, Function) for name in called(node)
-    } & SEEDS
-    if draws and not (seeded or fixtures or at_import):
+    draws = [node for function in reached for node in ast.walk(function) if _draws(node)]
+    fixtures = [function for function in file.functions.values() if _is_autouse(function)]
+    at_import = [node for node in file.tree.body if not isinstance(node, Function)]
+    seeded = any(SEEDS.intersection(called(node)) for node in (*reached, *fixtures, *at_import))
+    if draws and not seeded:
         first = min(draws, key=lambda node: node.lineno)
         what = f"{test.name} draws {len(draws)} times, first by {ast.unparse(first.func)}, and sets no seed"
         yield at(file.path, first, "TA302", what, file.lines)
 
 
-def _draws(call: ast.Call) -> bool:
+def _draws(call: ast.AST) -> TypeGuard[ast.Call]:
+    """Whether a node draws random values, and not from a generator of its own."""
+    if not isinstance(call, ast.Call) or any(keyword.arg == "generator" for keyword in call.keywords):
+        return False
     name = last_name(call.func)
     start = dotted(call.func).partition(".")[0]
     return (name in RANDOM and start in {"torch", "np", "numpy", "random"}) or name in IN_PLACE

@@ -91,6 +91,20 @@ class Diff:
         }
         return {"worse": self.worse, **found, "new_apis": self.new_apis, "vanished_apis": self.vanished_apis}
 
+    def take(self, was: Row | None, row: Row) -> None:
+        """File a row beside that of before, if it has one."""
+        verdict, before = row["verdict"], was["verdict"] if was is not None else None
+        if verdict in BAD and before not in BAD:
+            self.failing.append((was, row))
+        elif was is None:
+            return
+        elif verdict == Verdict.SKIP and before != Verdict.SKIP:
+            self.skipped.append((was, row))
+        elif verdict == Verdict.PASS and before != Verdict.PASS:
+            self.passing.append((was, row))
+        elif _has_moved(was, row):
+            self.moved.append((was, row))
+
 
 def diff(before: Kept, after: Kept) -> Diff:
     """Compare two states by definition, case, seed, actor and output.
@@ -104,18 +118,8 @@ def diff(before: Kept, after: Kept) -> Diff:
     found = Diff(before, after)
     for key, row in new.items():
         was = _before(old, key)
-        if was is None and row.get("dataset") not in series.datasets:
-            continue
-        if row["verdict"] in BAD and (was is None or was["verdict"] not in BAD):
-            found.failing.append((was, row))
-        elif was is None:
-            continue
-        elif row["verdict"] == Verdict.SKIP and was["verdict"] != Verdict.SKIP:
-            found.skipped.append((was, row))
-        elif row["verdict"] == Verdict.PASS and was["verdict"] != Verdict.PASS:
-            found.passing.append((was, row))
-        elif _has_moved(was, row):
-            found.moved.append((was, row))
+        if was is not None or row.get("dataset") in series.datasets:
+            found.take(was, row)
     found.vanished_rows.extend((row, None) for row in _vanished(old, new))
     found.vanished_apis.extend(
         sorted({_api(row) for was, row in found.skipped if row["reason"] == Skip.API_ABSENT})

@@ -54,7 +54,7 @@ def audit_tests(  # noqa: PLR0913 - one parameter an option
         say=say,
     )
     report = audit(folder, settings)
-    run.write_result(sarif_file, as_sarif(report.findings, CODES))
+    run.write_result(sarif_file, as_sarif(report.findings, CODES), option="--sarif")
     run.write_result(json_file, _json(report))
     text = as_text(report.findings, CODES)
     text += "".join(f"{line}\n" for line in _closing(report))

@@ -61,14 +61,21 @@ def clone_repos(  # noqa: PLR0913 - one parameter an option
     _known([*chosen, *(lfs or []), *(name for given in changes.values() for name in given)], {*pins, *urls})
     given = {name: _given(name, changes) for name in chosen}
     git = Git(Path.cwd(), Patience(stall=stall))
-    order = Order(
-        pins={}, unpinned={}, target_dir=target_dir, jobs=jobs, lfs=frozenset(lfs or []), patience=git.patience
-    )
+    found: dict[str, Pin] = {}
+    unpinned: dict[str, str] = {}
     for name in chosen:
         try:
-            order.pins[name] = _pin(name, pins.get(name), given[name], urls.get(name), git)
+            found[name] = _pin(name, pins.get(name), given[name], urls.get(name), git)
         except TraceproofError as error:
-            order.unpinned[name] = str(error)
+            unpinned[name] = str(error)
+    order = Order(
+        pins=found,
+        unpinned=unpinned,
+        target_dir=target_dir,
+        jobs=jobs,
+        lfs=frozenset(lfs or []),
+        patience=git.patience,
+    )
     value, known = clone_all(order, Progress())
     records = {name: value["repositories"][name] for name in chosen}
     failed = {name: record["error"] for name, record in records.items() if record["status"] == FAILED}
@@ -93,7 +100,7 @@ def _check_values(urls: Mapping[str, str], commits: Mapping[str, str]) -> None:
             raise TraceproofError(f"--commit {name}={digits}: expected all 40 hexadecimal digits")
 
 
-def _keep(lock: Path, pins: Mapping[str, Pin]) -> None:
+def _keep(lock: Path, pins: dict[str, Pin]) -> None:
     """Write what could be had to the lock, which only names what was there once."""
     before = read_lock(lock)
     if before | pins != before:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -57,8 +54,8 @@ def lint_command(  # noqa: PLR0913 - one parameter an option
         baseline=None if update_baseline else baseline,
         flashinfer=flashinfer_path,
     )
-    _write("--json", json_file, as_json(report))
-    _write("--sarif", sarif_file, as_sarif(report))
+    run.write_result(json_file, as_json(report))
+    run.write_result(sarif_file, as_sarif(report), option="--sarif")
     piped = "-" in {str(json_file), str(sarif_file)}
     print_report(report, Console(stderr=piped, highlight=False))
     if update_baseline and baseline is not None:
@@ -76,16 +73,3 @@ def _configured() -> Path:
 
 def _codes(given: list[str] | None) -> list[str]:
     return [code.strip() for codes in given or [] for code in codes.split(",")]
-
-
-def _write(option: str, target: Path | None, value: Mapping[str, Any]) -> None:
-    if target is None:
-        return
-    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-    if str(target) == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise TraceproofError(f"{option} {target} cannot be written: {error.strerror}") from error

@@ -11,7 +11,8 @@ import typer
 from traceproof.audit.findings import as_sarif, as_text
 from traceproof.cli import run
 from traceproof.errors import TraceproofError
-from traceproof.kernel_lint.run import CODES, Report, lint_kernels, write_baseline
+from traceproof.kernel_lint.run import CODES, Report, lint_kernels
+from traceproof.lint.baseline import write_baseline
 
 
 def lint_kernels_command(  # noqa: PLR0913 - one parameter an option
@@ -46,7 +47,7 @@ def lint_kernels_command(  # noqa: PLR0913 - one parameter an option
     if update_baseline and baseline is not None:
         write_baseline(baseline, report.findings)
         raise typer.Exit(run.FINE)
-    run.write_result(sarif_file, as_sarif(report.findings, CODES))
+    run.write_result(sarif_file, as_sarif(report.findings, CODES), option="--sarif")
     run.write_result(json_file, _json(report))
     text = as_text(report.findings, CODES)
     text += f"{report.kernels} kernels in {report.files} files: {len(report.findings)} findings"

@@ -76,8 +76,8 @@ def all_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def write_result(target: Path | None, value: Mapping[str, Any]) -> None:
-    """What `--json FILE` asks for; `-` is stdout.
+def write_result(target: Path | None, value: Mapping[str, Any], *, option: str = "--json") -> None:
+    """Write what `--json FILE` asks for, or another option; `-` is stdout.
 
     Raises:
         TraceproofError: the file can not be written.
@@ -91,4 +91,4 @@ def write_result(target: Path | None, value: Mapping[str, Any]) -> None:
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise TraceproofError(f"--json {target} cannot be written: {error.strerror}") from error
+        raise TraceproofError(f"{option} {target} cannot be written: {error.strerror}") from error

@@ -51,25 +51,27 @@ def verify(  # noqa: PLR0913 - the specification's options
     """
     if everything and (op_type or definition_name):
         raise TraceproofError("--all selects everything: give it, or --op-type and --definition-name, not both")
-    changes: dict[str, Any] = {}
-    selection: dict[str, Any] = {
-        "op_type": op_type,
-        "definition_name": definition_name,
-        "case": case,
-        "all": everything or None,
+    options = {
+        "selection": _selection(op_type=op_type, definition_name=definition_name, case=case, all=everything),
+        "dataset": dataset and {"path": str(dataset.expanduser().resolve()), "pypi": None, "git": None},
+        "test_sizes": test_sizes,
+        "tolerance": tolerance,
+        "seed": seed,
+        "force": force or None,
+        "hidden_seed": hidden_seed,
+        "allow_weak_isolation": allow_weak_isolation or None,
     }
-    given = {key: value for key, value in selection.items() if value}
-    if op_type or definition_name:
-        given = {"op_type": [], "definition_name": [], "all": False, **given}
-    if given:
-        changes["selection"] = given
-    if dataset is not None:
-        changes["dataset"] = {"path": str(dataset.expanduser().resolve()), "pypi": None, "git": None}
-    options = {"test_sizes": test_sizes, "tolerance": tolerance, "seed": seed, "force": force or None}
-    options |= {"hidden_seed": hidden_seed, "allow_weak_isolation": allow_weak_isolation or None}
-    changes |= {key: value for key, value in options.items() if value is not None}
+    changes = {key: value for key, value in options.items() if value is not None}
     code = _verify(changes, cores or run.all_cores(), snakemake or [], json_file)
     raise typer.Exit(code)
+
+
+def _selection(**given: list[str] | bool | None) -> dict[str, Any] | None:
+    """Selection to put in place of config.yaml's; what is chosen by name is not added to what stands there."""
+    chosen: dict[str, Any] = {key: value for key, value in given.items() if value}
+    if "op_type" in chosen or "definition_name" in chosen:
+        chosen = {"op_type": [], "definition_name": [], "all": False, **chosen}
+    return chosen or None
 
 
 def _verify(changes: dict[str, Any], cores: int, extra: list[str], json_file: Path | None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 from typing import Any
@@ -61,17 +61,11 @@ def cover(space: Space, records: Sequence[Values]) -> Coverage:
     What a definition fixes, a case can not change: only the combinations of fixed values that occur are reachable.
     """
     space = _within(space, records)
-    single = [(axis.name, value) for axis in space.axes for value in axis.values]
-    single = [item for item in single if smallest(space, dict([item])) is not None]
+    known = [(axis.name, value) for axis in space.axes for value in axis.values]
+    single = [item for item in known if smallest(space, dict([item])) is not None]
     seen = {(name, value) for record in records for name, values in record.items() for value in values}
-    known = {(axis.name, value) for axis in space.axes for value in axis.values}
     pairs = list(_pairs(space))
-    together = {
-        frozenset(pair)
-        for record in records
-        for one, other in combinations(sorted(record), 2)
-        for pair in product(((one, value) for value in record[one]), ((other, value) for value in record[other]))
-    }
+    together = {pair for record in records for pair in _pairs_of(record)}
     return Coverage(
         op_type=space.op_type,
         cases=len(records),
@@ -79,8 +73,14 @@ def cover(space: Space, records: Sequence[Values]) -> Coverage:
         pairs=(sum(pair in together for pair in pairs), len(pairs)),
         gaps=_gaps(space, [[item] for item in single if item not in seen]),
         pair_gaps=_gaps(space, [sorted(pair) for pair in pairs if pair not in together]),
-        unknown=tuple(sorted(f"{name}={value}" for name, value in seen - known)),
+        unknown=tuple(sorted(f"{name}={value}" for name, value in seen.difference(known))),
     )
+
+
+def _pairs_of(record: Values) -> Iterator[frozenset[tuple[str, str]]]:
+    """Pairs of values, each of another axis, that one case exercises."""
+    for one, other in combinations(sorted(record), 2):
+        yield from (frozenset({(one, a), (other, b)}) for a, b in product(record[one], record[other]))
 
 
 def placed(coverage: Coverage, records: Sequence[Values], places: Sequence[str]) -> Coverage:

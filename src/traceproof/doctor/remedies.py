@@ -85,17 +85,7 @@ def of_gpu(driver: Driver, stacks: Sequence[StackFound], compiler: Program) -> I
     """A driver that gives no GPU, and compilers that kernels need; nothing where there is no driver."""
     if not driver.present:
         return
-    refused = [one for one in stacks if one.cuda]
-    if driver.problem or refused:
-        why = [driver.problem, *(f"{one.name}: PyTorch finds no GPU: {one.cuda}" for one in refused)]
-        unknown = bool(driver.problem) and not any(one.state == "ready" for one in stacks)
-        yield Problem(
-            what="; ".join(filter(None, why)),
-            todo="The driver's files are there, so a run takes the GPU stacks. nvidia-smi has to list a GPU that "
-            "this user may open, and CUDA_VISIBLE_DEVICES must not hide it. Where there is none to use: "
-            "stacks.torch.env: cpu and truths: [torch] in config.yaml.",
-            fatal=bool(refused) or unknown,
-        )
+    yield from _refused(driver, stacks)
     if compiler.problem:
         yield Problem(
             what=f"no C++ compiler, which FlashInfer's kernels and Triton need: {compiler.problem}",
@@ -109,6 +99,20 @@ def of_gpu(driver: Driver, stacks: Sequence[StackFound], compiler: Program) -> I
                 todo=f"Name a toolkit's folder, which has bin/nvcc, as stacks.{one.name}.cuda_home in "
                 f"config.yaml; stacks.{one.name}.python: null builds an environment that has one.",
             )
+
+
+def _refused(driver: Driver, stacks: Sequence[StackFound]) -> Iterator[Problem]:
+    refused = [one for one in stacks if one.cuda]
+    if driver.problem or refused:
+        why = [driver.problem, *(f"{one.name}: PyTorch finds no GPU: {one.cuda}" for one in refused)]
+        unknown = bool(driver.problem) and not any(one.state == "ready" for one in stacks)
+        yield Problem(
+            what="; ".join(filter(None, why)),
+            todo="The driver's files are there, so a run takes the GPU stacks. nvidia-smi has to list a GPU that "
+            "this user may open, and CUDA_VISIBLE_DEVICES must not hide it. Where there is none to use: "
+            "stacks.torch.env: cpu and truths: [torch] in config.yaml.",
+            fatal=bool(refused) or unknown,
+        )
 
 
 def of_room(memory: Memory, disk: Disk, *, root: Path) -> Iterator[Problem]:

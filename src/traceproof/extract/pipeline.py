@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -129,12 +130,11 @@ def worlds(tp: Sequence[int], ep: Sequence[int], usual: Sequence[Parallel]) -> t
     if not tp and not ep:
         return tuple(usual)
     ranks, spread = list(tp) or [max(ep)], list(ep) or [1]
-    bad = [f"tp: {value}; allowed: 1 and up" for value in ranks if value < 1]
-    bad += [f"ep: {value}; allowed: 1 and up" for value in spread if value < 1]
-    if bad:
+    named = [*product(["tp"], ranks), *product(["ep"], spread)]
+    if bad := [f"{name}: {value}; allowed: 1 and up" for name, value in named if value < 1]:
         raise TraceproofError("the parallelism cannot be used", problems=bad)
-    pairs = tuple(Parallel(one, other) for one in ranks for other in spread if one % other == 0)
-    unused = [other for other in spread if all(pair.ep != other for pair in pairs)]
+    pairs = tuple(Parallel(one, other) for one, other in product(ranks, spread) if one % other == 0)
+    unused = sorted(set(spread) - {pair.ep for pair in pairs}, key=spread.index)
     if unused or not pairs:
         raise TraceproofError(
             f"ep {unused or spread} divides no tp of {ranks}",

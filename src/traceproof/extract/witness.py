@@ -7,7 +7,7 @@ for a person to read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from traceproof.dataset.definition import ConstAxis, Definition, TensorSpec
@@ -83,9 +83,17 @@ def _notes(definition: Definition, template: Template) -> Iterator[str]:
 def _differences(definition: Definition, template: Template) -> Iterator[str]:
     if definition.op_type != template.op_type:
         yield f"op_type: {definition.op_type} and {template.op_type}"
-    used = {name for spec in _specs(definition) for name in spec.shape or ()}
-    theirs = [spec for spec in (*template.inputs.values(), *template.outputs.values()) if not spec.optional]
-    required = {name for spec in theirs for name in spec.shape or ()}
+    yield from _axes(definition, template)
+    yield from _tensors("inputs", definition.inputs, template.inputs)
+    yield from _tensors("outputs", definition.outputs, template.outputs)
+    yield from _constants(definition, template)
+
+
+def _axes(definition: Definition, template: Template) -> Iterator[str]:
+    used = _named(_specs(definition))
+    required = _named(
+        spec for spec in (*template.inputs.values(), *template.outputs.values()) if not spec.optional
+    )
     for name, axis in template.axes.items():
         ours = definition.axes.get(name)
         if ours is None:
@@ -95,9 +103,11 @@ def _differences(definition: Definition, template: Template) -> Iterator[str]:
             kinds = ["const" if const else "var" for const in (isinstance(ours, ConstAxis), axis.const)]
             yield f"axes.{name}: {kinds[0]} and {kinds[1]}"
     yield from (f"axes.{name}: ours alone" for name in definition.axes if name in used - template.axes.keys())
-    yield from _tensors("inputs", definition.inputs, template.inputs)
-    yield from _tensors("outputs", definition.outputs, template.outputs)
-    yield from _constants(definition, template)
+
+
+def _named(specs: Iterable[TensorSpec | TemplateTensor]) -> set[str]:
+    """Axes in the shapes of some tensors."""
+    return {name for spec in specs for name in spec.shape or ()}
 
 
 def _specs(definition: Definition) -> list[TensorSpec]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import ast
-import json
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from traceproof.audit.findings import Code, Finding, at
+from traceproof.audit.findings import Finding, at
 from traceproof.audit.source import dotted
 from traceproof.errors import TraceproofError
 from traceproof.kernel_lint.kernels import findings_of, kernels
-from traceproof.lint.baseline import VERSION, read_baseline
+from traceproof.lint.baseline import read_baseline, split
+from traceproof.lint.model import Code
 
 CODES: Mapping[str, Code] = {
     code.code: code
@@ -62,32 +62,11 @@ def lint_kernels(root: Path, *, baseline: Path | None = None) -> Report:
     if not paths:
         raise TraceproofError(f"{root} holds no Python files", todo="Give a file or a folder of kernels.")
     base = root.parent if root.is_file() else root
-    left = read_baseline(baseline) if baseline is not None else Counter()
+    known: Counter[str] = read_baseline(baseline) if baseline is not None else Counter()
     report = Report(files=len(paths))
-    for path in paths:
-        for finding in _file(path, path.relative_to(base), report):
-            if left[finding.fingerprint] > 0:
-                left[finding.fingerprint] -= 1
-                report.known.append(finding)
-            else:
-                report.findings.append(finding)
+    found = (finding for path in paths for finding in _file(path, path.relative_to(base), report))
+    report.findings, report.known, _ = split(found, known)
     return report
-
-
-def write_baseline(path: Path, findings: Iterable[Finding]) -> None:
-    """Write findings as known, sorted.
-
-    Raises:
-        TraceproofError: the file can not be written.
-    """
-    entries = [
-        {"code": f.code, "path": f.path.as_posix(), "evidence": f.evidence, "fingerprint": f.fingerprint}
-        for f in sorted(findings)
-    ]
-    try:
-        path.write_text(json.dumps({"version": VERSION, "findings": entries}, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise TraceproofError(f"The baseline {path} can not be written: {error.strerror}") from error
 
 
 def _file(path: Path, relative: Path, report: Report) -> Iterator[Finding]:

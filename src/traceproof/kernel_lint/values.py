@@ -47,6 +47,11 @@ class Value:
     runtime: bool = False  # a number that the kernel is given when it is launched, such as a stride
 
     @property
+    def late(self) -> bool:
+        """Whether it is a product in 32 bits, which a cast comes too late for."""
+        return self.narrow and self.level == PRODUCT
+
+    @property
     def narrow(self) -> bool:
         """From the grid, or an offset from a loop, and nowhere widened in time."""
         offset = self.looped and self.level == PRODUCT
@@ -89,20 +94,7 @@ def evaluate(node: ast.expr, known: Known) -> Value:
 
 def _binary(node: ast.BinOp, known: Known) -> Value:
     left, right = evaluate(node.left, known), evaluate(node.right, known)
-    source = left if left.narrow or not right.grid else right
-    late = any(side.narrow and side.level == PRODUCT for side in (left, right))
-    wide = left.wide or right.wide
-    both = Value(
-        grid=left.grid or right.grid,
-        level=max((side.level for side in (left, right) if side.grid or side.looped), default=BARE),
-        wide=wide,
-        wrapped=left.wrapped or right.wrapped or (wide and late),
-        ranges=left.ranges | right.ranges,
-        tail=left.tail | right.tail,
-        spans=left.spans | right.spans,
-        origin=source.origin or left.origin or right.origin,
-        looped=left.looped or right.looped,
-    )
+    both = _both(left, right)
     match node.op:
         case ast.Mult():
             return _product(node, both, (left, right))
@@ -119,6 +111,23 @@ def _binary(node: ast.BinOp, known: Known) -> Value:
             return replace(both, ranges=none, tail=none, spans=spans, level=level, counts=both.grid)
         case _:
             return both
+
+
+def _both(left: Value, right: Value) -> Value:
+    """What any operation makes of its two sides."""
+    source = left if left.narrow or not right.grid else right
+    wide = left.wide or right.wide
+    return Value(
+        grid=left.grid or right.grid,
+        level=max((side.level for side in (left, right) if side.grid or side.looped), default=BARE),
+        wide=wide,
+        wrapped=left.wrapped or right.wrapped or (wide and (left.late or right.late)),
+        ranges=left.ranges | right.ranges,
+        tail=left.tail | right.tail,
+        spans=left.spans | right.spans,
+        origin=source.origin or left.origin or right.origin,
+        looped=left.looped or right.looped,
+    )
 
 
 def addends(node: ast.expr) -> Iterator[ast.expr]:

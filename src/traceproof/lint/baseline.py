@@ -6,12 +6,26 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from traceproof.errors import TraceproofError
-from traceproof.lint.model import Finding
 
 VERSION = 1
+STATED = ("code", "path", "field", "evidence", "fingerprint")  # of a finding, as far as its kind has them
+
+
+class Known(Protocol):
+    """A finding of any linter, as a baseline needs it."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Says that two findings are the same one."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The finding as a JSON object."""
+
+
+Found = TypeVar("Found", bound=Known)
 
 
 def read_baseline(path: Path) -> Counter[str]:
@@ -32,17 +46,15 @@ def read_baseline(path: Path) -> Counter[str]:
         raise TraceproofError(f"{path} is no baseline: {error}", todo=todo) from error
 
 
-def write_baseline(path: Path, findings: Iterable[Finding]) -> None:
+def write_baseline(path: Path, findings: Iterable[Known]) -> None:
     """Write all findings as known; sorted, so that a change shows as few lines of a diff.
 
     Raises:
         TraceproofError: the file can not be written.
     """
-    entries = [
-        {key: finding.as_json()[key] for key in ("code", "path", "field", "evidence", "fingerprint")}
-        for finding in findings
-    ]
-    entries.sort(key=lambda entry: (entry["path"], entry["code"], entry["field"], entry["evidence"]))
+    stated = [finding.as_json() for finding in findings]
+    entries = [{key: entry[key] for key in STATED if key in entry} for entry in stated]
+    entries.sort(key=lambda entry: [entry.get(key, "") for key in ("path", "code", "field", "evidence")])
     text = json.dumps({"version": VERSION, "findings": entries}, indent=1, ensure_ascii=False)
     try:
         path.write_text(text + "\n", encoding="utf-8")
@@ -50,10 +62,11 @@ def write_baseline(path: Path, findings: Iterable[Finding]) -> None:
         raise TraceproofError(f"The baseline {path} can not be written: {error.strerror}") from error
 
 
-def split(findings: Iterable[Finding], known: Counter[str]) -> tuple[list[Finding], list[Finding], int]:
+def split(findings: Iterable[Found], known: Counter[str]) -> tuple[list[Found], list[Found], int]:
     """Findings that are new, findings that are known, and how many known ones are gone."""
     left = known.copy()
-    new, old = [], []
+    new: list[Found] = []
+    old: list[Found] = []
     for finding in findings:
         if left[finding.fingerprint] > 0:
             left[finding.fingerprint] -= 1

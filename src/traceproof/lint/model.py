@@ -19,6 +19,19 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
+ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What a linter looks for: its code, what it finds, what to do, and how much it matters."""
+
+    code: str
+    title: str
+    todo: str
+    severity: Severity = Severity.WARNING
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One finding of one rule.
@@ -76,14 +89,10 @@ class Hit:
 Check = Callable[[Dataset], Iterator[Hit]]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule(Code):
     """A rule; `needs_flashinfer` says that it only runs beside an unpacked FlashInfer."""
 
-    code: str
-    title: str
-    severity: Severity
-    todo: str
     check: Check
     needs_flashinfer: bool = False
 
@@ -98,21 +107,21 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(
-    code: str, title: str, *, severity: Severity, todo: str, needs_flashinfer: bool = False
+    code: str, title: str, severity: Severity, todo: str, *, needs_flashinfer: bool = False
 ) -> Callable[[Check], Check]:
     """Register a rule over the whole dataset."""
 
     def register(check: Check) -> Check:
         if code in RULES:
             raise ValueError(f"{code} is registered twice")
-        RULES[code] = Rule(code, title, severity, todo, check, needs_flashinfer)
+        RULES[code] = Rule(code, title, todo, severity, check=check, needs_flashinfer=needs_flashinfer)
         return check
 
     return register
 
 
 def definition_rule(
-    code: str, title: str, *, severity: Severity, todo: str
+    code: str, title: str, severity: Severity, todo: str
 ) -> Callable[[Callable[[Subject], Iterator[Hit]]], Callable[[Subject], Iterator[Hit]]]:
     """Register a rule that looks at one definition at a time."""
 
@@ -122,7 +131,7 @@ def definition_rule(
                 for hit in check(subject):
                     yield Hit(hit.field, hit.evidence, subject.path, hit.line)
 
-        rule(code, title, severity=severity, todo=todo)(over_all)
+        rule(code, title, severity, todo)(over_all)
         return check
 
     return register

@@ -1,56 +1,102 @@
-"""A report as SARIF 2.1.0, which code hosts and editors show beside the files."""
+"""Findings as SARIF 2.1.0, which code hosts and editors show beside the files."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 import traceproof
-from traceproof.lint.model import Finding, Rule
+from traceproof.lint.model import Code
 from traceproof.lint.run import Report, all_rules
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 
+class Placed(Protocol):
+    """A finding of any linter, as SARIF needs it."""
+
+    @property
+    def path(self) -> Path:
+        """The file, relative to what was read."""
+
+    @property
+    def code(self) -> str:
+        """The rule's code."""
+
+    @property
+    def evidence(self) -> str:
+        """What was found."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Says that two findings are the same one."""
+
+
 def as_sarif(report: Report) -> dict[str, Any]:
     """One run with all rules; findings that the baseline knows are 'unchanged', the others 'new'."""
-    rules = all_rules()
-    index = {rule.code: position for position, rule in enumerate(rules)}
-    results = [_result(finding, index, "new") for finding in report.findings]
-    results += [_result(finding, index, "unchanged") for finding in report.known]
-    driver = {"name": "traceproof", "version": traceproof.__version__, "rules": [_rule(rule) for rule in rules]}
     notifications = [{"level": "note", "message": {"text": reason}} for reason in report.not_run]
-    run = {
-        "tool": {"driver": driver},
-        "columnKind": "unicodeCodePoints",
-        "originalUriBaseIds": {"DATASET": {"description": {"text": "the dataset's root folder"}}},
-        "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": notifications}],
-        "results": results,
-    }
-    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+    log = Log(all_rules(), "DATASET", "the dataset's root folder")
+    for state, findings in (("new", report.findings), ("unchanged", report.known)):
+        for finding in findings:
+            members = [{"fullyQualifiedName": finding.field, "kind": "member"}] if finding.field else []
+            log.add(finding, {"startLine": finding.line or 1}, members, baselineState=state)
+    return log.of(invocations=[{"executionSuccessful": True, "toolExecutionNotifications": notifications}])
 
 
-def _rule(rule: Rule) -> dict[str, Any]:
-    return {
-        "id": rule.code,
-        "shortDescription": {"text": rule.title},
-        "help": {"text": rule.todo},
-        "defaultConfiguration": {"level": rule.severity.value},
-    }
+class Log:
+    """A log of one run.
 
+    Args:
+        codes: all that was looked for.
+        base: what paths are relative to, as a name,
+        root: and in words.
+    """
 
-def _result(finding: Finding, index: dict[str, int], state: str) -> dict[str, Any]:
-    artifact = {"uri": finding.path.as_posix(), "uriBaseId": "DATASET"}
-    location: dict[str, Any] = {
-        "physicalLocation": {"artifactLocation": artifact, "region": {"startLine": finding.line or 1}}
-    }
-    if finding.field:
-        location["logicalLocations"] = [{"fullyQualifiedName": finding.field, "kind": "member"}]
-    return {
-        "ruleId": finding.code,
-        "ruleIndex": index[finding.code],
-        "level": finding.severity.value,
-        "message": {"text": f"{finding.title}: {finding.evidence}. {finding.todo}"},
-        "locations": [location],
-        "partialFingerprints": {"traceproof/v1": finding.fingerprint},
-        "baselineState": state,
-    }
+    def __init__(self, codes: Sequence[Code], base: str, root: str) -> None:
+        self._codes = codes
+        self._index = {code.code: position for position, code in enumerate(codes)}
+        self._base = base
+        self._root = root
+        self._results: list[dict[str, Any]] = []
+
+    def add(self, finding: Placed, region: dict[str, int], members: Sequence[Any] = (), **more: str) -> None:
+        """Add a finding at a region of its file, and at a member of what the file holds."""
+        index = self._index[finding.code]
+        code = self._codes[index]
+        artifact = {"uri": finding.path.as_posix(), "uriBaseId": self._base}
+        place: dict[str, Any] = {"physicalLocation": {"artifactLocation": artifact, "region": region}}
+        if members:
+            place["logicalLocations"] = list(members)
+        self._results.append(
+            {
+                "ruleId": code.code,
+                "ruleIndex": index,
+                "level": code.severity.value,
+                "message": {"text": f"{code.title}: {finding.evidence}. {code.todo}"},
+                "locations": [place],
+                "partialFingerprints": {"traceproof/v1": finding.fingerprint},
+                **more,
+            }
+        )
+
+    def of(self, **more: Iterable[Any]) -> dict[str, Any]:
+        """The whole log, with more keys of the run."""
+        rules = [
+            {
+                "id": code.code,
+                "shortDescription": {"text": code.title},
+                "help": {"text": code.todo},
+                "defaultConfiguration": {"level": code.severity.value},
+            }
+            for code in self._codes
+        ]
+        driver = {"name": "traceproof", "version": traceproof.__version__, "rules": rules}
+        run = {
+            "tool": {"driver": driver},
+            "columnKind": "unicodeCodePoints",
+            "originalUriBaseIds": {self._base: {"description": {"text": self._root}}},
+            **more,
+            "results": self._results,
+        }
+        return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}

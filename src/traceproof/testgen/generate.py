@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -174,30 +174,33 @@ def _selected(tree: Tree, order: Order) -> dict[str, list[Entry]]:
     by_op_type: dict[str, list[Entry]] = {}
     for entry in tree.definitions.values():
         by_op_type.setdefault(entry.definition.op_type, []).append(entry)
-    problems = [
-        f"--op-type {name}: the dataset has {', '.join(sorted(by_op_type))}"
-        for name in order.op_types
-        if name not in by_op_type
-    ]
-    broken = {item.path.stem: item.message for item in tree.broken}
-    for name in order.definitions:
-        if name not in tree.definitions:
-            problems.append(f"--definition-name {name}: {broken.get(name, 'the dataset has no such definition')}")
-        elif not IDENTIFIER.fullmatch(name):
-            problems.append(f"--definition-name {_no_identifier(tree.definitions[name])}")
-    if not (order.op_types or order.definitions or order.everything):
-        problems.append("nothing is selected")
+    problems = list(_unusable(tree, order, sorted(by_op_type)))
     if problems:
         todo = "Give --definition-name, --op-type or --all."
         raise TraceproofError(f"no tests can be written for {tree.root}", problems=problems, todo=todo)
     if order.everything:
         return dict(sorted(by_op_type.items()))
     wanted = set(order.definitions)
-    chosen = {
-        op_type: [e for e in entries if op_type in order.op_types or e.definition.name in wanted]
-        for op_type, entries in sorted(by_op_type.items())
-    }
-    return {op_type: entries for op_type, entries in chosen.items() if entries}
+    chosen: dict[str, list[Entry]] = {}
+    for op_type, entries in sorted(by_op_type.items()):
+        found = [one for one in entries if op_type in order.op_types or one.definition.name in wanted]
+        chosen |= {op_type: found} if found else {}
+    return chosen
+
+
+def _unusable(tree: Tree, order: Order, op_types: Collection[str]) -> Iterator[str]:
+    """What of a selection the dataset does not have, or can have no test of."""
+    for name in order.op_types:
+        if name not in op_types:
+            yield f"--op-type {name}: the dataset has {', '.join(op_types)}"
+    broken = {item.path.stem: item.message for item in tree.broken}
+    for name in order.definitions:
+        if name not in tree.definitions:
+            yield f"--definition-name {name}: {broken.get(name, 'the dataset has no such definition')}"
+        elif not IDENTIFIER.fullmatch(name):
+            yield f"--definition-name {_no_identifier(tree.definitions[name])}"
+    if not (order.op_types or order.definitions or order.everything):
+        yield "nothing is selected"
 
 
 def _clear_way(folder: Path, op_types: Mapping[str, Any], *, force: bool) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from traceproof.dataset.definition import DType
 from traceproof.lint import expressions
-from traceproof.lint.model import Hit, Severity, definition_rule, pointer
+from traceproof.lint.model import ERROR, WARNING, Hit, definition_rule, pointer
 from traceproof.lint.subject import Subject
 
 # Inputs with one entry a sequence; an index pointer has one more.
@@ -14,10 +14,7 @@ PER_SEQUENCE = frozenset({"kv_last_page_len", "last_page_len", "seq_lens", "kv_l
 
 
 @definition_rule(
-    "TP201",
-    "constraint names something unknown",
-    severity=Severity.ERROR,
-    todo="Name an axis or an input, or define the axis.",
+    "TP201", "constraint names something unknown", ERROR, "Name an axis or an input, or define the axis."
 )
 def unresolved_names(subject: Subject) -> Iterator[Hit]:
     """A name in a constraint that is no axis, no input and no output."""
@@ -31,8 +28,8 @@ def unresolved_names(subject: Subject) -> Iterator[Hit]:
 @definition_rule(
     "TP202",
     "constraint checks nothing",
-    severity=Severity.WARNING,
-    todo="Remove it, or say what the shapes and const axes do not say already.",
+    WARNING,
+    "Remove it, or say what the shapes and const axes do not say already.",
 )
 def idle_constraint(subject: Subject) -> Iterator[Hit]:
     """A constraint that the declared shapes or the const axes make true in any case."""
@@ -50,12 +47,7 @@ def idle_constraint(subject: Subject) -> Iterator[Hit]:
             yield Hit(pointer("constraints", index), f"{constraint!r}: {why}")
 
 
-@definition_rule(
-    "TP203",
-    "constraint can not hold",
-    severity=Severity.ERROR,
-    todo="Correct the constraint or the const axis.",
-)
+@definition_rule("TP203", "constraint can not hold", ERROR, "Correct the constraint or the const axis.")
 def false_constraint(subject: Subject) -> Iterator[Hit]:
     """A constraint that the const axes make false."""
     const = subject.definition.const_axes
@@ -66,10 +58,7 @@ def false_constraint(subject: Subject) -> Iterator[Hit]:
 
 
 @definition_rule(
-    "TP204",
-    "axis that nothing uses",
-    severity=Severity.WARNING,
-    todo="Remove the axis, or use it in a shape or a constraint.",
+    "TP204", "axis that nothing uses", WARNING, "Remove the axis, or use it in a shape or a constraint."
 )
 def unused_axis(subject: Subject) -> Iterator[Hit]:
     """An axis that no shape, no constraint and no other axis names."""
@@ -87,8 +76,8 @@ def unused_axis(subject: Subject) -> Iterator[Hit]:
 @definition_rule(
     "TP205",
     "var axis that no given input decides",
-    severity=Severity.WARNING,
-    todo="Let an input that is always given carry the axis, or make the optional input a required one.",
+    WARNING,
+    "Let an input that is always given carry the axis, or make the optional input a required one.",
 )
 def unbound_axis(subject: Subject) -> Iterator[Hit]:
     """A var axis in a shape, but not in the shape of an input that must be given."""
@@ -115,8 +104,8 @@ def _index_pointers(subject: Subject) -> dict[str, str]:
 @definition_rule(
     "TP206",
     "per-sequence tensor of the wrong length",
-    severity=Severity.ERROR,
-    todo="Give index pointers an axis of n + 1 entries and every per-sequence tensor one of n.",
+    ERROR,
+    "Give index pointers an axis of n + 1 entries and every per-sequence tensor one of n.",
 )
 def per_sequence_length(subject: Subject) -> Iterator[Hit]:
     """A tensor with one entry a sequence on an index pointer's axis, or the other way round."""
@@ -136,8 +125,8 @@ def per_sequence_length(subject: Subject) -> Iterator[Hit]:
 @definition_rule(
     "TP207",
     "number of sequences not tied to the index pointer",
-    severity=Severity.WARNING,
-    todo="Add the constraint, such as 'len_indptr == batch_size + 1'.",
+    WARNING,
+    "Add the constraint, such as 'len_indptr == batch_size + 1'.",
 )
 def untied_sequences(subject: Subject) -> Iterator[Hit]:
     """A per-sequence axis and an index pointer's axis that no constraint connects."""

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from traceproof.lint.expressions import evaluate
-from traceproof.lint.model import Hit, Severity, definition_rule, pointer
+from traceproof.lint.model import ERROR, WARNING, Hit, definition_rule, pointer
 from traceproof.lint.subject import Subject
 
 REFERENCE = pointer("reference")
@@ -15,8 +15,8 @@ REFERENCE = pointer("reference")
 @definition_rule(
     "TP301",
     "run's parameters are not the inputs in order",
-    severity=Severity.ERROR,
-    todo="Let run take the inputs, all of them, in the order of 'inputs': it is called by position.",
+    ERROR,
+    "Let run take the inputs, all of them, in the order of 'inputs': it is called by position.",
 )
 def parameters(subject: Subject) -> Iterator[Hit]:
     """Parameters in another order than the inputs, too many or too few."""
@@ -29,10 +29,7 @@ def parameters(subject: Subject) -> Iterator[Hit]:
 
 
 @definition_rule(
-    "TP302",
-    "input that the reference never reads",
-    severity=Severity.WARNING,
-    todo="Remove the input, or let the reference use it.",
+    "TP302", "input that the reference never reads", WARNING, "Remove the input, or let the reference use it."
 )
 def unread_input(subject: Subject) -> Iterator[Hit]:
     """An input whose value can not change the outputs: only its shape or dtype is looked at, or nothing."""
@@ -46,8 +43,8 @@ def unread_input(subject: Subject) -> Iterator[Hit]:
 @definition_rule(
     "TP303",
     "state changed in place that is not returned",
-    severity=Severity.ERROR,
-    todo="Return the changed tensor as an output, or change a copy.",
+    ERROR,
+    "Return the changed tensor as an output, or change a copy.",
 )
 def unreturned_state(subject: Subject) -> Iterator[Hit]:
     """An input tensor that run writes to, and that no return hands back."""
@@ -77,8 +74,8 @@ def _values(statement: ast.Return) -> list[ast.expr]:
 @definition_rule(
     "TP304",
     "output that is a copy of an input",
-    severity=Severity.WARNING,
-    todo="Return what the kernel computes, or leave the output away.",
+    WARNING,
+    "Return what the kernel computes, or leave the output away.",
 )
 def copied_output(subject: Subject) -> Iterator[Hit]:
     """An output whose values are those of an input in every case."""
@@ -99,8 +96,8 @@ def copied_output(subject: Subject) -> Iterator[Hit]:
 @definition_rule(
     "TP305",
     "returned values are not the outputs in order",
-    severity=Severity.ERROR,
-    todo="Return the outputs, all of them, in the order of 'outputs'.",
+    ERROR,
+    "Return the outputs, all of them, in the order of 'outputs'.",
 )
 def returned(subject: Subject) -> Iterator[Hit]:
     """A return with another number of values than outputs, or with the outputs' names in another order."""
@@ -118,12 +115,7 @@ def returned(subject: Subject) -> Iterator[Hit]:
             yield Hit(REFERENCE, f"{ast.unparse(statement)}; outputs: {', '.join(outputs)}")
 
 
-@definition_rule(
-    "TP306",
-    "the reference contradicts the axes",
-    severity=Severity.ERROR,
-    todo="Correct the reference or the axes.",
-)
+@definition_rule("TP306", "the reference contradicts the axes", ERROR, "Correct the reference or the axes.")
 def contradicted_axes(subject: Subject) -> Iterator[Hit]:
     """An unpacked shape of another rank, or an assert that a const axis denies or a var axis may not obey."""
     definition = subject.definition

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from traceproof.dataset.definition import DType, TensorSpec
-from traceproof.lint.model import Hit, Severity, definition_rule, pointer
+from traceproof.lint.model import ERROR, WARNING, Hit, definition_rule, pointer
 from traceproof.lint.reference import root
 from traceproof.lint.subject import Subject
 
@@ -53,10 +53,7 @@ def _weights(subject: Subject) -> dict[str, TensorSpec]:
 
 
 @definition_rule(
-    "TP221",
-    "dtype that no kernel of this kind takes",
-    severity=Severity.ERROR,
-    todo="Declare what the kernel takes, scales included.",
+    "TP221", "dtype that no kernel of this kind takes", ERROR, "Declare what the kernel takes, scales included."
 )
 def impossible_dtype(subject: Subject) -> Iterator[Hit]:
     """FP4 weights in a wide type, an FP8 kind without an FP8 tensor, an index that is no integer."""
@@ -84,8 +81,8 @@ def _scaled(name: str, subject: Subject) -> bool:
 @definition_rule(
     "TP222",
     "low-precision tensor without a scale",
-    severity=Severity.WARNING,
-    todo="Add the scale as an input, or say in the description where it is folded in.",
+    WARNING,
+    "Add the scale as an input, or say in the description where it is folded in.",
 )
 def missing_scale(subject: Subject) -> Iterator[Hit]:
     """An FP8 or FP4 input for which no input carries a scale."""
@@ -97,8 +94,8 @@ def missing_scale(subject: Subject) -> Iterator[Hit]:
 @definition_rule(
     "TP223",
     "declared dtype is not what the tensor holds",
-    severity=Severity.WARNING,
-    todo="Split the packed tensor into inputs of their own types, or describe the bytes in its description.",
+    WARNING,
+    "Split the packed tensor into inputs of their own types, or describe the bytes in its description.",
 )
 def reinterpreted(subject: Subject) -> Iterator[Hit]:
     """An input whose bytes the reference views as another dtype."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
-from traceproof.lint.model import Hit, Severity, definition_rule, pointer, rule
+from traceproof.lint.model import ERROR, NOTE, Hit, definition_rule, pointer, rule
 from traceproof.lint.subject import Dataset, Subject
 from traceproof.ops.registry import ground_truth, record
 from traceproof.stacks import TAGGED
@@ -15,8 +15,8 @@ from traceproof.stacks import TAGGED
 @definition_rule(
     "TP421",
     "no FlashInfer call named",
-    severity=Severity.NOTE,
-    todo="Add fi_api:<dotted name>, so that the ground truth is the one that was meant.",
+    NOTE,
+    "Add fi_api:<dotted name>, so that the ground truth is the one that was meant.",
 )
 def missing_api(subject: Subject) -> Iterator[Hit]:
     """No fi_api tag on a kind that FlashInfer serves."""
@@ -29,8 +29,8 @@ def missing_api(subject: Subject) -> Iterator[Hit]:
 @rule(
     "TP422",
     "FlashInfer has no such name",
-    severity=Severity.ERROR,
-    todo="Name a function or class that this FlashInfer exports.",
+    ERROR,
+    "Name a function or class that this FlashInfer exports.",
     needs_flashinfer=True,
 )
 def unresolvable_api(dataset: Dataset) -> Iterator[Hit]:

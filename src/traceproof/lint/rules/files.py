@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.dataset.tree import Broken, file_text, strict_json
-from traceproof.lint.model import Hit, Severity, definition_rule, pointer, rule
+from traceproof.lint.model import ERROR, WARNING, Hit, definition_rule, pointer, rule
 from traceproof.lint.subject import Dataset, Subject
 
 SHARED = re.compile(r"inputs and outputs share the names (\[.*?\])")
@@ -31,8 +31,8 @@ def _shared_names(dataset: Dataset, broken: Broken) -> list[str]:
 @rule(
     "TP101",
     "file outside the schema",
-    severity=Severity.ERROR,
-    todo="Mend the file by definition.md; nothing else can be said about it before.",
+    ERROR,
+    "Mend the file by definition.md; nothing else can be said about it before.",
 )
 def schema(dataset: Dataset) -> Iterator[Hit]:
     """A definition file that can not be read as one."""
@@ -42,12 +42,7 @@ def schema(dataset: Dataset) -> Iterator[Hit]:
             yield Hit("", rest, broken.path)
 
 
-@rule(
-    "TP102",
-    "name taken twice",
-    severity=Severity.ERROR,
-    todo="Rename one of the two definitions, or remove it.",
-)
+@rule("TP102", "name taken twice", ERROR, "Rename one of the two definitions, or remove it.")
 def duplicate_name(dataset: Dataset) -> Iterator[Hit]:
     """Two definition files that hold the same name."""
     for broken in dataset.tree.broken:
@@ -55,12 +50,7 @@ def duplicate_name(dataset: Dataset) -> Iterator[Hit]:
             yield Hit(pointer("name"), broken.what, broken.path)
 
 
-@rule(
-    "TP103",
-    "path disagrees with name or op_type",
-    severity=Severity.WARNING,
-    todo="Move the file, or correct its name or op_type.",
-)
+@rule("TP103", "path disagrees with name or op_type", WARNING, "Move the file, or correct its name or op_type.")
 def misplaced(dataset: Dataset) -> Iterator[Hit]:
     """A definition that is not at definitions/<op_type>/<name>.json."""
     for note in dataset.tree.notes:
@@ -78,8 +68,8 @@ def misplaced(dataset: Dataset) -> Iterator[Hit]:
 @rule(
     "TP104",
     "input and output share a name",
-    severity=Severity.ERROR,
-    todo="Give the output a name of its own, also where a kernel writes it over the input.",
+    ERROR,
+    "Give the output a name of its own, also where a kernel writes it over the input.",
 )
 def shared_name(dataset: Dataset) -> Iterator[Hit]:
     """A name that is both an input and an output."""
@@ -91,8 +81,8 @@ def shared_name(dataset: Dataset) -> Iterator[Hit]:
 @definition_rule(
     "TP105",
     "the name tells a number that the definition does not hold",
-    severity=Severity.WARNING,
-    todo="Correct the name, the const axis or the constant that it names.",
+    WARNING,
+    "Correct the name, the const axis or the constant that it names.",
 )
 def number_in_name(subject: Subject) -> Iterator[Hit]:
     """A number in the name that is no const axis and no constant of the reference."""

@@ -6,9 +6,10 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from typing import TypeGuard
 
 from traceproof.digests import digest_bytes
-from traceproof.lint.model import Hit, Severity, definition_rule, pointer, rule
+from traceproof.lint.model import NOTE, WARNING, Hit, definition_rule, pointer, rule
 from traceproof.lint.reference import parse_quietly
 from traceproof.lint.subject import Dataset, Subject
 
@@ -20,22 +21,26 @@ ORDINARY = frozenset({0.0, 0.5, 1.0, 2.0})  # parts of a formula, not a choice
 def hidden_constants(subject: Subject) -> dict[str, float]:
     """Numbers that the reference chooses and neither the name nor an axis tells: source -> value."""
     told = set(subject.definition.const_axes.values()) | _numbers(subject)
-    ratios = {one // other for one in told for other in told if other and one % other == 0}
+    told |= {one // other for one in told for other in told if other and one % other == 0}
     found: dict[str, float] = {}
     for node in subject.reference.nodes:
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=float() as value)):
-                if value not in ORDINARY:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)):
+                if _chosen(value, name, told):
                     found[f"{name} = {value!r}"] = value
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=int() as number)):
-                if name.isupper() and number > 2 and number not in told | ratios:
-                    found[f"{name} = {number!r}"] = number
     named = {value for value in found.values() if isinstance(value, float)}
     for node in subject.reference.nodes:
         match node:
             case ast.Constant(value=float() as value) if value not in ORDINARY | named:
                 found[repr(value)] = value
     return found
+
+
+def _chosen(value: object, name: str, told: set[int]) -> TypeGuard[float]:
+    """Whether a constant that is given a name is a choice of the reference."""
+    if isinstance(value, float):
+        return value not in ORDINARY
+    return isinstance(value, int) and name.isupper() and value > 2 and value not in told
 
 
 def _numbers(subject: Subject) -> set[int]:
@@ -45,8 +50,8 @@ def _numbers(subject: Subject) -> set[int]:
 @rule(
     "TP311",
     "constant that only the reference knows",
-    severity=Severity.WARNING,
-    todo="Make it an input or a const axis, or tell it in the name; two models may differ in it.",
+    WARNING,
+    "Make it an input or a const axis, or tell it in the name; two models may differ in it.",
 )
 def hidden_constant(dataset: Dataset) -> Iterator[Hit]:
     """A number such as an eps that inputs, axes and the name do not tell."""
@@ -66,8 +71,8 @@ def hidden_constant(dataset: Dataset) -> Iterator[Hit]:
 @definition_rule(
     "TP312",
     "rows with nothing to attend to become NaN",
-    severity=Severity.WARNING,
-    todo="Leave such rows at zero and their logarithm at -inf, like empty rows, or rule them out by a constraint.",
+    WARNING,
+    "Leave such rows at zero and their logarithm at -inf, like empty rows, or rule them out by a constraint.",
 )
 def nan_rows(subject: Subject) -> Iterator[Hit]:
     """A causal mask of -inf before a softmax, with nothing that keeps whole rows from being masked."""
@@ -112,8 +117,8 @@ def skeleton(text: str) -> str:
 @rule(
     "TP313",
     "references that differ only in constants",
-    severity=Severity.NOTE,
-    todo="Nothing has to be done: a mistake in one of them is most likely in all of them.",
+    NOTE,
+    "Nothing has to be done: a mistake in one of them is most likely in all of them.",
 )
 def clusters(dataset: Dataset) -> Iterator[Hit]:
     """Definitions whose references are the same computation with other constants."""
@@ -130,8 +135,8 @@ def clusters(dataset: Dataset) -> Iterator[Hit]:
 @definition_rule(
     "TP314",
     "the kernel's second result is not returned",
-    severity=Severity.WARNING,
-    todo="Return the sum of hidden states and residual as an output: the kernel writes it over the residual.",
+    WARNING,
+    "Return the sum of hidden states and residual as an output: the kernel writes it over the residual.",
 )
 def unreturned_sum(subject: Subject) -> Iterator[Hit]:
     """A fused add whose sum, which every caller needs next, is no output."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from traceproof.extract import catalogue
-from traceproof.lint.model import Hit, Severity, definition_rule, pointer, rule
+from traceproof.lint.model import ERROR, WARNING, Hit, definition_rule, pointer, rule
 from traceproof.lint.subject import Dataset, Subject
 
 # Axes that tensor parallelism divides. Key and value heads are not here: they never go below one a rank.
@@ -26,12 +26,7 @@ def _sizes(subject: Subject, namespace: str) -> frozenset[int]:
     return frozenset(int(value) for value in subject.tags(namespace) if re.fullmatch(r"[1-9][0-9]{0,8}", value))
 
 
-@definition_rule(
-    "TP411",
-    "ep disagrees with the experts",
-    severity=Severity.ERROR,
-    todo="Let ep be num_experts / num_local_experts.",
-)
+@definition_rule("TP411", "ep disagrees with the experts", ERROR, "Let ep be num_experts / num_local_experts.")
 def expert_parallel(subject: Subject) -> Iterator[Hit]:
     """An ep tag that the numbers of experts deny, or experts split over ranks without an ep tag."""
     const = subject.definition.const_axes
@@ -51,8 +46,8 @@ def expert_parallel(subject: Subject) -> Iterator[Hit]:
 @rule(
     "TP412",
     "tp disagrees with the heads of the same model elsewhere",
-    severity=Severity.WARNING,
-    todo="Correct tp, the model or the number of heads: heads times tp is the model's own number.",
+    WARNING,
+    "Correct tp, the model or the number of heads: heads times tp is the model's own number.",
 )
 def tensor_parallel(dataset: Dataset) -> Iterator[Hit]:
     """Definitions of one model and op_type for which no common number of heads is possible."""
@@ -80,8 +75,8 @@ def tensor_parallel(dataset: Dataset) -> Iterator[Hit]:
 @definition_rule(
     "TP413",
     "tp or ep disagrees with the model's config",
-    severity=Severity.ERROR,
-    todo="Correct tp or ep, the model or the axis: axis times ranks is what the model's config.json says.",
+    ERROR,
+    "Correct tp or ep, the model or the axis: axis times ranks is what the model's config.json says.",
 )
 def model_config(subject: Subject) -> Iterator[Hit]:
     """Heads times tp, or local experts times ep, that no rank count gives for a model whose config is bundled.

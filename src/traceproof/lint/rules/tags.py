@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 
 from traceproof.dataset.definition import DType
-from traceproof.lint.model import Hit, Severity, definition_rule, pointer, rule
+from traceproof.lint.model import ERROR, NOTE, WARNING, Hit, definition_rule, pointer, rule
 from traceproof.lint.subject import Dataset, Subject
 from traceproof.ops.registry import record
 
@@ -29,8 +30,8 @@ PARALLEL = re.compile(r"(?i)tensor[- ]parallel(?:ism)?(?: size)?\s*(?:=|of)?\s*(
 @definition_rule(
     "TP401",
     "tag that the schema does not know",
-    severity=Severity.NOTE,
-    todo="Use a namespace and a value of definition.md, or have them added there.",
+    NOTE,
+    "Use a namespace and a value of definition.md, or have them added there.",
 )
 def unknown_tag(subject: Subject) -> Iterator[Hit]:
     """A namespace, flag or value outside definition.md and the published custom."""
@@ -51,10 +52,7 @@ def unknown_tag(subject: Subject) -> Iterator[Hit]:
 
 
 @definition_rule(
-    "TP402",
-    "malformed tag",
-    severity=Severity.ERROR,
-    todo="Write '<namespace>:<value>'; tp and ep take a positive whole number.",
+    "TP402", "malformed tag", ERROR, "Write '<namespace>:<value>'; tp and ep take a positive whole number."
 )
 def malformed_tag(subject: Subject) -> Iterator[Hit]:
     """An empty value, a repeated tag, a tp or ep that is no positive number."""
@@ -74,12 +72,7 @@ def _quantized(subject: Subject) -> list[str]:
     return sorted(found)
 
 
-@definition_rule(
-    "TP403",
-    "missing tag",
-    severity=Severity.WARNING,
-    todo="Add the tag: selections and the website go by it.",
-)
+@definition_rule("TP403", "missing tag", WARNING, "Add the tag: selections and the website go by it.")
 def missing_tag(subject: Subject) -> Iterator[Hit]:
     """No status or model, no stage where the kind has some, no quantization, or no tp that is stated."""
     definition = subject.definition
@@ -96,37 +89,42 @@ def missing_tag(subject: Subject) -> Iterator[Hit]:
         yield Hit(pointer("tags"), f"no tp:*, though the description says {stated[0]!r}")
 
 
-@definition_rule(
-    "TP404",
-    "tags contradict each other or the definition",
-    severity=Severity.ERROR,
-    todo="Keep the one that is true.",
-)
+@definition_rule("TP404", "tags contradict each other or the definition", ERROR, "Keep the one that is true.")
 def contradictory_tags(subject: Subject) -> Iterator[Hit]:
     """Two statuses, a stage that the name denies, a quantization no tensor has, a tp the description denies."""
-    at = pointer("tags")
+    for problems in (_repeated, _wrong_stage, _wrong_quantization, _wrong_parallelism):
+        yield from (Hit(pointer("tags"), evidence) for evidence in problems(subject))
+
+
+def _repeated(subject: Subject) -> Iterator[str]:
     for namespace in sorted(SINGLE):
         values = sorted(set(subject.tags(namespace)))
         if len(values) > 1:
-            yield Hit(at, f"{namespace} is {' and '.join(values)}")
+            yield f"{namespace} is {' and '.join(values)}"
+
+
+def _wrong_stage(subject: Subject) -> Iterator[str]:
     named = STAGES & set(subject.words)
     stages = STAGES & set(subject.tags("stage"))
     if named and stages and not named & stages:
-        yield Hit(at, f"stage:{', '.join(sorted(stages))}, but the name says {', '.join(sorted(named))}")
+        yield f"stage:{', '.join(sorted(stages))}, but the name says {', '.join(sorted(named))}"
+
+
+def _wrong_quantization(subject: Subject) -> Iterator[str]:
     types = {spec.dtype.value for spec in subject.tensors.values()}
     for value in subject.tags("quantization"):
         if value in {dtype.value for dtype in DType} and value not in types:
-            yield Hit(at, f"quantization:{value}, but no tensor is {value}")
-    for old in subject.tags("quant"):
-        for new in subject.tags("quantization"):
-            if old not in new.replace("float", "fp"):
-                yield Hit(at, f"quant:{old} beside quantization:{new}")
+            yield f"quantization:{value}, but no tensor is {value}"
+    for old, new in product(subject.tags("quant"), subject.tags("quantization")):
+        if old not in new.replace("float", "fp"):
+            yield f"quant:{old} beside quantization:{new}"
+
+
+def _wrong_parallelism(subject: Subject) -> Iterator[str]:
     stated = PARALLEL.search(subject.definition.description or "")
-    size = (stated[1] or stated[2]) if stated else None
-    if size and subject.tags("tp") and size not in subject.tags("tp"):
-        yield Hit(
-            at, f"tp:{', '.join(subject.tags('tp'))}, but the description says {stated[0] if stated else ''!r}"
-        )
+    sizes = subject.tags("tp")
+    if stated and sizes and (stated[1] or stated[2]) not in sizes:
+        yield f"tp:{', '.join(sizes)}, but the description says {stated[0]!r}"
 
 
 def _plain(model: str) -> str:
@@ -138,15 +136,8 @@ def _without_size(model: str) -> str:
     return re.sub(r"(-a?\d+(\.\d+)?b)+$", "", model)
 
 
-@rule(
-    "TP405",
-    "one model under two names",
-    severity=Severity.WARNING,
-    todo="Use one spelling all over the dataset.",
-)
-def model_aliases(dataset: Dataset) -> Iterator[Hit]:
-    """Model tags that differ only in punctuation or case, or in a size that only one model of that name has."""
-    counts = Counter(model for subject in dataset.subjects for model in subject.tags("model"))
+def _better_names(counts: Counter[str]) -> dict[str, str]:
+    """The more common name of each model that has two."""
     preferred: dict[str, str] = {}
     for model in sorted(counts, key=lambda one: (-counts[one], one)):
         preferred.setdefault(_plain(model), model)
@@ -156,6 +147,14 @@ def model_aliases(dataset: Dataset) -> Iterator[Hit]:
         if len(long) == 1:
             rare, common = sorted((short, long[0]), key=lambda one: (counts[one], one))
             better.setdefault(rare, common)
+    return better
+
+
+@rule("TP405", "one model under two names", WARNING, "Use one spelling all over the dataset.")
+def model_aliases(dataset: Dataset) -> Iterator[Hit]:
+    """Model tags that differ only in punctuation or case, or in a size that only one model of that name has."""
+    counts = Counter(model for subject in dataset.subjects for model in subject.tags("model"))
+    better = _better_names(counts)
     for subject in dataset.subjects:
         for index, tag in enumerate(subject.definition.tags):
             namespace, _, model = (part.strip() for part in tag.partition(":"))
@@ -165,12 +164,7 @@ def model_aliases(dataset: Dataset) -> Iterator[Hit]:
                 yield Hit(pointer("tags", index), evidence, subject.path)
 
 
-@rule(
-    "TP406",
-    "tag that all others of its kind carry",
-    severity=Severity.NOTE,
-    todo="Add the tag, or remove it from the others.",
-)
+@rule("TP406", "tag that all others of its kind carry", NOTE, "Add the tag, or remove it from the others.")
 def drifting_tags(dataset: Dataset) -> Iterator[Hit]:
     """A namespace or flag that most definitions of one kind have, and this one has not."""
     for subjects in dataset.by_family.values():

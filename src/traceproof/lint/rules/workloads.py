@@ -12,7 +12,7 @@ from traceproof.dataset.definition import Definition, DType
 from traceproof.dataset.tree import WorkloadLine
 from traceproof.dataset.workload import RandomInput, ScalarInput
 from traceproof.lint import expressions
-from traceproof.lint.model import Hit, Severity, pointer, rule
+from traceproof.lint.model import ERROR, NOTE, WARNING, Hit, pointer, rule
 from traceproof.lint.rules.dtypes import INDICES
 from traceproof.lint.subject import Dataset
 
@@ -34,8 +34,8 @@ def _hit(line: WorkloadLine, where: tuple[str, ...], evidence: str) -> Hit:
 @rule(
     "TP501",
     "workload line that can not be used",
-    severity=Severity.ERROR,
-    todo="Mend the line by trace.md, move it to its definition's file, or remove it.",
+    ERROR,
+    "Mend the line by trace.md, move it to its definition's file, or remove it.",
 )
 def unusable(dataset: Dataset) -> Iterator[Hit]:
     """A line outside the schema or in the wrong file, or a file that no definition has the name of."""
@@ -47,12 +47,7 @@ def unusable(dataset: Dataset) -> Iterator[Hit]:
                 yield Hit("", f"no definition is named {name!r}", file)
 
 
-@rule(
-    "TP502",
-    "axes that the definition does not have",
-    severity=Severity.ERROR,
-    todo="Give every var axis a size, and nothing else.",
-)
+@rule("TP502", "axes that the definition does not have", ERROR, "Give every var axis a size, and nothing else.")
 def axes(dataset: Dataset) -> Iterator[Hit]:
     """An unknown or const axis in the line, or a var axis without a size."""
     for definition, line in _lines(dataset):
@@ -71,8 +66,8 @@ def axes(dataset: Dataset) -> Iterator[Hit]:
 @rule(
     "TP503",
     "inputs that the definition does not have",
-    severity=Severity.ERROR,
-    todo="Give every input a source of its kind, and nothing else.",
+    ERROR,
+    "Give every input a source of its kind, and nothing else.",
 )
 def inputs(dataset: Dataset) -> Iterator[Hit]:
     """An unknown input, a missing one, a scalar for a tensor or the other way round, a random index."""
@@ -113,12 +108,7 @@ def _scalar_problem(definition: Definition, name: str, value: float) -> str:
     return ""
 
 
-@rule(
-    "TP504",
-    "scalar that can not be",
-    severity=Severity.ERROR,
-    todo="Correct the value or the declared dtype.",
-)
+@rule("TP504", "scalar that can not be", ERROR, "Correct the value or the declared dtype.")
 def scalars(dataset: Dataset) -> Iterator[Hit]:
     """A scalar of another kind than declared, or out of its range."""
     for definition, line in _lines(dataset):
@@ -130,12 +120,7 @@ def scalars(dataset: Dataset) -> Iterator[Hit]:
                     yield _hit(line, (*INPUTS, name, "value"), f"{name} {problem}")
 
 
-@rule(
-    "TP505",
-    "uuid used twice",
-    severity=Severity.ERROR,
-    todo="Give the later line a uuid of its own: results are filed by it.",
-)
+@rule("TP505", "uuid used twice", ERROR, "Give the later line a uuid of its own: results are filed by it.")
 def duplicate_uuid(dataset: Dataset) -> Iterator[Hit]:
     """A uuid of an earlier line, in any file of the dataset."""
     seen: dict[str, WorkloadLine] = {}
@@ -145,12 +130,7 @@ def duplicate_uuid(dataset: Dataset) -> Iterator[Hit]:
             yield _hit(line, ("workload", "uuid"), f"first used at {first.path}:{first.line}")
 
 
-@rule(
-    "TP506",
-    "line that repeats another",
-    severity=Severity.NOTE,
-    todo="Remove it, unless it is meant to weigh the case twice.",
-)
+@rule("TP506", "line that repeats another", NOTE, "Remove it, unless it is meant to weigh the case twice.")
 def repeated(dataset: Dataset) -> Iterator[Hit]:
     """A line that differs from an earlier one of its file in nothing but the uuid."""
     seen: dict[str, WorkloadLine] = {}
@@ -161,12 +141,7 @@ def repeated(dataset: Dataset) -> Iterator[Hit]:
             yield _hit(line, ("workload",), f"the same as {first.trace.workload.uuid}, line {first.line}")
 
 
-@rule(
-    "TP507",
-    "axes that break a constraint",
-    severity=Severity.ERROR,
-    todo="Correct the sizes or the constraint.",
-)
+@rule("TP507", "axes that break a constraint", ERROR, "Correct the sizes or the constraint.")
 def broken_constraint(dataset: Dataset) -> Iterator[Hit]:
     """Sizes that make a constraint over axes false."""
     for definition, line in _lines(dataset):
@@ -194,8 +169,8 @@ def _keys_and_values(definition: Definition) -> tuple[str, int] | None:
 @rule(
     "TP508",
     "more queries than keys in a causal operation",
-    severity=Severity.WARNING,
-    todo="Capture it again with all keys (a call over a cached prefix alone is not causal), or drop the line.",
+    WARNING,
+    "Capture it again with all keys (a call over a cached prefix alone is not causal), or drop the line.",
 )
 def causality(dataset: Dataset) -> Iterator[Hit]:
     """A causal prefill whose queries outnumber all keys, so that some sequence has q_len > kv_len."""
@@ -212,8 +187,8 @@ def causality(dataset: Dataset) -> Iterator[Hit]:
 @rule(
     "TP511",
     "indices into an empty cache",
-    severity=Severity.ERROR,
-    todo="Give the cache as many pages as the indices need, or drop the line.",
+    ERROR,
+    "Give the cache as many pages as the indices need, or drop the line.",
 )
 def empty_cache(dataset: Dataset) -> Iterator[Hit]:
     """A line with page indices whose cache has no page."""
@@ -234,8 +209,8 @@ def empty_cache(dataset: Dataset) -> Iterator[Hit]:
 @rule(
     "TP509",
     "tensor file that is not there",
-    severity=Severity.NOTE,
-    todo="Fetch the blob folder (with Git LFS) to run these lines; they are skipped without it.",
+    NOTE,
+    "Fetch the blob folder (with Git LFS) to run these lines; they are skipped without it.",
 )
 def missing_blobs(dataset: Dataset) -> Iterator[Hit]:
     """Lines of a workload file that name tensor files which this copy of the dataset lacks."""
@@ -259,8 +234,8 @@ def _single(value: float) -> float:
 @rule(
     "TP510",
     "scalar that drifts between the lines of one file",
-    severity=Severity.NOTE,
-    todo="Write one value, with all its digits; where two models are meant, that is a definition each.",
+    NOTE,
+    "Write one value, with all its digits; where two models are meant, that is a definition each.",
 )
 def drifting_scalar(dataset: Dataset) -> Iterator[Hit]:
     """Different values of one scale in one workload file; whether they differ in float32 is said."""
