@@ -22,7 +22,7 @@ from traceproof.stacks import ENVIRONMENTS  # noqa: E402
 nox.options.sessions = ["tests"]
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_venv = "yes"
-CHECKED = ("src", "tests", "scripts", "noxfile.py")
+CHECKED = ("src", "tests", "scripts", "lab", "noxfile.py")
 WORKERS = "2"  # pytest workers: more would fight over the machine's cores with the pipelines that tests start
 
 
@@ -99,7 +99,7 @@ def bundle(session: nox.Session) -> None:
 @nox.session(name="bench", venv_backend="none")
 def bench(session: nox.Session) -> None:
     """Cost as a dataset grows: planning, a rerun that does nothing, memory; see docs/benchmarks.md."""
-    session.run(sys.executable, "scripts/bench_scale.py", *session.posargs, external=True)
+    session.run(sys.executable, "lab/bench_scale.py", *session.posargs, external=True)
 
 
 def tools(session: nox.Session) -> Path:

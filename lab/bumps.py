@@ -1,6 +1,6 @@
 r"""Bump a stack's pin through released versions and planted edits, and tabulate what each bump reran.
 
-    python scripts/bumps.py --stack fla --release fla_core-0.5.0/ fla_core-0.6.0/ --dataset DIR --work DIR \\
+    python lab/bumps.py --stack fla --release fla_core-0.5.0/ fla_core-0.6.0/ --dataset DIR --work DIR \\
         --plant "one kernel:fla/ops/gated_delta_rule/wy_fast.py:BT = =>BT = 1 *"
 
 Each --release is an unpacked package. They are committed one after another to a local repository, then one commit

@@ -2,7 +2,7 @@
 
 Runs in an interpreter with flashinfer-bench and the packages that the baselines call, on a machine with a GPU:
 
-    python scripts/evaluate.py --dataset DATASET --bundles results/publish --out results/traces
+    python lab/evaluate.py --dataset DATASET --bundles results/publish --out results/traces
 
 `OUT/traces/` gets what passed, `OUT/not_passed.jsonl` what did not, with flashinfer-bench's own log.
 """

@@ -1,6 +1,6 @@
 """Kill a run's processes at random moments, run again, and hold the verdicts against an undisturbed run's.
 
-    python scripts/kill_runs.py --work DIR --kills 200
+    python lab/kill_runs.py --work DIR --kills 200
 
 A new copy of this repository verifies definitions of tests/dataset. Each round removes what was finished, starts a
 run, kills one of its processes (Snakemake, a job, an interpreter, a worker), and runs the same command until it

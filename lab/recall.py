@@ -2,7 +2,7 @@ r"""Check the dependency sets against what is really read: imports, and the head
 
 Run it with an interpreter that has torch (a CPU build will do), the package's own dependencies and nvcc on PATH:
 
-    PYTHONPATH=<unpacked package>:src python scripts/recall.py --stack flashinfer --root <unpacked package> \\
+    PYTHONPATH=<unpacked package>:src python lab/recall.py --stack flashinfer --root <unpacked package> \\
         --dataset <dataset>
 
 No GPU is needed: modules are described, preprocessed, and not built.

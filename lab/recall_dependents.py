@@ -1,8 +1,8 @@
 r"""Check what `traceproof dependents` finds against what really ran: coverage data of tests, or imports.
 
     pytest --cov=. --cov-context=test --cov-report=     # in the repository; pytest-cov
-    python scripts/recall_dependents.py --root xarray-2025.6.1 --coverage .coverage
-    PYTHONPATH=<root>:src python scripts/recall_dependents.py --root fla_core-0.6.0 --imports fla
+    python lab/recall_dependents.py --root xarray-2025.6.1 --coverage .coverage
+    PYTHONPATH=<root>:src python lab/recall_dependents.py --root fla_core-0.6.0 --imports fla
 
 With coverage data, a pair is a test file and a file of which a line ran during one of its tests: a change of the
 second has to reach the first. With imports, a pair is a module and one that it imported.

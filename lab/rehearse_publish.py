@@ -1,6 +1,6 @@
 """Publish a finished run to a hub on this machine, and count what happened: docs/publishing.md has the figures.
 
-    python scripts/rehearse_publish.py --dataset results/dataset/<slug>/<folder> --scratch /tmp/hub rmsnorm gemm
+    python lab/rehearse_publish.py --dataset results/dataset/<slug>/<folder> --scratch /tmp/hub rmsnorm gemm
 
 The hub is the tests' own: real HTTP, LFS, pull requests. Its main branch starts as the dataset. For each op_type
 the command is run as a user would: dry, with --push, and with --push again. Exit code: 0 as it should be, 1 not.

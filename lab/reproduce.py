@@ -1,6 +1,6 @@
 r"""Verify the same lock in two fresh folders, and compare all digests.
 
-    python scripts/reproduce.py --dataset tests/dataset --source sglang=DIR --work DIR
+    python lab/reproduce.py --dataset tests/dataset --source sglang=DIR --work DIR
 
 The dataset and the source (an unpacked package) become local git repositories; each folder is a new copy of this
 repository with the same sources.lock and config.yaml, and no results. One interpreter runs all stacks.

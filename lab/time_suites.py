@@ -109,7 +109,7 @@ def _file(path: Path, extra: Sequence[str], options: Any) -> dict[str, Any]:  # 
 
 def _run(path: Path, extra: Sequence[str], seconds: float, options: Any, log: Path) -> str:  # noqa: ANN401 - parsed options
     """Run a file's tests, and say how that ended."""
-    shutil.copyfile(PLUGIN, log.with_name(PLUGIN.name))  # alone: scripts has names that suites may use too
+    shutil.copyfile(PLUGIN, log.with_name(PLUGIN.name))  # alone: lab has names that suites may use too
     places = [str(log.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {
         "OMP_NUM_THREADS": str(options.threads),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "time_suites.py"
+SCRIPT = Path(__file__).parent.parent / "lab" / "time_suites.py"
 ENDS = """
 import os
 import pytest
