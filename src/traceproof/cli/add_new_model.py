@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from traceproof.cli import options
 from traceproof.cli.extract import interpreter
 from traceproof.errors import TraceproofError
 from traceproof.extract import catalogue, formulas, hierarchy, kernels
@@ -29,11 +30,9 @@ def add_new_model(  # noqa: PLR0913 - one parameter an option
     models_ts: Annotated[
         Path | None, typer.Option(help="Insert into this models.ts; printed if left out.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write it as JSON too.")] = None,
-    sglang_path: Annotated[Path | None, typer.Option(help="An SGLang checkout to read instead.")] = None,
-    extract_python: Annotated[
-        Path | None, typer.Option(help="Interpreter with SGLang; config.yaml's, built if absent, if left out.")
-    ] = None,
+    json_file: options.JsonFile = None,
+    sglang_path: options.Sglang = None,
+    extract_python: options.SglangPython = None,
 ) -> None:
     """Write the modules of a model (block or layer, parent, count, definitions) for the web interface.
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from traceproof.cli import run
+from traceproof.cli import options, run
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
 from traceproof.pipeline import Pipeline
@@ -39,13 +39,9 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
         Path | None, typer.Option(help="A repos_config.json of clone-repos: where FlashInfer and SGLang are.")
     ] = None,
     test_sizes: Annotated[list[str] | None, typer.Option(help="Sizes by default: small medium large.")] = None,
-    tolerance: Annotated[
-        float | None, typer.Option(help="Accept floats within this atol and rtol; proves nothing.")
-    ] = None,
+    tolerance: options.Tolerance = None,
     force: Annotated[bool, typer.Option("--force", help="Write tests again that are there.")] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write what was done as JSON; - is stdout.")
-    ] = None,
+    json_file: options.JsonFile = None,
     **checkouts: Path | None,
 ) -> None:
     """Write one test file per op_type, one class per definition, and what they need beside them.

@@ -11,7 +11,7 @@ import typer
 
 from traceproof.audit.findings import as_sarif, as_text
 from traceproof.audit.run import CODES, SECONDS, Report, Settings, audit
-from traceproof.cli import run
+from traceproof.cli import options, run
 from traceproof.cli.interpreter import interpreter, say
 from traceproof.errors import TraceproofError
 from traceproof.stacks import MAIN
@@ -33,12 +33,8 @@ def audit_tests(  # noqa: PLR0913 - one parameter an option
     ] = None,
     seconds: Annotated[float, typer.Option(min=1, help="Seconds that one file may run.")] = SECONDS,
     no_run: Annotated[bool, typer.Option("--no-run", help="Read only, run nothing.")] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the findings as JSON; - is stdout.")
-    ] = None,
-    sarif_file: Annotated[
-        Path | None, typer.Option("--sarif", metavar="FILE", help="Write the findings as SARIF; - is stdout.")
-    ] = None,
+    json_file: options.JsonFile = None,
+    sarif_file: options.SarifFile = None,
 ) -> None:
     """Find tests that can not fail, test something else than the dataset, or let wrong answers pass.
 

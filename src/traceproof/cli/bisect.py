@@ -16,7 +16,7 @@ from traceproof.bumps.source import importable
 from traceproof.bumps.touches import Touch, stack_of
 from traceproof.bumps.trial import Trial
 from traceproof.checkouts.gitrun import Git, GitError
-from traceproof.cli import run
+from traceproof.cli import options, run
 from traceproof.dataset.fetch import fetch
 from traceproof.dependents.tree import CommitTree
 from traceproof.errors import TraceproofError
@@ -32,10 +32,8 @@ def bisect(  # noqa: PLR0913 - one parameter an option
     good: Annotated[str, typer.Option(help="A commit, tag or branch with the one verdict.")],
     bad: Annotated[str, typer.Option(help="A later one with the other verdict.")],
     repository: Annotated[Path, typer.Option(help="A clone of FlashInfer, SGLang or Flash Linear Attention.")],
-    dataset: Annotated[Path | None, typer.Option(help="A dataset's folder instead of the configured one.")] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write what was found as JSON; - is stdout.")
-    ] = None,
+    dataset: options.Dataset = None,
+    json_file: options.JsonFile = None,
 ) -> None:
     """Find the first commit whose ground truth has another verdict; commits that touch nothing relevant never run.
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from traceproof import runs, sweep
-from traceproof.cli import run
+from traceproof.cli import options, run
 from traceproof.errors import TraceproofError
 
 
@@ -22,9 +21,7 @@ def clean(
         bool, typer.Option("--unreachable", help="Remove outputs that no run in the results folder refers to.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how much, remove nothing.")] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write what was found as JSON; - is stdout.")
-    ] = None,
+    json_file: options.JsonFile = None,
 ) -> None:
     """Remove finished outputs and verdicts; what a later run needs of them, it computes again.
 

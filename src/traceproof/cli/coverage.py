@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from traceproof.cli import run
+from traceproof.cli import options, run
 from traceproof.cli.interpreter import interpreter, say
 from traceproof.coverage.run import LIBRARY, as_json, as_text, of_plan, of_recorded, of_suite
 from traceproof.errors import TraceproofError
@@ -33,9 +33,7 @@ def coverage(  # noqa: PLR0913 - one parameter an option
     run_tests: Annotated[bool, typer.Option("--run", help="Run --tests, not only collect them.")] = False,
     library: Annotated[str, typer.Option(help="Package whose calls --run notes.")] = LIBRARY.package,
     gaps: Annotated[int, typer.Option(min=0, help="Pairs shown of each op_type.")] = 10,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write everything as JSON; - is stdout.")
-    ] = None,
+    json_file: options.JsonFile = None,
 ) -> None:
     """Report one-way and pairwise coverage of each op_type's axes, and a smallest case for every gap.
 

@@ -14,7 +14,7 @@ import typer
 from traceproof.bumps.touches import changed_parts, stack_of, touches
 from traceproof.bumps.units import FileUnits
 from traceproof.checkouts.gitrun import Git
-from traceproof.cli import run
+from traceproof.cli import options, run
 from traceproof.dependents.graph import Graph
 from traceproof.dependents.tree import CommitTree, FolderTree, Tree, changed_between
 from traceproof.errors import TraceproofError
@@ -31,9 +31,7 @@ def dependents(
         tuple[str, str] | None, typer.Option(metavar="A B", help="Two commits: what differs between them.")
     ] = None,
     dataset: Annotated[Path | None, typer.Option(help="A dataset, to name the definitions too.")] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the answer as JSON; - is stdout.")
-    ] = None,
+    json_file: options.JsonFile = None,
 ) -> None:
     """List what depends on changed files, with the chain of why.
 

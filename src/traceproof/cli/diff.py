@@ -11,7 +11,7 @@ import typer
 
 from traceproof.bumps.diff import Diff, diff
 from traceproof.bumps.history import Kept, find
-from traceproof.cli import run
+from traceproof.cli import options, run
 from traceproof.store import write_text
 
 SHOWN = 20  # rows of one kind on the terminal; --json and --markdown have all
@@ -30,9 +30,7 @@ def diff_command(
     ] = "previous",
     after: Annotated[str, typer.Argument(metavar="B", help="The same; latest.")] = "latest",
     *,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write everything as JSON; - is stdout.")
-    ] = None,
+    json_file: options.JsonFile = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page as Markdown.")] = None,
 ) -> None:
     """Compare the verdicts of two states.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from traceproof.cli import run
+from traceproof.cli import options, run
 from traceproof.doctor.diagnose import diagnose
 from traceproof.doctor.render import screen
 
@@ -22,9 +21,7 @@ def doctor(
     seconds: Annotated[
         float, typer.Option(min=1, help="Seconds that a stack's interpreter may take to import its packages.")
     ] = SECONDS,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the diagnosis as JSON; - is stdout.")
-    ] = None,
+    json_file: options.JsonFile = None,
 ) -> None:
     """Say what this machine can prove, and what is missing for what config.yaml asks. Builds and changes nothing.
 

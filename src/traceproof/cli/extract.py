@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from traceproof import environments
-from traceproof.cli import run
+from traceproof.cli import options, run
 from traceproof.errors import TraceproofError
 from traceproof.extract import catalogue
 from traceproof.extract.pipeline import (
@@ -47,7 +47,7 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
     gemm_shapes: Annotated[
         Literal["full", "rank"], typer.Option(help="The model's whole projections, or one rank's share.")
     ] = "full",
-    sglang_path: Annotated[Path | None, typer.Option(help="An SGLang checkout to read instead.")] = None,
+    sglang_path: options.Sglang = None,
     flashinfer_path: Annotated[
         Path | None,
         typer.Option(help="A FlashInfer wheel or folder: its trace templates are held against the definitions."),
@@ -59,9 +59,7 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
     report_dir: Annotated[Path, typer.Option(help="Where sharing.md and report.json go.")] = Path(
         "results/extract"
     ),
-    extract_python: Annotated[
-        Path | None, typer.Option(help="Interpreter with SGLang; config.yaml's, built if absent, if left out.")
-    ] = None,
+    extract_python: options.SglangPython = None,
     torch_python: Annotated[
         Path | None, typer.Option(help="Interpreter of the torch stack; config.yaml's if left out.")
     ] = None,
@@ -71,9 +69,7 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
     list_models: Annotated[
         bool, typer.Option("--list", help="Name the bundled models and the architectures that SGLang can read.")
     ] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; - is stdout.")
-    ] = None,
+    json_file: options.JsonFile = None,
 ) -> None:
     """Write the kernel definitions that models need, right by construction.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from traceproof.cli import run
+from traceproof.cli import options, run
 from traceproof.dataset.fetch import fetch
 from traceproof.errors import TraceproofError
 from traceproof.lint import lint
@@ -19,26 +19,19 @@ from traceproof.lint.sarif import as_sarif
 
 def lint_command(  # noqa: PLR0913 - one parameter an option
     *,
-    dataset: Annotated[Path | None, typer.Option(help="A dataset's folder instead of the configured one.")] = None,
+    dataset: options.Dataset = None,
     select: Annotated[
         list[str] | None, typer.Option(help="Run only codes that start so, e.g. TP3 or TP301,TP5.")
     ] = None,
     ignore: Annotated[list[str] | None, typer.Option(help="Do not run codes that start so.")] = None,
-    baseline: Annotated[Path | None, typer.Option(help="A file of known findings: only others fail.")] = None,
-    update_baseline: Annotated[
-        bool, typer.Option("--update-baseline", help="Write all findings to the baseline and succeed.")
-    ] = False,
+    baseline: options.Baseline = None,
+    update_baseline: options.UpdateBaseline = False,
     flashinfer_path: Annotated[
         Path | None,
         typer.Option(help="An unpacked FlashInfer, or a site-packages that has it; checks fi_api tags."),
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the findings as JSON; - is stdout.")
-    ] = None,
-    sarif_file: Annotated[
-        Path | None,
-        typer.Option("--sarif", metavar="FILE", help="Write the findings as SARIF 2.1.0; - is stdout."),
-    ] = None,
+    json_file: options.JsonFile = None,
+    sarif_file: options.SarifFile = None,
 ) -> None:
     """Find mistakes in a dataset's definitions and workload lines.
 

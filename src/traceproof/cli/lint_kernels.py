@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from traceproof.audit.findings import as_sarif, as_text
-from traceproof.cli import run
+from traceproof.cli import options, run
 from traceproof.errors import TraceproofError
 from traceproof.kernel_lint.run import CODES, Report, lint_kernels
 from traceproof.lint.baseline import write_baseline
@@ -19,16 +19,10 @@ def lint_kernels_command(  # noqa: PLR0913 - one parameter an option
     path: Annotated[Path, typer.Argument(help="A file or a folder of Triton sources and tests.")],
     *,
     select: Annotated[list[str] | None, typer.Option(help="Only codes that start so, e.g. KL1.")] = None,
-    baseline: Annotated[Path | None, typer.Option(help="A file of known findings: only others fail.")] = None,
-    update_baseline: Annotated[
-        bool, typer.Option("--update-baseline", help="Write all findings to the baseline and succeed.")
-    ] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the findings as JSON; - is stdout.")
-    ] = None,
-    sarif_file: Annotated[
-        Path | None, typer.Option("--sarif", metavar="FILE", help="Write the findings as SARIF; - is stdout.")
-    ] = None,
+    baseline: options.Baseline = None,
+    update_baseline: options.UpdateBaseline = False,
+    json_file: options.JsonFile = None,
+    sarif_file: options.SarifFile = None,
 ) -> None:
     """Find addresses computed in 32 bits, new block pointers, unmasked last blocks, and hard-coded devices.
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TextIO
 
 import typer
 
-from traceproof.cli import run
+from traceproof.cli import options, run
 from traceproof.config import Config
 from traceproof.dataset.fetch import folder_of
 from traceproof.environments import resolve
@@ -68,9 +68,7 @@ def publish(  # noqa: PLR0913 - one parameter an option
     out: Annotated[
         Path | None, typer.Option(help="Where the dry run goes; <results>/publish if left out.")
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write what came of it as JSON; - is stdout.")
-    ] = None,
+    json_file: options.JsonFile = None,
 ) -> None:
     """Publish what was verified; a dry run unless --push is given.
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from traceproof.cli import run
+from traceproof.cli import options, run
 from traceproof.errors import TraceproofError
 from traceproof.reasons import Verdict
 from traceproof.records import VerdictRow, read_rows
@@ -26,9 +26,7 @@ def show(
     selection: Annotated[
         str, typer.Option(help="Folder below results of a narrower run, e.g. selections/rmsnorm-1a2b3c4d.")
     ] = "",
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the rows as JSON; - is stdout.")
-    ] = None,
+    json_file: options.JsonFile = None,
 ) -> None:
     """Show the verdicts of a definition: where a run left them last, or in the folder given.
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from traceproof import runs
-from traceproof.cli import run
+from traceproof.cli import options, run
 from traceproof.config import Config
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
@@ -26,9 +26,7 @@ def verify(  # noqa: PLR0913 - the specification's options
     case: Annotated[list[str] | None, typer.Option(help="Verify these cases only, e.g. small-0.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Verify every definition.")] = False,
     test_sizes: Annotated[list[str] | None, typer.Option(help="Sizes: small medium large.")] = None,
-    tolerance: Annotated[
-        float | None, typer.Option(help="Accept floats within this atol and rtol; proves nothing.")
-    ] = None,
+    tolerance: options.Tolerance = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the inputs.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Run again what is finished already.")] = False,
     hidden_seed: Annotated[
@@ -37,11 +35,9 @@ def verify(  # noqa: PLR0913 - the specification's options
     allow_weak_isolation: Annotated[
         bool, typer.Option("--allow-weak-isolation", help="Run references where they can not be isolated whole.")
     ] = False,
-    dataset: Annotated[Path | None, typer.Option(help="A dataset's folder instead of the configured one.")] = None,
+    dataset: options.Dataset = None,
     cores: Annotated[int | None, typer.Option(min=1, help="Cores to use; all of them if not given.")] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the summary as JSON; - is stdout.")
-    ] = None,
+    json_file: options.JsonFile = None,
     snakemake: Annotated[list[str] | None, typer.Argument(help="After `--`: arguments for Snakemake.")] = None,
 ) -> None:
     """Verify definitions against every truth there is; prints the table.
@@ -51,7 +47,7 @@ def verify(  # noqa: PLR0913 - the specification's options
     """
     if everything and (op_type or definition_name):
         raise TraceproofError("--all selects everything: give it, or --op-type and --definition-name, not both")
-    options = {
+    given = {
         "selection": _selection(op_type=op_type, definition_name=definition_name, case=case, all=everything),
         "dataset": dataset and {"path": str(dataset.expanduser().resolve()), "pypi": None, "git": None},
         "test_sizes": test_sizes,
@@ -61,7 +57,7 @@ def verify(  # noqa: PLR0913 - the specification's options
         "hidden_seed": hidden_seed,
         "allow_weak_isolation": allow_weak_isolation or None,
     }
-    changes = {key: value for key, value in options.items() if value is not None}
+    changes = {key: value for key, value in given.items() if value is not None}
     code = _verify(changes, cores or run.all_cores(), snakemake or [], json_file)
     raise typer.Exit(code)
 
