@@ -61,13 +61,7 @@ def clone_repos(  # noqa: PLR0913 - one parameter an option
     _known([*chosen, *(lfs or []), *(name for given in changes.values() for name in given)], {*pins, *urls})
     given = {name: _given(name, changes) for name in chosen}
     git = Git(Path.cwd(), Patience(stall=stall))
-    found: dict[str, Pin] = {}
-    unpinned: dict[str, str] = {}
-    for name in chosen:
-        try:
-            found[name] = _pin(name, pins.get(name), given[name], urls.get(name), git)
-        except TraceproofError as error:
-            unpinned[name] = str(error)
+    found, unpinned = _pinned(given, pins, urls, git)
     order = Order(
         pins=found,
         unpinned=unpinned,
@@ -98,6 +92,20 @@ def _check_values(urls: Mapping[str, str], commits: Mapping[str, str]) -> None:
     for name, digits in commits.items():
         if not COMMIT.fullmatch(digits):
             raise TraceproofError(f"--commit {name}={digits}: expected all 40 hexadecimal digits")
+
+
+def _pinned(
+    given: Mapping[str, Mapping[str, str]], pins: Mapping[str, Pin], urls: Mapping[str, str], git: Git
+) -> tuple[dict[str, Pin], dict[str, str]]:
+    """The pin of each source, and why others have none."""
+    found: dict[str, Pin] = {}
+    unpinned: dict[str, str] = {}
+    for name, choice in given.items():
+        try:
+            found[name] = _pin(name, pins.get(name), choice, urls.get(name), git)
+        except TraceproofError as error:
+            unpinned[name] = str(error)
+    return found, unpinned
 
 
 def _keep(lock: Path, pins: dict[str, Pin]) -> None:

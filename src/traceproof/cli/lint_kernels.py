@@ -32,10 +32,7 @@ def lint_kernels_command(  # noqa: PLR0913 - one parameter an option
         raise TraceproofError("--update-baseline needs to know the file", todo="Give --baseline FILE as well.")
     if not path.exists():
         raise TraceproofError(f"{path} does not exist")
-    wanted = tuple(select or ("KL",))
-    unknown = [code for code in wanted if not any(known.startswith(code) and code for known in CODES)]
-    if unknown:
-        raise TraceproofError(f"--select {' '.join(unknown)}: no such code; known: {', '.join(CODES)}")
+    wanted = _codes(select)
     report = lint_kernels(path, baseline=None if update_baseline else baseline)
     report.findings = [finding for finding in report.findings if finding.code.startswith(wanted)]
     if update_baseline and baseline is not None:
@@ -48,6 +45,14 @@ def lint_kernels_command(  # noqa: PLR0913 - one parameter an option
     text += f", {len(report.known)} known by the baseline\n"
     (sys.stderr if "-" in {str(json_file), str(sarif_file)} else sys.stdout).write(text)
     raise typer.Exit(run.FINDINGS if report.findings else run.FINE)
+
+
+def _codes(select: list[str] | None) -> tuple[str, ...]:
+    wanted = tuple(select or ("KL",))
+    unknown = [code for code in wanted if not any(known.startswith(code) and code for known in CODES)]
+    if unknown:
+        raise TraceproofError(f"--select {' '.join(unknown)}: no such code; known: {', '.join(CODES)}")
+    return wanted
 
 
 def _json(report: Report) -> dict[str, object]:

@@ -69,8 +69,8 @@ def cover(space: Space, records: Sequence[Values]) -> Coverage:
     return Coverage(
         op_type=space.op_type,
         cases=len(records),
-        one_way=(sum(item in seen for item in single), len(single)),
-        pairs=(sum(pair in together for pair in pairs), len(pairs)),
+        one_way=(len(seen.intersection(single)), len(single)),
+        pairs=(len(together.intersection(pairs)), len(pairs)),
         gaps=_gaps(space, [[item] for item in single if item not in seen]),
         pair_gaps=_gaps(space, [sorted(pair) for pair in pairs if pair not in together]),
         unknown=tuple(sorted(f"{name}={value}" for name, value in seen.difference(known))),

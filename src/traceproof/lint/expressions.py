@@ -100,16 +100,15 @@ def _evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value:  # noqa: PLR091
             return not _evaluate(operand, axes)
         case ast.BinOp() if type(node.op) in Binary:
             return Binary[type(node.op)](_evaluate(node.left, axes), _evaluate(node.right, axes))
-        case ast.BoolOp():
-            values = [bool(_evaluate(value, axes)) for value in node.values]
-            return all(values) if isinstance(node.op, ast.And) else any(values)
-        case ast.Compare() if all(type(op) in Compare for op in node.ops):
+        case ast.BoolOp(op=op, values=operands):
+            values = [bool(_evaluate(value, axes)) for value in operands]
+            return all(values) if isinstance(op, ast.And) else any(values)
+        case ast.Compare():
             sides = [_evaluate(side, axes) for side in (node.left, *node.comparators)]
-            pairs = zip(node.ops, sides, sides[1:], strict=False)
-            return all(Compare[type(op)](left, right) for op, left, right in pairs)
+            compared = [Compare[type(op)] for op in node.ops]  # a KeyError where it is no comparison of numbers
+            return all(map(operator.call, compared, sides, sides[1:]))
         case ast.Call(func=ast.Name(id="min" | "max" as name), args=[_, _, *_]):
-            values_of = [_evaluate(argument, axes) for argument in node.args]
-            return min(values_of) if name == "min" else max(values_of)
+            return (min if name == "min" else max)(_evaluate(argument, axes) for argument in node.args)
     raise KeyError(ast.dump(node))
 
 

@@ -270,11 +270,10 @@ def _resolve(piece: Piece, old: bytes | None, change: Change, *, allow_changes: 
     elif piece.kind is Kind.TEST and not allow_changes:
         change.kept.append(piece.path)
     else:
-        found = [f"{piece.path}: {line}" for line in differences(old, new)]
         change.files[piece.path] = new
+        found = [f"{piece.path}: {line}" for line in differences(old, new)]
         change.differs += found
-        if not allow_changes:
-            change.problems += [f"{piece.path} exists and would change", *found]
+        change.problems += [] if allow_changes else [f"{piece.path} exists and would change", *found]
 
 
 def _taken(bundle: Bundle, present: frozenset[str]) -> Iterator[str]:

@@ -192,12 +192,16 @@ def _record(rows: Sequence[VerdictRow], dates: Store, reference: str) -> Record:
         "device": known.device,
         "seed": known.seed,
     }
-    key = digest_json(content)
+    return Record(**content, date=_date(dates, digest_json(content)))
+
+
+def _date(dates: Store, key: str) -> str:
+    """The day on which a record was first written."""
     kept = dates.record(key)
     if kept is None:
         kept = {"date": datetime.now(tz=UTC).date().isoformat()}
         dates.finish(key, kept)
-    return Record(**content, date=kept["date"])
+    return str(kept["date"])
 
 
 def _status(
