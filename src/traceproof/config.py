@@ -216,6 +216,11 @@ class Config(BaseModel):
             raise ValueError("must be a finite number")
         return value
 
+    @field_validator("truths", mode="before")
+    @classmethod
+    def _every_truth(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        return tuple(TRUTHS) if value == "all" else value
+
     @field_validator("truths")
     @classmethod
     def _known_truths(cls, value: tuple[str, ...]) -> tuple[str, ...]:
