@@ -1,0 +1,58 @@
+"""Liger-Kernel's norms in Triton. Casting mode `gemma` computes a row in float32, with any weight offset."""
+
+from __future__ import annotations
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.base import Values
+from traceproof.ops.rmsnorm.oracle import OP
+
+SM = ((8, 0), (12, 9))
+
+
+def _one_dtype(definition: Definition) -> bool:
+    """Whether outputs have the dtype of the rows, as the kernels give them."""
+    kinds = {definition.inputs[name].dtype for name in definition.inputs if name != "weight"}
+    return len(kinds | {spec.dtype for spec in definition.outputs.values()}) == 1
+
+
+def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    hidden, weight = tensor(inputs, "hidden_states"), tensor(inputs, "weight")
+    offset = float(OP.weight_offset(definition))
+    returned = api["rms_norm"](hidden.contiguous(), weight, OP.eps(definition), offset, "gemma", row_mode=True)
+    return {"output": returned[0]}
+
+
+def _fused_add(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    """The norm is that of the sum as it is stored."""
+    hidden, residual = tensor(inputs, "hidden_states").contiguous(), tensor(inputs, "residual").contiguous()
+    offset = float(OP.weight_offset(definition))
+    returned = api["fused_add_rms_norm"](
+        hidden, residual, tensor(inputs, "weight"), OP.eps(definition), offset, "gemma"
+    )
+    outputs = {"output": returned[0], "residual_out": returned[1]}
+    return {name: outputs[name] for name in definition.outputs}
+
+
+ADAPTERS = (
+    Adapter(
+        name="rms_norm_forward",
+        inputs=names("hidden_states weight"),
+        outputs=names("output"),
+        accepts=_one_dtype,
+        apis=("rms_norm",),
+        call=_norm,
+        sm=SM,
+        rows="hidden_states",
+    ),
+    Adapter(
+        name="fused_add_rms_norm_forward",
+        inputs=names("hidden_states residual weight"),
+        outputs=names("output residual_out"),
+        accepts=_one_dtype,
+        apis=("fused_add_rms_norm",),
+        call=_fused_add,
+        sm=SM,
+        rows="hidden_states",
+    ),
+)
