@@ -95,7 +95,7 @@ rule tests:
 
 
 rule run_tests_of:
-    """Run the generated tests of one op_type in one stack's environment, isolated as references are."""
+    """Run the generated tests of one op_type in one stack's environment."""
     input:
         file=f"{TESTS.folder}/test_{{op_type}}.py",
         support=rules.test_support.output,
@@ -115,14 +115,13 @@ rule run_tests_of:
         path=test_path,
         record=test_record,
         dataset=FLOW.dataset,
-        readable=FLOW.source,
         caches=FLOW.caches,
         limits=FLOW.limits,
         options=TESTS.options,
         code=TESTS.run_code,
     shell:
         "PYTHONPATH={params.path:q} {params.python:q} scripts/run_tests.py --file {input.file:q}"
-        " --op-type {wildcards.op_type:q} --dataset {params.dataset:q} --readable {params.readable:q}"
+        " --op-type {wildcards.op_type:q} --dataset {params.dataset:q}"
         " --cases {input.cases:q} --stack {params.record:q} --caches {params.caches:q} --built {input.built:q}"
         " --limits {params.limits:q} --memory-mb {resources.mem_mb:q} {params.options:q} --rows {output.rows:q}"
         " --junit {output.junit:q} --log {log:q}"

@@ -23,7 +23,6 @@ PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--file", type=Path, required=True, help="the generated test file")
 PARSER.add_argument("--op-type", required=True)
 PARSER.add_argument("--dataset", type=Path, required=True)
-PARSER.add_argument("--readable", type=Path, nargs="*", default=[], help="folders that the dataset links to")
 PARSER.add_argument("--cases", type=Path, required=True, help="the op_type's cases, as planned")
 PARSER.add_argument("--stack", type=Path, required=True, help="the record of the stack it runs in")
 PARSER.add_argument("--caches", type=Path, required=True, help="folder for what is compiled on the way")
@@ -60,7 +59,6 @@ def main() -> None:
             memory_bytes=int(limits["memory_gb"] * 2**30),
             output_bytes=int(limits["output_mb"] * 2**20),
         ),
-        readable=[*options.readable, *([libraries] if libraries.is_dir() else [])],
         variables={LIBRARIES: str(libraries)} | jit.variables(options.built) if crew.gpu else {},
     )
     with lease(gpus() if crew.gpu else [], memory_mib=options.memory_mb):

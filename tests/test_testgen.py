@@ -142,13 +142,15 @@ def test_a_known_divergence_is_flagged_in_the_class(dataset: Path) -> None:
 
 
 def test_settings_of_one_generation_stay_with_the_tests_that_it_wrote(dataset: Path) -> None:
-    loose = {"sizes": ("small",), "tolerance": 0.1, "flashinfer": "/somewhere"}
+    loose = {"sizes": ("small",), "tolerance": 0.1, "checkouts": {"flashinfer": "/somewhere"}}
     generate(Order(root=dataset, definitions=("rmsnorm_a",), **loose), NOTHING_KNOWN)  # type: ignore[arg-type]
     generate(Order(root=dataset, definitions=("rmsnorm_b",), sizes=("large",)), NOTHING_KNOWN)
     found = classes((dataset / PLACE / "test_rmsnorm.py").read_text())
     assert found["rmsnorm_a"].endswith('    test_sizes = ("small",)\n    tolerance = 0.1')
     assert found["rmsnorm_b"].endswith('    test_sizes = ("large",)')
-    assert 'FLASHINFER_PATH: str | None = "/somewhere"' in (dataset / PLACE / "conftest.py").read_text()
+    assert (
+        'CHECKOUTS: dict[str, str] = {"flashinfer": "/somewhere"}' in (dataset / PLACE / "conftest.py").read_text()
+    )
 
 
 def test_tests_can_be_written_beside_a_dataset_that_stays_as_it_is(dataset: Path, tmp_path: Path) -> None:
@@ -167,10 +169,10 @@ def test_names_that_would_share_a_class_get_two() -> None:
     assert class_names(["a_b", "aB", "c"]) == {"a_b": "Test_a_b", "aB": "Test_aB", "c": "TestC"}
 
 
-def test_the_support_package_needs_nothing_but_torch_and_pytest() -> None:
+def test_the_support_package_needs_nothing_but_torch_pytest_safetensors_and_pydantic() -> None:
     for path, text in support_files().items():
         top = [node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
-        for absent in ("pydantic", "safetensors", "numpy", "yaml", "traceproof"):
+        for absent in ("numpy", "yaml", "rich", "typer", "traceproof"):
             assert not [node for node in top if absent in ast.unparse(node).split()[1]], path
         assert "import traceproof" not in text
         assert "from traceproof" not in text

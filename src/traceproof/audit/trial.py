@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from traceproof.audit.process import RECORD
+from traceproof.runner import load_module
 from traceproof.worker import policy
 
 GENERATORS = ("generate_random_inputs", "generate_random_inputs_moe", "make_inputs", "generate_inputs")
@@ -166,9 +167,7 @@ def wrong_answers(path: Path, reference: str | None, tests: Sequence[str]) -> li
         refusals = policy.check(reference)
         if refusals:
             raise LookupError(f"the definition's reference is refused: {refusals[0]}")
-        namespace: dict[str, Any] = {}
-        exec(compile(reference, "<reference>", "exec"), namespace)  # noqa: S102 - a process of its own
-        run = namespace["run"]
+        run = load_module(reference, "reference").run
     found = []
     for name in tests:
         test = getattr(module, name)

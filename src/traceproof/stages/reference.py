@@ -102,7 +102,6 @@ class References:
             for call in wanted:
                 call.outcome = refused
             return {call.case_id: self._finished(name, call, None) for call in wanted}
-        found: dict[str, RunRecord] = {}
         plain = [call for call in wanted if not call.planned.hidden]
         hidden = [call for call in wanted if call.planned.hidden]
         Random(digest_json([entry.digest, entry.nonce])).shuffle(plain)  # noqa: S311 - an order
@@ -110,16 +109,23 @@ class References:
             again = {call.case_id: self._repeat(call, done) for call in plain if call.planned.repeat}
             for call in hidden:
                 call.fill, call.threads, call.recall = None, self.job.hidden_threads, bool(again)
-            for batch in self._batches(plain, [*again.values(), *hidden]):
-                waited = sum(call.timed_out for call in plain)
-                for call in self._calls(name, entry, batch, done, waited=waited):
-                    if call in plain and not (call.planned.repeat and call.succeeded):
-                        found[call.case_id] = self._finished(name, call, done)
-            for call in plain:
-                if call.case_id not in found:
-                    _join(call, again[call.case_id], hidden)
-                    found[call.case_id] = self._finished(name, call, done)
-            return found | {call.case_id: self._finished(name, call, done) for call in hidden}
+            found = {
+                call.case_id: self._finished(name, call, done)
+                for call in self._made(name, entry, plain, [*again.values(), *hidden], done)
+                if call in plain and not (call.planned.repeat and call.succeeded)
+            }
+            rest = [call for call in plain if call.case_id not in found]  # what is run again and did not fail
+            for call in rest:
+                _join(call, again[call.case_id], hidden)
+            return found | {call.case_id: self._finished(name, call, done) for call in (*rest, *hidden)}
+
+    def _made(
+        self, name: str, entry: PlannedDefinition, plain: Sequence[Call], rest: Sequence[Call], done: Path
+    ) -> Iterator[Call]:
+        """All calls of a definition, as each has been made."""
+        for batch in self._batches(plain, rest):
+            waited = sum(call.timed_out for call in plain)
+            yield from self._calls(name, entry, batch, done, waited=waited)
 
     @staticmethod
     def _repeat(call: Call, done: Path) -> Call:

@@ -1,8 +1,7 @@
 """The support package: the modules of this package that generated tests need, written beside them.
 
-Each file is the module as it stands here. Two things change: the package's name, and the modules that would bring
-in what a bare environment lacks (pydantic, processes, compilers) are replaced by those of `testgen/support`. The
-new name has as many letters as the old one, so that the formatting stays what it is.
+Each file is the module as it stands here, the case engine among them, under another name: an installed traceproof
+may be of another version. That name has as many letters as the old one, so that the formatting stays.
 """
 
 from __future__ import annotations
@@ -22,22 +21,17 @@ from traceproof.text import literal
 NAME = "tp_support"
 OWN = f"{PACKAGE}.testgen.support"
 COMMAND = "traceproof add-reference-tests"
-# What stands in for a module of the package.
-REPLACED: Mapping[str, str] = MappingProxyType(
-    {
-        f"{PACKAGE}.dataset.definition": f"{OWN}.definition",
-        f"{PACKAGE}.jit": f"{OWN}.jit",
-    }
-)
 # Packages of which single modules are taken: their own first lines import too much.
-HOLLOW = frozenset(
-    {PACKAGE, f"{PACKAGE}.worker", f"{PACKAGE}.actors", f"{PACKAGE}.dataset", f"{PACKAGE}.testgen", OWN}
-)
+HOLLOW = frozenset({PACKAGE, f"{PACKAGE}.actors", f"{PACKAGE}.dataset", f"{PACKAGE}.testgen", OWN})
 CHECKOUTS = "CHECKOUTS"  # the constant of the conftest that names checkouts by stack
 # Found by listing folders, so nothing imports them by name: packages, and an op_type's oracle and ground truths.
 LISTED = f"{PACKAGE}.stacks"
-ROOTS = tuple(f"{OWN}.{name}" for name in ("suite", "trial", "cases", "helpers"))
-RENAMED = re.compile(rf"\b{PACKAGE}(?=\.[a-z_{{]| import )")
+ROOTS = (
+    *(f"{OWN}.{name}" for name in ("suite", "trial", "cases", "helpers")),
+    # Named by strings: the actors, and what workers are started with.
+    *(f"{PACKAGE}.{name}" for name in ("actors.truth", "runner", "worker.zygote", "worker.host")),
+)
+RENAMED = re.compile(rf"\b{PACKAGE}(?=\.[a-z_{{]| import |:)|(?<=^import ){PACKAGE}$", re.MULTILINE)
 
 
 @cache
@@ -47,7 +41,7 @@ def support_files() -> Mapping[str, str]:
     for module in sorted(_closure()):
         path = _path(module)
         if module not in HOLLOW:
-            files[path] = _header(module) + renamed(_source(REPLACED.get(module, module)))
+            files[path] = _header(module) + renamed(_source(module))
         elif path.endswith("__init__.py"):
             files[path] = f'"""Modules of {module}."""\n'
     digest = digest_json(files)
@@ -79,7 +73,6 @@ def checkouts_of(text: str) -> dict[str, str]:
 
 def renamed(text: str) -> str:
     """A module's text under the support package's name."""
-    text = text.replace(OWN + ".definition import", f"{PACKAGE}.dataset.definition import")
     text = text.replace(OWN, NAME)
     return RENAMED.sub(NAME, text)
 
@@ -114,7 +107,7 @@ def _closure() -> set[str]:
         found.add(module)
         waiting.append(module.rpartition(".")[0])
         if module not in HOLLOW:
-            waiting += _imports(_source(REPLACED.get(module, module)))
+            waiting += _imports(_source(module))
     return found - {OWN, OWN.rpartition(".")[0]}
 
 

@@ -16,7 +16,7 @@ from traceproof.stages.crew import Crew
 from traceproof.store import write_text
 from traceproof.testgen.files import MARKER, classes
 from traceproof.testgen.worker import Order, TestRow
-from traceproof.worker import Limits, Pool
+from traceproof.worker import Isolation, Limits, Pool
 from traceproof.worker.model import ItemOutcome, Status
 
 SETUP = "traceproof.testgen.worker:setup"
@@ -45,7 +45,6 @@ class Run:
         digests: of the definitions, by name, as they were planned.
         options: more options of pytest.
         limits: of one definition's tests together.
-        readable: folders that the tests may read beside their own and the dataset.
         variables: of the environment.
     """
 
@@ -56,12 +55,13 @@ class Run:
     digests: Mapping[str, str]
     options: Sequence[str]
     limits: Limits
-    readable: Sequence[Path] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_tests(order: Run, crew: Crew, *, scratch: Path | None = None) -> Iterator[Row]:
-    """Run a file's tests, one definition after the other, each in an isolated worker; one row per test.
+    """Run a file's tests, one definition after the other, each in a worker; one row per test.
+
+    The tests are ours, written a moment before; the references that they run are shut in by themselves.
 
     Raises:
         TraceproofError: the file was not generated, or no worker can be started.
@@ -74,8 +74,8 @@ def run_tests(order: Run, crew: Crew, *, scratch: Path | None = None) -> Iterato
         "options": [*order.options, f"--dataset={order.dataset.absolute()}", *_selected(order.stack)],
         "variables": dict(order.variables),
     }
-    readable = [order.file.absolute().parent, order.dataset.absolute(), *order.readable]
-    with crew.pool(readable=readable) as pool:
+    # Not shared: what pytest imports stays in a process.
+    with Pool(preload=crew.preload, env=crew.environment, gpu=crew.gpu) as pool:
         for name, block in classes(text).items():
             for row in _class_rows(pool, asked, block, order.limits, scratch):
                 digest = order.digests.get(name, "")
@@ -89,7 +89,14 @@ def _selected(stack: str) -> list[str]:
 
 def _class_rows(pool: Pool, asked: Order, block: str, limits: Limits, scratch: Path | None) -> Iterator[TestRow]:
     name = block.partition("(")[0].removeprefix("class ").strip()
-    (outcome,) = pool.run_items(setup=SETUP, payload=asked, items=[name], limits=limits, scratch=scratch)
+    (outcome,) = pool.run_items(
+        setup=SETUP,
+        payload=asked,
+        items=[name],
+        limits=limits,
+        isolation=Isolation.TRUSTED,
+        scratch=scratch,
+    )
     if outcome.status is not Status.OK:
         yield _broken(outcome, f"{outcome.status}: {outcome.message}")
         return

@@ -11,6 +11,15 @@ from traceproof.ops.base import Op
 from traceproof.ops.cases import WORKLOADS, Case
 
 
+def read_definition(path: Path) -> Definition:
+    """Read a definition's file.
+
+    Raises:
+        OSError, ValueError: it is not there, or no definition.
+    """
+    return Definition.model_validate_json(path.read_text(encoding="utf-8"))
+
+
 def cases_of(definition: Definition, sizes: tuple[str, ...], seed: int) -> list[Case]:
     """The cases of the sizes, the edge and the adversarial ones."""
     op, _ = registry.for_definition(definition)

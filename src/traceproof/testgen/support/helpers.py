@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 from traceproof.actors.base import Unavailable, named_outputs
-from traceproof.actors.reference import Reference
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
+from traceproof.ops.cases import Case
 from traceproof.stacks import FIRST_TRUTHS
-from traceproof.testgen.support.definition import read_definition
-from traceproof.testgen.support.trial import resolve
-from traceproof.worker import policy
+from traceproof.testgen.support.cases import read_definition
+from traceproof.testgen.support.trial import WORKERS, truth
 
 Function = Callable[..., Any]
 DATASET = Path(__file__).resolve().parents[3]  # <dataset>/tests/references/<this package>/
@@ -33,22 +32,30 @@ def load_definition(name: str, dataset: Path = DATASET) -> Definition:
     found = sorted((dataset / "definitions").rglob(f"{name}.json"))
     if len(found) != 1:
         raise LookupError(f"{dataset / 'definitions'} holds {len(found)} files {name}.json; expected one")
-    definition: Any = read_definition(found[0])  # the same by the name that it has beside tests
-    return cast("Definition", definition)
+    return read_definition(found[0])
 
 
 def reference_of(definition: Definition) -> Function:
-    """The definition's own reference, to be called with its inputs in their order.
+    """The definition's own reference, called with its inputs in their order, in a process of its own.
 
-    Raises:
-        AssertionError: its code says what no reference has a reason to say.
+    It returns one output, or several as a tuple in the definition's order.
     """
-    refused = policy.check(definition.reference)
-    assert not refused, "the reference may not run:\n" + "\n".join(str(refusal) for refusal in refused)
-    actor = Reference()
-    actor.prepare(definition)
-    op, _ = registry.for_definition(definition)
-    return lambda *inputs: actor.run(definition, op, dict(zip(definition.inputs, inputs, strict=True)))
+
+    def run(*inputs: Any) -> Any:  # noqa: ANN401 - tensors and scalars
+        values = dict(zip(definition.inputs, inputs, strict=True))
+        axes = {
+            axis: size
+            for name, spec in definition.inputs.items()
+            if isinstance(values[name], torch.Tensor)
+            for axis, size in zip(spec.shape or (), values[name].shape, strict=False)
+        }
+        case = Case("own", "small", axes, 0)
+        device = next((v.device.type for v in inputs if isinstance(v, torch.Tensor)), "cpu")
+        taken = WORKERS.source(definition, device).run(case, values, seed=0)
+        outputs = [value.to(device) for value in taken.outputs.values()]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    return run
 
 
 def get_ground_truth(definition: Definition, device: torch.device | str | None = None) -> Function:
@@ -63,13 +70,13 @@ def get_ground_truth(definition: Definition, device: torch.device | str | None =
     """
     place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     reasons = []
-    for stack in FIRST_TRUTHS:
-        found = resolve(stack, definition, place)
+    op, _ = registry.for_definition(definition)
+    for name in FIRST_TRUTHS:
+        found = truth(name, definition, place)
         if isinstance(found, Unavailable):
-            reasons.append(f"{stack}: {found.reason}: {found.message}")
+            reasons.append(f"{name}: {found.reason}: {found.message}")
             continue
-        adapter, api = found
-        return lambda *inputs, adapter=adapter, api=api: named_outputs(
-            definition, adapter.call(api, definition, dict(zip(definition.inputs, inputs, strict=True)))
+        return lambda *inputs, actor=found: named_outputs(
+            definition, actor.run(definition, op, dict(zip(definition.inputs, inputs, strict=True)))
         )
     pytest.skip("; ".join(reasons))

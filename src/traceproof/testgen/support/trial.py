@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from traceproof.actors.base import Unavailable, named_outputs
+from traceproof.actors import registry
+from traceproof.actors.base import Actor, Unavailable, named_outputs
+from traceproof.actors.execute import GOLDEN, call_actor
 from traceproof.actors.inputs import make_inputs
-from traceproof.actors.reference import Reference
 from traceproof.dataset.definition import Definition
-from traceproof.judge.output import Expected, Ruling, judge_output
-from traceproof.ops import adapter as adapters
-from traceproof.ops import lookup, registry
-from traceproof.ops.adapter import Adapter, Api
-from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
+from traceproof.execution.case import Subject, entries_of, expectation, solve
+from traceproof.execution.source import Source, loaded, strangers
+from traceproof.execution.transfer import Taken
+from traceproof.judge.output import Ruling, judge_output
+from traceproof.ops import registry as ops
+from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.reasons import Skip
-from traceproof.stacks import STACK_OF, STACKS
-from traceproof.worker import policy
+from traceproof.runner import plain_tensor
+from traceproof.worker import Limits, Pool
 
 REFERENCE = "reference"
-GOLDEN = 0x9E3779B97F4A7C15
 OTHER_SEED = 1_000_003  # added to a case's seed to get other inputs of the same shapes
 GIVEN_THREADS = torch.get_num_threads()
 LARGE = 1 << 30  # bytes that a case needs for more than one thread to make it faster
 HEADROOM = 0.8  # of the free memory: the estimate of a case is not exact
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """What one call gave: outputs by name as plain CPU tensors, and what it did beside computing."""
-
-    outputs: Tensors
-    misconduct: tuple[str, ...]
+LIMITS = Limits(seconds=3600.0, setup_seconds=600.0, memory_bytes=None)  # a test session has limits of its own
+FILE_BYTES = 1 << 40  # that a call may write: no limit beside the disk's
 
 
 class Trial:
@@ -56,13 +51,13 @@ class Trial:
         self.case = case
         self.device = device
         self.dataset = dataset
-        self.op, self.no_oracle = registry.for_definition(definition)
+        self.op, self.no_oracle = ops.for_definition(definition)
         self._truths: dict[str, Tensors | Unavailable] = {}
         self._rulings: dict[tuple[str, float | None], dict[str, Ruling]] = {}
 
     def release(self) -> None:
         """Forget everything: an exception that somebody keeps holds the trial. It is solved again if asked for."""
-        for name in ("_drawn", "oracle", "reference"):
+        for name in ("subject", "reference"):
             self.__dict__.pop(name, None)
         self._truths.clear()
         self._rulings.clear()
@@ -91,62 +86,40 @@ class Trial:
         message = f"needs about {self.need / 2**30:.1f} GiB, {free / 2**30:.1f} GiB may be used"
         return Unavailable(Skip.DOES_NOT_FIT, message)
 
-    def inputs(self) -> Values:
-        """The inputs, the same bits on every device: a copy each time, since who gets it may write into it."""
-        return deepcopy(self._drawn)
+    @cached_property
+    def subject(self) -> Subject:
+        """The case drawn and solved; nobody writes into its inputs. Drawing costs far more than a copy."""
+        return solve(self.definition, self.case, device=self.device, dataset=self.dataset, seed=self.case.seed)
 
     @cached_property
-    def _drawn(self) -> Values:
-        """The inputs as drawn: nobody else sees them. Drawing is hashing, which costs far more than a copy."""
-        return self._draw(self.case)
-
-    def _draw(self, case: Case) -> Values:
-        return make_inputs(self.op, self.definition, case, device=self.device, dataset=self.dataset)
-
-    @cached_property
-    def oracle(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The oracle's entries by output and by what follows `@`; empty ones where there is no oracle."""
-        entries: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.definition.outputs}
-        if self.no_oracle is not None:
-            return entries
-        inputs = self.inputs()
-        found = dict(self.op.oracle(self.definition, inputs))
-        found |= {f"{name}@floor": value for name, value in self.op.floor(self.definition, inputs).items()}
-        for key, value in found.items():
-            name, _, what = key.partition("@")
-            entries[name][what] = value.cpu()
-        return entries
-
-    @cached_property
-    def reference(self) -> Returned:
-        """What the definition's own reference gives."""
+    def reference(self) -> Taken:
+        """What the definition's own reference gives, and did beside computing."""
         return self.run_reference()
 
-    def run_reference(self, seed: int | None = None) -> Returned:
-        """Run the reference, on other inputs if a seed is given; its conduct is looked at on the case's own.
+    def run_reference(self, seed: int | None = None, *, fresh: bool = False) -> Taken:
+        """Run the reference shut in, on other inputs if a seed is given.
+
+        Calls of one definition share a process, where an answer may be remembered, unless a `fresh` one is wanted.
 
         Raises:
-            AssertionError: the reference says what no reference has a reason to say.
+            CallError: the policy refuses it, or it leaves no outputs.
         """
-        refused = policy.check(self.definition.reference)
-        assert not refused, "the reference may not run:\n" + "\n".join(str(refusal) for refusal in refused)
-        actor = Reference()
-        actor.prepare(self.definition)
-        inputs = self.inputs() if seed is None else self._draw(_with_seed(self.case, seed))
-        draws = []
-        for trial in range(max(self._trials, 1)):
-            torch.manual_seed((self.case.seed * GOLDEN + trial * OTHER_SEED) % (1 << 63))
-            draws.append(named_outputs(self.definition, actor.run(self.definition, self.op, inputs)))
-        misconduct = tuple(self._misconduct(inputs, draws[0])) if seed is None else ()
-        if not self._trials:
-            return Returned(_plain(draws[0]), misconduct)
-        plain = [_plain(draw) for draw in draws]
-        return Returned({name: torch.stack([draw[name] for draw in plain]) for name in plain[0]}, misconduct)
+        inputs = self.subject.inputs if seed is None else self._draw(seed)
+        start, trials = self.case.seed * GOLDEN % (1 << 63), self.subject.trials
+        if not fresh:
+            source = WORKERS.source(self.definition, self.device.type)
+            return source.run(self.case, inputs, seed=start, trials=trials)
+        with WORKERS.new(self.definition, self.device.type) as source:
+            return source.run(self.case, inputs, seed=start, trials=trials)
 
     def tells_apart(self, step: int) -> bool:
         """Whether right answers differ between the case's inputs and those of a seed `step` farther on."""
-        other = self._draw(_with_seed(self.case, self.case.seed + step))
-        return self.op.tells_apart(self.definition, self.inputs(), other)
+        other = self._draw(self.case.seed + step)
+        return self.op.tells_apart(self.definition, self.subject.inputs, other)
+
+    def _draw(self, seed: int) -> Values:
+        other = Case(self.case.id, self.case.size, self.case.axes, seed, self.case.params)
+        return make_inputs(self.op, self.definition, other, device=self.device, dataset=self.dataset)
 
     def run_truth(self, stack: str) -> Tensors | Unavailable:
         """What a ground truth gives, or the capability that it lacks here; run once."""
@@ -155,26 +128,14 @@ class Trial:
         return self._truths[stack]
 
     def _run_truth(self, stack: str) -> Tensors | Unavailable:
-        found = self.truth(stack)
+        found = truth(stack, self.definition, self.device)
         if isinstance(found, Unavailable):
             return found
-        adapter, api = found
-        inputs = self.inputs()
-        empty = adapter.empty(self.definition, inputs)
-        if empty is not None:
-            return _plain(empty)
         torch.manual_seed(self.case.seed)
-        if not self._trials:
-            return _plain(adapter.call(api, self.definition, inputs))
-        seed = self.case.seed * GOLDEN % (1 << 63)
-        if adapter.trials is not None:
-            return _plain(adapter.trials(api, self.definition, inputs, self._trials, seed))
-        draws = [_plain(adapter.call(api, self.definition, inputs)) for _ in range(self._trials)]
-        return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
-
-    def truth(self, stack: str) -> tuple[Adapter, Api] | Unavailable:
-        """A stack's adapter for this definition with its functions, or why there is none here."""
-        return resolve(stack, self.definition, self.device)
+        inputs = deepcopy(self.subject.inputs)  # it may write into them
+        returned = call_actor(found, self.definition, self.op, self.case, inputs)
+        named = named_outputs(self.definition, returned)
+        return {name: plain_tensor(value) for name, value in named.items() if value is not None}
 
     def rulings(self, actor: str, tolerance: float | None) -> Mapping[str, Ruling]:
         """The judge's ruling on every output of the reference, or of a ground truth that runs here; ruled once.
@@ -193,24 +154,26 @@ class Trial:
 
     def rule(self, name: str, actual: torch.Tensor | None, tolerance: float | None) -> Ruling:
         """The judge's ruling on one output, by the oracle."""
-        return self._rule(name, actual, self.oracle[name], tolerance)
+        return self.subject.ruling(name, actual, tolerance)
 
     def compare(
         self, name: str, actual: torch.Tensor | None, truth: torch.Tensor, tolerance: float | None
     ) -> Ruling:
         """The figures of one output against another's; the gate is no judge here, both have a rounding each."""
         entries = {"": truth.to(torch.float64), "floor": truth, "bound": truth.to(torch.float64).abs()}
-        return self._rule(name, actual, entries, tolerance)
+        expected = expectation(self.definition, self.op, self.case, name, entries)
+        return judge_output(actual, expected, tolerance=tolerance)
 
     def floor_within(self, name: str, tolerance: float | None, *, answers: int = 1) -> bool:
         """Whether naive computations at the kernel's precision meet the specification's tolerance themselves.
 
         One is held against the oracle; two part from each other by what both lose, which is twice as much.
         """
-        floor = self.oracle[name].get("floor")
+        entries = entries_of(self.subject.oracle, name)
+        floor = entries.get("floor")
         if floor is None:
             return True
-        value = self.oracle[name][""].to(torch.float64)
+        value = entries[""].to(torch.float64)
         parted = value + answers * (floor.to(torch.float64) - value)
         parted = torch.where(torch.isfinite(parted), parted, floor.to(torch.float64)).to(floor.dtype)
         details = self.compare(name, parted, value, tolerance).details
@@ -218,50 +181,56 @@ class Trial:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of an output, the leading axis of trials included."""
-        shape = self.definition.shape_of(self.definition.outputs[name], self.case.axes) or ()
-        return (self._trials, *shape) if self._trials else shape
-
-    @property
-    def _trials(self) -> int:
-        return self.op.trials(self.definition, self.case)
-
-    def _rule(
-        self, name: str, actual: torch.Tensor | None, entries: Mapping[str, torch.Tensor], tolerance: float | None
-    ) -> Ruling:
-        spec = self.definition.outputs[name]
-        comparisons = self.op.comparisons(self.definition)
-        expected = Expected(
-            shape=None if spec.shape is None else self.shape(name),
-            dtype=TORCH_DTYPES[spec.dtype],
-            oracle=entries,
-            comparison=comparisons.get(name),
-        )
-        return judge_output(actual, expected, tolerance=tolerance)
-
-    def _misconduct(self, inputs: Values, returned: Mapping[str, Any]) -> list[str]:
-        allowed = self.op.mutated(self.definition)
-        changed = [name for name, value in self._drawn.items() if not _unchanged(inputs[name], value)]
-        said = [f"modified its input {name}" for name in changed if name not in allowed]
-        seen = {_address(value) for value in inputs.values()}
-        for name, value in returned.items():
-            address = _address(value)
-            if address is not None and address in seen:
-                said.append(f"output {name} shares memory with an input or another output")
-            seen.add(address)
-        return said
+        return self.subject.expected(name).shape or ()
 
 
-def resolve(stack: str, definition: Definition, device: torch.device) -> tuple[Adapter, Api] | Unavailable:
-    """A stack's adapter for a definition with its functions, or why there is none on the device."""
-    adapter = lookup.adapter(stack, definition)
-    if adapter is None:
-        form = f"{stack} has no adapter for this form of {definition.op_type}"
-        return Unavailable(Skip.NO_ADAPTER, form)
-    blocked = adapter.blocked(definition, device)
-    if blocked is not None:
-        return blocked
-    api = adapters.resolve(STACKS[STACK_OF[stack]], adapter.apis)
-    return api if isinstance(api, Unavailable) else (adapter, api)
+def misconduct(taken: Taken) -> list[str]:
+    """What a call did beside computing, in words."""
+    said = [f"modified its input {name}" for name in taken.mutated]
+    said += [f"output {name} shares memory with an input or another output" for name in taken.aliased]
+    return said + [f"output {name} is no plain tensor" for name in taken.subclassed]
+
+
+class Workers:
+    """The processes that references run in: one pool a session, and one worker for the definition under test."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, Pool] = {}
+        self._open = ExitStack()
+        self._found: tuple[Definition, str, Source] | None = None
+        atexit.register(self.close)
+
+    def new(self, definition: Definition, device: str) -> AbstractContextManager[Source]:
+        """A worker of its own, with the reference loaded."""
+        pool = self._pools.setdefault(device, strangers(gpu=device == "cuda"))
+        return loaded(definition, pool, limits=LIMITS, need=FILE_BYTES, device=device)
+
+    def source(self, definition: Definition, device: str) -> Source:
+        """The worker that calls of a definition share; another definition's ends."""
+        if self._found is None or self._found[0] is not definition or self._found[1] != device:
+            self._found = None
+            self._open.close()
+            self._found = definition, device, self._open.enter_context(self.new(definition, device))
+        return self._found[2]
+
+    def close(self) -> None:
+        """End them all."""
+        self._open.close()
+        for pool in self._pools.values():
+            pool.close()
+
+
+WORKERS = Workers()
+
+
+def truth(name: str, definition: Definition, device: torch.device) -> Actor | Unavailable:
+    """A ground truth that is ready for a definition, or why it can not run it on the device."""
+    actor = registry.get(name)
+    actor.device = device.type
+    missing = actor.unavailable(definition, ops.for_definition(definition)[0])
+    if missing is None:
+        actor.prepare(definition)
+    return missing or actor
 
 
 def threads(need: int) -> int:
@@ -274,41 +243,6 @@ def threads(need: int) -> int:
         return GIVEN_THREADS
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     return max(1, min(GIVEN_THREADS, len(os.sched_getaffinity(0)) // workers)) if need > LARGE else 1
-
-
-def _with_seed(case: Case, seed: int) -> Case:
-    return Case(case.id, case.size, case.axes, seed, case.params)
-
-
-def _unchanged(value: object, drawn: object) -> bool:
-    """Whether an input is what was drawn, to the last bit."""
-    if not isinstance(value, torch.Tensor) or not isinstance(drawn, torch.Tensor):
-        return type(value) is type(drawn) and repr(value) == repr(drawn)  # a NaN is itself
-    if value.shape != drawn.shape or value.dtype != drawn.dtype:
-        return False
-    return torch.equal(_bytes(value), _bytes(drawn))
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.detach().contiguous().view(-1)
-    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # with one element, any stride counts as contiguous
-
-
-def _address(value: object) -> int | None:
-    if not isinstance(value, torch.Tensor) or not value.numel():
-        return None
-    return value.untyped_storage().data_ptr()
-
-
-def _plain(returned: Mapping[str, Any]) -> Tensors:
-    """Plain CPU tensors that share memory with nothing; a Python scalar becomes a 0-d tensor, None is left out."""
-    outputs = {}
-    for name, value in returned.items():
-        if isinstance(value, torch.Tensor):
-            outputs[name] = value.detach().as_subclass(torch.Tensor).to("cpu", copy=True).contiguous()
-        elif value is not None:
-            outputs[name] = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
-    return outputs
 
 
 def _free_memory(device: torch.device) -> int:

@@ -1,0 +1,73 @@
+"""The case engine: what a source left is measured outside of its process, and judged as the pipeline judges it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from definitions import GOOD, rmsnorm
+
+from traceproof.dataset.definition import Definition
+from traceproof.execution.case import Subject, solve
+from traceproof.execution.source import CallError, loaded, strangers
+from traceproof.ops import registry
+from traceproof.reasons import Failure, Verdict
+from traceproof.worker import Limits, Pool, Status
+
+LIMITS = Limits(seconds=60.0, setup_seconds=60.0)
+NEED = 1 << 24
+DEFINITION = Definition.model_validate(rmsnorm("rmsnorm_a"))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with strangers() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    case = next(iter(registry.get("rmsnorm").cases(DEFINITION, sizes=("small",), seed=0)))
+    return solve(DEFINITION, case)
+
+
+def test_a_right_source_passes_and_a_wrong_one_fails(pool: Pool, subject: Subject) -> None:
+    wrong = GOOD.replace("torch.bfloat16)", "torch.bfloat16) * 1.05")
+    found = []
+    for source in (GOOD, wrong):
+        with loaded(DEFINITION, pool, limits=LIMITS, need=NEED, source=source) as called:
+            ruling = subject.ruling("output", called.outputs(subject).get("output"))
+            found.append((ruling.verdict, ruling.reason))
+    assert found == [(Verdict.PASS, None), (Verdict.FAIL, Failure.NUMERICS)]
+
+
+def test_what_a_source_does_beside_computing_is_told(pool: Pool, subject: Subject) -> None:
+    source = (
+        "def run(hidden_states, weight):\n    weight.add_(1)\n    return hidden_states, weight, weight.sum()\n"
+    )
+    before = subject.tensor("weight").clone()
+    with loaded(DEFINITION, pool, limits=LIMITS, need=NEED, source=source) as called:
+        taken = called.run(subject.case, subject.inputs, seed=0)
+    assert taken.mutated == ["weight"]
+    assert taken.aliased == ["output", "extra-0"]
+    assert taken.surplus == ["extra-0", "extra-1"]
+    assert torch.equal(subject.tensor("weight"), before)
+
+
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [
+        ("import socket\n\n\ndef run(*inputs):\n    return inputs[0]\n", Status.REFUSED),
+        ("def run(*inputs):\n    raise ValueError('no')\n", Status.ERROR),
+        ("def run(*inputs):\n    while True:\n        pass\n", Status.TIMEOUT),
+    ],
+)
+def test_a_call_without_outputs_says_why(pool: Pool, subject: Subject, source: str, status: Status) -> None:
+    limits = Limits(seconds=3.0, setup_seconds=60.0)
+    with (
+        pytest.raises(CallError) as failed,
+        loaded(DEFINITION, pool, limits=limits, need=NEED, source=source) as called,
+    ):
+        called.outputs(subject)
+    assert failed.value.outcome.status is status
