@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from worker_pools import KINDS, SOURCES, TESTS
 
+from traceproof.execution.caller import CUDA_REFUSES
 from traceproof.stages.crew import COMPILER, PRELOAD, Crew
 from traceproof.worker import Limits, Pool
 from traceproof.worker.model import NICE
@@ -38,6 +39,17 @@ def test_references_stand_back_for_imports() -> None:
     told = {name: int(crew(name, "cuda").environment[NICE]) for name in ("torch", "sglang", "fla")}
     assert told["torch"] > told["sglang"] == told["fla"] == 0
     assert NICE not in crew("torch", "cpu").environment
+
+
+def test_no_worker_that_gets_a_gpu_is_behind_what_cuda_does_not_start_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("traceproof.stages.crew.Pool", lambda **given: asked.append(given["without"]))
+    for device in ("cuda", "cpu"):
+        crew("torch", device).pool()
+        crew("torch", device).untrusted(conceal=[])
+    assert asked == [CUDA_REFUSES, CUDA_REFUSES, (), ()]
 
 
 @pytest.mark.parametrize("kind", ["trusted", "untrusted"])

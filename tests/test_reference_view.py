@@ -110,13 +110,8 @@ def test_each_protection_needs_one_of_its_walls() -> None:
 
 def test_strangers_code_does_not_run_where_it_can_not_be_isolated(tmp_path: Path) -> None:
     write(tmp_path / "dataset", rmsnorm("alpha"))
-    untrusted = Crew.untrusted
-
-    def bare(self: Crew, *, conceal: list[Path], weak: bool = False, **_: object) -> Pool:
-        return untrusted(self, conceal=conceal, without=tuple(NOTHING), weak=weak)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Crew, "untrusted", bare)
+        patch.setattr(Crew, "without", tuple(NOTHING))
         run = Run(tmp_path / "dataset", tmp_path / "results", selection=SELECTION, limits=LIMITS)
         (row,) = run.verify()["alpha"]
         assert (row["verdict"], row["reason"]) == ("error", "weak_isolation")

@@ -56,6 +56,16 @@ def test_a_given_interpreter_is_used_as_it_is(driver: Path) -> None:
     assert resolve(config(python="/opt/python"), "torch") == Installation("torch", None, "/opt/python")
 
 
+def test_an_interpreter_given_by_its_name_alone_is_found_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python-of-mine"
+    program.touch(mode=0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert resolve(config(python="python-of-mine"), "torch").python == str(program)
+    assert resolve(config(python="python-of-nobody"), "torch").python == "python-of-nobody"
+
+
 def test_a_probe_says_what_keys_outputs_and_nothing_of_the_machine() -> None:
     here = Installation("torch", None, sys.executable)
     found = probe(here, root=ROOT)

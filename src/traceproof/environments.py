@@ -65,7 +65,9 @@ def resolve(config: Config, name: str) -> Installation:
     """Where a stack runs by the configuration and, for `env: auto`, by this machine."""
     settings, stack = config.stacks[name], STACKS[name]
     if settings.python is not None:
-        return Installation(name, None, str(Path(settings.python).expanduser()), settings.get("cuda_home") or "")
+        python = str(Path(settings.python).expanduser())
+        found = shutil.which(python) if os.sep not in python else None
+        return Installation(name, None, found or python, settings.get("cuda_home") or "")
     environment = name
     driver = has_driver()
     if stack.cpu:
@@ -152,7 +154,7 @@ def ready(stack: Installation, *, root: Path, say: Callable[[str], None]) -> Pat
         TraceproofError: the environment can not be built.
     """
     if stack.environment is None:
-        return root / (shutil.which(stack.python) or stack.python)
+        return root / stack.python
     stamp = root / FOLDER / stack.environment / INSTALLED
     with alone(stamp.relative_to(root), root=root):  # two commands at once build it once
         if not built(stack.environment, root=root):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.actors import caches
-from traceproof.execution.caller import CUDA_REFUSES
 from traceproof.records import LASTING, ORACLE, OpTypePlan, PlannedCase, PlannedDefinition, RunRecord
 from traceproof.stages.job import Job
 from traceproof.stages.lanes import lanes_of
@@ -90,7 +89,6 @@ def _strangers(job: Job, conceal: Sequence[Path]) -> Pool:
     return job.crew.untrusted(
         readable=caches.readable(job.crew.environment),  # kernels that trusted code compiled
         conceal=conceal,
-        without=CUDA_REFUSES if job.crew.gpu else (),
         weak=job.weak_isolation,
     )
 

@@ -54,10 +54,21 @@ class Crew:
             gpu=True,
         )
 
+    @property
+    def without(self) -> Collection[str]:
+        """Layers of isolation that its workers do without."""
+        return caller.CUDA_REFUSES if self.gpu else ()
+
     def pool(self, *, most: int | None = None, readable: Sequence[Path] = ()) -> Pool:
         """A job's access to workers; the arguments are those of `Pool`."""
         return Pool(
-            preload=self.preload, env=self.environment, gpu=self.gpu, readable=readable, shared=True, most=most
+            preload=self.preload,
+            env=self.environment,
+            gpu=self.gpu,
+            readable=readable,
+            without=self.without,
+            shared=True,
+            most=most,
         )
 
     def untrusted(
@@ -65,7 +76,6 @@ class Crew:
         *,
         conceal: Sequence[Path],
         readable: Sequence[Path] = (),
-        without: Collection[str] = (),
         weak: bool = False,
     ) -> Pool:
         """A job's access to workers for strangers' code, which find nothing of ours imported but the runner.
@@ -77,7 +87,7 @@ class Crew:
             env=self.environment,
             gpu=self.gpu,
             readable=readable,
-            without=without,
+            without=self.without,
             conceal=[*caller.project_folders(), *conceal],
             weak=weak,
             shared=True,
