@@ -14,10 +14,11 @@ from traceproof.dataset.definition import Definition
 from traceproof.execution.source import strangers
 from traceproof.extract.check import _judge_reference
 from traceproof.extract.compare import hidden_constants
-from traceproof.extract.definitions.dense import gemm, norm
-from traceproof.extract.definitions.form import Draft
-from traceproof.extract.definitions.moe import moe
-from traceproof.extract.kernels import kernel
+from traceproof.ops.drafts import Draft
+from traceproof.ops.extraction import kernel
+from traceproof.ops.gemm.extraction import gemm
+from traceproof.ops.moe.extraction import moe
+from traceproof.ops.rmsnorm.extraction import norm
 from traceproof.worker import Pool
 
 ALL: dict[str, Draft] = {name: draft for path in GOLDEN for name, draft in drafts_of(path).items()}
@@ -147,7 +148,7 @@ MOE = {
 )
 def test_experts_without_a_form_say_why(change: dict[str, object], why: str) -> None:
     facts: dict[str, object] = MOE | change
-    made = moe(kernel("moe", count=1, path="experts", **facts))  # type: ignore[arg-type]
+    made = moe(kernel("experts", count=1, path="experts", **facts))  # type: ignore[arg-type]
     assert isinstance(made, str)
     assert why in made
 
@@ -158,7 +159,7 @@ def test_the_driver_needs_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import traceproof.extract.pipeline, traceproof.extract.hierarchy\n"
-        "from traceproof.extract.definitions.dense import gemm\n"
+        "from traceproof.ops.gemm.extraction import gemm\n"
         "print(gemm(8, 4, role='x').definition([]).name)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,12 +15,12 @@ from traceproof.errors import TraceproofError
 from traceproof.extract.check import Finding
 from traceproof.extract.collect import collect
 from traceproof.extract.compare import meaning_differences, notes
-from traceproof.extract.definitions.dense import norm
 from traceproof.extract.kernels import Unmapped
 from traceproof.extract.merge import merge, write
 from traceproof.extract.pipeline import Extraction, model_of, not_described
 from traceproof.extract.recall import recall_table
 from traceproof.extract.sharing import write_sharing
+from traceproof.ops.rmsnorm.extraction import norm
 
 
 def eps_norm(eps: float, *models: str) -> Definition:

@@ -103,7 +103,7 @@ def test_every_bundled_model_has_formulas_at_its_usual_parallelism(slug: str) ->
     entry = catalogue.entries()[slug]
     for parallel in entry.parallel:
         kinds = {call.kind for call in formulas.expected(entry.config, parallel)}
-        assert {"norm", "gemm", "sampling"} < kinds
+        assert {"norm", "linear", "sampling"} < kinds
 
 
 BAD_CONFIGS = [

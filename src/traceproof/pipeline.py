@@ -216,8 +216,10 @@ class Pipeline:
     def extract_code(self) -> str:
         """Digest of what an extraction depends on: code, the texts of references, the bundled models."""
         texts = Path(catalogue.__file__).parents[1]
-        files = sorted(path for path in texts.rglob("*") if path.suffix in {".py", ".in", ".json"})
-        code = code_digest("traceproof.extract.stage", *_ops())
+        files = sorted(path for path in texts.rglob("*") if path.suffix in {".py", ".json"})
+        files += sorted(registry.FOLDER.rglob("*.py.in"))
+        parts = (registry.module(op_type, "extraction") for op_type in registry.known())
+        code = code_digest("traceproof.extract.stage", *_ops(), *(name for name in parts if name is not None))
         return digest_json([code, [digest_bytes(path.read_bytes()) for path in files]])
 
     @cached_property

@@ -16,6 +16,7 @@ from traceproof.extract import catalogue, formulas, hierarchy, kernels
 from traceproof.extract.definitions import drafts
 from traceproof.extract.pipeline import PAGE_SIZES, agree, model_of, worlds
 from traceproof.extract.reading import Environment, Module, Reading
+from traceproof.ops.extraction import Kernel
 from traceproof.stacks import READER
 
 
@@ -62,7 +63,7 @@ def add_new_model(  # noqa: PLR0913 - one parameter an option
     _write(model, models_ts, json_file)
 
 
-def _name_definitions(named: dict[str, list[str]], reading: Reading, calls: list[kernels.Kernel]) -> None:
+def _name_definitions(named: dict[str, list[str]], reading: Reading, calls: list[Kernel]) -> None:
     """Add each module's definitions by path; a router's top-k has those of the experts beside it."""
     made, _ = drafts(calls, page_sizes=PAGE_SIZES, rank_gemms=False)
     selectors: dict[str | None, list[Module]] = {}
@@ -71,7 +72,7 @@ def _name_definitions(named: dict[str, list[str]], reading: Reading, calls: list
             selectors.setdefault(module.parent, []).append(module)
     for call, draft in made:
         places = list(call.paths)
-        if call.kind == "moe":
+        if call.kind == "experts":
             places += [item.path for path in call.paths for item in selectors.get(path.rpartition(".")[0], [])]
         for path in places:
             names = named.setdefault(path, [])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from traceproof.dataset.definition import Definition
 from traceproof.extract.catalogue import Parallel
-from traceproof.extract.definitions.form import Draft
+from traceproof.ops.drafts import Draft
 
 
 @dataclass(frozen=True, slots=True)

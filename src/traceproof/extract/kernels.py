@@ -7,40 +7,11 @@ they can be compared number by number.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from traceproof.extract.reading import Module, Reading
-
-Fact = int | float | str | bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One kernel call of a model.
-
-    Attributes:
-        kind: norm, gemm, gqa, mla_absorbed, mla_ragged, gdn, mamba, moe, rope or sampling.
-        facts: its constants on one rank, sorted by name.
-        count: how many modules make the call.
-        paths: the modules, layer numbers starred.
-        note: what the constants do not say, for the definition's description.
-    """
-
-    kind: str
-    facts: tuple[tuple[str, Fact], ...]
-    count: int = 1
-    paths: tuple[str, ...] = ()
-    note: str = field(default="", compare=False)
-
-    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - the facts' types differ by name
-        return dict(self.facts)[name]
-
-    @property
-    def role(self) -> str:
-        """The last part of the first module's path, e.g. `qkv_proj`."""
-        return self.paths[0].rpartition(".")[2] if self.paths else self.kind
+from traceproof.ops.extraction import Fact, Kernel, extractions
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +22,6 @@ class Unmapped:
     class_name: str
     count: int
     why: str
-
-
-def kernel(kind: str, *, count: int, path: str, note: str = "", **facts: Fact) -> Kernel:
-    """A kernel with its facts sorted."""
-    return Kernel(kind, tuple(sorted(facts.items())), count, (path,), note)
 
 
 def merged(kernels: Iterable[Kernel]) -> list[Kernel]:
@@ -76,141 +42,27 @@ def from_reading(reading: Reading) -> tuple[list[Kernel], list[Unmapped]]:
     """The kernel calls of SGLang's modules, and the modules that become none."""
     kernels: list[Kernel] = []
     unmapped: list[Unmapped] = []
-    top_k = {(item.parent, item.parent_class): item for item in reading.modules if item.kind == "top_k"}
     for module in reading.modules:
         if module.kind in ("block", "embedding", "top_k"):
             continue
-        made = _kernel(module, reading, top_k.get((module.parent, module.parent_class)))
+        made = _kernel(module, reading)
         if isinstance(made, str):
             unmapped.append(Unmapped(module.path, module.class_name, module.count, made))
         else:
             kernels.append(made)
-    kernels.append(kernel("sampling", count=1, path="logits_processor", vocab=reading.vocab))
+    kernels += [extraction.once(reading) for extraction in extractions() if extraction.once is not None]
     return merged(kernels), unmapped
 
 
-def _kernel(module: Module, reading: Reading, top_k: Module | None) -> Kernel | str:
-    if module.kind == "norm":
-        return _norm(module, reading)
-    if module.kind == "experts":
-        return _moe(module, top_k)
+def _kernel(module: Module, reading: Reading) -> Kernel | str:
     if module.kind == "lm_head":
         return "the dataset describes no logits projection"
-    reader = READERS.get(module.kind)
-    return reader(module) if reader is not None else f"the dataset has no op_type for it ({module.kind})"
-
-
-def _same_facts(kind: str, module: Module, names: Sequence[str]) -> Kernel:
-    facts: dict[str, Any] = {name: module.facts[name] for name in names}
-    return kernel(kind, count=module.count, path=module.path, **facts)
-
-
-def _delta_net(module: Module) -> Kernel | str:
-    facts = module.facts
-    if facts["form"] != "gated_delta_net" or facts["k_dim"] != facts["v_dim"]:
-        return f"the dataset describes no linear attention of the form {facts['form']}"
-    sizes: dict[str, Any] = {"q_heads": facts["q_heads"], "v_heads": facts["v_heads"], "dim": facts["k_dim"]}
-    return kernel("gdn", count=module.count, path=module.path, **sizes)
-
-
-def _mamba(module: Module) -> Kernel:
-    return _same_facts("mamba", module, ("heads", "head_dim", "state", "groups"))
-
-
-def _rope(module: Module) -> Kernel:
-    return _same_facts("rope", module, ("head_dim", "rotary_dim", "style"))
-
-
-def _norm(module: Module, reading: Reading) -> Kernel | str:
-    facts = module.facts
-    if facts["variant"] not in ("plain", "gemma"):
-        return f"the dataset has no op_type for a {facts['variant']} norm"
-    # SGLang hands the residual to the norms that stand on it: those of a layer itself and of the whole model.
-    stream = facts["hidden"] == reading.hidden and (module.parent or "").endswith((".layers.*", "model"))
-    names = {name: facts[name] for name in ("variant", "hidden", "eps")}
-    return kernel("norm", count=module.count, path=module.path, stream=stream, **names)
-
-
-def _linear(module: Module) -> Kernel | str:
-    facts = module.facts
-    if facts["conv"]:
-        return "a causal convolution; the dataset has no op_type for it"
-    note = ""
-    if facts["dtype"].startswith("float8"):
-        note = (
-            f"SGLang launches it with {facts['dtype']} weights; the definition keeps the dataset's float16 form."
-        )
-    names = {name: facts[name] for name in ("full_n", "full_k", "rank_n", "rank_k")}
-    return kernel("gemm", count=module.count, path=module.path, note=note, **names)
-
-
-def _attention(module: Module) -> Kernel | str:
-    refusal = _no_form(module.facts)
-    return refusal if refusal is not None else _attention_kernel(module)
-
-
-def _no_form(facts: Mapping[str, Any]) -> str | None:
-    if facts.get("sparse"):
-        return "sparse attention by an indexer is not extracted"
-    if facts["window"] is not None and facts["window"] > 0:
-        return f"a sliding window of {facts['window']} tokens, which the dataset's attention can not say"
-    if facts["logit_cap"]:
-        return f"logits capped at {facts['logit_cap']}, which the dataset's attention can not say"
-    if "kv_lora_rank" not in facts and facts["qk_dim"] != facts["vo_dim"]:
-        return f"keys of {facts['qk_dim']} and values of {facts['vo_dim']}, which gqa can not say"
-    return None
-
-
-def _attention_kernel(module: Module) -> Kernel:
-    facts = module.facts
-    place: dict[str, Any] = {"count": module.count, "path": module.path}
-    if facts.get("absorbed"):
-        ckv, kpe = facts["kv_lora_rank"], facts["rope_dim"]
-        return kernel("mla_absorbed", **place, heads=facts["heads"], ckv=ckv, kpe=kpe)
-    if "kv_lora_rank" in facts:
-        return kernel("mla_ragged", **place, heads=facts["heads"], qk=facts["qk_dim"], vo=facts["vo_dim"])
-    return kernel("gqa", **place, heads=facts["heads"], kv_heads=facts["kv_heads"], dim=facts["qk_dim"])
-
-
-READERS: Mapping[str, Callable[[Module], Kernel | str]] = {
-    "linear": _linear,
-    "attention": _attention,
-    "linear_attention": _delta_net,
-    "mamba": _mamba,
-    "rope": _rope,
-}
-ROUTINGS: Mapping[tuple[str, bool, bool], str] = {
-    # (scoring, renormalised, grouped) as SGLang's top-k has them
-    ("sigmoid", True, True): "deepseek_v3",
-    ("softmax", True, False): "renormalise",
-    ("softmax", False, False): "softmax",
-}
-
-
-def _moe(module: Module, top_k: Module | None) -> Kernel | str:
-    facts = module.facts
-    if top_k is None:
-        return "its router has no top-k beside it, so the routing is not known"
-    chosen = top_k.facts
-    routing = ROUTINGS.get((chosen["scoring"], chosen["renormalise"], chosen["grouped"]))
-    if routing is None:
-        return (
-            f"routing by {chosen['scoring']}, renormalised {chosen['renormalise']}, grouped {chosen['grouped']}: "
-            "the dataset has no form for it"
-        )
-    if not facts["gated"] or facts["activation"] != "silu":
-        return f"experts with activation {facts['activation']}, gated {facts['gated']}: no form in the dataset"
-    names = ("experts", "local_experts", "hidden", "intermediate", "quantisation")
-    return kernel(
-        "moe",
-        count=module.count,
-        path=module.path,
-        routing=routing,
-        top_k=chosen["top_k"],
-        groups=chosen["groups"] or 1,
-        kept_groups=chosen["kept_groups"] or 1,
-        **{name: facts[name] for name in names},
-    )
+    for extraction in extractions():
+        call = extraction.calls.get(module.kind)
+        made = call(module, reading) if call is not None else None
+        if made is not None:
+            return made
+    return f"the dataset has no op_type for it ({module.kind})"
 
 
 def differences(sglang: Iterable[Kernel], formulas: Iterable[Kernel]) -> list[str]:

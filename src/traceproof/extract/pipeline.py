@@ -21,7 +21,6 @@ from traceproof.extract.catalogue import Parallel
 from traceproof.extract.check import Finding, check
 from traceproof.extract.collect import Clash, Use, Wanted, collect
 from traceproof.extract.definitions import drafts
-from traceproof.extract.definitions.form import Draft
 from traceproof.extract.kernels import Unmapped
 from traceproof.extract.merge import Outcome, merge, write
 from traceproof.extract.reading import Environment, Reading
@@ -29,6 +28,8 @@ from traceproof.extract.recall import recall_table
 from traceproof.extract.sharing import write_sharing
 from traceproof.extract.templates import Templates, read_templates
 from traceproof.extract.witness import Testimony, testimonies, witness_report
+from traceproof.ops.drafts import Draft
+from traceproof.ops.extraction import Kernel
 
 PAGE_SIZES = (1, 64)  # what the dataset has
 READERS = 2  # readings at a time: each takes one core and up to 0.8 GB
@@ -191,7 +192,7 @@ def _readings(models: Sequence[Model], environment: Environment) -> Iterator[tup
         pool.shutdown(cancel_futures=True)
 
 
-def agree(label: str, sglang: Sequence[kernels.Kernel], config: Sequence[kernels.Kernel]) -> None:
+def agree(label: str, sglang: Sequence[Kernel], config: Sequence[Kernel]) -> None:
     """Hold the two readings of `label` against each other.
 
     Raises:

@@ -1,9 +1,11 @@
-"""Putting a definition together: axes, tensors, tags, in the dataset's shape."""
+"""Putting a definition of a kernel call together: axes, tensors, tags, reference, in the dataset's shape."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import resources
+from string import Template
 from typing import Any
 
 from traceproof.dataset.definition import Definition
@@ -88,11 +90,14 @@ class Draft:
         return [*found, *self.extra_tags]
 
 
-def page_constants(page_size: int) -> Mapping[str, str]:
-    """What a paged skeleton wants: how many tokens a row has, and whether the last page's length is an input."""
-    if page_size == 1:
-        return {"last_page_argument": "", "num_tokens": "len(pages)"}
-    return {
-        "last_page_argument": "kv_last_page_len, ",
-        "num_tokens": "(len(pages) - 1) * PAGE_SIZE + int(kv_last_page_len[row])",
-    }
+def fill(package: str | None, skeleton: str, **constants: float | str) -> str:
+    """The reference text `<skeleton>.py.in` of a package, its placeholders `$NAME` replaced.
+
+    Such texts are ours, written from the definitions' semantics; `traceproof.extract.check` holds every filled one
+    against the op's float64 oracle.
+
+    Raises:
+        KeyError: a placeholder has no constant.
+    """
+    text = resources.files(package or "").joinpath(f"{skeleton}.py.in").read_text(encoding="utf-8")
+    return Template(text).substitute(constants)

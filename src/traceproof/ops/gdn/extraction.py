@@ -1,21 +1,47 @@
-"""Definitions of the gated delta rule and the Mamba state update."""
+"""The gated delta rule in models, and its definitions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from traceproof.extract.definitions.form import Axes, Draft, Tensors, const, scalar, tensor, var
-from traceproof.extract.kernels import Kernel
-from traceproof.extract.skeletons import fill
+from traceproof.ops.drafts import Axes, Draft, Tensors, const, fill, scalar, tensor, var
+from traceproof.ops.extraction import Extraction, Kernel, kernel
+
+if TYPE_CHECKING:
+    from traceproof.extract.formulas import Model
+    from traceproof.extract.reading import Module, Reading
+
+
+Facts = dict[str, Any]
+
+
+def _dtype(tensor: Any) -> str:  # noqa: ANN401 - a tensor or a parameter
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _delta_net(module: Any, parent: Any) -> Facts:  # noqa: ANN401
+    if not hasattr(parent, "A_log"):
+        return {"form": type(parent).__name__}
+    return {
+        "form": "gated_delta_net",
+        "q_heads": module.num_q_heads,
+        "k_heads": module.num_k_heads,
+        "v_heads": module.num_v_heads,
+        "k_dim": module.head_k_dim,
+        "v_dim": module.head_v_dim,
+        "dt_bias_dtype": _dtype(parent.dt_bias),
+    }
+
 
 SCALE = "Factor of the output. Default is 1/sqrt(head_size)."
 GDN_CONSTRAINTS = ("num_v_heads >= num_q_heads", "num_v_heads % num_q_heads == 0", "num_k_heads == num_q_heads")
 BUFFER = "Scratch for the state after each token; may be overwritten."
 
 
-def gdn(kernel: Kernel) -> Iterator[Draft]:
+def gdn(call: Kernel) -> Iterator[Draft]:
     """Decode, verification of draft tokens, prefill."""
-    heads, v_heads, dim = kernel["q_heads"], kernel["v_heads"], kernel["dim"]
+    heads, v_heads, dim = call["q_heads"], call["v_heads"], call["dim"]
     constants = {"num_q_heads": heads, "num_v_heads": v_heads, "head_size": dim}
     name = f"qk{heads}_v{v_heads}_d{dim}_k_last"
     yield _decode(name, constants)
@@ -80,7 +106,7 @@ def _decode(name: str, constants: dict[str, int]) -> Draft:
             "output": tensor(f"{rows} num_v_heads head_size", "bfloat16", "Attention output."),
             "new_state": _state("batch_size", "Updated state in k-last layout [B, H, V, K]."),
         },
-        reference=fill("gdn_decode", **constants),
+        reference=fill(__package__, "gdn_decode", **constants),
         stage="decode",
         fi_api="gdn.gated_delta_rule_decode",
         extra_tags=("layout:k-last",),
@@ -115,7 +141,7 @@ def _mtp(name: str, constants: dict[str, int]) -> Draft:
             "output": tensor(f"{rows} num_v_heads head_size", "bfloat16", "Attention output."),
             "final_state": _state("pool_size", "The pool with each named slot after its last token."),
         },
-        reference=fill("gdn_mtp", **constants),
+        reference=fill(__package__, "gdn_mtp", **constants),
         stage="mtp",
         fi_api="gdn.gated_delta_rule_mtp",
         extra_tags=("layout:k-last",),
@@ -149,7 +175,7 @@ def _prefill(name: str, constants: dict[str, int]) -> Draft:
             "output": tensor(f"{rows} num_v_heads head_size", "bfloat16", "Attention output."),
             "new_state": _state("num_seqs", "Updated state in k-last layout [N, H, V, K]."),
         },
-        reference=fill("gdn_prefill", **constants),
+        reference=fill(__package__, "gdn_prefill", **constants),
         stage="prefill",
         fi_api="gdn.chunk_gated_delta_rule",
         extra_tags=("layout:k-last",),
@@ -157,50 +183,33 @@ def _prefill(name: str, constants: dict[str, int]) -> Draft:
     )
 
 
-def mamba(kernel: Kernel) -> Draft:
-    """One token a sequence, states in the slots of a cache."""
-    heads, dim, state, groups = (kernel[name] for name in ("heads", "head_dim", "state", "groups"))
-    # The twin keeps how many heads share a group; a real slot is a million cells, in float64 seconds a case.
-    twin = _mamba(2 * heads // groups, 8, 16, 2) if heads * dim * state > TWIN_CELLS else None
-    return _mamba(heads, dim, state, groups, twin=twin)
+def _call(module: Module, _: Reading) -> Kernel | str:
+    facts = module.facts
+    if facts["form"] != "gated_delta_net" or facts["k_dim"] != facts["v_dim"]:
+        return f"the dataset describes no linear attention of the form {facts['form']}"
+    sizes: dict[str, Any] = {"q_heads": facts["q_heads"], "v_heads": facts["v_heads"], "dim": facts["k_dim"]}
+    return kernel("gdn", count=module.count, path=module.path, **sizes)
 
 
-TWIN_CELLS = 1 << 16
+def _formulas(model: Model) -> Iterator[Kernel]:
+    fields, count = model.fields, model.delta_layers
+    if not count:
+        return
+    k_heads, v_heads = fields.count("linear_num_key_heads"), fields.count("linear_num_value_heads")
+    k_dim, v_dim = fields.count("linear_key_head_dim"), fields.count("linear_value_head_dim")
+    fields.divides("tp", model.tp, "linear_num_key_heads", k_heads)
+    fields.divides("tp", model.tp, "linear_num_value_heads", v_heads)
+    keys, values = k_heads * k_dim, v_heads * v_dim
+    yield model.columns("in_proj_qkvz", 2 * keys + 2 * values, model.hidden, count)
+    yield model.columns("in_proj_ba", 2 * v_heads, model.hidden, count)
+    yield model.rows("out_proj", model.hidden, values, count)
+    rank_k, rank_v = k_heads // model.tp, v_heads // model.tp
+    yield kernel("gdn", count=count, path="attn", q_heads=rank_k, v_heads=rank_v, dim=k_dim)
 
 
-def _mamba(heads: int, dim: int, state: int, groups: int, *, twin: Draft | None = None) -> Draft:
-    per_head = "batch_size nheads head_dim"
-    return Draft(
-        name=f"mamba_ssu_decode_h{heads}_d{dim}_s{state}_ng{groups}",
-        op_type="mamba_ssu",
-        description="Mamba-2 selective state update, one token a sequence.",
-        axes={
-            "batch_size": var("Number of sequences."),
-            "state_cache_size": var("Slots in the cache of states."),
-            "nheads": const(heads, "Number of heads on one rank."),
-            "head_dim": const(dim, "Channels of a head."),
-            "dstate": const(state, "Size of a channel's state."),
-            "ngroups": const(groups, "Groups of heads on one rank that share B and C."),
-        },
-        constraints=("nheads % ngroups == 0", "state_cache_size >= batch_size"),
-        inputs={
-            "state": tensor("state_cache_size nheads head_dim dstate", "bfloat16", "Cache of states."),
-            "x": tensor(per_head, "bfloat16", "Input."),
-            "dt": tensor(per_head, "bfloat16", "Time step before its bias, the same over a head's channels."),
-            "A": tensor("nheads head_dim dstate", "float32", "Decay, negative, the same over a head."),
-            "B": tensor("batch_size ngroups dstate", "bfloat16", "Input matrix."),
-            "C": tensor("batch_size ngroups dstate", "bfloat16", "Output matrix."),
-            "D": tensor("nheads head_dim", "bfloat16", "Factor of the skip connection."),
-            "dt_bias": tensor("nheads head_dim", "bfloat16", "Bias of the time step, added before softplus."),
-            "state_batch_indices": tensor("batch_size", "int32", "Slot of each sequence; -1 for a padding row."),
-        },
-        outputs={
-            "output": tensor(per_head, "bfloat16", "Output."),
-            "new_state": tensor("state_cache_size nheads head_dim dstate", "bfloat16", "The cache, updated."),
-        },
-        reference=fill("mamba_ssu_decode", nheads=heads, head_dim=dim, dstate=state, ngroups=groups),
-        stage="decode",
-        fi_api="mamba.selective_state_update",
-        tp=True,
-        twin=twin,
-    )
+EXTRACTION = Extraction(
+    readers={"RadixLinearAttention": ("linear_attention", _delta_net)},
+    calls={"linear_attention": _call},
+    formulas=_formulas,
+    drafts={"gdn": lambda call, _: gdn(call)},
+)

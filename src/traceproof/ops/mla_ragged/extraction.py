@@ -1,0 +1,79 @@
+"""Multi-head latent attention before absorption, over ragged keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from traceproof.ops.common.attention_extraction import (
+    LEN_INDPTR,
+    RAGGED,
+    RAGGED_AXES,
+    RAGGED_CONSTRAINTS,
+    READERS,
+    no_form,
+    outputs,
+    ragged,
+)
+from traceproof.ops.drafts import Draft, const, fill
+from traceproof.ops.extraction import Extraction, Kernel, kernel
+
+if TYPE_CHECKING:
+    from traceproof.extract.formulas import Model
+    from traceproof.extract.reading import Module, Reading
+
+
+def mla_ragged(call: Kernel) -> Draft:
+    """MLA before absorption: full keys and values per head."""
+    heads, qk, vo = call["heads"], call["qk"], call["vo"]
+    axes = {
+        "num_qo_heads": const(heads, "Number of query heads on one rank."),
+        "num_kv_heads": const(heads, "Number of key and value heads on one rank."),
+        "qk_dim": const(qk, "Channels of a query or key head, the rotated ones included."),
+        "vo_dim": const(vo, "Channels of a value head."),
+        "total_q": RAGGED_AXES["total_q"],
+        "total_kv": RAGGED_AXES["total_kv"],
+        "len_indptr": LEN_INDPTR,
+    }
+    return Draft(
+        name=f"mla_ragged_prefill_causal_h{heads}_qk{qk}_vo{vo}",
+        op_type="mla_ragged",
+        description="Batched multi-head latent attention prefill over ragged inputs, not absorbed, causal.",
+        axes=axes,
+        constraints=RAGGED_CONSTRAINTS,
+        inputs=ragged("qk_dim", "vo_dim"),
+        outputs=outputs("total_q", "vo_dim"),
+        reference=fill(
+            "traceproof.ops.common", "ragged_prefill", num_qo_heads=heads, num_kv_heads=heads, qk_dim=qk, vo_dim=vo
+        ),
+        stage="prefill",
+        fi_api=RAGGED,
+        tp=True,
+    )
+
+
+def _call(module: Module, _: Reading) -> Kernel | str | None:
+    facts = module.facts
+    if "kv_lora_rank" not in facts or facts.get("absorbed"):
+        return None
+    refusal = no_form(facts)
+    if refusal is not None:
+        return refusal
+    sizes: dict[str, Any] = {"heads": facts["heads"], "qk": facts["qk_dim"], "vo": facts["vo_dim"]}
+    return kernel("mla_ragged", count=module.count, path=module.path, **sizes)
+
+
+def _formulas(model: Model) -> Iterator[Kernel]:
+    fields, count = model.fields, model.latent_layers
+    if count:
+        qk = fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim")
+        sizes: dict[str, Any] = {"heads": model.heads() // model.tp, "qk": qk, "vo": fields.count("v_head_dim")}
+        yield kernel("mla_ragged", count=count, path="attn_mha", **sizes)
+
+
+EXTRACTION = Extraction(
+    readers=READERS,
+    calls={"attention": _call},
+    formulas=_formulas,
+    drafts={"mla_ragged": lambda call, _: [mla_ragged(call)]},
+)

@@ -1,0 +1,325 @@
+"""Mixtures of experts in models, and their definitions in the forms that the dataset has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from traceproof.ops.drafts import Axes, Draft, Tensors, const, fill, scalar, tensor, var
+from traceproof.ops.extraction import Extraction, Kernel, kernel
+
+if TYPE_CHECKING:
+    from traceproof.extract.formulas import Model
+    from traceproof.extract.reading import Module, Reading
+
+
+Facts = dict[str, Any]
+
+
+def _dtype(tensor: Any) -> str:  # noqa: ANN401 - a tensor or a parameter
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _experts(module: Any, _parent: Any) -> Facts:  # noqa: ANN401
+    runner = module.moe_runner_config
+    return {
+        "experts": module.num_experts,
+        "local_experts": module.num_local_experts,
+        "shared_fused": module.num_fused_shared_experts,
+        "top_k": module.top_k,
+        "hidden": module.hidden_size,
+        "intermediate": module.intermediate_size_per_partition,
+        "routing": getattr(module.routing_method_type, "name", None),
+        "activation": runner.activation,
+        "gated": runner.is_gated,
+        "scaling_factor": runner.routed_scaling_factor,
+        "quantisation": _expert_quantisation(module),
+    }
+
+
+def _expert_quantisation(module: Any) -> str:  # noqa: ANN401
+    config = getattr(module, "quant_config", None)
+    dtype = _dtype(module.w13_weight) if hasattr(module, "w13_weight") else "packed"
+    block = getattr(config, "weight_block_size", None)
+    if dtype == "float8_e4m3fn" and block:
+        return f"float8_e4m3fn block {block[0]}x{block[1]}"
+    if config is not None:
+        return f"{dtype} {type(config).__name__}"
+    return dtype
+
+
+def _top_k(module: Any, _parent: Any) -> Facts:  # noqa: ANN401
+    config = module.topk_config
+    bias = config.correction_bias
+    return {
+        "top_k": config.top_k,
+        "grouped": config.use_grouped_topk,
+        "groups": config.num_expert_group,
+        "kept_groups": config.topk_group,
+        "renormalise": config.renormalize,
+        "scoring": config.scoring_func,
+        "bias": None if bias is None else _dtype(bias),
+        "scaling_factor": config.routed_scaling_factor,
+    }
+
+
+ROUTINGS: Mapping[tuple[str, bool, bool], str] = {
+    # (scoring, renormalised, grouped) as SGLang's top-k has them
+    ("sigmoid", True, True): "deepseek_v3",
+    ("softmax", True, False): "renormalise",
+    ("softmax", False, False): "softmax",
+}
+
+FP8_BLOCK = "float8_e4m3fn block 128x128"
+BLOCK = 128
+CONSTRAINTS = (
+    "gemm1_weights.shape[1] == 2 * intermediate_size",
+    "gemm2_weights.shape[1] == hidden_size",
+    "gemm2_weights.shape[2] == intermediate_size",
+)
+
+
+def moe(call: Kernel) -> Draft | str:
+    """The definition of a mixture, or why the dataset has no form for it."""
+    facts = dict(call.facts)
+    hidden, intermediate = call["hidden"], call["intermediate"]
+    match facts["quantisation"], facts["routing"]:
+        case _, "softmax":
+            return (
+                "softmax weights that are not renormalised over the chosen experts: the dataset has no such form"
+            )
+        case str(kind), _ if kind == FP8_BLOCK and (hidden % BLOCK or intermediate % BLOCK):
+            return f"hidden {hidden} or intermediate {intermediate} per rank is no multiple of the block, {BLOCK}"
+        case str(kind), "deepseek_v3" if kind == FP8_BLOCK:
+            return _deepseek(call)
+        case str(kind), "renormalise" if kind == FP8_BLOCK:
+            return _renormalise(call, fp8=True)
+        case "bfloat16", "renormalise":
+            return _renormalise(call, fp8=False)
+        case kind, routing:
+            return f"{kind} weights with {routing} routing: the dataset has no such form"
+
+
+def _sizes(hidden: int, intermediate: int) -> Axes:
+    return {
+        "hidden_size": const(hidden, "Hidden dimension size."),
+        "intermediate_size": const(intermediate, "Intermediate size of an expert on one rank."),
+        "gemm1_out_size": const(2 * intermediate, "Rows of gemm1: up and gate, 2 * intermediate_size."),
+    }
+
+
+def _blocks(hidden: int, intermediate: int) -> Axes:
+    return {
+        "num_hidden_blocks": const(hidden // BLOCK, "Blocks of 128 along hidden_size."),
+        "num_intermediate_blocks": const(intermediate // BLOCK, "Blocks of 128 along intermediate_size."),
+        "num_gemm1_out_blocks": const(2 * intermediate // BLOCK, "Blocks of 128 along gemm1_out_size."),
+    }
+
+
+def _fp8_data() -> Tensors:
+    experts = "num_local_experts"
+    return {
+        "hidden_states": tensor("seq_len hidden_size", "float8_e4m3fn", "Tokens, quantised to FP8."),
+        "hidden_states_scale": tensor("num_hidden_blocks seq_len", "float32", "Scale of each 1 x 128 of a token."),
+        "gemm1_weights": tensor(
+            f"{experts} gemm1_out_size hidden_size", "float8_e4m3fn", "First GEMM: up rows, then gate rows."
+        ),
+        "gemm1_weights_scale": tensor(
+            f"{experts} num_gemm1_out_blocks num_hidden_blocks", "float32", "Scale of each 128 x 128 of gemm1."
+        ),
+        "gemm2_weights": tensor(
+            f"{experts} hidden_size intermediate_size", "float8_e4m3fn", "Second GEMM (down)."
+        ),
+        "gemm2_weights_scale": tensor(
+            f"{experts} num_hidden_blocks num_intermediate_blocks", "float32", "Scale of each 128 x 128 of gemm2."
+        ),
+    }
+
+
+OUTPUT = {"output": tensor("seq_len hidden_size", "bfloat16", "Weighted sum of the experts here.")}
+TOKENS = var("Number of tokens.")
+# Twins keep what decides behaviour (groups, top-k against experts, offset) and shrink the matrices.
+TWIN_HIDDEN, TWIN_INTERMEDIATE = 256, 128
+
+
+def _deepseek(call: Kernel, *, twin: bool = False) -> Draft:
+    experts, local, top_k = call["experts"], call["local_experts"], call["top_k"]
+    groups, kept = call["groups"], call["kept_groups"]
+    hidden = TWIN_HIDDEN if twin else call["hidden"]
+    intermediate = TWIN_INTERMEDIATE if twin else call["intermediate"]
+    axes: Axes = {
+        "seq_len": TOKENS,
+        "num_experts": const(experts, "Total number of experts."),
+        "num_local_experts": const(local, "Experts on one rank."),
+        **_sizes(hidden, intermediate),
+        "top_k": const(top_k, "Experts a token goes to."),
+        **_blocks(hidden, intermediate),
+    }
+    inputs: Tensors = {
+        "routing_logits": tensor("seq_len num_experts", "float32", "Router's logits."),
+        "routing_bias": tensor("num_experts", "bfloat16", "Added to the scores for the choice; zeros for none."),
+        **_fp8_data(),
+        "local_expert_offset": scalar("int32", "First expert on this rank."),
+        "routed_scaling_factor": scalar("float32", "Factor of the routing weights."),
+    }
+    reference = fill(
+        __package__,
+        "moe_fp8_ds_routing",
+        num_experts=experts,
+        num_local_experts=local,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        top_k=top_k,
+        n_group=groups,
+        topk_group=kept,
+    )
+    name = f"topk{top_k}_ng{groups}_kg{kept}_e{local}_h{hidden}_i{intermediate}"
+    return Draft(
+        name=f"moe_fp8_block_scale_ds_routing_{name}",
+        op_type="moe",
+        description=(
+            f"FP8 block scale mixture of experts with DeepSeek-V3 routing (n_group={groups}, topk_group={kept}); "
+            "routed experts only."
+        ),
+        axes=axes,
+        constraints=CONSTRAINTS,
+        inputs=inputs,
+        outputs=OUTPUT,
+        reference=reference,
+        fi_api="fused_moe.trtllm_fp8_block_scale_moe",
+        quantisation="float8_e4m3fn",
+        tp=True,
+        ep=True,
+        twin=None if twin else _deepseek(call, twin=True),
+    )
+
+
+def _renormalise(call: Kernel, *, fp8: bool, twin: bool = False) -> Draft:
+    local, top_k = call["local_experts"], call["top_k"]
+    hidden = TWIN_HIDDEN if twin else call["hidden"]
+    intermediate = TWIN_INTERMEDIATE if twin else call["intermediate"]
+    axes: Axes = {
+        "seq_len": TOKENS,
+        "num_local_experts": const(local, "Experts on one rank."),
+        **_sizes(hidden, intermediate),
+        "top_k": const(top_k, "Experts a token goes to."),
+        **(_blocks(hidden, intermediate) if fp8 else {}),
+    }
+    logits = tensor("seq_len num_local_experts", "bfloat16", "Router's logits over the experts here.")
+    experts = "num_local_experts"
+    plain = {
+        "hidden_states": tensor("seq_len hidden_size", "bfloat16", "Tokens."),
+        "gemm1_weights": tensor(
+            f"{experts} gemm1_out_size hidden_size", "bfloat16", "First GEMM: up rows, then gate rows."
+        ),
+        "gemm2_weights": tensor(f"{experts} hidden_size intermediate_size", "bfloat16", "Second GEMM (down)."),
+    }
+    constants = {"num_local_experts": local, "hidden_size": hidden, "intermediate_size": intermediate}
+    kind = "fp8_block_scale" if fp8 else "bf16"
+    note = ""
+    if call["experts"] != local:
+        note = f" A rank holds {local} of {call['experts']} experts; the form routes over those alone."
+    return Draft(
+        name=f"moe_{kind}_renorm_topk{top_k}_e{local}_h{hidden}_i{intermediate}",
+        op_type="moe",
+        description=(
+            f"{'FP8 block scale' if fp8 else 'Bfloat16'} mixture of experts, weights renormalised over the "
+            f"chosen; routed experts only.{note}"
+        ),
+        axes=axes,
+        constraints=CONSTRAINTS,
+        inputs={"routing_logits": logits, **(_fp8_data() if fp8 else plain)},
+        outputs=OUTPUT,
+        reference=fill(__package__, "moe_fp8_renorm" if fp8 else "moe_bf16_renorm", top_k=top_k, **constants),
+        fi_api="fused_moe." + ("trtllm_fp8_block_scale_moe" if fp8 else "trtllm_bf16_moe"),
+        quantisation="float8_e4m3fn" if fp8 else None,
+        tp=True,
+        ep=True,
+        twin=None if twin else _renormalise(call, fp8=fp8, twin=True),
+    )
+
+
+def _call(module: Module, reading: Reading) -> Kernel | str:
+    facts = module.facts
+    beside = (module.parent, module.parent_class)
+    routers = [one for one in reading.modules if one.kind == "top_k" and (one.parent, one.parent_class) == beside]
+    if not routers:
+        return "its router has no top-k beside it, so the routing is not known"
+    chosen = routers[-1].facts
+    routing = ROUTINGS.get((chosen["scoring"], chosen["renormalise"], chosen["grouped"]))
+    if routing is None:
+        return (
+            f"routing by {chosen['scoring']}, renormalised {chosen['renormalise']}, grouped {chosen['grouped']}: "
+            "the dataset has no form for it"
+        )
+    if not facts["gated"] or facts["activation"] != "silu":
+        return f"experts with activation {facts['activation']}, gated {facts['gated']}: no form in the dataset"
+    names = ("experts", "local_experts", "hidden", "intermediate", "quantisation")
+    return kernel(
+        "experts",
+        count=module.count,
+        path=module.path,
+        routing=routing,
+        top_k=chosen["top_k"],
+        groups=chosen["groups"] or 1,
+        kept_groups=chosen["kept_groups"] or 1,
+        **{name: facts[name] for name in names},
+    )
+
+
+def _formulas(model: Model) -> Iterator[Kernel]:
+    count = model.sparse_layers
+    if not count:
+        return
+    fields, name = model.fields, model.expert_field or ""
+    experts, top_k = fields.count(name), fields.count("num_experts_per_tok")
+    width = fields.count("moe_intermediate_size", "intermediate_size")
+    if top_k > experts:
+        fields.problems.append(f"num_experts_per_tok: {top_k}; allowed: 1 to {name} = {experts}")
+    fields.divides("ep", model.ep, name, experts)
+    yield model.whole("gate", experts, model.hidden, count)
+    routing, groups, kept = _routing(model, experts)
+    yield kernel(
+        "experts",
+        count=count,
+        path="experts",
+        routing=routing,
+        top_k=top_k,
+        groups=groups,
+        kept_groups=kept,
+        experts=experts,
+        local_experts=experts // model.ep,
+        hidden=model.hidden,
+        intermediate=width // max(1, model.tp // model.ep),
+        quantisation=_quantisation(model),
+    )
+    if fields.has("shared_expert_intermediate_size"):
+        yield model.whole("shared_expert_gate", 1, model.hidden, count)
+
+
+def _routing(model: Model, experts: int) -> tuple[str, int, int]:
+    fields = model.fields
+    if fields.text("topk_method", default="") == "noaux_tc":
+        groups, kept = fields.count("n_group", default=1), fields.count("topk_group", default=1)
+        fields.divides("n_group", groups, "n_routed_experts", experts)
+        if kept > groups:
+            fields.problems.append(f"topk_group: {kept}; allowed: 1 to n_group = {groups}")
+        return "deepseek_v3", groups, kept
+    renormalised = fields.flag("norm_topk_prob", default=True)
+    return ("renormalise" if renormalised else "softmax"), 1, 1
+
+
+def _quantisation(model: Model) -> str:
+    config = model.fields.mapping("quantization_config")
+    block = config.get("weight_block_size")
+    if config.get("quant_method") == "fp8" and block:
+        return f"float8_e4m3fn block {block[0]}x{block[1]}"
+    return model.fields.text("torch_dtype", default=model.fields.text("dtype", default="bfloat16"))
+
+
+EXTRACTION = Extraction(
+    readers={"FusedMoE": ("experts", _experts), "TopK": ("top_k", _top_k)},
+    calls={"experts": _call},
+    formulas=_formulas,
+    drafts={"experts": lambda call, _: [moe(call)]},
+)

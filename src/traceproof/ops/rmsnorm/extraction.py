@@ -1,0 +1,101 @@
+"""Norms in models, and their definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from traceproof.ops.drafts import Draft, const, fill, tensor, var
+from traceproof.ops.extraction import Extraction, Kernel, kernel
+
+if TYPE_CHECKING:
+    from traceproof.extract.formulas import Model
+    from traceproof.extract.reading import Module, Reading
+
+
+Facts = dict[str, Any]
+
+
+def _dtype(tensor: Any) -> str:  # noqa: ANN401 - a tensor or a parameter
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _norm(variant: str) -> Callable[[Any, Any], Facts]:
+    def read(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
+        eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+        weight = module.weight
+        return {
+            "variant": variant,
+            "hidden": weight.shape[0] if weight is not None else 0,
+            "eps": eps,
+            "dtype": _dtype(weight),
+        }
+
+    return read
+
+
+def norms(call: Kernel) -> Iterator[Draft]:
+    """The plain norm; on the residual stream also the one that adds the residual first."""
+    yield norm(call["hidden"], call["eps"], variant=call["variant"], fused=False)
+    if call["stream"]:
+        yield norm(call["hidden"], call["eps"], variant=call["variant"], fused=True)
+
+
+def norm(hidden: int, eps: float, *, variant: str, fused: bool) -> Draft:
+    """(gemma_)(fused_add_)rmsnorm; eps stands in the reference and in the description."""
+    prefix = "gemma_" if variant == "gemma" else ""
+    kind = f"{prefix}fused_add_rmsnorm" if fused else f"{prefix}rmsnorm"
+    rows = "batch_size hidden_size"
+    inputs = {"hidden_states": tensor(rows, "bfloat16", "Rows to be normalised.")}
+    if fused:
+        inputs["residual"] = tensor(rows, "bfloat16", "Residual stream, added to hidden_states first.")
+    factor = "Factor of each channel, stored minus one." if prefix else "Factor of each channel."
+    inputs["weight"] = tensor("hidden_size", "bfloat16", factor)
+    api = f"{prefix}fused_add_rmsnorm" if fused else f"{prefix}rmsnorm"
+    what = "Fused add and root mean square norm" if fused else "Root mean square norm"
+    form = " with the weight stored minus one (Gemma)" if prefix else ""
+    return Draft(
+        name=f"{kind}_h{hidden}",
+        op_type="rmsnorm",
+        description=f"{what}{form} over hidden_size={hidden}. Epsilon is {eps:g}.",
+        axes={
+            "batch_size": var("Number of rows (tokens, or tokens times heads)."),
+            "hidden_size": const(hidden, "Width of a row."),
+        },
+        inputs=inputs,
+        outputs={"output": tensor(rows, "bfloat16", "Normalised rows.")},
+        reference=fill(__package__, kind, hidden_size=hidden, eps=repr(eps)),
+        fi_api=f"norm.{api}",
+        extra_tags=("fused",) if fused else (),
+    )
+
+
+def _call(module: Module, reading: Reading) -> Kernel | str:
+    facts = module.facts
+    if facts["variant"] not in ("plain", "gemma"):
+        return f"the dataset has no op_type for a {facts['variant']} norm"
+    # SGLang hands the residual to the norms that stand on it: those of a layer itself and of the whole model.
+    stream = facts["hidden"] == reading.hidden and (module.parent or "").endswith((".layers.*", "model"))
+    names = {name: facts[name] for name in ("variant", "hidden", "eps")}
+    return kernel("norm", count=module.count, path=module.path, stream=stream, **names)
+
+
+def _formulas(model: Model) -> Iterator[Kernel]:
+    """The norms of the residual stream: two a layer, or one a mixer of a hybrid, and the last one."""
+    role, count = ("norm", model.layers) if model.pattern else ("input_layernorm", 2 * model.layers)
+    yield model.norm(role, model.hidden, count + 1, stream=True)
+
+
+EXTRACTION = Extraction(
+    readers={
+        "GemmaRMSNorm": ("norm", _norm("gemma")),
+        "Gemma3RMSNorm": ("norm", _norm("gemma")),
+        "RMSNorm": ("norm", _norm("plain")),
+        "FusedRMSNormGated": ("norm", _norm("gated")),
+        "Mixer2RMSNormGated": ("norm", _norm("gated")),
+        "LayerNorm": ("norm", _norm("layer")),
+    },
+    calls={"norm": _call},
+    formulas=_formulas,
+    drafts={"norm": lambda call, _: norms(call)},
+)

@@ -1,0 +1,66 @@
+"""Rotary embeddings in models, and their definitions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from traceproof.ops.drafts import Draft, const, fill, tensor, var
+from traceproof.ops.extraction import Extraction, Kernel, kernel
+
+if TYPE_CHECKING:
+    from traceproof.extract.reading import Module, Reading
+
+
+Facts = dict[str, Any]
+
+
+def _rope(module: Any, _parent: Any) -> Facts:  # noqa: ANN401
+    return {
+        "head_dim": module.head_size,
+        "rotary_dim": module.rotary_dim,
+        "style": "neox" if module.is_neox_style else "gptj",
+        "class": type(module).__name__,
+    }
+
+
+def rope(call: Kernel) -> Draft:
+    """Rotary embedding from a cache of cosines and sines."""
+    head, rotary, style = call["head_dim"], call["rotary_dim"], call["style"]
+    pairs = "channel i with channel i + rotary_dim / 2" if style == "neox" else "neighbouring channels"
+    return Draft(
+        name=f"rope_with_cos_sin_cache_{style}_style_d{head}_rd{rotary}",
+        op_type="rope",
+        description=f"Rotary embedding of q and k, rotating {pairs} of the first {rotary} of {head} channels.",
+        axes={
+            "num_tokens": var("Number of tokens."),
+            "num_qo_heads": var("Number of query heads."),
+            "num_kv_heads": var("Number of key heads."),
+            "head_size": const(head, "Channels of a head."),
+            "rotary_dim": const(rotary, "Channels that are rotated."),
+            "max_seq_len": var("Positions in the cache."),
+        },
+        inputs={
+            "q": tensor("num_tokens num_qo_heads head_size", "bfloat16", "Queries."),
+            "k": tensor("num_tokens num_kv_heads head_size", "bfloat16", "Keys."),
+            "cos_sin_cache": tensor("max_seq_len rotary_dim", "float32", "A position's cosines, then its sines."),
+            "positions": tensor("num_tokens", "int64", "Position of each token."),
+        },
+        outputs={
+            "q_out": tensor("num_tokens num_qo_heads head_size", "bfloat16", "Rotated queries."),
+            "k_out": tensor("num_tokens num_kv_heads head_size", "bfloat16", "Rotated keys."),
+        },
+        reference=fill(__package__, f"rope_{style}", head_size=head, rotary_dim=rotary),
+        fi_api="rope.apply_rope_with_cos_sin_cache_inplace",
+    )
+
+
+def _call(module: Module, _: Reading) -> Kernel:
+    names: dict[str, Any] = {name: module.facts[name] for name in ("head_dim", "rotary_dim", "style")}
+    return kernel("rotary", count=module.count, path=module.path, **names)
+
+
+EXTRACTION = Extraction(
+    readers={"RotaryEmbedding": ("rope", _rope)},
+    calls={"rope": _call},
+    drafts={"rotary": lambda call, _: [rope(call)]},
+)
