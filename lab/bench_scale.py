@@ -13,17 +13,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = ROOT / "tests" / "dataset" / "definitions"
-OP_TYPES = ("rmsnorm", "gemm", "rope", "gdn", "mamba_ssu")
 
 
-def generate(folder: Path, count: int) -> list[Path]:
-    """Write `count` definitions, spread over the templates of OP_TYPES."""
+def generate(folder: Path, count: int, op_types: Sequence[str]) -> list[Path]:
+    """Write `count` definitions, spread over the templates of some op_types."""
     templates = [
-        json.loads(path.read_text()) for op in OP_TYPES for path in sorted((TEMPLATES / op).glob("*.json"))
+        json.loads(path.read_text()) for op in op_types for path in sorted((TEMPLATES / op).glob("*.json"))
     ]
     written = []
     for index in range(count):
@@ -54,10 +54,10 @@ def run(target: str, dataset: Path, results: Path, cores: int) -> float:
     return time.monotonic() - started
 
 
-def measure(count: int, folder: Path, cores: int) -> str:
+def measure(count: int, folder: Path, cores: int, op_types: Sequence[str]) -> str:
     """One row of the table."""
     dataset, results = folder / f"dataset-{count}", folder / f"results-{count}"
-    files = generate(dataset, count)
+    files = generate(dataset, count, op_types)
     plan = run(str(results / "cases"), dataset, results, cores)
     first = run("verify_all", dataset, results, cores)
     nothing = run("verify_all", dataset, results, cores)
@@ -84,6 +84,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, nargs="+", default=[100, 1000, 5000])
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--op-type", nargs="+", required=True, help="whose definitions are copied")
     options = parser.parse_args()
     sys.stdout.write(
         "| definitions | outputs | plan, s | first run, s | nothing to do, s | one edited, s | peak, GiB |\n"
@@ -91,7 +92,7 @@ def main() -> int:
     sys.stdout.write("|---:|---:|---:|---:|---:|---:|---:|\n")
     with tempfile.TemporaryDirectory() as folder:
         for count in options.count:
-            sys.stdout.write(measure(count, Path(folder), options.cores) + "\n")
+            sys.stdout.write(measure(count, Path(folder), options.cores, options.op_type) + "\n")
             sys.stdout.flush()
     return 0
 

@@ -44,7 +44,7 @@ def draw_inputs(form: Form, definition: Definition, case: Case, draw: Draw) -> V
     if case.params.get("ties"):
         for name in definition.inputs:
             value = values[name]
-            per_expert = name.startswith(("gemm", "output1_scales", "output2_scales"))
+            per_expert = name.startswith(("gemm1", "gemm2", "output1_scales", "output2_scales"))
             if isinstance(value, torch.Tensor) and per_expert:
                 value[1::2] = value[0::2]
     return ordered(definition, values)
