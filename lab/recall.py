@@ -97,7 +97,7 @@ def headers(
             for module in adapter.modules(definition, capability):
                 if module.compiles:  # nothing describes it but the call that compiles it
                     continue
-                modules[module.label] = (STACKS[stack].apis[module.generator], module.args)
+                modules[module.label] = (STACKS[stack].places(module.generator), module.args)
     for file, name in sorted(reached):
         if name.startswith("gen_") and "." not in name and file.endswith(".py"):
             place = f"{file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}:{name}"

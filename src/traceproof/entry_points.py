@@ -26,12 +26,13 @@ def problems(truth: str) -> Iterator[tuple[str, str | None]]:
         yield stack.distribution, "is not installed"
         return
     served = sorted(lookup.op_types(truth))
-    adapters = chain.from_iterable(lookup.adapters(truth, op_type) for op_type in served)
+    adapters = [adapter for op_type in served for adapter in lookup.adapters(truth, op_type)]
     packages = {package for adapter in adapters for package in adapter.packages}
     for module in sorted(packages | set(stack.modules)):  # before anything stands in for one
         yield module, _import(module)
-    for key in stack.apis:
-        yield f"{key} ({stack.apis[key][0]})", _resolve(stack, key)
+    own = sorted({key for adapter in adapters for key in adapter.apis} - stack.apis.keys())
+    for key in (*stack.apis, *own):
+        yield f"{key} ({stack.places(key)[0]})", _resolve(stack, key)
 
 
 def _import(module: str) -> str | None:

@@ -6,6 +6,7 @@ So it works where the package, or torch, is absent.
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,6 +15,7 @@ from traceproof.ops.registry import ground_truth, known
 from traceproof.stacks import STACKS, truths_of
 
 BASE = "traceproof.ops.adapter"
+PLACE = re.compile(r"[\w.]+:\w+")
 CALLS = ".ground_truths."  # in the name of a module that calls a package
 OTHER = "other"  # the name of the record for op_types that a stack has no adapter for
 
@@ -72,6 +74,7 @@ def roots(stack: str, op_type: str) -> Roots:
                 node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
             }
     apis = {place for key in texts & table.keys() for place in table[key]}
+    apis |= {text for text in texts if text.startswith(f"{STACKS[stack].package}.") and PLACE.fullmatch(text)}
     modules = {place.partition(":")[0] for place in apis}
     apis |= {place for places in table.values() for place in places if place.partition(":")[0] in modules}
     package = STACKS[stack].package

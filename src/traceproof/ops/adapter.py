@@ -55,7 +55,7 @@ def resolve(stack: Stack, keys: Sequence[str]) -> Api | Unavailable:
 def _find(stack: Stack, key: str) -> Any:  # noqa: ANN401 - whatever the package holds
     installed = f"{stack.distribution} {version(stack) or '(a checkout)'}"
     reasons = []
-    for place in stack.apis[key]:
+    for place in stack.places(key):
         module, _, attribute = place.partition(":")
         try:
             found = importlib.import_module(module)
@@ -86,7 +86,7 @@ class Adapter:
         outputs: names that it can give; the definition must not ask for others.
         accepts: further conditions on the form.
         dtypes: of the floating-point inputs it takes; None: any.
-        apis: API keys that `call` uses.
+        apis: API keys that `call` uses, out of the stack's table, or `module:attribute`.
         packages: further packages that the call needs and whose absence the stack would hide.
         call: (api, definition, inputs) -> outputs by name, fresh tensors.
         trials: (api, definition, inputs, trials, seed) -> outputs with a leading axis of trials.

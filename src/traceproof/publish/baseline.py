@@ -72,7 +72,7 @@ def source(definition: Definition, adapter: Adapter, stack: Stack) -> str:
         "\n".join([*sorted(emitter.modules), *sorted(emitter.imports)]),
         "\n".join(emitter.constants.values()),
     ]
-    api = "\n".join(_import(stack.apis[key], name) for key, name in emitter.api.items())
+    api = "\n".join(_import(stack.places(key), name) for key, name in emitter.api.items())
     parts = [*head, *emitter.functions.values()]
     if prepare:
         parts.append(f"{prepare}()")

@@ -135,7 +135,7 @@ class Partial:
         if not isinstance(node, ast.Constant) and not self._decided(node) and API in set(_free(node)):
             raise Unemittable(ast.unparse(node))
         key = str(self._value(node))
-        return self.api.setdefault(key, f"{API}_{key}")
+        return self.api.setdefault(key, f"{API}_{key.rpartition(':')[2]}")
 
     def call(self, node: ast.Call) -> ast.Call:
         """A call of a function of this package: static arguments go, and the callee is specialised for them."""

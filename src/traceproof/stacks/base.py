@@ -116,6 +116,10 @@ class Stack:
         """What people call it."""
         return self.truths[0].label if self.truths else self.name
 
+    def places(self, key: str) -> tuple[str, ...]:
+        """Where an API may be found; a key `module:attribute`, which one op_type alone uses, says it itself."""
+        return (key,) if ":" in key else self.apis[key]
+
     def preparation(self) -> Callable[[], None] | None:
         """The function that `prepare` names; None: nothing has to be done."""
         if not self.prepare:

@@ -30,7 +30,7 @@ def _experts(module: Any, _parent: Any) -> Facts:  # noqa: ANN401
         "hidden": module.hidden_size,
         "intermediate": module.intermediate_size_per_partition,
         "routing": getattr(module.routing_method_type, "name", None),
-        "activation": runner.activation,
+        "gate": runner.activation,
         "gated": runner.is_gated,
         "scaling_factor": runner.routed_scaling_factor,
         "quantisation": _expert_quantisation(module),
@@ -252,8 +252,8 @@ def _call(module: Module, reading: Reading) -> Kernel | str:
             f"routing by {chosen['scoring']}, renormalised {chosen['renormalise']}, grouped {chosen['grouped']}: "
             "the dataset has no form for it"
         )
-    if not facts["gated"] or facts["activation"] != "silu":
-        return f"experts with activation {facts['activation']}, gated {facts['gated']}: no form in the dataset"
+    if not facts["gated"] or facts["gate"] != "silu":
+        return f"experts with activation {facts['gate']}, gated {facts['gated']}: no form in the dataset"
     names = ("experts", "local_experts", "hidden", "intermediate", "quantisation")
     return kernel(
         "experts",
