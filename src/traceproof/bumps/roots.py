@@ -74,7 +74,7 @@ def roots(stack: str, op_type: str) -> Roots:
                 node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
             }
     apis = {place for key in texts & table.keys() for place in table[key]}
-    apis |= {text for text in texts if text.startswith(f"{STACKS[stack].package}.") and PLACE.fullmatch(text)}
+    apis |= {text for text in texts if PLACE.fullmatch(text) and not text.startswith("traceproof.")}
     modules = {place.partition(":")[0] for place in apis}
     apis |= {place for places in table.values() for place in places if place.partition(":")[0] in modules}
     package = STACKS[stack].package
