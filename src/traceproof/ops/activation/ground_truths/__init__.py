@@ -1,0 +1,1 @@
+"""Ground truths of activation, one file per source."""

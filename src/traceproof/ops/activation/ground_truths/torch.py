@@ -1,0 +1,43 @@
+"""PyTorch's activations, in float32 as kernels compute."""
+
+from __future__ import annotations
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.activation.forms import TANH, activation_of
+from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.base import TORCH_DTYPES, Values
+
+SILU, GELU = "torch.nn.functional:silu", "torch.nn.functional:gelu"
+
+
+def _silu(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    gate, up = tensor(inputs, "input").float().chunk(2, -1)
+    dtype = TORCH_DTYPES[definition.outputs["output"].dtype]
+    return {"output": (api[SILU](gate) * up).to(dtype)}
+
+
+def _gelu(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    gate, up = tensor(inputs, "input").float().chunk(2, -1)
+    form = "tanh" if activation_of(definition) == TANH else "none"
+    dtype = TORCH_DTYPES[definition.outputs["output"].dtype]
+    return {"output": (api[GELU](gate, approximate=form) * up).to(dtype)}
+
+
+ADAPTERS = (
+    Adapter(
+        name="functional.silu",
+        inputs=names("input"),
+        outputs=names("output"),
+        accepts=lambda definition: activation_of(definition) == "silu",
+        apis=(SILU,),
+        call=_silu,
+    ),
+    Adapter(
+        name="functional.gelu",
+        inputs=names("input"),
+        outputs=names("output"),
+        accepts=lambda definition: activation_of(definition) in {"gelu", TANH},
+        apis=(GELU,),
+        call=_gelu,
+    ),
+)

@@ -1,0 +1,39 @@
+"""Laws of activations."""
+
+from __future__ import annotations
+
+import torch
+
+from traceproof.ops.answers import Subject
+from traceproof.ops.common.laws import BATCH, other_inputs, times, unchanged
+from traceproof.ops.laws import Experiment, Law, permutation
+
+
+def _doubled(subject: Subject) -> Experiment:
+    """What the activated gate is multiplied by, doubled."""
+    gate, up = subject.tensor("input").chunk(2, -1)
+    return other_inputs(subject.with_inputs(input=torch.cat([gate, up * 2], -1)), times(0.5, "output"), unchanged)
+
+
+def _sign(subject: Subject) -> Experiment:
+    gate, up = subject.tensor("input").chunk(2, -1)
+    return other_inputs(subject.with_inputs(input=torch.cat([gate, -up], -1)), times(-1.0, "output"), unchanged)
+
+
+def _columns(subject: Subject) -> Experiment:
+    """Channels moved, the same in both halves."""
+    gate, up = subject.tensor("input").chunk(2, -1)
+    order = permutation(subject, gate.shape[1])
+    return other_inputs(
+        subject.with_inputs(input=torch.cat([gate[:, order], up[:, order]], -1)),
+        unchanged,
+        lambda outputs: {name: value[:, order] for name, value in outputs.items()},
+    )
+
+
+LAWS = (
+    *BATCH,
+    Law("second half doubled", _doubled, exact=True),
+    Law("sign of the second half", _sign, exact=True),
+    Law("columns permuted", _columns, exact=True),
+)
