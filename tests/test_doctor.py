@@ -23,6 +23,7 @@ from traceproof.doctor.model import Diagnosis, Disk, Layer, Memory, StackFound
 from traceproof.doctor.render import WIDTH, screen
 from traceproof.environments import PINS, built
 from traceproof.ops import registry
+from traceproof.stacks import STACKS
 from traceproof.worker import sandbox
 
 TORCH = """
@@ -119,10 +120,12 @@ def files(root: Path) -> dict[str, int]:
 def test_a_machine_without_a_driver_can_prove_what_its_cpu_computes(machine: Machine) -> None:
     machine.environment("cpu")
     found = machine.ask()
-    assert states(found) == {"torch": "ready"} | dict.fromkeys(("flashinfer", "sglang", "fla"), "needs a GPU")
+    assert states(found) == {"torch": "ready"} | dict.fromkeys(
+        ("flashinfer", "sglang", "fla", "liger"), "needs a GPU"
+    )
     assert found.able
     assert found.proves.startswith("on the CPU, references against the float64 oracle and PyTorch ")
-    assert found.proves.endswith("; with an NVIDIA GPU FlashInfer, SGLang, FLA too")
+    assert found.proves.endswith("; with an NVIDIA GPU FlashInfer, SGLang, FLA, Liger-Kernel too")
     text = screen(found)
     assert "no driver" in text
     assert text.endswith("Nothing is missing.\n")
@@ -140,10 +143,10 @@ def test_nothing_is_changed_by_asking(machine: Machine) -> None:
 
 def test_a_gpu_machine_is_described_with_its_compilers_and_versions(machine: Machine) -> None:
     machine.gpu()
-    names = {"flashinfer": "flashinfer-python", "sglang": "sglang", "fla": "fla-core"}
+    names = {"flashinfer": "flashinfer-python", "sglang": "sglang", "fla": "fla-core", "liger": "liger-kernel"}
     for name, distribution in names.items():
         machine.environment(name)
-        machine.package(name, "", distribution=distribution, version="1.2.3")
+        machine.package(STACKS[name].package, "", distribution=distribution, version="1.2.3")
     machine.environment("torch")
     program(machine.root / "cuda" / "bin" / "nvcc", "echo Cuda compilation tools, release 13.0, V13.0.88")
     found = machine.ask(stacks={"flashinfer": {"cuda_home": str(machine.root / "cuda")}})
@@ -326,7 +329,7 @@ def test_a_screen_fits_a_screen(machine: Machine) -> None:
     assert len(lines) <= 40
     assert all(len(line) <= WIDTH for line in lines if "$ " not in line)
     assert {one.state for one in found.stacks} == {"not built"}
-    assert found.disk.missing == 26.0
+    assert found.disk.missing == 32.5  # one folder of 6.5 GB per stack
     assert isinstance(found.stacks[0], StackFound)
 
 

@@ -49,7 +49,8 @@ def adapter_modules(stack: str, op_type: str) -> list[str]:
 def compiles(truth: str, op_type: str) -> bool:
     """Whether a ground truth's adapters for an op_type name kernel modules to compile ahead."""
     own = ground_truth(op_type, truth)
-    used = (name for name in codedigest.closure(*([own] if own else [])) if name.endswith(f".{truth}"))
+    reached = codedigest.closure(*([own] if own else []))
+    used = (name for name in reached if name.endswith(f".{truth}") and not name.startswith("traceproof.stacks."))
     return any(b"modules=" in codedigest._file(module).read_bytes() for module in used)  # noqa: SLF001 - as below
 
 

@@ -30,7 +30,8 @@ class CallError(RuntimeError):
     """A call of strangers' code that left no outputs; the text says why, the outcome how it ended."""
 
     def __init__(self, outcome: ItemOutcome) -> None:
-        super().__init__(f"{outcome.status}: {outcome.message}")
+        what = "the reference may not run" if outcome.status is Status.REFUSED else outcome.status
+        super().__init__(f"{what}: {outcome.message}")
         self.outcome = outcome
 
     @property
