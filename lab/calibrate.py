@@ -1,4 +1,4 @@
-"""Measure the judge's error rates and write them into docs/judging.md (see `traceproof.calibrate`)."""
+"""Measure the judge's error rates and write them into docs/judging.md (see `calibration`)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from traceproof.calibrate import page
-from traceproof.calibrate.measure import memory
-from traceproof.calibrate.units import SIZES, Unit, run, together, units
+from calibration import page
+from calibration.measure import memory
+from calibration.units import SIZES, Unit, run, together, units
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError

@@ -1,4 +1,4 @@
-"""Put the references of a dataset to laws that need no ground truth (see `traceproof.metamorphic`)."""
+"""Put the references of a dataset to laws that need no ground truth (see `laws`)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-from traceproof.calibrate.page import LAWS, insert
+from calibration.page import LAWS, insert
+from laws.score import memory, tables, try_laws
+from mutation.cut import cut, parsed
 from traceproof.dataset.tree import read_tree
 from traceproof.execution.source import strangers
-from traceproof.metamorphic.score import memory, tables, try_laws
-from traceproof.mutate.cut import cut, parsed
 from traceproof.ops.laws import laws_of
 from traceproof.worker import GIB, Limits
 

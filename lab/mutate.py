@@ -1,4 +1,4 @@
-"""Mutate the references of a dataset and let the judge find out (see `traceproof.mutate`)."""
+"""Mutate the references of a dataset and let the judge find out (see `mutation`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+from mutation.cut import cut, parsed
+from mutation.score import score
 from traceproof.dataset.tree import read_tree
 from traceproof.execution.source import strangers
-from traceproof.mutate.cut import cut, parsed
-from traceproof.mutate.score import score
 from traceproof.worker import GIB, Limits
 
 

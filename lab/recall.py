@@ -128,7 +128,7 @@ def described(label: str, places: tuple[str, ...], args: tuple[object, ...]) -> 
 
 def preprocessed(spec: object, root: Path, done: dict[str, set[str]]) -> set[str]:
     """Files that nvcc reads for a module's sources; `done` keeps what it said of each source."""
-    import tvm_ffi.libinfo  # type: ignore[import-not-found] # of the stack
+    import tvm_ffi.libinfo  # type: ignore[import-not-found, unused-ignore] # where the stack is
 
     from traceproof.stacks import PACKAGES
 

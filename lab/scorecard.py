@@ -1,4 +1,4 @@
-"""Put mutants of a dataset's references before a suite of tests (see `traceproof.testgen.scorecard`)."""
+"""Put mutants of a dataset's references before a suite of tests (see `scoring.scorecard`)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
+from mutation.cut import cut, parsed
+from scoring.planting import Suite, existing, generated
+from scoring.scorecard import Card, Known, as_json, complete, score, table
 from traceproof.dataset.tree import Tree, read_tree
-from traceproof.mutate.cut import cut, parsed
 from traceproof.ops import registry
 from traceproof.testgen.generate import Order, generate
 from traceproof.testgen.known import Divergences
-from traceproof.testgen.planting import Suite, existing, generated
-from traceproof.testgen.scorecard import Card, Known, as_json, complete, score, table
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--dataset", type=Path, required=True)

@@ -9,10 +9,10 @@ import op_support as ops
 import pytest
 import torch
 
-from traceproof.calibrate import page
-from traceproof.calibrate.measure import OURS, Rates, Tally, judge, measure
-from traceproof.calibrate.rivals import RIVALS
-from traceproof.calibrate.units import SIZES, Unit, run, together, units
+from calibration import page
+from calibration.measure import OURS, Rates, Tally, judge, measure
+from calibration.rivals import RIVALS
+from calibration.units import SIZES, Unit, run, together, units
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.errors import TraceproofError
@@ -123,7 +123,7 @@ def test_an_answer_with_the_right_bits_is_not_counted(monkeypatch: pytest.Monkey
     known = family("rmsnorm")
     same = Answer("same", known.right[0].make)
     never = Answer("never", lambda _: None)
-    monkeypatch.setattr("traceproof.calibrate.measure.answers_of", lambda _: Answers(known.right, (same, never)))
+    monkeypatch.setattr("calibration.measure.answers_of", lambda _: Answers(known.right, (same, never)))
     found = rates(NORM)
     for name in ("same", "never"):
         assert (found.wrong[name].runs, found.wrong[name].hidden) == (0, 1)

@@ -10,12 +10,12 @@ import op_support as ops
 import pytest
 import torch
 
+from laws.check import Agreement, agree
+from laws.score import Finding, memory, tables, try_laws
+from laws.trial import cases_of, try_law
 from traceproof.dataset.definition import Definition
 from traceproof.execution.case import Subject, solve
 from traceproof.execution.source import loaded, strangers
-from traceproof.metamorphic.check import Agreement, agree
-from traceproof.metamorphic.score import Finding, memory, tables, try_laws
-from traceproof.metamorphic.trial import cases_of, try_law
 from traceproof.ops import registry
 from traceproof.ops.common.batch import batch_of
 from traceproof.ops.laws import Law, laws_of, permutation

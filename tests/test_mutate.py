@@ -9,15 +9,15 @@ import definitions as small
 import pytest
 import torch
 
-from traceproof.calibrate.page import mutation_tables
+from calibration.page import mutation_tables
+from mutation.cut import cut, parsed
+from mutation.exact import same_function, wide_inputs, widened
+from mutation.mutants import Mutant, mutants, plain
+from mutation.score import Fate, score
+from mutation.trial import Trial
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
 from traceproof.execution.source import strangers
-from traceproof.mutate.cut import cut, parsed
-from traceproof.mutate.exact import same_function, wide_inputs, widened
-from traceproof.mutate.mutants import Mutant, mutants, plain
-from traceproof.mutate.score import Fate, score
-from traceproof.mutate.trial import Trial
 from traceproof.worker import Limits, Pool
 
 LIMITS = Limits(seconds=60, setup_seconds=60)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from definitions import GOOD, rmsnorm, write
 
+from scoring.planting import Suite, existing, generated
+from scoring.scorecard import Card, Known, complete, score, table
 from traceproof.dataset.tree import read_tree
 from traceproof.testgen.generate import PLACE, Order, generate
 from traceproof.testgen.known import Divergences
-from traceproof.testgen.planting import Suite, existing, generated
-from traceproof.testgen.scorecard import Card, Known, complete, score, table
 
 NAME = "rmsnorm_a"
 MOST = 2

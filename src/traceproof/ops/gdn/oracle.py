@@ -17,8 +17,8 @@ from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.gdn.forms import BUFFER, Form, Layout, axes, layout, plans
 from traceproof.ops.gdn.recurrence import Rounding, Tokens, exact, recur, through_bfloat16
 
-# A chunk of 64 tokens passes through five products, the floor's token through two; measured with a chunked
-# computations of our own (tests/test_ops_gdn.py, calibrate/chunked.py): up to 3.2 times the floor for the output,
+# A chunk of 64 tokens passes through five products, the floor's token through two; measured with chunked
+# computations of our own (tests/test_ops_gdn.py, ops/gdn/chunked.py): up to 3.2 times the floor for the output,
 # 4.8 for the state. A token changes a state by a matrix of rank one, so one row of it holds one rounding.
 CHUNKED = "chunked kernels round the operands of five products in bfloat16, the floor those of two"
 

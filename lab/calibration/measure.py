@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from traceproof.calibrate.rivals import RIVALS
+from calibration.rivals import RIVALS
 from traceproof.dataset.definition import Definition
 from traceproof.execution.case import Subject, solved
 from traceproof.judge.output import judge_output

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from traceproof.calibrate.measure import OURS
-from traceproof.calibrate.rivals import RIVALS
+from calibration.measure import OURS
+from calibration.rivals import RIVALS
 from traceproof.errors import TraceproofError
 
 MEASURED, LAWS = "measured", "laws"  # the parts of the page that are written by scripts

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from mutation.mutants import Mutant, mutants
+from mutation.trial import Trial
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
 from traceproof.execution.source import CallError
-from traceproof.mutate.mutants import Mutant, mutants
-from traceproof.mutate.trial import Trial
 from traceproof.worker import Limits, Pool, Status
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from laws.check import Agreement, agree, room_for
 from traceproof.dataset.definition import Definition
 from traceproof.execution.case import Subject, solve
 from traceproof.execution.source import CallError, Source
 from traceproof.execution.transfer import same_values
 from traceproof.judge.gates import unit_roundoff
-from traceproof.metamorphic.check import Agreement, agree, room_for
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from laws.trial import cases_of, subjects_of, try_law
 from traceproof.dataset.definition import Definition
 from traceproof.execution.source import CallError, loaded
-from traceproof.metamorphic.trial import cases_of, subjects_of, try_law
 from traceproof.ops import registry
 from traceproof.ops.laws import laws_of
 from traceproof.worker import Limits, Pool

@@ -1,7 +1,7 @@
 """How many planted bugs a suite of tests finds: mutants of every reference, each put before the suite.
 
-A mutant takes the reference's place (`traceproof.testgen.planting`). It counts if it gives other bits than the
-reference somewhere (`traceproof.mutate`); it is killed if a test that passes on the reference does not pass any
+A mutant takes the reference's place (`scoring.planting`). It counts if it gives other bits than the
+reference somewhere (`mutation`); it is killed if a test that passes on the reference does not pass any
 more. A test that returns False passed in every pytest before 8.4: such mutants are counted apart, as `denied`.
 """
 
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mutation.mutants import Mutant, mutants
+from mutation.trial import Trial
+from scoring.planting import CRASHED, DENIED, GOOD, PASSED, SECONDS, Suite
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution.source import strangers
-from traceproof.mutate.mutants import Mutant, mutants
-from traceproof.mutate.trial import Trial
-from traceproof.testgen.planting import CRASHED, DENIED, GOOD, PASSED, SECONDS, Suite
 from traceproof.worker import GIB, Limits
 
 GOLDEN_RATIO = 0.6180339887498949

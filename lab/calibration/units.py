@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from traceproof.calibrate.measure import Rates, Tally, measure, memory
+from calibration.measure import Rates, Tally, measure, memory
 from traceproof.dataset.definition import Definition
 
 SIZES = ("small", "medium")
