@@ -145,3 +145,9 @@ def unscaled(sample: Sample) -> None:
 @planted("TP223", "k_cache is declared bfloat16; the reference views it as int16")
 def packed(sample: Sample) -> None:
     replace(sample, "keys = k_cache[pages]", "keys = k_cache.view(torch.int16)[pages]")
+
+
+@planted("TP106", "read as flashinfer_trace_dump")
+def dumped(sample: Sample) -> None:
+    other = copy.deepcopy(sample.moe) | {"name": "dumped", "check": "def check(): ..."}
+    sample.more["definitions/moe/dumped.json"] = other

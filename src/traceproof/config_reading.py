@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from traceproof.config import Config, Dataset, ModelChoice, Selection
+from traceproof.dataset.tree import is_dataset, op_type_names
 from traceproof.errors import TraceproofError
 from traceproof.extract import catalogue
 from traceproof.ops import registry
@@ -96,7 +97,7 @@ def _problems_on_disk(raw: Mapping[str, Any], root: Path) -> list[str]:
     path = None if dataset is None or dataset.path is None else root / dataset.path
     if path is not None and not path.is_dir():
         problems.append(f"dataset.path: {path} is not a folder")
-    elif path is not None and next((path / "definitions").rglob("*.json"), None) is None:
+    elif path is not None and not is_dataset(path):
         problems.append(f"dataset.path: {path} holds no definitions; expected definitions/<op_type>/<name>.json")
     elif selection is not None:
         problems += _unknown_op_types(selection, path)
@@ -128,7 +129,7 @@ def _unknown_op_types(selection: Selection, path: Path | None) -> list[str]:
     """An op_type of one's own is fine where a dataset on disk has it; of one not here yet, planning will tell."""
     if path is None:
         return [_not_an_op_type(name, set()) for name in selection.op_types if not re.fullmatch(r"\w+", name)]
-    folders = {folder.name for folder in (path / "definitions").iterdir() if folder.is_dir()}
+    folders = op_type_names(path)
     accepted = folders | set(registry.known())
     return [_not_an_op_type(name, folders) for name in selection.op_types if name not in accepted]
 

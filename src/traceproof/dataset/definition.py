@@ -1,7 +1,8 @@
 """A kernel definition, as the flashinfer-trace dataset writes it.
 
 Source: flashinfer_trace/definition.md of the public dataset. The model is strict: a key it does not know is
-an error, so that nothing is lost silently on a round trip.
+an error, so that nothing is lost silently on a round trip. Definitions of other dialects are turned into it by
+`traceproof.dataset.dialects`; what only they may say is refused elsewhere.
 """
 
 from __future__ import annotations
@@ -26,8 +27,16 @@ MOST = 256  # axes, inputs, outputs, tags or constraints of one definition
 MOST_DIMENSIONS = 64  # PyTorch's operators take no more
 
 
+class Dialect(StrEnum):
+    """In which form a definition's file was written."""
+
+    PUBLISHED = "published"  # definition.md of the public dataset
+    TRACE_DUMP = "flashinfer_trace_dump"  # what FlashInfer writes under FLASHINFER_TRACE_DUMP
+    SOL_EXECBENCH = "sol_execbench"
+
+
 class DType(StrEnum):
-    """Element types that the schema allows."""
+    """Element types; the published schema allows PUBLISHED_DTYPES alone."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
@@ -40,6 +49,14 @@ class DType(StrEnum):
     INT16 = "int16"
     INT8 = "int8"
     BOOL = "bool"
+    FLOAT64 = "float64"
+    FLOAT8_E8M0FNU = "float8_e8m0fnu"
+    UINT8 = "uint8"
+    UINT16 = "uint16"
+    UINT32 = "uint32"
+    UINT64 = "uint64"
+    STRING = "string"  # of a scalar: a mode, a device, a dtype
+    UNKNOWN = "unknown"  # of an output: whatever the code gives
 
     @property
     def bits(self) -> int:
@@ -60,8 +77,17 @@ BITS: Mapping[DType, int] = MappingProxyType(
         DType.INT16: 16,
         DType.INT8: 8,
         DType.BOOL: 8,
+        DType.FLOAT64: 64,
+        DType.FLOAT8_E8M0FNU: 8,
+        DType.UINT8: 8,
+        DType.UINT16: 16,
+        DType.UINT32: 32,
+        DType.UINT64: 64,
+        DType.STRING: 0,
+        DType.UNKNOWN: 64,
     }
 )
+PUBLISHED_DTYPES = frozenset(list(DType)[: list(DType).index(DType.FLOAT64)])
 
 
 class ConstAxis(BaseModel):
@@ -86,17 +112,24 @@ Axis = Annotated[ConstAxis | VarAxis, Field(discriminator="type")]
 
 
 class TensorSpec(BaseModel):
-    """Shape (axis names; empty: 0-d tensor; null: Python scalar), dtype, and whether None may be passed."""
+    """Shape (axis names; empty: 0-d tensor; null: Python scalar), dtype, and whether it may be None."""
 
     model_config = STRICT
     shape: Annotated[tuple[Identifier, ...] | None, Field(strict=False, max_length=MOST_DIMENSIONS)]
     dtype: Annotated[DType, Field(strict=False)]
     description: str | None = None
     optional: bool = False
+    param: Plain | None = None  # of an output: the parameter of the API that it is written to
 
 
 class Definition(BaseModel):
-    """A kernel: its axes, its inputs in call order, its outputs in return order, and a reference."""
+    """A kernel: its axes, its inputs in call order, its outputs in return order, and a reference.
+
+    Attributes:
+        reference: source with a function `run`; empty: a dialect other than the published one gave none.
+        dialect: what its file was written in.
+        init: source with a function `init_entry` that makes inputs; only dialects other than the published one.
+    """
 
     model_config = STRICT
     name: Name
@@ -107,7 +140,10 @@ class Definition(BaseModel):
     constraints: Annotated[tuple[NonEmpty, ...] | None, Field(strict=False, max_length=MOST)] = None
     inputs: Annotated[dict[Identifier, TensorSpec], Field(max_length=MOST)]
     outputs: Annotated[dict[Identifier, TensorSpec], Field(max_length=MOST)]
-    reference: NonEmpty
+    reference: str
+    dialect: Annotated[Dialect, Field(strict=False)] = Dialect.PUBLISHED
+    init: NonEmpty | None = None
+    init_entry: Identifier | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -115,11 +151,26 @@ class Definition(BaseModel):
         shared = sorted(self.inputs.keys() & self.outputs.keys())
         if shared:
             problems.append(f"inputs and outputs share the names {shared}")
-        if not self.outputs:
-            problems.append("outputs is empty")
+        if self.dialect is Dialect.PUBLISHED:
+            problems += self._beyond_schema()
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _beyond_schema(self) -> list[str]:
+        """What the published schema does not have."""
+        found = [] if self.outputs else ["outputs is empty"]
+        for kind, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
+            for name, spec in specs.items():
+                if spec.dtype not in PUBLISHED_DTYPES:
+                    found.append(f"{kind}.{name}.dtype is {str(spec.dtype)!r}, which the schema does not have")
+                if spec.param is not None:
+                    found.append(f"{kind}.{name}.param is no key of the schema")
+        if not self.reference:
+            found.append("reference is empty")
+        if self.init is not None or self.init_entry is not None:
+            found.append("init and init_entry are no keys of the schema")
+        return found
 
     def _unknown_axes(self) -> list[str]:
         found = []
@@ -142,7 +193,9 @@ class Definition(BaseModel):
         except (SyntaxError, ValueError) as error:
             found.append(f"reference is not Python: {error}")
         else:
-            if not any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in module.body):
+            if self.reference and not any(
+                isinstance(node, ast.FunctionDef) and node.name == "run" for node in module.body
+            ):
                 found.append("reference has no top-level function named run")
         for constraint in self.constraints or ():
             try:
@@ -173,6 +226,12 @@ class Definition(BaseModel):
             return None
         const = self.const_axes
         return tuple(const[name] if name in const else axes[name] for name in spec.shape)
+
+    @property
+    def in_place(self) -> frozenset[str]:
+        """Inputs that an output says it is written to."""
+        params = {spec.param for spec in self.outputs.values()}
+        return frozenset(name for name in self.inputs if name in params)
 
     @cached_property
     def digest(self) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from traceproof.config import Dataset, Git, Pypi
+from traceproof.dataset.tree import is_dataset
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.store import disk_errors, write_json
@@ -82,7 +83,7 @@ def _whole(folder: Path, fill: Callable[[Path], Path]) -> None:
 
 
 def _check(folder: Path, what: str) -> None:
-    if next((folder / "definitions").rglob("*.json"), None) is None:
+    if not is_dataset(folder):
         raise TraceproofError(
             f"{what} holds no definitions",
             problems=[f"expected {folder.name}/definitions/<op_type>/<name>.json"],
@@ -165,7 +166,11 @@ def scan_digest(folder: Path) -> str:
 
     It says when planning has to look again: 5,000 files take well under a second. The plan itself goes by content.
     """
-    found: list[tuple[str, int, int]] = []
+    found = [
+        (path.name, status.st_size, status.st_mtime_ns)
+        for path in folder.glob("*.json")  # of dumped traces
+        if path.name != FETCHED and path.is_file() and (status := path.stat())
+    ]
     waiting = [folder / "definitions", folder / "workloads", folder / "blob"]
     while waiting:
         current = waiting.pop()

@@ -1,7 +1,8 @@
 """A dataset folder: its definitions by name, the files that can not be used, its workload lines.
 
 Layout: definitions/<op_type>/<name>.json, workloads/<op_type>/<name>.jsonl, blob/... for tensor data, and
-solutions/ and traces/, which nothing here reads.
+solutions/ and traces/, which nothing here reads. A folder that FlashInfer dumped its traces to has the definitions
+as <name>.json and nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from traceproof.dataset.definition import Definition
+from traceproof.dataset import dialects
+from traceproof.dataset.definition import Definition, Dialect
 from traceproof.dataset.trace import Trace
 from traceproof.errors import TraceproofError
 from traceproof.reading import MIB, NotPlainError, read_bytes
@@ -30,6 +32,7 @@ LFS_POINTER = b"version https://git-lfs"  # what git leaves in a blob's place wh
 DEFINITION_BYTES = 4 * MIB
 WORKLOAD_BYTES = 256 * MIB  # of one file
 MOST_DEFINITIONS = 100_000
+MOST_LOOKED_AT = 100  # files of a folder that may hold dumped traces
 LONGEST_MESSAGE = 1000  # characters of what is wrong with one file
 PROBLEMS_SHOWN = 6  # of one file; the first few name the cause, the rest mostly follow from it
 
@@ -67,10 +70,11 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A definition and its file, relative to the dataset's root."""
+    """A definition, its file relative to the root, and what reading its dialect left out or completed."""
 
     path: Path
     definition: Definition
+    notes: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -191,12 +195,24 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def is_dataset(root: Path) -> bool:
-    """Whether `root` is a folder with at least one definitions/**/*.json."""
+    """Whether `root` is a folder with at least one definitions/**/*.json, or one of dumped traces."""
     return next(_definition_files(root), None) is not None
 
 
+def op_type_names(root: Path) -> set[str]:
+    """The op_types that a dataset's folders are named after; of dumped traces, those that they say."""
+    if (root / "definitions").is_dir():
+        return {folder.name for folder in (root / "definitions").iterdir() if folder.is_dir()}
+    return {entry.definition.op_type for entry in read_tree(root).definitions.values()}
+
+
 def read_definition(path: Path, *, root: Path | None = None) -> Definition:
-    """Read one definition file; with `root`, one that lies in that dataset.
+    """Read one definition file; with `root`, one that lies in that dataset; raises as `read_noted` does."""
+    return read_noted(path, root=root).definition
+
+
+def read_noted(path: Path, *, root: Path | None = None) -> dialects.Reading:
+    """Read one definition file in whichever dialect it is, with what is to be noted about it.
 
     Raises:
         OSError: the file can not be read.
@@ -207,7 +223,7 @@ def read_definition(path: Path, *, root: Path | None = None) -> Definition:
     with warnings.catch_warnings():
         # A reference with "\d" in a docstring makes the parser warn; that is no business of who reads it.
         warnings.simplefilter("ignore")
-        return Definition.model_validate(strict_json(file_text(path, root)))
+        return dialects.read(strict_json(file_text(path, root)))
 
 
 def read_tree(root: Path) -> Tree:
@@ -252,13 +268,26 @@ def paused_collection() -> Iterator[None]:
 
 
 def _definition_files(root: Path) -> Iterator[Path]:
-    return (root / "definitions").rglob("*.json")
+    below = root / "definitions"
+    if below.is_dir() or below.name in {root.name, root.parent.name}:
+        return below.rglob("*.json")
+    dumped = any(map(_is_dumped, islice(root.glob("*.json"), MOST_LOOKED_AT)))
+    return root.glob("*.json") if dumped else below.rglob("*.json")
+
+
+def _is_dumped(path: Path) -> bool:
+    """Whether a file says what kind of op it defines."""
+    try:
+        return b'"op_type"' in file_bytes(path, path.parent, most=DEFINITION_BYTES)
+    except (OSError, NotPlainError):
+        return False
 
 
 def _read_entry(file: Path, root: Path) -> Entry | Broken:
     path = file.relative_to(root)
     try:
-        return Entry(path, read_definition(file, root=root))
+        reading = read_noted(file, root=root)
+        return Entry(path, reading.definition, reading.notes)
     except (OSError, UnicodeDecodeError, NotPlainError) as error:
         return _unreadable(path, error)
     except (ValueError, RecursionError, MemoryError) as error:
@@ -303,7 +332,8 @@ def _unreadable(path: Path, error: OSError | ValueError) -> Broken:
 def _misplaced(entries: Iterable[Entry]) -> Iterator[Note]:
     for entry in entries:
         expected = Path("definitions", entry.definition.op_type, f"{entry.definition.name}.json")
-        if entry.path != expected:
+        dumped = entry.definition.dialect is Dialect.TRACE_DUMP and len(entry.path.parts) == 1
+        if entry.path != expected and not dumped:
             yield Note(entry.path, f"name and op_type say {expected}")
 
 

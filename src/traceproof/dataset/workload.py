@@ -1,7 +1,7 @@
 """A workload: concrete axes of a definition and where each input's data comes from.
 
 Source: flashinfer_trace/trace.md of the public dataset and flashinfer_bench.data 0.1.2. Neither has a key for a
-tolerance; a line that carries one is refused like any other unknown key.
+tolerance or custom inputs; SOL-ExecBench's lines do.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from traceproof.dataset.definition import LARGEST, MOST, STRICT
 from traceproof.names import Identifier, Name, Plain
 
 Number = int | float  # strict: true and "1" are no numbers; 1 and 1.0 stay what they were
+Limit = Annotated[Number, Field(ge=0, allow_inf_nan=False)]
 
 
 class Record(BaseModel):
@@ -47,7 +48,29 @@ class SafetensorsInput(Record):
     tensor_key: Plain
 
 
-InputData = Annotated[RandomInput | ScalarInput | SafetensorsInput, Field(discriminator="type")]
+class CustomInput(Record):
+    """An input that the definition's own code makes (SOL-ExecBench)."""
+
+    type: Literal["custom"]
+
+
+class Tolerance(Record):
+    """How far SOL-ExecBench lets an output be off; kept, and decides no verdict.
+
+    Attributes:
+        required_matched_ratio: share of the elements that must lie within `max_atol` and `max_rtol`.
+        max_error_cap: of any element.
+        allow_negative_inf: whether an output may be -inf.
+    """
+
+    max_atol: Limit | None = None
+    max_rtol: Limit | None = None
+    required_matched_ratio: Limit | None = None
+    max_error_cap: Limit | None = None
+    allow_negative_inf: bool | None = None
+
+
+InputData = Annotated[RandomInput | ScalarInput | SafetensorsInput | CustomInput, Field(discriminator="type")]
 
 
 class Workload(Record):
@@ -56,6 +79,7 @@ class Workload(Record):
     uuid: Name
     axes: Annotated[dict[Identifier, Annotated[int, Field(ge=0, le=LARGEST)]], Field(max_length=MOST)]
     inputs: Annotated[dict[Identifier, InputData], Field(max_length=MOST)]
+    tolerance: Tolerance | None = None
 
     @property
     def blobs(self) -> tuple[str, ...]:

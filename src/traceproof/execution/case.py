@@ -74,7 +74,7 @@ def expectation(  # noqa: PLR0913 - one output of one case
     shape = definition.shape_of(spec, case.axes)
     return Expected(
         shape=(trials, *shape) if trials and shape is not None else shape,
-        dtype=TORCH_DTYPES[spec.dtype],
+        dtype=TORCH_DTYPES.get(spec.dtype),
         oracle=entries,
         comparison=op.comparisons(definition).get(name),
         in_chunks=in_chunks,

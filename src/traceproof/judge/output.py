@@ -23,14 +23,14 @@ class Expected:
 
     Attributes:
         shape: None for a Python scalar; a leading axis of trials counts.
-        dtype: the definition's.
+        dtype: the definition's; None: it leaves it open.
         oracle: the oracle's entries for this output, by what follows `@` ("" is the value); empty: no oracle.
         comparison: the op's gate; None: no oracle.
         in_chunks: whether the oracle's entries are computed chunk by chunk while judging; `oracle` is empty then.
     """
 
     shape: tuple[int, ...] | None
-    dtype: torch.dtype
+    dtype: torch.dtype | None
     oracle: Mapping[str, torch.Tensor]
     comparison: Comparison | None
     in_chunks: bool = False
@@ -76,7 +76,7 @@ def judge_form(actual: torch.Tensor | None, expected: Expected) -> Ruling | None
     shape = expected.shape if expected.shape is not None else ()
     if tuple(actual.shape) != shape:
         return _fail(Failure.SHAPE, f"shape is {list(actual.shape)}, the definition says {list(shape)}")
-    if expected.shape is not None and actual.dtype != expected.dtype:
+    if expected.shape is not None and expected.dtype not in {None, actual.dtype}:
         return _fail(Failure.DTYPE, f"dtype is {actual.dtype}, the definition says {expected.dtype}")
     if expected.comparison is None or (not expected.in_chunks and "" not in expected.oracle):
         message = "not verified: no oracle for the numerics; shape and dtype hold"

@@ -103,7 +103,7 @@ def lint(
             else:
                 found += rule.findings(dataset)
     new, old, gone = split(_sorted(found), known) if known is not None else (_sorted(found), [], 0)
-    return Report(tuple(new), tuple(old), gone, tuple(not_run), len(dataset.subjects))
+    return Report(tuple(new), tuple(old), gone, tuple(not_run), len(dataset.tree.definitions))
 
 
 @contextmanager

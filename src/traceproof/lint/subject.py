@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from traceproof.dataset.definition import Definition, TensorSpec
+from traceproof.dataset.definition import Definition, Dialect, TensorSpec
 from traceproof.dataset.tree import Tree, Workloads
 from traceproof.lint.reference import Reference
 
@@ -56,8 +56,12 @@ class Dataset:
 
     @cached_property
     def subjects(self) -> tuple[Subject, ...]:
-        """All usable definitions, in the order of their paths."""
-        return tuple(Subject(entry.path, entry.definition) for entry in self.tree.definitions.values())
+        """All usable definitions in the published schema, in the order of their paths; the rules are of that."""
+        return tuple(
+            Subject(entry.path, entry.definition)
+            for entry in self.tree.definitions.values()
+            if entry.definition.dialect is Dialect.PUBLISHED
+        )
 
     @cached_property
     def by_family(self) -> Mapping[str, tuple[Subject, ...]]:

@@ -28,6 +28,12 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "int16": torch.int16,
     "int8": torch.int8,
     "bool": torch.bool,
+    "float64": torch.float64,
+    "float8_e8m0fnu": torch.float8_e8m0fnu,
+    "uint8": torch.uint8,
+    "uint16": torch.uint16,
+    "uint32": torch.uint32,
+    "uint64": torch.uint64,
 }
 
 

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from traceproof.dataset.definition import Dialect
 from traceproof.ops.record import OpType
 
 if TYPE_CHECKING:
@@ -73,6 +74,19 @@ def get(op_type: str) -> Op:
     return op
 
 
+def _check_whole(definition: Definition) -> None:
+    """Raise where the schema leaves open what every op relies on.
+
+    Raises:
+        Unsupported: an output's dtype is open, or an input is a text.
+    """
+    from traceproof.ops.base import TORCH_DTYPES, Unsupported
+
+    for name, spec in {**definition.inputs, **definition.outputs}.items():
+        if spec.dtype not in TORCH_DTYPES:
+            raise Unsupported(f"the dtype of {name} is {spec.dtype}")
+
+
 def for_definition(definition: Definition) -> tuple[Op, str | None]:
     """The op that draws a definition's inputs, and why there is no oracle (None: there is one)."""
     from traceproof.ops.base import Unsupported
@@ -80,6 +94,8 @@ def for_definition(definition: Definition) -> tuple[Op, str | None]:
 
     op = get(definition.op_type)
     try:
+        if definition.dialect is not Dialect.PUBLISHED:
+            _check_whole(definition)
         op.check(definition)
     except Unsupported as unknown:
         return GenericOp(definition.op_type), str(unknown)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.actors import caches
-from traceproof.records import LASTING, ORACLE, OpTypePlan, PlannedCase, PlannedDefinition, RunRecord
+from traceproof.reasons import Skip
+from traceproof.records import LASTING, ORACLE, REFERENCE, OpTypePlan, PlannedCase, PlannedDefinition, RunRecord
 from traceproof.stages.job import Job
 from traceproof.stages.lanes import lanes_of
 from traceproof.stages.manifest import Manifest, Records
@@ -152,6 +153,10 @@ def _known(
         case_id = planned.id
         if planned.skip is not None:
             found[case_id] = RunRecord.skipped(None, planned.skip.reason, planned.skip.message)
+            progress.show(f"{name} {case_id}", "skip")
+            continue
+        if job.actor == REFERENCE and not entry.reference:
+            found[case_id] = RunRecord.skipped(None, Skip.NO_REFERENCE, "the definition has no reference")
             progress.show(f"{name} {case_id}", "skip")
             continue
         key = job.key(entry, planned)

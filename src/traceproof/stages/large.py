@@ -121,6 +121,7 @@ class LargeCases:
         kind = expected.comparison
         assert kind is not None
         assert not isinstance(kind, Samples | IndexSet)  # see `in_chunks`
+        assert expected.dtype is not None  # an op with an oracle knows it
         return numerics_of(kind, expected.dtype, self.tolerance)
 
     def _measure(self, case: Case, inputs: Values, measured: list[_Measured], device: str) -> None:

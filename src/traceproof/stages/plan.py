@@ -121,7 +121,7 @@ def _check_cases(selection: Selection, groups: Mapping[str, list[str]]) -> None:
 
 def _group(broken: Broken) -> str:
     """Op_type of a file that can not be used: its folder, under a name that files and rules may have."""
-    return path_part(broken.path.parent.name, OP_TYPE)
+    return path_part(broken.path.parent.name or "unread", OP_TYPE)
 
 
 def _closest(name: str, known: Iterable[str]) -> str:
@@ -187,6 +187,9 @@ def _cases(
         if line.missing:
             message = f"{line.path}:{line.line}: no {line.missing[0]} in the dataset"
             skips[case.id] = SkipNote(reason=Skip.BLOB_MISSING, message=message)
+        elif any(data.type == "custom" for data in line.trace.workload.inputs.values()):
+            message = f"{line.path}:{line.line}: its inputs are made by code of the definition's"
+            skips[case.id] = SkipNote(reason=Skip.NO_INPUTS, message=message)
     make = partial(_planned, definition, op, selection, unknown)
     planned = _mark_repeat([make(case, skips.get(case.id)) for case in cases])
     base = next((case for case, entry in zip(cases, planned, strict=True) if entry.repeat), None)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
-from traceproof.ops.base import TORCH_DTYPES
 from traceproof.records import OpTypePlan, PlannedCase
 
 GIB = 1 << 30
@@ -60,6 +59,6 @@ def _case(definition: Definition, planned: PlannedCase, actors: int) -> int:
         elements = max(1, planned.trials)
         for size in definition.shape_of(spec, planned.case.axes) or ():
             elements *= size
-        own = actors * TORCH_DTYPES[spec.dtype].itemsize
+        own = actors * -(-spec.dtype.bits // 8)
         total += elements * (own + (0 if planned.large else ORACLE_BYTES))
     return total

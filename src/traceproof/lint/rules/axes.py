@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from traceproof.dataset import expressions
 from traceproof.dataset.definition import DType
-from traceproof.lint import expressions
 from traceproof.lint.model import ERROR, WARNING, Hit, definition_rule, pointer
 from traceproof.lint.subject import Subject
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from traceproof.lint.expressions import evaluate
+from traceproof.dataset.expressions import evaluate
 from traceproof.lint.model import ERROR, WARNING, Hit, definition_rule, pointer
 from traceproof.lint.subject import Subject
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from traceproof.dataset.definition import Dialect
 from traceproof.dataset.tree import Broken, file_text, strict_json
-from traceproof.lint.model import ERROR, WARNING, Hit, definition_rule, pointer, rule
+from traceproof.lint.model import ERROR, NOTE, WARNING, Hit, definition_rule, pointer, rule
 from traceproof.lint.subject import Dataset, Subject
 
 SHARED = re.compile(r"inputs and outputs share the names (\[.*?\])")
@@ -40,6 +41,21 @@ def schema(dataset: Dataset) -> Iterator[Hit]:
         rest = SHARED.sub("", broken.what).removeprefix("Value error, ").strip("; ")
         if rest and not TAKEN.match(rest):
             yield Hit("", rest, broken.path)
+
+
+@rule(
+    "TP106",
+    "another dialect than the published schema",
+    NOTE,
+    "Nothing, unless the file is to go into the public dataset: write it by definition.md then.",
+)
+def dialect(dataset: Dataset) -> Iterator[Hit]:
+    """A definition that FlashInfer dumped or that is SOL-ExecBench's, and what was made of it."""
+    for entry in dataset.tree.definitions.values():
+        if entry.definition.dialect is not Dialect.PUBLISHED:
+            yield Hit("", f"read as {entry.definition.dialect}", entry.path)
+        for note in entry.notes:
+            yield Hit("", note, entry.path)
 
 
 @rule("TP102", "name taken twice", ERROR, "Rename one of the two definitions, or remove it.")

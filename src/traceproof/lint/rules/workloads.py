@@ -8,10 +8,10 @@ import struct
 from collections import Counter
 from collections.abc import Iterator
 
+from traceproof.dataset import expressions
 from traceproof.dataset.definition import Definition, DType
 from traceproof.dataset.tree import WorkloadLine
 from traceproof.dataset.workload import RandomInput, ScalarInput
-from traceproof.lint import expressions
 from traceproof.lint.model import ERROR, NOTE, WARNING, Hit, pointer, rule
 from traceproof.lint.rules.dtypes import INDICES
 from traceproof.lint.subject import Dataset

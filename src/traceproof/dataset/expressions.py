@@ -78,11 +78,11 @@ def evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value | None:
     """Value of an expression over axes; None where it needs something else, or has no value."""
     try:
         return _evaluate(node, axes)
-    except (KeyError, ArithmeticError):
+    except (KeyError, ArithmeticError, RecursionError):
         return None
 
 
-def _evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value:  # noqa: PLR0911 - one return a node type
+def _evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value:  # noqa: PLR0911, C901 - one return a node type
     """Like `evaluate`.
 
     Raises:
@@ -103,6 +103,11 @@ def _evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value:  # noqa: PLR091
         case ast.BoolOp(op=op, values=operands):
             values = [bool(_evaluate(value, axes)) for value in operands]
             return all(values) if isinstance(op, ast.And) else any(values)
+        case ast.Compare(left=left, ops=[ast.In()], comparators=[ast.Tuple() | ast.List() as among]):
+            value = _evaluate(left, axes)
+            return any(value == _evaluate(one, axes) for one in among.elts)
+        case ast.IfExp(test=test, body=body, orelse=otherwise):
+            return _evaluate(body if _evaluate(test, axes) else otherwise, axes)
         case ast.Compare():
             sides = [_evaluate(side, axes) for side in (node.left, *node.comparators)]
             compared = [Compare[type(op)] for op in node.ops]  # a KeyError where it is no comparison of numbers

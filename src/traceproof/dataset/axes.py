@@ -1,0 +1,166 @@
+"""Sizes of axes: what a definition's constraints fix, and a bounded search for sizes that satisfy them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from traceproof.dataset.expressions import evaluate
+
+STEPS = 20_000  # assignments that a search tries
+PROBED = (0, 1, 2, 1000, 4097)  # sizes at which an equality shows whether it is linear
+SCANNED = 4096  # sizes that an equality with one unknown is tried on, if it is not linear
+# Sizes tried where the wanted one violates a constraint: small ones, and those of tiles, pages and heads.
+OTHERS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 576, 1024, 2048, 4096)
+LARGEST = 1 << 24
+
+
+def literal_axis(size: str) -> tuple[str, dict[str, Any]]:
+    """The name and kind of an axis for a size in a shape: `32` is a const axis, any other name a var one."""
+    if re.fullmatch(r"[0-9]{1,9}", size):
+        return f"size_{int(size)}", {"type": "const", "value": int(size)}
+    return size, {"type": "var"}
+
+
+def determined(axes: Mapping[str, Any], constraints: Iterable[Any], note: Callable[[str], None]) -> dict[str, Any]:
+    """The axes, a var one that constraints fix given the const ones being const."""
+    sizes = {name: axis.get("value") for name, axis in axes.items() if isinstance(axis, dict)}
+    const = {name: size for name, size in sizes.items() if type(size) is int and 0 <= size <= LARGEST}
+    system = System(tuple(axes), tuple(text for text in constraints if isinstance(text, str)))
+    fixed = system.completed(const)
+    found = dict(axes)
+    for name, size in fixed.items():
+        if name not in const and isinstance(axes[name], dict) and axes[name].get("type") == "var":
+            note(f"axes.{name} is var, and the constraints fix it: read as const, {size}")
+            found[name] = {**axes[name], "type": "const", "value": size}
+    return found
+
+
+@dataclass(frozen=True)
+class System:
+    """Axes under constraints; one over anything but axes (a tensor, a mode), or without a value, takes no part."""
+
+    axes: tuple[str, ...]
+    constraints: tuple[str, ...]
+
+    @cached_property
+    def _usable(self) -> tuple[tuple[ast.expr, frozenset[str]], ...]:
+        """Constraints with the axes that each speaks of, those joined by `and` taken apart."""
+        found = []
+        for text in self.constraints:
+            for node in _parts(text):
+                names = frozenset(one.id for one in ast.walk(node) if isinstance(one, ast.Name)) - {"min", "max"}
+                if names and names <= set(self.axes) and _has_value(node, names):
+                    found.append((node, names))
+        return tuple(found)
+
+    def completed(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The sizes, with each axis that an equality fixes once the others of it are known."""
+        known = dict(sizes)
+        waiting = list(self._usable)
+        while True:
+            left = []
+            for node, names in waiting:
+                unknown = names - known.keys()
+                name = next(iter(unknown), "")
+                size = _solved(node, name, known) if len(unknown) == 1 else None
+                if size is not None:
+                    known[name] = size
+                elif unknown:
+                    left.append((node, names))
+            if len(left) == len(waiting) or not left:
+                return known
+            waiting = left
+
+    def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Whether no constraint that can be evaluated is false."""
+        return not any(
+            names <= sizes.keys() and evaluate(node, sizes) in {False, None} for node, names in self._usable
+        )
+
+    def solve(self, const: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, int] | None:
+        """A size for every axis that satisfies all constraints, near the sizes wanted; None: none was found.
+
+        Args:
+            const: sizes that are fixed.
+            wanted: a size for each other axis.
+        """
+        return _Search(self, wanted).run(const)
+
+    def order(self, known: Mapping[str, int]) -> tuple[str, ...]:
+        """Axes without a size, those in the most constraints first."""
+        weight = {name: -sum(name in names for _, names in self._usable) for name in self.axes}
+        return tuple(sorted((name for name in self.axes if name not in known), key=weight.__getitem__))
+
+
+@dataclass
+class _Search:
+    system: System
+    wanted: Mapping[str, int]
+    steps: int = field(default=STEPS)
+
+    def run(self, known: Mapping[str, int]) -> dict[str, int] | None:
+        sizes = self.system.completed(known)
+        if not self.system.holds(sizes):
+            return None
+        free = self.system.order(sizes)
+        if not free:
+            return sizes
+        for size in self._candidates(free[0], sizes):
+            self.steps -= 1
+            if self.steps < 0:
+                return None
+            found = self.run({**sizes, free[0]: size})
+            if found is not None:
+                return found
+        return None
+
+    def _candidates(self, name: str, known: Mapping[str, int]) -> Sequence[int]:
+        wanted = self.wanted.get(name, 1)
+        others = {*OTHERS, *(size for size in known.values() if size)} - {wanted}
+        return [wanted, *sorted(others, key=lambda size: (abs(size - wanted), size))]
+
+
+def _parts(text: str) -> Iterator[ast.expr]:
+    try:
+        waiting = [ast.parse(text.strip(), mode="eval").body]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
+            waiting += node.values
+        else:
+            yield node
+
+
+def _has_value(node: ast.expr, names: frozenset[str]) -> bool:
+    """Whether a constraint can be evaluated at all, for some sizes."""
+    return any(evaluate(node, dict.fromkeys(names, size)) is not None for size in (0, 1, 2))
+
+
+def _solved(node: ast.expr, name: str, known: Mapping[str, int]) -> int | None:
+    """The only size of an axis that makes an equality true; None: it is no equality, or has none, or several."""
+    match node:
+        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+            pass
+        case _:
+            return None
+    for side, other in ((left, right), (right, left)):
+        if isinstance(side, ast.Name) and side.id == name:
+            return _size(evaluate(other, known))
+    difference = ast.BinOp(left, ast.Sub(), right)
+    at = {size: evaluate(difference, {**known, name: size}) for size in PROBED}
+    start, slope = at[0] or 0, (at[1] or 0) - (at[0] or 0)
+    if slope and all(value == start + slope * size for size, value in at.items()):
+        return _size(-start / slope)
+    fitting = [size for size in range(SCANNED) if evaluate(difference, {**known, name: size}) == 0]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _size(value: float | None) -> int | None:
+    return int(value) if value is not None and value == int(value) and 0 <= value <= LARGEST else None

@@ -1,0 +1,119 @@
+"""A reference that is called by keyword, as a function `run` that takes the definition's inputs in their order."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+HEADER = "\n\n# The call by position, added where the definition was read.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A top-level function: parameters in order, which of them have a default, whether it takes any keyword."""
+
+    name: str
+    parameters: tuple[str, ...]
+    defaulted: frozenset[str]
+    open: bool
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Parameters that must be given."""
+        return tuple(name for name in self.parameters if name not in self.defaulted)
+
+
+def entry_of(source: str, names: Iterable[str] = ()) -> Function | None:
+    """The top-level function of one of `names`, else (none given) `run`, else the last one; None: there is none.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError: the source is no Python.
+    """
+    found = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    wanted = list(names) or ["run", *reversed(found)]
+    node = next((found[name] for name in wanted if name in found), None)
+    if node is None:
+        return None
+    arguments = node.args
+    placed = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    defaulted = set(placed[len(placed) - len(arguments.defaults) :])
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        placed.append(argument.arg)
+        defaulted |= {argument.arg} if default is not None else set()
+    return Function(node.name, tuple(placed), frozenset(defaulted), arguments.kwarg is not None)
+
+
+def bind(definition: Mapping[str, Any], note: Callable[[str], None]) -> Any:  # noqa: ANN401 - any JSON value
+    """The reference with a function `run`; what is no text, no Python or has no function stays as it is."""
+    source = definition["reference"]
+    try:
+        entry = entry_of(source)
+    except (TypeError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return source
+    if entry is None or entry.name == "run":
+        return source
+    given = _given(entry, definition, note)
+    return f"{source.rstrip()}{HEADER}{_run(definition, entry, given)}"
+
+
+def _run(definition: Mapping[str, Any], entry: Function, given: Mapping[str, str]) -> str:
+    """The text of `run`; an optional input that is None is left to the parameter's default."""
+    inputs = definition["inputs"]
+    left_out = [name for name, value in given.items() if name in entry.defaulted and value in inputs]
+    keywords = ", ".join(f"{name}={value}" for name, value in given.items() if name not in left_out)
+    lines = [f"def run({', '.join(inputs)}):"]
+    if left_out:
+        lines.append(f"    given = {{{', '.join(f'{name!r}: {given[name]}' for name in left_out)}}}")
+        lines.append("    given = {name: value for name, value in given.items() if value is not None}")
+        keywords = ", ".join(filter(None, (keywords, "**given")))
+    lines.append(f"    returned = {entry.name}({keywords})")
+    changed = [spec.get("param") for spec in definition["outputs"].values() if isinstance(spec, dict)]
+    if changed and all(name in inputs for name in changed):
+        lines += ["    if returned is None:", f"        returned = ({', '.join(map(str, changed))},)"]
+    return "\n".join([*lines, "    return returned", ""])
+
+
+def _given(entry: Function, definition: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, str]:
+    """What each parameter is given, as an expression over the inputs."""
+    inputs = definition["inputs"]
+    given = {name: name for name in inputs if name in entry.parameters}
+    left = [name for name in inputs if name not in given]
+    folded = {name.lower(): name for name in left}
+    for parameter in entry.parameters:
+        if parameter not in given and parameter.lower() in folded:
+            given[parameter] = folded[parameter.lower()]
+    missing = [name for name in entry.required if name not in given]
+    for name in list(missing):
+        size = _size(name, definition)
+        if size is not None:
+            given[name] = size
+            missing.remove(name)
+    left = [name for name in left if name not in given.values() and not inputs[name].get("optional")]
+    if len(missing) == len(left):
+        given |= dict(zip(missing, left, strict=True))
+    else:
+        for name in missing:
+            note(f"reference: its parameter {name} is no input; None is passed")
+            given[name] = "None"
+    if entry.open:
+        given |= {name: name for name in left if name not in given.values()}
+    unused = [name for name in inputs if name not in given.values()]
+    if unused:
+        note(f"reference: it does not take the inputs {unused}")
+    return given
+
+
+def _size(name: str, definition: Mapping[str, Any]) -> str | None:
+    """The size of an axis of that name, as an expression."""
+    axis = definition["axes"].get(name)
+    if not isinstance(axis, dict):
+        return None
+    if axis.get("type") == "const":
+        return repr(axis["value"])
+    for tensor, spec in definition["inputs"].items():
+        shape = spec.get("shape") if isinstance(spec, dict) else None
+        if shape and name in shape and not spec.get("optional"):
+            return f"{tensor}.shape[{shape.index(name)}]"
+    return None
