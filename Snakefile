@@ -7,7 +7,7 @@ try:
     import snakemake_logger_plugin_traceproof as output
     from traceproof import interrupts, runs, tokens
     from traceproof.ops.registry import families
-    from traceproof.pipeline import Pipeline
+    from traceproof.pipeline.flow import Pipeline
     from traceproof.stacks import ENVIRONMENTS, MAIN, READER
     from traceproof.stages.standing import settle
     from traceproof.testgen.flow import TestFlow

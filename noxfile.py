@@ -42,11 +42,12 @@ def prepare(session: nox.Session) -> None:
 
 @nox.session(name="tests")
 def tests(session: nox.Session) -> None:
-    """Everything that a change must pass: format, lints, types, the DAG, and every test that needs no GPU."""
+    """Everything that a change must pass: lints, layers, types, the DAG, and every test that needs no GPU."""
     prepare(session)
     session.run("ruff", "check", *CHECKED)
     session.run("ruff", "format", "--check", *CHECKED)
     session.run("snakefmt", "--check", "Snakefile", "rules")
+    session.run("lint-imports", "--no-logo")
     session.run("mypy")
     session.run("python", "scripts/lock.py", "--check")
     # One torch thread a worker: two workers with all cores each take longer together.
@@ -58,11 +59,12 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(name="lint", venv_backend="none")
 def lint(session: nox.Session) -> None:
-    """Format and lints only, with the test environment's tools: run `tests` once before."""
+    """Format, lints and layers only, with the test environment's tools: run `tests` once before."""
     tool = tools(session)
     session.run(f"{tool}/ruff", "check", *CHECKED, external=True)
     session.run(f"{tool}/ruff", "format", "--check", *CHECKED, external=True)
     session.run(f"{tool}/snakefmt", "--check", "Snakefile", "rules", external=True)
+    session.run(f"{tool}/lint-imports", "--no-logo", external=True)
 
 
 @nox.session(name="typing", venv_backend="none")

@@ -21,10 +21,10 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from traceproof.bumps.roots import op_types
 from traceproof.bumps.touches import Touch, changed_parts, touches
-from traceproof.dependents.tree import CommitTree
-from traceproof.sources.model import ORIGINS
+from traceproof.checkouts.pin import ORIGINS
+from traceproof.checkouts.tree import CommitTree
+from traceproof.pipeline.adapters import op_types
 from traceproof.stacks import MAIN, PACKAGES, truths_of
 
 ROOT = Path(__file__).resolve().parents[1]

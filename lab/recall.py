@@ -164,9 +164,10 @@ def _read(command: list[str], source: str, root: Path) -> set[str]:
 def main() -> int:
     """Exit code 1: a file was read that is in no set."""
     from traceproof.bumps.package import Sources
-    from traceproof.bumps.roots import op_types, roots
+    from traceproof.bumps.roots import roots
     from traceproof.bumps.touches import touch
-    from traceproof.dependents.tree import PackageTree
+    from traceproof.checkouts.tree import PackageTree
+    from traceproof.pipeline.adapters import op_types
     from traceproof.stacks import PACKAGES
 
     root = options.root.resolve()

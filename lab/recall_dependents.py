@@ -20,8 +20,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+from traceproof.checkouts.tree import FolderTree
 from traceproof.dependents.graph import Graph
-from traceproof.dependents.tree import FolderTree
 
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 PARSER.add_argument("--root", type=Path, required=True, help="the repository, or an unpacked package")

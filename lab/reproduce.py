@@ -18,8 +18,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from traceproof.checkouts.pin import ORIGINS
 from traceproof.records import OpTypePlan
-from traceproof.sources.model import ORIGINS
 from traceproof.stacks import MAIN, PACKAGES
 
 ROOT = Path(__file__).resolve().parents[1]

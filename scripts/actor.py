@@ -6,7 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from traceproof import entry, jit
+from traceproof import entry
+from traceproof.actors import built
 from traceproof.gpu_lease import gpus, lease, workers
 from traceproof.stages.actor import run
 from traceproof.stages.crew import Crew
@@ -53,7 +54,7 @@ def main() -> None:
         force=options.force,
         weak_isolation=options.allow_weak_isolation,
         crew=crew,
-        variables=jit.variables(options.built) if crew.gpu else {},
+        variables=built.variables(options.built) if crew.gpu else {},
         workers=workers(found) if opened else None,
     )
     with lease(found, memory_mib=options.memory_mb):

@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 
 from traceproof import entry
+from traceproof.checkouts.lock import read_lock
 from traceproof.checkouts.moving import State
+from traceproof.checkouts.pin import DATASET
 from traceproof.cli.clone_repos import clone_repos
-from traceproof.config import Dataset
 from traceproof.dataset.fetch import scan_digest
+from traceproof.dataset.source import Dataset
 from traceproof.sources.clone import write_records
-from traceproof.sources.lock import read_lock
-from traceproof.sources.model import DATASET
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--lock", type=Path, required=True)

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from traceproof import entry
-from traceproof.config import Dataset
 from traceproof.dataset.fetch import fetch, mark
+from traceproof.dataset.source import Dataset
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--source", type=Dataset.model_validate_json, required=True, help="JSON, as in config.yaml")

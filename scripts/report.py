@@ -8,7 +8,7 @@ from pathlib import Path
 
 from traceproof import entry
 from traceproof.bumps.history import Scope, keep
-from traceproof.sources.lock import read_lock
+from traceproof.checkouts.lock import read_lock
 from traceproof.stages.report import report
 
 PARSER = argparse.ArgumentParser(description=__doc__)

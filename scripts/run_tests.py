@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from traceproof import entry, jit
+from traceproof.actors import built
 from traceproof.gpu_lease import gpus, lease
 from traceproof.records import OpTypePlan
 from traceproof.stacks.base import LIBRARIES
@@ -59,7 +60,7 @@ def main() -> None:
             memory_bytes=int(limits["memory_gb"] * 2**30),
             output_bytes=int(limits["output_mb"] * 2**20),
         ),
-        variables={LIBRARIES: str(libraries)} | jit.variables(options.built) if crew.gpu else {},
+        variables={LIBRARIES: str(libraries)} | built.variables(options.built) if crew.gpu else {},
     )
     with lease(gpus() if crew.gpu else [], memory_mib=options.memory_mb):
         rows = list(run_tests(order, crew, scratch=own if crew.gpu else None))

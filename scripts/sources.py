@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from traceproof import entry
-from traceproof.bumps.source import FOLDER, scan
 from traceproof.cli.clone_repos import clone_repos
+from traceproof.pipeline.sources import FOLDER, scan
 from traceproof.store import write_json
 
 PARSER = argparse.ArgumentParser(description=__doc__)

@@ -9,13 +9,12 @@ import op_support as support
 import pytest
 import torch
 
-from traceproof.actors.base import Unavailable
 from traceproof.dataset.definition import Definition
 from traceproof.ops import lookup
 from traceproof.ops.adapter import resolve
 from traceproof.ops.common.ground_truths.flashinfer import outputs_of
 from traceproof.ops.gdn.ground_truths import flashinfer as gdn
-from traceproof.reasons import Skip
+from traceproof.reasons import Skip, Unavailable
 from traceproof.stacks import FIRST_TRUTHS, STACKS
 from traceproof.stacks.base import Stack
 from traceproof.stacks.sglang.boot import align

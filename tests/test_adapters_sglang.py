@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from traceproof.actors import registry as actors
-from traceproof.bumps.roots import compiles, op_types
 from traceproof.dataset.definition import Definition
 from traceproof.ops import lookup, registry
 from traceproof.ops.adapter import Adapter
 from traceproof.ops.base import Values
 from traceproof.ops.common.rotary import Pairing, pairing
+from traceproof.pipeline.adapters import compiles, op_types
 from traceproof.reasons import Skip
 from traceproof.stacks.sglang.boot import KERNELS, stand_in_for_kernels
 

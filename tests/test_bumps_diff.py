@@ -9,9 +9,9 @@ import pytest
 
 from traceproof.bumps.diff import Diff, diff
 from traceproof.bumps.history import Kept, Scope, find, keep
+from traceproof.checkouts.pin import Pin
 from traceproof.cli.diff import _lines
 from traceproof.errors import TraceproofError
-from traceproof.sources.model import Pin
 
 PINS = {"fla": Pin(url="https://example.org/x", commit="1" * 40)}
 STACKS = [{"stack": "fla", "digest": "d", "versions": {"fla-core": "0.5.0"}}]

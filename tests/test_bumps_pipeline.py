@@ -10,7 +10,7 @@ from repository import Ran, Repository, own_dataset
 from source_remotes import Upstream
 from test_bumps_bisect import BASE, REGRESSION
 
-from traceproof.bumps.flow import DEPENDENCIES
+from traceproof.pipeline.sources import DEPENDENCIES
 
 ROTARY = """
 import torch

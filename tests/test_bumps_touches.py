@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.bumps.flow import Sources
 from traceproof.bumps.keys import keyed, write_records
-from traceproof.bumps.source import LOCKED, importable, pins_of, scan, state
+from traceproof.bumps.source import importable
 from traceproof.bumps.touches import Touch, changed_parts, stack_of, touches
-from traceproof.dependents.tree import FolderTree
+from traceproof.checkouts.lock import write_lock
+from traceproof.checkouts.pin import Pin
+from traceproof.checkouts.tree import FolderTree
 from traceproof.errors import TraceproofError
-from traceproof.sources.lock import write_lock
-from traceproof.sources.model import Pin
+from traceproof.pipeline.sources import LOCKED, Sources, pins_of, scan, state
 
 BASE = {
     "flashinfer/__init__.py": "from .norm import rmsnorm as rmsnorm\nfrom . import rope\nfrom . import unused\n",

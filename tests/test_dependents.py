@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from source_remotes import Upstream
 
+from traceproof.checkouts.tree import CommitTree, FolderTree, changed_between
 from traceproof.cli.dependents import dependents
 from traceproof.dependents.graph import Graph, Reached
-from traceproof.dependents.tree import CommitTree, FolderTree, changed_between
 from traceproof.errors import TraceproofError
 
 FILES = {

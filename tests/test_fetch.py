@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.config import Dataset
 from traceproof.dataset.fetch import _unpack, fetch, mark, scan_digest, slug_of, untouched
+from traceproof.dataset.source import Dataset
 from traceproof.errors import TraceproofError
 
 DEFINITION = json.dumps({"name": "a"})

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from traceproof import gpu_lease, jit
+from traceproof.actors import built
 from traceproof.gpu_lease import Gpu, lease, workers
-from traceproof.jit import Module
 from traceproof.ops.gdn.ground_truths.flashinfer import PREFILL_SM90
 from traceproof.stacks import STACKS, flashinfer
-from traceproof.stacks.base import LIBRARIES
+from traceproof.stacks.base import LIBRARIES, Module
 
 
 def test_what_hangs_on_one_long_file_starts_first() -> None:
@@ -113,9 +113,9 @@ def test_a_failed_module_costs_the_definitions_that_need_it(
 ) -> None:
     record = tmp_path / "norm.json"
     record.write_text(json.dumps({"norm": {"status": "timeout", "seconds": 9.0, "message": "late"}}))
-    monkeypatch.setenv(jit.RECORDS, str(record))
-    assert "norm: timeout after 9 s" in str(jit.failure([Module("gen_norm")]))
-    assert jit.failure([Module("gen_rope")]) is None
+    monkeypatch.setenv(built.RECORDS, str(record))
+    assert "norm: timeout after 9 s" in str(built.failure([Module("gen_norm")]))
+    assert built.failure([Module("gen_rope")]) is None
 
 
 def test_workers_compile_with_the_builders_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

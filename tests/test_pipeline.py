@@ -12,7 +12,7 @@ from repository import Ran, Repository, own_dataset
 from ruamel.yaml import YAML
 
 from traceproof import environments
-from traceproof.pipeline import Pipeline
+from traceproof.pipeline.flow import Pipeline
 
 NORM, OTHER_NORM, GEMM = "rmsnorm/rmsnorm_h96", "rmsnorm/fused_add_rmsnorm_h96", "gemm/gemm_n96_k160"
 ALWAYS = ["verify_all"]  # the table is printed again

@@ -11,13 +11,13 @@ import pytest
 from source_remotes import SOON, Upstream, git
 
 from traceproof.checkouts.gitrun import Git
+from traceproof.checkouts.lock import NAME, lock_digest, read_lock, resolve, write_lock
 from traceproof.checkouts.moving import State
+from traceproof.checkouts.pin import ORIGINS, Pin
 from traceproof.cli import run
 from traceproof.cli.clone_repos import clone_repos
 from traceproof.errors import TraceproofError
 from traceproof.sources import package
-from traceproof.sources.lock import NAME, lock_digest, read_lock, resolve, write_lock
-from traceproof.sources.model import ORIGINS, Pin
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from traceproof import jit, toolkit
 from traceproof.config import Config
 from traceproof.environments import Installation, probe, resolve
 from traceproof.errors import TraceproofError
-from traceproof.jit import Module
+from traceproof.stacks.base import Module
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = {"stack": "flashinfer", "digest": "d" * 32}

@@ -32,7 +32,7 @@ def code_digest(*modules: str) -> str:
     Raises:
         ModuleNotFoundError: a named module does not exist.
     """
-    return digest_json({name: _content(_file(name)) for name in sorted(closure(*modules))})
+    return digest_json({name: _content(file_of(name)) for name in sorted(closure(*modules))})
 
 
 def closure(*modules: str) -> frozenset[str]:
@@ -52,9 +52,16 @@ def closure(*modules: str) -> frozenset[str]:
     return frozenset(found)
 
 
+@cache
+def file_of(module: str) -> Path:
+    """Where a module of this package lies, whether there is one or not."""
+    path = SOURCE.parent.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
 def forget() -> None:
     """Drop what was read: for long-lived processes (tests) in which files change."""
-    for cached in (_imports, _content, _file):
+    for cached in (_imports, _content, file_of):
         cached.cache_clear()
 
 
@@ -64,14 +71,8 @@ def _parents(module: str) -> Iterator[str]:
         yield module
 
 
-@cache
-def _file(module: str) -> Path:
-    path = SOURCE.parent.joinpath(*module.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-
-
 def _exists(module: str) -> bool:
-    return _file(module).is_file()
+    return file_of(module).is_file()
 
 
 @cache
@@ -82,7 +83,7 @@ def _content(path: Path) -> str:
 @cache
 def _imports(module: str) -> tuple[str, ...]:
     """Modules of this package that one module imports or names."""
-    path = _file(module)
+    path = file_of(module)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     found: dict[str, None] = {}
     for node in ast.walk(ast.parse(path.read_bytes())):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     StringConstraints,
     create_model,
@@ -17,14 +16,12 @@ from pydantic import (
     model_validator,
 )
 
+from traceproof.dataset.source import CLOSED, Dataset, Text
 from traceproof.ops.cases import SIZES
 from traceproof.stacks import STACKS, TRUTHS
 from traceproof.stacks.base import Stack
-from traceproof.text import has_credentials, redacted
 
 PART = "[A-Za-z0-9_-][A-Za-z0-9_.-]*"  # of a path: no `.` or `..`, which lead elsewhere
-CLOSED = ConfigDict(extra="forbid", frozen=True)
-Text = Annotated[str, StringConstraints(min_length=1)]
 Names = tuple[Text, ...]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # Ranks of a parallelism: a number alone is short for a list of one.
@@ -32,56 +29,6 @@ Ranks = Annotated[
     tuple[Annotated[int, Field(ge=1)], ...],
     BeforeValidator(lambda value: value if isinstance(value, list | tuple) else (value,)),
 ]
-
-
-class Pypi(BaseModel):
-    """A folder inside a released sdist; pip fetches it from whatever index the user's pip is set up for."""
-
-    model_config = CLOSED
-    package: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    version: Annotated[str, StringConstraints(pattern=r"^[0-9][A-Za-z0-9.+!_-]*$")]
-    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-    folder: Text = "."
-
-
-class Git(BaseModel):
-    """A folder of a git repository at one commit; any URL that git understands, with git's own credentials."""
-
-    model_config = CLOSED
-    url: Text
-    commit: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
-    folder: Text = "."
-
-    @field_validator("url")
-    @classmethod
-    def _no_option(cls, url: str) -> str:
-        if url.startswith("-"):  # git would take it for an option
-            raise ValueError("is not a URL")
-        if has_credentials(url):  # it would be in logs, in what a run keeps, and in pull requests
-            raise ValueError(f"holds credentials; give {redacted(url)}, and set up git's credential helper or ssh")
-        return url
-
-
-class Dataset(BaseModel):
-    """Where the definitions come from: exactly one of the three; null counts as not given."""
-
-    model_config = CLOSED
-    pypi: Pypi | None = None
-    git: Git | None = None
-    path: Path | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _shorthand(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
-        return {"path": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        given = [name for name in ("pypi", "git", "path") if getattr(self, name) is not None]
-        if len(given) != 1:
-            found = " and ".join(repr(name) for name in given) or "none"
-            raise ValueError(f"give exactly one of 'pypi', 'git' and 'path', not {found}")
-        return self
 
 
 class Selection(BaseModel):

@@ -12,13 +12,14 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from traceproof.config import Config, Dataset, ModelChoice, Selection
+from traceproof.checkouts.lock import NAME, read_lock
+from traceproof.checkouts.pin import DATASET
+from traceproof.config import Config, ModelChoice, Selection
+from traceproof.dataset.source import Dataset
 from traceproof.dataset.tree import is_dataset, op_type_names
 from traceproof.errors import TraceproofError
 from traceproof.extract import catalogue
 from traceproof.ops import registry
-from traceproof.sources.lock import NAME, read_lock
-from traceproof.sources.model import DATASET
 
 LOCKED = "locked"  # in the place of a dataset: the one that sources.lock pins
 Model = TypeVar("Model", bound=BaseModel)

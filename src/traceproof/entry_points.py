@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator
 from itertools import chain
 
-from traceproof.actors.base import Unavailable
 from traceproof.ops import lookup
 from traceproof.ops.adapter import resolve, version
+from traceproof.reasons import Unavailable
 from traceproof.stacks import STACK_OF, STACKS
 from traceproof.stacks.base import Stack
 

@@ -18,48 +18,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from traceproof import toolkit
 from traceproof.stacks import STACKS, truths_of
-from traceproof.stacks.base import LIBRARIES, Stack
+from traceproof.stacks.base import LIBRARIES, Module, Stack
 from traceproof.text import printable
 from traceproof.tokens import without_secrets
 
 GIB = 1 << 30
-RECORDS = "TRACEPROOF_BUILT"  # variable that names the files that say what came of each module
 # What FlashInfer and Triton read their command lines from: a worker that lacks one compiles everything again.
 COMPILERS = ("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "MAX_JOBS", "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")
 BUILD_BYTES = 6 * GIB  # of one module: a few compilers at once, 1 to 3 GiB each
 POLL_SECONDS = 0.1
 MESSAGE_CHARACTERS = 3000
 OTHERS_NICE = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Module:
-    """A kernel module that a stack compiles before its first use.
-
-    Attributes:
-        generator: API key of the function that describes it.
-        args: its arguments, JSON values; a dtype is written as `torch.bfloat16`.
-        unused: pattern found in the names of source files that no call of ours reaches, without their suffix.
-        compiles: whether the generator compiles the module into the stack's own cache, and does not describe it.
-    """
-
-    generator: str
-    args: tuple[Any, ...] = ()
-    unused: str | None = None
-    compiles: bool = False
-
-    @property
-    def label(self) -> str:
-        """Short text that is unique among modules."""
-        parts = [str(arg).removeprefix("torch.") for arg in self.args]
-        return "-".join([self.generator.removeprefix("gen_"), *parts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,11 +159,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def variables(built: Sequence[Path]) -> dict[str, str]:
-    """Environment variables that tell an actor what came of the modules that were built ahead."""
-    return {RECORDS: os.pathsep.join(str(path.absolute()) for path in built)}
-
-
 def environment(caches: Path, stack: Mapping[str, Any]) -> dict[str, str]:
     """Environment variables that put all that is compiled on the way where it is found next time.
 
@@ -209,28 +180,14 @@ def environment(caches: Path, stack: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def failure(modules: Sequence[Module]) -> str | None:
-    """Why a definition that needs `modules` can not be run, by the records that builds left; None: it can."""
-    paths = [path for path in os.environ.get(RECORDS, "").split(os.pathsep) if path]
-    record: dict[str, Any] = {}
-    for path in paths:
-        record |= json.loads(Path(path).read_text(encoding="utf-8"))
-    for module in modules:
-        built = record.get(module.label)
-        if built is not None and built["status"] != "ok":
-            how = f"{built['status']} after {built['seconds']:.0f} s"
-            return f"kernel module {module.label}: {how}\n{built['message']}"
-    return None
-
-
 def _main(order: Mapping[str, Any]) -> None:
     """The builder: what one module's process does."""
     os.nice(order["nice"])
     libraries = os.environ.pop(LIBRARIES)  # else an older build would be taken for done
     import torch
 
-    from traceproof.actors.base import Unavailable
     from traceproof.ops.adapter import resolve
+    from traceproof.reasons import Unavailable
 
     api = resolve(STACKS[order["stack"]], (order["generator"],))
     if isinstance(api, Unavailable):

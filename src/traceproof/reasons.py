@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -28,6 +29,14 @@ class Skip(StrEnum):
     NO_REFERENCE = "no_reference"
     NO_INPUTS = "no_inputs"
     DTYPE_UNSUPPORTED = "dtype_unsupported"
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """A typed skip: why an actor can not run a definition here."""
+
+    reason: Skip
+    message: str
 
 
 class Failure(StrEnum):

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Op, Values
-from traceproof.reasons import Skip
-
-
-@dataclass(frozen=True, slots=True)
-class Unavailable:
-    """A typed skip: why an actor can not run a definition here."""
-
-    reason: Skip
-    message: str
+from traceproof.reasons import Unavailable
 
 
 class Actor(ABC):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from traceproof.actors.base import Actor, Unavailable
+from traceproof.actors.base import Actor
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Op, Unsupported, Values
-from traceproof.reasons import Skip
+from traceproof.reasons import Skip, Unavailable
 
 FLOOR = "@floor"
 

@@ -55,7 +55,7 @@ def _truth(name: str) -> ActorInfo:
         "traceproof.actors.truth:Truth",
         STACK_OF[name],
         trusted=True,
-        modules=(f"traceproof.stacks.{STACK_OF[name]}",),
+        modules=(f"traceproof.stacks.{STACK_OF[name]}", "traceproof.jit"),
         source=name,
     )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from traceproof.actors.base import Actor, Unavailable
+from traceproof.actors.base import Actor
+from traceproof.actors.built import failure
 from traceproof.dataset.definition import Definition
-from traceproof.jit import failure
 from traceproof.ops import lookup
 from traceproof.ops.adapter import Adapter, Api, Outputs, resolve
 from traceproof.ops.base import Op, Values
-from traceproof.reasons import Skip
+from traceproof.reasons import Skip, Unavailable
 from traceproof.stacks import STACK_OF, STACKS
 
 

@@ -11,8 +11,8 @@ from traceproof.bumps.package import Sources
 from traceproof.bumps.touches import Touch, touch
 from traceproof.bumps.units import FileUnits
 from traceproof.checkouts.gitrun import Git
+from traceproof.checkouts.tree import CommitTree
 from traceproof.dependents.facts import uncollected
-from traceproof.dependents.tree import CommitTree
 from traceproof.errors import TraceproofError
 from traceproof.stacks import PACKAGES
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from filelock import FileLock
 
+from traceproof.checkouts.lock import lock_digest
+from traceproof.checkouts.pin import Pin
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.records import VerdictRow, read_rows
-from traceproof.sources.lock import lock_digest
-from traceproof.sources.model import Pin
 from traceproof.store import write_json
 
 # What of a row two runs can be compared by.

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from traceproof.bumps.roots import OTHER, op_types
-from traceproof.bumps.source import folder_of, importable
+from traceproof.bumps.source import importable
 from traceproof.bumps.touches import touches
-from traceproof.dependents.tree import FolderTree, PackageTree, Tree
+from traceproof.checkouts.tree import FolderTree, PackageTree, Tree
 from traceproof.digests import digest_json
 from traceproof.environments import Installation, probe
+from traceproof.pipeline.adapters import op_types
+from traceproof.pipeline.sources import OTHER, folder_of
 from traceproof.stacks import PACKAGES, STACKS
 from traceproof.store import write_json
 

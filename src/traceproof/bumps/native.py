@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache, cached_property
 
+from traceproof.checkouts.tree import Tree
 from traceproof.dependents.facts import ANYTHING
-from traceproof.dependents.tree import Tree
 
 NATIVE = (
     ".cu",

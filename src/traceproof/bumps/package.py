@@ -7,9 +7,9 @@ from functools import cached_property
 
 from traceproof.bumps.native import Native
 from traceproof.bumps.units import Bound, FileUnits
+from traceproof.checkouts.tree import Tree
 from traceproof.dependents.facts import ANYTHING, Import
 from traceproof.dependents.modules import Modules
-from traceproof.dependents.tree import Tree
 from traceproof.digests import digest_bytes
 
 Key = tuple[str, str]  # file, unit

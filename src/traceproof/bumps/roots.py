@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 
 from traceproof import codedigest
-from traceproof.ops.registry import ground_truth, known
-from traceproof.stacks import STACKS, truths_of
+from traceproof.pipeline.adapters import adapter_modules
+from traceproof.stacks import STACKS
 
 BASE = "traceproof.ops.adapter"
 PLACE = re.compile(r"[\w.]+:\w+")
 CALLS = ".ground_truths."  # in the name of a module that calls a package
-OTHER = "other"  # the name of the record for op_types that a stack has no adapter for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,25 +34,6 @@ class Roots:
     attributes: frozenset[str]
 
 
-def op_types(stack: str) -> list[str]:
-    """The op_types that a ground truth of a stack has adapters for."""
-    return [op_type for op_type in known() if adapter_modules(stack, op_type)]
-
-
-def adapter_modules(stack: str, op_type: str) -> list[str]:
-    """The modules that hold a stack's adapters for an op_type, one per ground truth."""
-    found = (ground_truth(op_type, truth) for truth in truths_of(stack))
-    return [module for module in found if module is not None]
-
-
-def compiles(truth: str, op_type: str) -> bool:
-    """Whether a ground truth's adapters for an op_type name kernel modules to compile ahead."""
-    own = ground_truth(op_type, truth)
-    reached = codedigest.closure(*([own] if own else []))
-    used = (name for name in reached if name.endswith(f".{truth}") and not name.startswith("traceproof.stacks."))
-    return any(b"modules=" in codedigest._file(module).read_bytes() for module in used)  # noqa: SLF001 - as below
-
-
 @cache
 def roots(stack: str, op_type: str) -> Roots:
     """What the adapters of an op_type call. Keys may be put together at run time, so all of a module count."""
@@ -66,7 +46,7 @@ def roots(stack: str, op_type: str) -> Roots:
     for module in reached | start:
         if not module.startswith("traceproof.ops") and module not in start:
             continue
-        path = codedigest._file(module)  # noqa: SLF001 - the one place that knows where modules lie
+        path = codedigest.file_of(module)
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
         if module in reached:
             attributes |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}

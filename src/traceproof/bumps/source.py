@@ -5,73 +5,16 @@ The environment still gives everything else: torch, the compilers, the package's
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import traceproof
 from traceproof.checkouts.gitrun import Git
-from traceproof.dependents.tree import FolderTree
-from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
-from traceproof.sources.lock import NAME, read_lock
 from traceproof.stacks import STACKS
 from traceproof.store import write_text
 
-LOCKED = "locked"  # in config.yaml: as sources.lock pins it
-FOLDER = Path("sources")  # where `clone-repos` and the rule put what is locked
 PLACES = ("", "src", "python")  # where repositories keep their package
-
-
-def pins_of(stacks: Mapping[str, str | None], *, root: Path) -> dict[str, dict[str, Any]]:
-    """The pins of the stacks whose source is `locked`, by name.
-
-    Raises:
-        TraceproofError: sources.lock has none for one of them.
-    """
-    names = sorted(name for name, source in stacks.items() if source == LOCKED)
-    pins = read_lock(root / NAME) if names else {}
-    absent = [name for name in names if name not in pins]
-    if absent:
-        raise TraceproofError(
-            f"{NAME} has no pin of {', '.join(absent)}, which config.yaml takes from there",
-            todo=f"Pin it: traceproof clone-repos {' '.join(absent)} --commit {absent[0]}=<40 digits>.",
-        )
-    return {name: pins[name].model_dump(exclude={"ref"}, exclude_none=True) for name in names}
-
-
-def folder_of(stack: str, source: str) -> Path:
-    """Where a stack's source lies, relative to the repository unless it is given otherwise."""
-    return FOLDER / stack if source == LOCKED else Path(source).expanduser()
-
-
-def scan(folder: Path) -> str:
-    """Digest of names, sizes and times of a checkout's files; nothing is opened. Empty: there is no such folder.
-
-    It says when to look again; the records that come of it go by content.
-    """
-    if not folder.is_dir():
-        return ""
-    found = []
-    for name in sorted(FolderTree(folder).files):
-        status = (folder / name).stat()
-        found.append((name, status.st_size, status.st_mtime_ns))
-    return digest_json(found)
-
-
-def state(stack: str, source: str, *, root: Path, cloned: Path) -> str:
-    """What a stack's source is now; a locked one that nobody touched since it was cloned is always `as cloned`."""
-    folder = root / folder_of(stack, source)
-    if source != LOCKED:
-        return scan(folder)
-    try:
-        before = json.loads(cloned.read_text(encoding="utf-8"))["scans"][stack]
-    except (OSError, ValueError, KeyError):
-        return "as cloned"
-    now = scan(folder)
-    return "as cloned" if now == before else now
 
 
 def importable(checkout: Path, stack: str, scratch: Path) -> Path:

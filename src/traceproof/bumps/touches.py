@@ -9,11 +9,12 @@ from functools import cached_property
 
 from traceproof.bumps.package import Sources
 from traceproof.bumps.reach import Reach
-from traceproof.bumps.roots import op_types, roots
+from traceproof.bumps.roots import roots
 from traceproof.bumps.units import EFFECTS, FileUnits
+from traceproof.checkouts.tree import Tree
 from traceproof.dependents.facts import uncollected
-from traceproof.dependents.tree import Tree
 from traceproof.digests import digest_bytes, digest_json
+from traceproof.pipeline.adapters import op_types
 from traceproof.stacks import PACKAGES
 
 DEEP = 20_000  # stack frames: imports are followed as deep as a package nests them

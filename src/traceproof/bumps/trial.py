@@ -15,7 +15,7 @@ from traceproof.actors.registry import for_op_type
 from traceproof.bumps.keys import keyed
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
-from traceproof.pipeline import Pipeline
+from traceproof.pipeline.flow import Pipeline
 from traceproof.records import VerdictRow, read_rows
 from traceproof.stacks import MAIN, truths_of
 from traceproof.store import write_json

@@ -15,7 +15,7 @@ import typer
 from traceproof.cli import options, run
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
-from traceproof.pipeline import Pipeline
+from traceproof.pipeline.flow import Pipeline
 from traceproof.stacks import PACKAGES, STACKS
 from traceproof.testgen.generate import GENERATED, PLACE, Order, Result, generate
 from traceproof.testgen.known import Divergences

@@ -11,16 +11,16 @@ from typing import Annotated, Self
 import typer
 
 from traceproof.bumps.bisect import Bisection, Verdict
-from traceproof.bumps.roots import op_types
 from traceproof.bumps.source import importable
 from traceproof.bumps.touches import Touch, stack_of
 from traceproof.bumps.trial import Trial
 from traceproof.checkouts.gitrun import Git, GitError
+from traceproof.checkouts.tree import CommitTree
 from traceproof.cli import options, run
 from traceproof.dataset.fetch import fetch
-from traceproof.dependents.tree import CommitTree
 from traceproof.errors import TraceproofError
-from traceproof.pipeline import Pipeline
+from traceproof.pipeline.adapters import op_types
+from traceproof.pipeline.flow import Pipeline
 from traceproof.stacks import PACKAGES
 
 PARTS_SHOWN = 10

@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from traceproof.checkouts.gitrun import Git, Patience, available
+from traceproof.checkouts.lock import NAME, read_lock, resolve, write_lock
+from traceproof.checkouts.pin import ORIGINS, Pin
 from traceproof.cli import run
 from traceproof.errors import TraceproofError
 from traceproof.sources.clone import FAILED, Order, Progress, clone_all
-from traceproof.sources.lock import NAME, read_lock, resolve, write_lock
-from traceproof.sources.model import ORIGINS, Pin
 from traceproof.text import has_credentials, redacted
 
 COMMIT = re.compile(r"[0-9a-f]{40}")

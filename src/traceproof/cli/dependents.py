@@ -14,9 +14,9 @@ import typer
 from traceproof.bumps.touches import changed_parts, stack_of, touches
 from traceproof.bumps.units import FileUnits
 from traceproof.checkouts.gitrun import Git
+from traceproof.checkouts.tree import CommitTree, FolderTree, Tree, changed_between
 from traceproof.cli import options, run
 from traceproof.dependents.graph import Graph
-from traceproof.dependents.tree import CommitTree, FolderTree, Tree, changed_between
 from traceproof.errors import TraceproofError
 
 SHOWN = 40  # lines of one list on the terminal; --json has all

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from traceproof.config import Dataset, Git, Pypi
+from traceproof.dataset.source import Dataset, Git, Pypi
 from traceproof.dataset.tree import is_dataset
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError

@@ -12,10 +12,10 @@ from fnmatch import fnmatch
 from multiprocessing import get_context
 from typing import NamedTuple
 
+from traceproof.checkouts.tree import Tree, parents
 from traceproof.dependents import modules
 from traceproof.dependents.facts import ANYTHING, Facts, read_facts, uncollected
 from traceproof.dependents.modules import Modules
-from traceproof.dependents.tree import Tree, parents
 
 PARALLEL_BYTES = 2_000_000  # of source; below it, starting processes takes longer than reading
 # What pytest or a build reads for the whole repository.

@@ -6,8 +6,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
+from traceproof.checkouts.tree import Tree, parents
 from traceproof.dependents.facts import ANYTHING, Import
-from traceproof.dependents.tree import Tree, parents
 
 SUFFIXES = (".py", ".pyx", ".pxd")
 INIT = "__init__.py"

@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 
-from traceproof.actors.base import Unavailable
 from traceproof.dataset.definition import Definition
-from traceproof.jit import Module
 from traceproof.ops.base import TORCH_DTYPES, Values
-from traceproof.reasons import Skip
-from traceproof.stacks.base import Stack
+from traceproof.reasons import Skip, Unavailable
+from traceproof.stacks.base import Module, Stack
 
 Api = Mapping[str, Any]  # what an adapter's API keys stand for at the installed version
 Outputs = Mapping[str, torch.Tensor]

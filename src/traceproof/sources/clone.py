@@ -15,8 +15,8 @@ from typing import Any
 from traceproof.checkouts.checkout import bring, tree_digest
 from traceproof.checkouts.contents import Wanted
 from traceproof.checkouts.gitrun import Git, Patience
+from traceproof.checkouts.pin import ORIGINS, Pin
 from traceproof.errors import TraceproofError
-from traceproof.sources.model import ORIGINS, Pin
 from traceproof.sources.package import bring_package, package_digest
 from traceproof.stacks.base import Origin
 from traceproof.store import write_json

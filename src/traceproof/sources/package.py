@@ -14,10 +14,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from traceproof.checkouts.moving import State
+from traceproof.checkouts.pin import Pin
 from traceproof.digests import digest_files
 from traceproof.errors import TraceproofError
 from traceproof.package_index import download_sdist
-from traceproof.sources.model import Pin
 from traceproof.store import disk_errors, write_json
 from traceproof.tokens import without_secrets
 

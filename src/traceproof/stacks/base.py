@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 LIBRARIES = "TRACEPROOF_LIBRARIES"  # variable that names the folder of modules built ahead: <name>/<name>.so
 
@@ -51,6 +52,29 @@ class Origin:
     submodules: tuple[str, ...] = ()
     place: str = ""
     data: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A kernel module that a stack compiles before its first use.
+
+    Attributes:
+        generator: API key of the function that describes it.
+        args: its arguments, JSON values; a dtype is written as `torch.bfloat16`.
+        unused: pattern found in the names of source files that no call of ours reaches, without their suffix.
+        compiles: whether the generator compiles the module into the stack's own cache, and does not describe it.
+    """
+
+    generator: str
+    args: tuple[Any, ...] = ()
+    unused: str | None = None
+    compiles: bool = False
+
+    @property
+    def label(self) -> str:
+        """Short text that is unique among modules."""
+        parts = [str(arg).removeprefix("torch.") for arg in self.args]
+        return "-".join([self.generator.removeprefix("gen_"), *parts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from traceproof.codedigest import code_digest
 from traceproof.digests import digest_json
-from traceproof.pipeline import Pipeline
+from traceproof.pipeline.flow import Pipeline
 from traceproof.stacks import MAIN, TRUTHS
 from traceproof.testgen.bundle import support_files
 from traceproof.testgen.generate import GENERATED, PLACE

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from traceproof.actors.base import Unavailable, named_outputs
+from traceproof.actors.base import named_outputs
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.cases import Case
+from traceproof.reasons import Unavailable
 from traceproof.stacks import FIRST_TRUTHS
 from traceproof.testgen.support.cases import read_definition
 from traceproof.testgen.support.trial import WORKERS, truth

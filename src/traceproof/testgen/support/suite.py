@@ -10,12 +10,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from traceproof.actors.base import Unavailable
 from traceproof.execution.transfer import same_values
 from traceproof.judge.output import Ruling
 from traceproof.ops.base import TORCH_DTYPES
 from traceproof.ops.common.constants import named_constants
-from traceproof.reasons import Verdict
+from traceproof.reasons import Unavailable, Verdict
 from traceproof.stacks import TRUTHS
 from traceproof.stacks.base import GroundTruth
 from traceproof.testgen.support.trial import OTHER_SEED, REFERENCE, Trial, misconduct

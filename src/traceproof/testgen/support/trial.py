@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from traceproof.actors import registry
-from traceproof.actors.base import Actor, Unavailable, named_outputs
+from traceproof.actors.base import Actor, named_outputs
 from traceproof.actors.execute import GOLDEN, call_actor
 from traceproof.actors.inputs import make_inputs
 from traceproof.dataset.definition import Definition
@@ -25,7 +25,7 @@ from traceproof.judge.output import Ruling, judge_output
 from traceproof.ops import registry as ops
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import WORKLOADS, Case
-from traceproof.reasons import Skip
+from traceproof.reasons import Skip, Unavailable
 from traceproof.runner import plain_tensor
 from traceproof.worker import Limits, Pool
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.jit import Module
 from traceproof.ops.adapter import Adapter, Api, Outputs, dim, names, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.gdn.forms import Form
@@ -20,6 +19,7 @@ from traceproof.ops.gdn.ground_truths.common import (
     state,
     with_tokens,
 )
+from traceproof.stacks.base import Module
 
 HOPPER_UP = ((9, 0), (10, 9))
 # Of 64 instances, a source of a minute and more each, calls reach those with a rate of updates, a decay and a

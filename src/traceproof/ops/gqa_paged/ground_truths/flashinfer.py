@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from traceproof.dataset.definition import Definition
-from traceproof.jit import Module
 from traceproof.ops.adapter import Adapter, Api, Outputs, names, scalar, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.ground_truths.flashinfer import (
@@ -16,6 +15,7 @@ from traceproof.ops.common.ground_truths.flashinfer import (
     prefill_module,
     workspace,
 )
+from traceproof.stacks.base import Module
 
 # Queries a key head that the CUDA-core decode kernel has in every version; others go through tensor cores.
 CUDA_CORE_RATIOS = frozenset({1, 2, 3, 4, 8})

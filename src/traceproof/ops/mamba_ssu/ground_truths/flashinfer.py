@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from traceproof.dataset.definition import Definition
-from traceproof.jit import Module
 from traceproof.ops.adapter import Adapter, dim, names
 from traceproof.ops.common.ground_truths.flashinfer import dtype_name
 from traceproof.ops.mamba_ssu.ground_truths.common import INPUTS, update
+from traceproof.stacks.base import Module
 
 
 def _modules(definition: Definition, capability: tuple[int, int]) -> tuple[Module, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.jit import Module
 from traceproof.ops.adapter import Adapter, Api, Outputs, dim, names, scalar, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.ground_truths.flashinfer import (
@@ -17,6 +16,7 @@ from traceproof.ops.common.ground_truths.flashinfer import (
     outputs_of,
     workspace,
 )
+from traceproof.stacks.base import Module
 
 
 def _accepts(definition: Definition) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from traceproof.dataset.definition import Definition
-from traceproof.jit import Module
 from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.rmsnorm.oracle import OP
+from traceproof.stacks.base import Module
 
 MODULES = (Module("gen_norm"),)
 

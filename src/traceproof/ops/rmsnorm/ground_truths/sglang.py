@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.jit import Module
 from traceproof.ops.adapter import Adapter, Api, Outputs, dim, names, tensor
 from traceproof.ops.base import TORCH_DTYPES, Values
 from traceproof.ops.rmsnorm.oracle import OP
+from traceproof.stacks.base import Module
 
 SM = ((8, 0), (12, 9))
 HALVES = frozenset({torch.float16, torch.bfloat16})

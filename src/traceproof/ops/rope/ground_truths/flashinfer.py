@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from traceproof.dataset.definition import Definition
-from traceproof.jit import Module
 from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.rotary import Pairing, pairing
+from traceproof.stacks.base import Module
 
 
 def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.jit import Module
 from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
 from traceproof.ops.base import Values
+from traceproof.stacks.base import Module
 
 FILTERS = ("top_k", "top_p")
 PROBABILITIES = 1 << 28  # of one launch, 1 GiB

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from traceproof.dataset.definition import Definition
-from traceproof.jit import Module
 from traceproof.ops.adapter import Adapter, Api, Outputs, dim, names, scalar, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.ground_truths.flashinfer import (
@@ -15,6 +14,7 @@ from traceproof.ops.common.ground_truths.flashinfer import (
     prefill_module,
     workspace,
 )
+from traceproof.stacks.base import Module
 
 
 def _accepts(definition: Definition) -> bool:

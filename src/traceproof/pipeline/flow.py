@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.actors.registry import ACTORS, for_op_type
-from traceproof.bumps.flow import Sources
-from traceproof.bumps.roots import adapter_modules, compiles
+from traceproof.checkouts.lock import NAME
 from traceproof.codedigest import code_digest
 from traceproof.config import Config
 from traceproof.config_reading import read_config
@@ -19,10 +18,11 @@ from traceproof.dataset.fetch import FETCHED, folder_of, scan_digest, untouched
 from traceproof.digests import digest_bytes, digest_json
 from traceproof.environments import FOLDER, INSTALLED, Installation, has_driver, resolve
 from traceproof.extract import catalogue
-from traceproof.load import Load
 from traceproof.ops import registry
+from traceproof.pipeline.adapters import adapter_modules, compiles
+from traceproof.pipeline.load import Load
+from traceproof.pipeline.sources import Sources
 from traceproof.repeat_options import options
-from traceproof.sources.lock import NAME
 from traceproof.stacks import PACKAGES, STACKS, TRUTHS
 from traceproof.stages.hidden import hidden_seed
 

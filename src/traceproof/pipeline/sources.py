@@ -7,13 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from traceproof.bumps.roots import OTHER, adapter_modules, op_types
-from traceproof.bumps.source import LOCKED, pins_of, state
+from traceproof.checkouts.lock import NAME, read_lock
+from traceproof.checkouts.tree import FolderTree
 from traceproof.codedigest import code_digest
+from traceproof.digests import digest_json
+from traceproof.errors import TraceproofError
+from traceproof.pipeline.adapters import adapter_modules, op_types
 from traceproof.stacks import PACKAGES
 
 DEPENDENCIES = "dependencies.json"
+OTHER = "other"  # the name of the record for op_types that a stack has no adapter for
+LOCKED = "locked"  # in config.yaml: as sources.lock pins it
+FOLDER = Path("sources")  # where `clone-repos` and the rule put what is locked
 
 
 @dataclass(frozen=True)
@@ -90,3 +97,52 @@ class Sources:
         """Digest of the code that decides a stack's records: the adapters' roots among it."""
         adapters = [module for name in op_types(stack) for module in adapter_modules(stack, name)]
         return code_digest("traceproof.bumps.keys", "traceproof.probe", *(adapters if stack in PACKAGES else ()))
+
+
+def pins_of(stacks: Mapping[str, str | None], *, root: Path) -> dict[str, dict[str, Any]]:
+    """The pins of the stacks whose source is `locked`, by name.
+
+    Raises:
+        TraceproofError: sources.lock has none for one of them.
+    """
+    names = sorted(name for name, source in stacks.items() if source == LOCKED)
+    pins = read_lock(root / NAME) if names else {}
+    absent = [name for name in names if name not in pins]
+    if absent:
+        raise TraceproofError(
+            f"{NAME} has no pin of {', '.join(absent)}, which config.yaml takes from there",
+            todo=f"Pin it: traceproof clone-repos {' '.join(absent)} --commit {absent[0]}=<40 digits>.",
+        )
+    return {name: pins[name].model_dump(exclude={"ref"}, exclude_none=True) for name in names}
+
+
+def folder_of(stack: str, source: str) -> Path:
+    """Where a stack's source lies, relative to the repository unless it is given otherwise."""
+    return FOLDER / stack if source == LOCKED else Path(source).expanduser()
+
+
+def scan(folder: Path) -> str:
+    """Digest of names, sizes and times of a checkout's files; nothing is opened. Empty: there is no such folder.
+
+    It says when to look again; the records that come of it go by content.
+    """
+    if not folder.is_dir():
+        return ""
+    found = []
+    for name in sorted(FolderTree(folder).files):
+        status = (folder / name).stat()
+        found.append((name, status.st_size, status.st_mtime_ns))
+    return digest_json(found)
+
+
+def state(stack: str, source: str, *, root: Path, cloned: Path) -> str:
+    """What a stack's source is now; a locked one that nobody touched since it was cloned is always `as cloned`."""
+    folder = root / folder_of(stack, source)
+    if source != LOCKED:
+        return scan(folder)
+    try:
+        before = json.loads(cloned.read_text(encoding="utf-8"))["scans"][stack]
+    except (OSError, ValueError, KeyError):
+        return "as cloned"
+    now = scan(folder)
+    return "as cloned" if now == before else now

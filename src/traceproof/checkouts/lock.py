@@ -9,9 +9,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from traceproof.checkouts.gitrun import Git
+from traceproof.checkouts.pin import FULL_COMMIT, Locked, Pin
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
-from traceproof.sources.model import FULL_COMMIT, Locked, Pin
 from traceproof.store import write_text
 
 NAME = "sources.lock"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from traceproof.stacks import STACKS
 from traceproof.stacks.base import Origin
@@ -24,6 +24,17 @@ Folder = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*
 Version = Annotated[str, StringConstraints(pattern=r"^[0-9][A-Za-z0-9.+!_-]*$")]
 
 
+def _plain(url: str) -> str:
+    if url.startswith("-"):  # git would take it for an option
+        raise ValueError("is not a URL")
+    if has_credentials(url):  # it would be in tracked files, logs, what a run keeps, and pull requests
+        raise ValueError(f"holds credentials; give {redacted(url)}, and set up git's credential helper or ssh")
+    return url
+
+
+Url = Annotated[str, StringConstraints(min_length=1), AfterValidator(_plain)]
+
+
 class Pin(BaseModel):
     """One source at one place: a repository's commit, or a released version of a package.
 
@@ -36,7 +47,7 @@ class Pin(BaseModel):
     """
 
     model_config = CLOSED
-    url: Annotated[str, StringConstraints(min_length=1)] | None = None
+    url: Url | None = None
     commit: Commit | None = None
     ref: str | None = None
     package: PackageName | None = None
@@ -48,15 +59,6 @@ class Pin(BaseModel):
     def digests(self) -> frozenset[str]:
         """The digests of which a fetched file must have one; empty: any file will do."""
         return frozenset([self.sha256] if isinstance(self.sha256, str) else self.sha256 or ())
-
-    @field_validator("url")
-    @classmethod
-    def _no_option(cls, url: str | None) -> str | None:
-        if url is not None and url.startswith("-"):  # git would take it for an option
-            raise ValueError("is not a URL")
-        if url is not None and has_credentials(url):  # sources.lock is a tracked file
-            raise ValueError(f"holds credentials; give {redacted(url)}, and set up git's credential helper or ssh")
-        return url
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:

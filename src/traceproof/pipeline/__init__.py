@@ -1,0 +1,1 @@
+"""What the Snakemake rules call: paths, interpreters, digests, and what a job takes of the machine."""
