@@ -26,7 +26,22 @@ def run(A, B):
         number += 1
     return A
 """
+ROOT = Path(__file__).resolve().parent.parent
 SOON = 10.0  # seconds in which everything ends on a busy machine; on a quiet one it takes 1 to 3
+# An import that gets an interrupt and catches it, as a module does that takes any failure for a no.
+CATCHING = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except BaseException:
+                pass
+
+sys.meta_path.insert(0, Finder())
+"""
 LONGEST = 120.0  # seconds for a run to get to its references on a busy machine
 
 
@@ -64,7 +79,12 @@ class Started:
     def end(self) -> tuple[int, float, str]:
         """Its exit code, the seconds that it took from now, and what it printed."""
         started = time.monotonic()
-        code = self.process.wait(timeout=60)
+        try:
+            code = self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)  # one left behind would fail every test after this one
+            self.process.wait()
+            pytest.fail(f"it did not end:\n{self.out.read_text()}")
         return code, time.monotonic() - started, self.out.read_text()
 
 
@@ -181,6 +201,21 @@ def test_an_interrupt_while_a_command_loads_shows_no_traceback(repository: Repos
         code, _, out = started.end()
         assert code in {130, -signal.SIGINT}, out
         assert "Traceback" not in out or "site.py" in out  # Python itself was starting
+
+
+@pytest.mark.parametrize("name", ["traceproof.cli", "snakemake.cli"])
+def test_an_interrupt_that_what_is_imported_catches_is_not_lost(name: str, tmp_path: Path) -> None:
+    program = "traceproof" if name == "traceproof.cli" else "traceproof.engine"
+    (tmp_path / "sitecustomize.py").write_text(CATCHING.format(name=name))
+    done = subprocess.run(
+        [sys.executable, "-m", program, "--help"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'src'}"},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped.\n")
 
 
 def test_snakemake_of_another_environment_says_what_to_do(repository: Repository) -> None:

@@ -10,6 +10,7 @@ def main() -> None:
     interrupts.quiet()
     from traceproof.cli import main as run
 
+    interrupts.loaded()
     run()
 
 

@@ -8,4 +8,5 @@ if __name__ == "__main__":
     interrupts.quiet()
     from snakemake.cli import main  # type: ignore[import-untyped]
 
+    interrupts.loaded()
     main()

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from types import TracebackType
+from types import FrameType, TracebackType
 
 INTERRUPTED = 130  # exit code, as shells have it for Ctrl-C
+MESSAGE = "Stopped.\n"
 
 
 def quiet() -> None:
-    """Let an interrupt that nobody catches end this process with one line."""
+    """Let an interrupt end this process at once, with one line, until `loaded`.
+
+    What is imported may catch a KeyboardInterrupt, or run where Python can not raise one: it would be lost, and
+    the command would go on. Nothing has begun then that would have to be left tidily.
+    """
     sys.excepthook = _hook
+    signal.signal(signal.SIGINT, _leave)
+
+
+def loaded() -> None:
+    """Let an interrupt be a KeyboardInterrupt again; one that nobody catches ends this process with one line."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    os.write(2, MESSAGE.encode())  # not through sys.stderr, which may be in use
+    os._exit(INTERRUPTED)
 
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
-        sys.stderr.write("Stopped.\n")
+        sys.stderr.write(MESSAGE)
         return
     sys.__excepthook__(kind, error, trace)

@@ -27,7 +27,7 @@ from traceproof.cli import (
     verify,
 )
 from traceproof.errors import TraceproofError
-from traceproof.interrupts import INTERRUPTED
+from traceproof.interrupts import INTERRUPTED, MESSAGE
 
 BAD_USE = 2
 # Options that take several values after one flag.
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(spread(given))
     except SystemExit as leaving:
         if leaving.code == INTERRUPTED:
-            sys.stderr.write("Stopped.\n")
+            sys.stderr.write(MESSAGE)
         raise
     except TraceproofError as error:
         sys.stderr.write(f"{error}\n")
