@@ -14,36 +14,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from pathlib import Path
 
-from traceproof.worker import shared
+from _run_processes import of_run
 
 ROOT = Path(__file__).resolve().parent.parent
 INTERVAL = 0.25
 
 
 def run_bytes(root: int) -> int:
-    """Proportional set size of all processes of a run; what is gone or may not be read counts as 0.
-
-    These are the descendants of the run's own process and, with theirs, the hosts that its jobs started.
-    """
-    children = defaultdict(list)
-    mark = f"{shared.RUN}={root}.".encode()
-    hosts = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            children[parent].append(int(entry.name))
-            if any(variable.startswith(mark) for variable in (entry / "environ").read_bytes().split(b"\0")):
-                hosts.append(int(entry.name))
-    total, waiting, seen = 0, [root, *hosts], set[int]()
-    while waiting:
-        pid = waiting.pop()
-        if pid in seen:
-            continue
-        seen.add(pid)
-        waiting += children[pid]
+    """Proportional set size of all processes of a run; what is gone or may not be read counts as 0."""
+    total = 0
+    for pid in of_run(root):
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):

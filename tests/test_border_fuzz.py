@@ -163,4 +163,7 @@ def test_a_folder_goes_whatever_is_in_it_and_nothing_else(tmp_path: Path) -> Non
     (folder / "locked").chmod(0)
     remove_tree(folder)
     assert not folder.exists()
+    folder.symlink_to(beside)
+    remove_tree(folder)
+    assert not folder.is_symlink()
     assert (beside / "kept").exists()

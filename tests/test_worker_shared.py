@@ -17,8 +17,9 @@ import pytest
 from worker_pools import SOURCES, TESTS
 
 from traceproof.errors import TraceproofError
+from traceproof.owner import Owner
 from traceproof.worker import Isolation, ItemOutcome, Limits, Pool, Status
-from traceproof.worker.shared import RUN, Host, Owner, announce
+from traceproof.worker.shared import RUN, Host, announce
 
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(SOURCES), str(TESTS)]), "OMP_NUM_THREADS": "1"}
 LIMITS = Limits(seconds=20)

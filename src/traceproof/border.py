@@ -142,6 +142,9 @@ def new_file(path: Path, parts: Sequence[bytes | memoryview]) -> None:
 
 def remove_tree(folder: Path) -> None:
     """Remove a folder in which strangers' code wrote, however deep and whatever its modes; follows no link."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
     with suppress(OSError), os.scandir(folder) as listing:
         entries = list(listing)
         if not any(entry.is_dir(follow_symlinks=False) for entry in entries):

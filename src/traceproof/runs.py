@@ -9,6 +9,7 @@ the process that holds them, however it ends, so none is ever stale.
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
+from traceproof.owner import Owner, sweep
 from traceproof.store import write_json
 from traceproof.worker import shared
 
@@ -51,7 +53,7 @@ def begin() -> None:
 
 
 def claim(results: Path, folder: str, *, environments: str) -> None:
-    """Hold a selection's folder until this process ends.
+    """Hold a selection's folder until this process ends, and remove what killed runs left behind.
 
     Args:
         results: the results folder.
@@ -71,6 +73,8 @@ def claim(results: Path, folder: str, *, environments: str) -> None:
         lock.acquire(timeout=0)
         _HELD.append(lock)
         write_json(place / f"{_slug(folder)}.json", run.model_dump())
+    for root in (results / "store", Path(tempfile.gettempdir())):
+        sweep(root)
 
 
 def check_free(results: Path, folder: str) -> None:
@@ -164,7 +168,7 @@ def _slug(folder: str) -> str:
 def _pid() -> int:
     """The command's process where one started this run, else this process."""
     owner = os.environ.get(shared.RUN, "")
-    return int(owner.partition(".")[0]) if shared.Owner(owner).alive else os.getpid()
+    return int(owner.partition(".")[0]) if Owner(owner).alive else os.getpid()
 
 
 def _now() -> str:

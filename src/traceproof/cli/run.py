@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from traceproof.config_reading import config_of
 from traceproof.errors import TraceproofError
 from traceproof.interrupts import INTERRUPTED
 from traceproof.jit import available_memory
+from traceproof.owner import own_folder
 from traceproof.worker.shared import commanding
 
 __all__ = ["config_of"]  # for commands, which take all that they need of a run from here
@@ -46,12 +46,12 @@ def snakemake(root: Path, changes: Mapping[str, Any], *, cores: int, extra: Sequ
     Gives the exit code: FINE, FINDINGS, UNFINISHED if the run did not get to its table, or INTERRUPTED.
     """
     command = [sys.executable, "-m", "traceproof.engine", *memory_of_jobs(extra), "--cores", str(cores), *extra]
-    with tempfile.TemporaryDirectory() as scratch:
+    with own_folder("traceproof") as scratch:
         if changes:  # as a file, since --config would turn every value inside a mapping into text
-            overrides = Path(scratch) / "overrides.json"
+            overrides = scratch / "overrides.json"
             overrides.write_text(json.dumps(changes), encoding="utf-8")
             command += ["--configfile", str(overrides)]
-        outcome = Path(scratch) / "outcome"
+        outcome = scratch / "outcome"
         code = supervise(command, cwd=root, env=commanding({**os.environ, OUTCOME: str(outcome)}))
         if code == INTERRUPTED:
             return INTERRUPTED

@@ -8,7 +8,6 @@ against itself. Needs no torch: what goes in and comes out are files (`traceproo
 from __future__ import annotations
 
 import secrets
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import traceproof
-from traceproof.border import remove_tree
+from traceproof.owner import own_folder
 from traceproof.worker import MIB, Isolation, ItemOutcome, Limits, Pool, Session, Status, policy
 
 CALL = "traceproof.runner:setup"
@@ -42,16 +41,6 @@ def refusal(source: str) -> ItemOutcome | None:
     if not refusals:
         return None
     return ItemOutcome(index=0, status=Status.REFUSED, message="; ".join(map(str, refusals)))
-
-
-@contextmanager
-def new_folder(root: Path | None) -> Iterator[Path]:
-    """A new folder of this user's alone, removed whatever is in it."""
-    folder = Path(tempfile.mkdtemp(prefix="scratch-", dir=root)).resolve()
-    try:
-        yield folder
-    finally:
-        remove_tree(folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +109,7 @@ def calling(  # noqa: PLR0913 - one worker, spelled out
     own = replace(limits, file_bytes=need + SCRATCH_ROOM, message_bytes=ANSWER_BYTES)
     payload = {"source": source, "name": token, "device": device, "threads": 1, "fill": fill}
     with (
-        new_folder(root) as folder,
+        own_folder("scratch", root) as folder,
         pool.session(
             setup=CALL, payload=payload, limits=own, isolation=Isolation.UNTRUSTED, scratch=folder
         ) as session,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.actors import caches
+from traceproof.owner import own_folder
 from traceproof.reasons import Skip
 from traceproof.records import LASTING, ORACLE, REFERENCE, OpTypePlan, PlannedCase, PlannedDefinition, RunRecord
 from traceproof.stages.job import Job
@@ -73,10 +73,10 @@ def _run_trusted(
 ) -> dict[str, Records]:
     """Records of all definitions of an actor that is ours or a pinned package's, by name."""
     with (
-        tempfile.TemporaryDirectory(prefix="scratch-", dir=store) as scratch,
+        own_folder("scratch", store) as scratch,
         job.crew.pool(most=job.workers) as pool,
     ):
-        trusted = _Trusted(job, outputs, pool, Path(scratch), planned.dataset, progress)
+        trusted = _Trusted(job, outputs, pool, scratch, planned.dataset, progress)
         return trusted.together(planned.definitions)
 
 

@@ -17,7 +17,8 @@ from random import Random
 from typing import Any
 
 from traceproof.digests import digest_json
-from traceproof.execution.caller import NAN, Caller, Order, calling, new_folder, refusal
+from traceproof.execution.caller import NAN, Caller, Order, calling, refusal
+from traceproof.owner import own_folder
 from traceproof.records import LASTING, PlannedCase, PlannedDefinition, RunRecord
 from traceproof.stages.job import Job
 from traceproof.stages.progress import Progress
@@ -105,7 +106,7 @@ class References:
         plain = [call for call in wanted if not call.planned.hidden]
         hidden = [call for call in wanted if call.planned.hidden]
         Random(digest_json([entry.digest, entry.nonce])).shuffle(plain)  # noqa: S311 - an order
-        with new_folder(self.store) as done:
+        with own_folder("scratch", self.store) as done:
             again = {call.case_id: self._repeat(call, done) for call in plain if call.planned.repeat}
             for call in hidden:
                 call.fill, call.threads, call.recall = None, self.job.hidden_threads, bool(again)

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.errors import TraceproofError
+from traceproof.owner import OWNER_FILE, Owner
 from traceproof.worker.conversation import Conversation
 from traceproof.worker.interpreter import Interpreter, Recipe
 from traceproof.worker.model import Limits
-from traceproof.worker.shared import MOST_DESCRIPTORS, PACKET_BYTES, Owner
+from traceproof.worker.shared import MOST_DESCRIPTORS, PACKET_BYTES
 
 LOOK_SECONDS = 0.5  # how often it looks whether its owner is there
 
@@ -163,8 +164,10 @@ def main(arguments: Sequence[str]) -> int:
         finally:
             desk.close()
             shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # the run's other hosts have theirs there
-                Path(folder).parent.rmdir()
+            run = Path(folder).parent
+            with contextlib.suppress(OSError):  # another host of the run has just removed it
+                if [path.name for path in run.iterdir()] == [OWNER_FILE]:  # the other hosts have theirs there
+                    shutil.rmtree(run)
     return 0
 
 

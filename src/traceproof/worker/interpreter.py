@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Self
 
 import traceproof
 from traceproof.errors import TraceproofError
+from traceproof.owner import new_folder
 from traceproof.stacks import STACKS
 from traceproof.worker.conversation import Conversation
 from traceproof.worker.model import Isolation, Limits
@@ -109,7 +109,7 @@ class Interpreter:
         Raises:
             TraceproofError: it does not start, or a module does not import.
         """
-        folder = Path(tempfile.mkdtemp(prefix="traceproof-zygote-"))
+        folder = new_folder("traceproof")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [
             recipe.python,

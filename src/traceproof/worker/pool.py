@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from traceproof.owner import own_folder
 from traceproof.worker.conversation import Answer, Conversation
 from traceproof.worker.interpreter import Interpreter, Recipe
 from traceproof.worker.model import Isolation, ItemOutcome, Limits, Status
@@ -165,7 +165,7 @@ class Pool:
         self, limits: Limits, isolation: Isolation, scratch: Path | None
     ) -> Iterator[tuple[Conversation, Path]]:
         with contextlib.ExitStack() as stack:
-            folder = (scratch or Path(stack.enter_context(self._temporary()))).resolve()
+            folder = (scratch or stack.enter_context(own_folder("traceproof"))).resolve()
             host = self._hosts[isolation]
             worker: Conversation
             if host is not None:
@@ -176,11 +176,6 @@ class Pool:
                     worker = self._interpreter(isolation).worker(limits, folder, conceal=self._conceal)
             stack.callback(worker.release)
             yield worker, folder
-
-    @staticmethod
-    def _temporary() -> tempfile.TemporaryDirectory[str]:
-        # What foreign code leaves in its folder may be made to resist removal; that must not end the run.
-        return tempfile.TemporaryDirectory(prefix="traceproof-", ignore_cleanup_errors=True)
 
     def _interpreter(self, isolation: Isolation) -> Interpreter:
         """The interpreter for such code; started if it is not there. The lock is held."""

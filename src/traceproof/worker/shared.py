@@ -29,6 +29,7 @@ from typing import Any, Self
 import traceproof
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
+from traceproof.owner import OWNER_FILE, Owner
 from traceproof.worker.conversation import Conversation
 from traceproof.worker.interpreter import CACHES, PASSED, Recipe
 from traceproof.worker.model import Isolation, Limits
@@ -57,46 +58,6 @@ def announce() -> bool:
     if not Owner(os.environ.get(RUN, "")).alive:
         os.environ[RUN] = Owner.of(os.getpid()).text
     return commanded or os.environ[RUN] == Owner.of(os.getpid()).text
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """A process, told apart from later ones of its number and from those of other machines and containers."""
-
-    text: str
-
-    @classmethod
-    def of(cls, pid: int) -> Self:
-        """The process of that number, which must be there."""
-        return cls(f"{pid}.{_started(pid)}.{_machine()}")
-
-    @property
-    def alive(self) -> bool:
-        """Whether it runs, here."""
-        with contextlib.suppress(ValueError, OSError):
-            pid, started, _ = self.text.split(".")
-            return self._here and started == _started(int(pid))
-        return False
-
-    @property
-    def ended(self) -> bool:
-        """Whether it ran here, and does so no more; of another machine's nothing is known."""
-        return self._here and not self.alive
-
-    @property
-    def _here(self) -> bool:
-        return self.text.rpartition(".")[2] == _machine()
-
-
-def _started(pid: int) -> str:
-    """When it started, in ticks since the machine did: field 22 of proc(5)'s stat; "0" for one that is ended."""
-    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    return "0" if fields[0] == b"Z" else fields[19].decode()
-
-
-def _machine() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-    return digest_json([boot, str(Path("/proc/self/ns/pid").readlink())])[:12]
 
 
 def follow(number: signal.Signals) -> None:
@@ -205,6 +166,7 @@ class Host:
         for folder in (self.folder.parent, self.folder):
             folder.mkdir(mode=0o700, exist_ok=True)
             _check_private(folder)
+        (self.folder.parent / OWNER_FILE).write_text(os.environ[RUN], encoding="ascii")
         with _locked(self.folder / "lock"):
             with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
                 return _connect(address)
