@@ -195,7 +195,11 @@ def damaged(copy: Copy, draw: random.Random) -> tuple[str, str]:
         del data[draw.randrange(len(data)) if damage == "cut" else 0 :]
     path.write_bytes(data)
     what = f"{damage} {path.relative_to(results)}"
-    return what, copy.finish(what)
+    wrong = copy.finish(what)
+    if wrong:  # the next damage is to find everything whole
+        copy.clear()
+        copy.start().wait()
+    return what, wrong
 
 
 def main() -> int:

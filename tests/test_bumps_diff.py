@@ -107,6 +107,14 @@ CASE = Scope(dataset="ours", whole=False)
 OTHER = Scope(dataset="other")
 
 
+def test_a_kept_state_that_is_damaged_ends_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    digest = keep(tmp_path / "history", verdicts(tmp_path, row()), STACKS, PINS)
+    (tmp_path / "history" / f"{digest}.json").write_text("", encoding="utf-8")
+    assert keep(tmp_path / "history", verdicts(tmp_path, row("fail")), STACKS, PINS) == digest
+    assert "what was kept of earlier runs is lost" in capsys.readouterr().err
+    assert [kept["verdict"] for kept in find(tmp_path / "history", digest).rows] == ["fail"]
+
+
 def kept(folder: Path, runs: Sequence[tuple[Scope, Sequence[Mapping[str, Any]]]], digest: str = "d") -> Kept:
     """A state after some runs."""
     stacks = [{**STACKS[0], "digest": digest}]

@@ -15,6 +15,7 @@ from traceproof.errors import TraceproofError
 from traceproof.records import OpTypePlan
 from traceproof.stages.report import report
 from traceproof.stages.standing import changed, read_summary, settle
+from traceproof.store import write_sealed
 
 NORM, OTHER_NORM = "rmsnorm/rmsnorm_h96", "rmsnorm/fused_add_rmsnorm_h96"
 WRONG = "\n\nright = run\n\n\ndef run(*tensors):\n    return right(*tensors) * 2\n"
@@ -75,6 +76,23 @@ def test_a_plan_that_is_cut_short_is_made_again(run: Path) -> None:
     (run / "cases" / "gemm.json").write_text('{"op_type": "ge', encoding="utf-8")
     settle(run, Path(), "")
     assert not (run / "cases").exists()
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "[]", '{"stack": "torch", "digest": "x"}', '{"seal": "0", "stack": "torch"}', "\x00"]
+)
+def test_a_stacks_record_that_is_not_what_was_written_is_made_again(
+    run: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["torch.json", "fla.json", "fla/gdn.json", "fla/rope.json", "fla/dependencies.json"]
+    for name in names:
+        write_sealed(run / "stacks" / name, {"stack": name, "digest": "d"})
+    assert settle(run, Path(), "") == []
+    for name in ("torch.json", "fla/gdn.json"):
+        (run / "stacks" / name).write_text(damage, encoding="utf-8")
+    assert settle(run, Path(), "") == ["stacks/fla/gdn.json", "stacks/torch.json"]
+    assert "torch.json is removed and will be made again" in capsys.readouterr().err
+    assert [name for name in names if (run / "stacks" / name).exists()] == ["fla.json", "fla/rope.json"]
 
 
 def test_files_dated_ahead_are_dated_now(run: Path) -> None:

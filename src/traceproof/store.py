@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 DIGEST = re.compile(r"[0-9a-f]{32,64}")
 TENSORS = "tensors"  # key of a record: SHA-256 of the file of tensors beside it
+SEAL = "seal"
+SEALED_BYTES = 1 << 30
 LARGEST = 1 << 38  # bytes of a file of tensors
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -70,6 +72,24 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:  # noqa: ANN401 - any JSON value
     """`write_text` of a JSON value, one line a top-level entry being left to the reader's tools."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
+    """`write_json` of an object with its digest, by which `read_sealed` finds it unchanged."""
+    body = {key: part for key, part in value.items() if key != SEAL}
+    write_json(path, {SEAL: digest_json(body), **body})
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """What `write_sealed` wrote, without the seal.
+
+    Raises:
+        BorderError: it is absent, or not what was written.
+    """
+    value = read_json(path, most=SEALED_BYTES)
+    if not isinstance(value, dict) or value.pop(SEAL, None) != digest_json(value):
+        raise BorderError(f"{path.name} was changed after it was written")
+    return value
 
 
 def write_if_changed(path: Path, text: str) -> bool:

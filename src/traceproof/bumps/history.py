@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,10 @@ def keep(
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):  # runs of other selections keep theirs in the same file
         if path.is_file():
-            rows += _untouched(_load(path).rows, rows, scope)
+            try:
+                rows += _untouched(_load(path).rows, rows, scope)
+            except TraceproofError as error:
+                sys.stderr.write(f"what was kept of earlier runs is lost: {error}\n")
         value = {
             "digest": digest,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

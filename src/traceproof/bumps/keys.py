@@ -5,13 +5,13 @@ So a bump reruns the op_types whose digest changes, and no others.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from traceproof.border import BorderError
 from traceproof.bumps.source import importable
 from traceproof.bumps.touches import touches
 from traceproof.checkouts.tree import FolderTree, PackageTree, Tree
@@ -20,10 +20,10 @@ from traceproof.environments import Installation, probe
 from traceproof.pipeline.adapters import op_types
 from traceproof.pipeline.sources import OTHER, folder_of
 from traceproof.stacks import PACKAGES, STACKS
-from traceproof.store import write_json
+from traceproof.store import SEAL, read_sealed, write_sealed
 
 # Of a stack's record: what its digest does not cover as it is, or at all.
-UNKEYED = frozenset({"cache", "cuda_home", "digest", "versions"})
+UNKEYED = frozenset({"cache", "cuda_home", "digest", "versions", SEAL})
 # Found, not imported: importing would need a GPU's libraries.
 FIND = (
     "import importlib.util, sys; spec = importlib.util.find_spec(sys.argv[1]); print(spec.origin if spec else '')"
@@ -87,21 +87,20 @@ def write_records(
         new = keyed(record, sources.get(op_type)) | {"cache": cache or fresh}
         old = _read(path)
         if old.get("digest") != new["digest"]:
-            write_json(path, new)
+            write_sealed(path, new)
             changed.append(op_type)
             continue
         kept = old | {"cache": cache or old["cache"], "cuda_home": record["cuda_home"]}
         if kept != old:
-            write_json(path, kept)
+            write_sealed(path, kept)
     return changed
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_sealed(path)
+    except BorderError:
         return {}
-    return value
 
 
 def record_stack(stack: Installation, source: str, *, state: str, linked: Path, out: Path) -> None:
@@ -120,7 +119,7 @@ def record_stack(stack: Installation, source: str, *, state: str, linked: Path, 
     path = [importable(folder_of(stack.name, source), stack.name, linked)] if source else []
     record = probe(stack, root=Path.cwd(), path=path)
     digest = digest_json([record["digest"], state]) if source else record["digest"]
-    write_json(out, {**record, "digest": digest, "cuda_home": stack.cuda_home})
+    write_sealed(out, {**record, "digest": digest, "cuda_home": stack.cuda_home})
 
 
 def record_dependencies(stack: Installation, record: Mapping[str, Any], source: str, out: Path) -> None:
@@ -135,4 +134,4 @@ def record_dependencies(stack: Installation, record: Mapping[str, Any], source: 
     cache = str(record["digest"]) if checkout is None else None
     changed = write_records(out.parent, record, sources, [*op_types(stack.name), OTHER], cache)
     sys.stderr.write(f"stack      {stack.name:10}  new for {', '.join(changed) or 'no op_type'}\n")
-    write_json(out, sources)
+    write_sealed(out, sources)

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from traceproof.border import BorderError, read_json
-from traceproof.digests import digest_json
+from traceproof.border import BorderError
 from traceproof.errors import TraceproofError
 from traceproof.records import AGAIN, Record, RunRecord
-from traceproof.store import write_json
+from traceproof.store import read_sealed, write_sealed
 
-MANIFEST_BYTES = 1 << 30
 Records = dict[str, RunRecord]  # of one definition, by case id
 
 
@@ -39,8 +37,7 @@ class Manifest(Record):
         Raises:
             TraceproofError: the disk is full.
         """
-        value = self.as_json()
-        write_json(path, {"seal": digest_json(value), **value})
+        write_sealed(path, self.as_json())
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -50,12 +47,8 @@ class Manifest(Record):
             TraceproofError: it is not what was written; it is removed, so that the next run makes it again.
         """
         try:
-            value = read_json(path, most=MANIFEST_BYTES)
-            seal = value.pop("seal")
-            if seal == digest_json(value):
-                return cls.model_validate(value)
-            why = "it was changed after it was written"
-        except (BorderError, AttributeError, KeyError, TypeError, ValueError) as error:
+            return cls.model_validate(read_sealed(path))
+        except (BorderError, ValueError) as error:
             why = str(error)
         path.unlink(missing_ok=True)
         raise TraceproofError(f"{path} is damaged", problems=[why], todo=f"It has been removed. {AGAIN}")

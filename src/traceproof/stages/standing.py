@@ -9,18 +9,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from traceproof.border import BorderError
 from traceproof.digests import digest_bytes
 from traceproof.errors import TraceproofError
 from traceproof.records import OpTypePlan
 from traceproof.runs import under_way
+from traceproof.store import read_sealed
 
 KEY = "stands_on"
 SHOWN = 20  # files named in a message
+STACKS, DEPENDENCIES = "stacks", "dependencies.json"  # records of stacks below results, and of one's op_types
 PARTS = ("cases", "actors", "verdicts", "jit", "summaries")  # of a run's folder: what rules compare the times of
 
 
@@ -81,6 +85,8 @@ def settle(
 ) -> list[str]:
     """Before a run: remove a summary that is stale with what it can not vouch for, and undo times in the future.
 
+    A stack's record that is not what was written goes, too.
+
     Nothing is touched while another run of the same folder is under way. Finished outputs stay in the store, so
     what is removed is made again without running anything twice.
 
@@ -108,7 +114,22 @@ def settle(
         shutil.rmtree(folder / "cases", ignore_errors=True)  # planning makes it whole
     for name in removed:
         (folder / name).unlink(missing_ok=True)
-    return sorted(removed)
+    return sorted(removed | _damaged(root / results / STACKS))
+
+
+def _damaged(stacks: Path) -> set[str]:
+    """Remove stacks' records that are not what was written, and say so; their rules make them again."""
+    found = set()
+    for path in sorted(stacks.rglob("*.json")):
+        try:
+            read_sealed(path)
+        except BorderError as error:
+            sys.stderr.write(f"{path} is removed and will be made again: {error}\n")
+            found.add(str(path.relative_to(stacks.parent)))
+            path.unlink(missing_ok=True)
+            if path.parent != stacks:  # one rule makes all of the folder, and states this one
+                (path.parent / DEPENDENCIES).unlink(missing_ok=True)
+    return found
 
 
 def _stale(folder: Path, summary: Path) -> set[str]:
