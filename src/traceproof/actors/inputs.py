@@ -11,7 +11,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, fingerprint_each
 from traceproof.ops.base import TORCH_DTYPES, Op, Values
 from traceproof.ops.cases import WORKLOADS, Case
-from traceproof.ops.generic import draw_spec
+from traceproof.ops.generic_inputs import draw_spec
 
 HOST_BYTES = 8 << 20  # of inputs: a CPU draws that many in 16 ms
 

@@ -45,6 +45,17 @@ def entry_of(source: str, names: Iterable[str] = ()) -> Function | None:
     return Function(node.name, tuple(placed), frozenset(defaulted), arguments.kwarg is not None)
 
 
+def required(definition: Mapping[str, Any]) -> list[str]:
+    """Optional inputs that the reference has no default for."""
+    try:
+        entry = entry_of(definition["reference"])
+    except (TypeError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    named = entry.required if entry is not None else ()
+    inputs = definition["inputs"]
+    return [name for name in named if isinstance(inputs.get(name), dict) and inputs[name].get("optional")]
+
+
 def bind(definition: Mapping[str, Any], note: Callable[[str], None]) -> Any:  # noqa: ANN401 - any JSON value
     """The reference with a function `run`; what is no text, no Python or has no function stays as it is."""
     source = definition["reference"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from traceproof.dataset.axes import determined, literal_axis
-from traceproof.dataset.binding import bind, entry_of
+from traceproof.dataset.binding import bind, entry_of, required
 from traceproof.dataset.definition import PUBLISHED_DTYPES, Definition, Dialect, DType
 from traceproof.dataset.roles import Role, role_of
 
@@ -109,6 +109,10 @@ class Normaliser:
         turned["axes"] = self._axes(turned)
         turned["inputs"], turned["outputs"] = self._inputs(turned), self._outputs(turned)
         turned["axes"] = determined(turned["axes"], turned.get("constraints") or (), self._note)
+        if "reference" in turned:
+            for name in required(turned):
+                self._note(f"inputs.{name} is optional, but the reference needs it: it is given")
+                turned["inputs"][name]["optional"] = False
         turned["reference"] = bind(turned, self._note) if "reference" in turned else ""
         if "init" in turned:
             self._init(turned)

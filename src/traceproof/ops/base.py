@@ -62,6 +62,11 @@ class Op(ABC):
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The cases of `sizes`, and the edge and adversarial ones, in a fixed order."""
 
+    def no_inputs(self, definition: Definition) -> str | None:
+        """Why no inputs can be drawn for a definition, whatever the case; None: they can."""
+        del definition
+        return None
+
     @abstractmethod
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """The definition's inputs in its order: tensors on `draw.device`, Python scalars, or None if optional."""

@@ -1,21 +1,34 @@
-"""An op_type that has no module: inputs from the schema, no oracle; shape, dtype and determinism are judged."""
+"""An op_type that has no module: sizes by the constraints, inputs by the schema, no oracle of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from traceproof.dataset.definition import Definition, TensorSpec
+from traceproof.dataset.axes import System
+from traceproof.dataset.definition import Definition, DType
 from traceproof.draw import Draw
-from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Value, Values
+from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Values
 from traceproof.ops.cases import Case
-from traceproof.ops.compare import Comparison
+from traceproof.ops.compare import Close, Comparison, Exact
+from traceproof.ops.generic_inputs import draw_spec, text_of
 
-SIZES = {"small": (1, 2), "medium": (8,), "large": (64,)}
-FLOATS = frozenset({"float32", "float16", "bfloat16"})
+# Sizes wanted of var axes, the n-th axis getting the n-th of a row: unlike ones, so that axes which are confused
+# show; odd ones and one more than a block, so that tails do.
+SIZES: Mapping[str, tuple[tuple[int, ...], ...]] = {
+    "small": ((1, 2, 3, 4, 5), (3, 5, 2, 7, 4)),
+    "medium": ((8, 16, 4, 12, 6), (17, 9, 33, 21, 13)),
+    "large": ((64, 128, 96, 48, 80), (129, 65, 257, 193, 97)),
+}
+# Values: `scale` of data, `levels` when data has few values, so that ties are everywhere.
+ADVERSARIAL: Mapping[str, Mapping[str, float]] = {
+    "ties": {"levels": 4},
+    "tiny": {"scale": 2.0**-12},
+    "large": {"scale": 16.0},
+}
 
 
 class GenericOp(Op):
-    """Stands in for an op_type that this project does not know; every var axis gets the same size."""
+    """Stands in for an op_type that this project does not know."""
 
     def __init__(self, op_type: str) -> None:
         self.op_type = op_type  # type: ignore[misc] # one class stands for many op_types
@@ -25,13 +38,30 @@ class GenericOp(Op):
         raise Unsupported(f"op_type {definition.op_type!r} has no oracle here")
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
-        """A few small sizes."""
-        for size in sizes:
-            for index, length in enumerate(SIZES[size]):
-                yield Case(f"{size}-{index}", size, dict.fromkeys(definition.var_axes, length), seed)
+        """Sizes near the wanted ones, the smallest that there are, and tied, tiny and large values."""
+        met: list[Mapping[str, int]] = []
+        for name, size, wanted in _wanted(sizes):
+            axes = sizes_near(definition, wanted)
+            if axes is not None and axes not in met:
+                met.append(axes)
+                yield Case(name, size, axes, seed, {"drawn": "by role"})
+        axes = sizes_near(definition, SIZES["small"][1])
+        for name, params in ADVERSARIAL.items() if axes is not None else ():
+            yield Case(f"adversarial-{name}", "adversarial", axes or {}, seed, {"drawn": "by role", **params})
+
+    def no_inputs(self, definition: Definition) -> str | None:
+        """Why no case can be drawn at all; None: it can."""
+        for name, spec in definition.inputs.items():
+            if spec.dtype is DType.STRING and not spec.optional and text_of(definition, name) is None:
+                return f"the input {name} is a text, and nothing says which"
+            if spec.dtype not in TORCH_DTYPES and spec.dtype is not DType.STRING and not spec.optional:
+                return f"the input {name} is {spec.dtype}, which is not drawn"
+        if sizes_near(definition, SIZES["small"][0]) is None:
+            return f"no sizes were found that satisfy the constraints {list(definition.constraints or ())}"
+        return None
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """Normal floats, integers 0 or 1 (valid as an index wherever an axis is not empty), scalars 1."""
+        """Values by role: data, offsets, indices, lengths, masks, scales; see `generic_inputs`."""
         return {name: draw_spec(definition, spec, name, case, draw) for name, spec in definition.inputs.items()}
 
     def oracle(self, definition: Definition, inputs: Values) -> Tensors:
@@ -40,18 +70,29 @@ class GenericOp(Op):
         raise Unsupported(f"op_type {definition.op_type!r} has no oracle here")
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """None: numerics are reported as `no oracle`."""
-        del definition
-        return {}
+        """Close for floating point and exact for the rest, where anything but an oracle says what is right."""
+        exact = Exact("whole numbers have no rounding")
+        return {
+            name: Close() if "float" in spec.dtype or spec.dtype is DType.UNKNOWN else exact
+            for name, spec in definition.outputs.items()
+        }
+
+    def mutated(self, definition: Definition) -> frozenset[str]:
+        """Inputs that an output is written to."""
+        return definition.in_place
 
 
-def draw_spec(definition: Definition, spec: TensorSpec, name: str, case: Case, draw: Draw) -> Value:
-    """A value for an input of which only the schema is known."""
-    shape = definition.shape_of(spec, case.axes)
-    if shape is None:
-        return 1.0 if spec.dtype in FLOATS else 1
-    if spec.dtype in FLOATS:
-        return draw.normal(name, shape, TORCH_DTYPES[spec.dtype])
-    if spec.dtype.startswith("float"):
-        return draw.bits(name, shape, TORCH_DTYPES[spec.dtype])
-    return draw.integers(name, shape, TORCH_DTYPES[spec.dtype], low=0, high=2)
+def _wanted(sizes: Sequence[str]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    for size in sizes:
+        for index, wanted in enumerate(SIZES[size]):
+            yield f"{size}-{index}", size, wanted
+    yield "edge-ones", "edge", (1,)
+
+
+def sizes_near(definition: Definition, wanted: Sequence[int]) -> dict[str, int] | None:
+    """Sizes of the var axes that satisfy the constraints, near the wanted ones; None: none were found."""
+    names = definition.var_axes
+    near = {name: wanted[index % len(wanted)] for index, name in enumerate(names)}
+    system = System(tuple(definition.axes), definition.constraints or ())
+    found = system.solve(definition.const_axes, near)
+    return None if found is None else {name: found[name] for name in names}

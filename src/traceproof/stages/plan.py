@@ -179,6 +179,9 @@ def _lines(tree: Tree, definition: Definition, broken: list[Broken]) -> list[Wor
 def _cases(
     definition: Definition, op: Op, selection: Selection, lines: Iterable[WorkloadLine], *, unknown: bool
 ) -> list[PlannedCase]:
+    blocked = op.no_inputs(definition)
+    if blocked is not None:
+        return [_without_inputs(blocked, selection)]
     cases = list(op.cases(definition, sizes=selection.sizes, seed=selection.seed))
     skips: dict[str, SkipNote] = {}
     for line in lines:
@@ -203,6 +206,14 @@ def _cases(
         shown = _mark_repeat([entry for entry in planned if not entry.hidden])
         planned = [*shown, *(entry for entry in planned if entry.hidden)]
     return planned
+
+
+def _without_inputs(why: str, selection: Selection) -> PlannedCase:
+    """The only case of a definition that no inputs can be drawn for."""
+    case = Case("none", "edge", {}, selection.seed)
+    selection.met.add(case.id)
+    note = SkipNote(reason=Skip.NO_INPUTS, message=why)
+    return PlannedCase(case=case, digest=case.digest, memory=0, trials=0, skip=note, large=False, nonce=0)
 
 
 def _planned(  # noqa: PLR0913, PLR0917 - all but the last two are bound

@@ -1,0 +1,150 @@
+"""The generic op draws inputs that a definition's constraints and the roles of its inputs allow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dialect_samples import APPEND, GATED, changed
+
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.dialects import read
+from traceproof.draw import Draw
+from traceproof.ops.base import Values
+from traceproof.ops.cases import Case
+from traceproof.ops.generic import GenericOp
+from traceproof.reasons import Skip
+from traceproof.records import OpTypePlan
+from traceproof.stages.plan import Selection, plan
+
+PAGED: dict[str, Any] = {
+    "name": "paged",
+    "op_type": "paged_thing",
+    "axes": {
+        "batch_size": {"type": "var"},
+        "len_indptr": {"type": "var"},
+        "num_pages": {"type": "var"},
+        "num_kv_indices": {"type": "var"},
+        "page_size": {"type": "const", "value": 4},
+        "num_experts": {"type": "const", "value": 6},
+    },
+    "constraints": ["len_indptr == batch_size + 1", "num_kv_indices == kv_indptr[-1].item()"],
+    "inputs": {
+        "cache": {"shape": ["num_pages", "page_size"], "dtype": "bfloat16"},
+        "kv_indptr": {"shape": ["len_indptr"], "dtype": "int32"},
+        "kv_indices": {"shape": ["num_kv_indices"], "dtype": "int32"},
+        "kv_last_page_len": {"shape": ["batch_size"], "dtype": "int32"},
+        "expert_ids": {"shape": ["batch_size"], "dtype": "int64"},
+        "row_scale": {"shape": ["batch_size"], "dtype": "float32"},
+        "custom_mask": {"shape": ["batch_size"], "dtype": "bool"},
+        "packed": {"shape": ["batch_size"], "dtype": "int8"},
+        "eps": {"shape": None, "dtype": "float32"},
+        "page_size_scalar": {"shape": None, "dtype": "int32"},
+    },
+    "outputs": {"out": {"shape": ["batch_size"], "dtype": "float32"}},
+    "reference": "def run(*inputs):\n    return inputs[0]\n",
+}
+OP = GenericOp("paged_thing")
+
+
+def cases(definition: Definition, *sizes: str) -> dict[str, Case]:
+    return {case.id: case for case in OP.cases(definition, sizes=sizes or ("small", "medium"), seed=0)}
+
+
+def drawn(definition: Definition, case: Case) -> Values:
+    draw = Draw(definition=definition.name, case=case.id, seed=0, device=torch.device("cpu"))
+    return OP.inputs(definition, case, draw)
+
+
+def test_every_case_s_sizes_satisfy_the_constraints() -> None:
+    definition = Definition.model_validate(PAGED)
+    for case in cases(definition, "small", "medium", "large").values():
+        assert case.axes["len_indptr"] == case.axes["batch_size"] + 1, case.id
+
+
+def test_sizes_differ_between_axes_and_have_tails() -> None:
+    axes = cases(Definition.model_validate(PAGED))["medium-1"].axes
+    assert len({axes["batch_size"], axes["num_pages"], axes["num_kv_indices"]}) == 3
+    assert any(size % 8 for size in axes.values())
+
+
+@pytest.mark.parametrize("size", ["small-0", "small-1", "medium-1", "adversarial-ties"])
+def test_indices_lengths_and_offsets_lie_in_their_bounds(size: str) -> None:
+    definition = Definition.model_validate(PAGED)
+    case = cases(definition)[size]
+    values = {name: value for name, value in drawn(definition, case).items() if isinstance(value, torch.Tensor)}
+    offsets = values["kv_indptr"].long()
+    assert offsets[0] == 0
+    assert offsets[-1] == case.axes["num_kv_indices"]
+    assert bool((offsets.diff() >= 0).all())
+    assert values["kv_indices"].max() < case.axes["num_pages"]
+    assert values["kv_last_page_len"].min() >= 1
+    assert values["kv_last_page_len"].max() <= 4
+    assert values["expert_ids"].max() < 6
+    assert values["row_scale"].min() > 0
+    assert values["custom_mask"].dtype is torch.bool
+
+
+def test_indices_reach_more_than_the_first_two_rows() -> None:
+    definition = Definition.model_validate(PAGED)
+    value = drawn(definition, cases(definition)["medium-1"])["kv_indices"]
+    assert isinstance(value, torch.Tensor)
+    assert len(set(value.tolist())) > 2
+
+
+def test_values_may_tie_be_tiny_or_large() -> None:
+    definition = Definition.model_validate(PAGED)
+    found = {}
+    for name in ("adversarial-ties", "adversarial-tiny", "adversarial-large"):
+        value = drawn(definition, cases(definition)[name])["cache"]
+        assert isinstance(value, torch.Tensor)
+        found[name] = value.float()
+    assert len(set(found["adversarial-ties"].flatten().tolist())) <= 9
+    assert found["adversarial-tiny"].abs().max() < 0.01
+    assert found["adversarial-large"].abs().max() > 8
+
+
+def test_scalars_get_values_that_calls_take() -> None:
+    definition = Definition.model_validate(PAGED)
+    values = drawn(definition, cases(definition)["small-0"])
+    assert values["eps"] == pytest.approx(1e-6)
+    assert isinstance(values["page_size_scalar"], int)
+
+
+def test_a_trace_dump_s_optional_inputs_are_left_out_and_its_cache_may_change() -> None:
+    definition = read(APPEND).definition
+    values = drawn(definition, cases(definition)["small-1"])
+    assert values["layout"] is None
+    assert OP.mutated(definition) == {"cache"}
+
+
+def test_an_upstream_gated_activation_has_inputs_that_its_reference_takes() -> None:
+    definition = read(GATED).definition
+    case = cases(definition)["small-1"]
+    value = drawn(definition, case)["input"]
+    assert isinstance(value, torch.Tensor)
+    assert list(value.shape) == [case.axes["num_tokens"], 64]
+
+
+def test_a_text_is_what_a_constraint_allows_and_else_a_typed_skip(tmp_path: Path) -> None:
+    texts = {"layout": {"shape": None, "dtype": "string"}}
+    inputs = GATED["inputs"] | texts
+    known = read(changed(GATED, op_type="unheard_of", inputs=inputs, constraints=["layout == 'HND'"])).definition
+    assert OP.no_inputs(known) is None
+    assert drawn(known, cases(known)["small-0"])["layout"] == "HND"
+    unknown = changed(GATED, op_type="unheard_of", inputs=inputs)
+    (tmp_path / "one.json").write_text(json.dumps(unknown))
+    (path,) = plan(tmp_path, tmp_path / "cases", Selection())
+    (only,) = OpTypePlan.read(path).definitions["silu_and_mul_h64"].cases
+    assert only.skip is not None
+    assert (only.skip.reason, "layout is a text" in only.skip.message) == (Skip.NO_INPUTS, True)
+
+
+def test_constraints_without_a_solution_are_a_typed_skip() -> None:
+    definition = Definition.model_validate(PAGED | {"constraints": ["batch_size > batch_size"]})
+    told = OP.no_inputs(definition)
+    assert told is not None
+    assert "no sizes were found" in told
