@@ -5,7 +5,9 @@ from pathlib import Path
 
 try:
     import snakemake_logger_plugin_traceproof as output
-    from traceproof import interrupts, runs, tokens
+    from traceproof import runs
+    from traceproof.untrusted import tokens
+    from traceproof.pipeline import interrupts
     from traceproof.ops.registry import families
     from traceproof.pipeline.flow import Pipeline
     from traceproof.stacks import ENVIRONMENTS, MAIN, READER

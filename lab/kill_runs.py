@@ -37,7 +37,7 @@ KINDS = {
     "traceproof.worker.zygote": "interpreter or worker",
     "traceproof.worker.host": "host",
     "scripts/": "job",
-    "traceproof.engine": "Snakemake",
+    "traceproof.pipeline.engine": "Snakemake",
     "traceproof verify": "command",
 }
 # What a row may differ in from run to run.

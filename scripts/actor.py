@@ -6,9 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from traceproof import entry
 from traceproof.actors import built
-from traceproof.gpu_lease import gpus, lease, workers
+from traceproof.pipeline import entry
+from traceproof.pipeline.gpu_lease import gpus, lease, workers
 from traceproof.stages.actor import run
 from traceproof.stages.crew import Crew
 from traceproof.stages.job import Job, opens_gpu

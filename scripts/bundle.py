@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from traceproof.environments.wheels import bundle
 from traceproof.errors import TraceproofError
 from traceproof.stacks import ENVIRONMENTS, KERNELS
-from traceproof.wheels import bundle
 
 ROOT = Path(__file__).resolve().parent.parent
 DRIVER = "driver"

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from traceproof import entry
+from traceproof.pipeline import entry
 from traceproof.stages import volume
 from traceproof.stages.plan import Selection, plan
 

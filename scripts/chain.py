@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from traceproof import entry
+from traceproof.pipeline import entry
 from traceproof.stages.report import failed, table
 from traceproof.stages.standing import read_summary
 from traceproof.testgen import summary

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from traceproof import entry
 from traceproof.checkouts.lock import read_lock
 from traceproof.checkouts.moving import State
 from traceproof.checkouts.pin import DATASET
 from traceproof.cli.clone_repos import clone_repos
 from traceproof.dataset.fetch import scan_digest
 from traceproof.dataset.source import Dataset
+from traceproof.pipeline import entry
 from traceproof.sources.clone import write_records
 
 PARSER = argparse.ArgumentParser(description=__doc__)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from traceproof import entry
 from traceproof.dataset.fetch import fetch, mark
 from traceproof.dataset.source import Dataset
+from traceproof.pipeline import entry
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--source", type=Dataset.model_validate_json, required=True, help="JSON, as in config.yaml")

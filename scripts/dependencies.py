@@ -6,9 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from traceproof import entry
 from traceproof.bumps.keys import record_dependencies
-from traceproof.environments import Installation
+from traceproof.environments.building import Installation
+from traceproof.pipeline import entry
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--stack", required=True)

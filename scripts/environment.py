@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from traceproof import entry
-from traceproof.environments import build, built
+from traceproof.environments.building import build, built
+from traceproof.pipeline import entry
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--environment", required=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from traceproof import entry
-from traceproof.config import ModelChoice
+from traceproof.config.schema import ModelChoice
 from traceproof.dataset.fetch import FETCHED
 from traceproof.extract import stage
 from traceproof.extract.pipeline import Settings
 from traceproof.extract.reading import Environment
+from traceproof.pipeline import entry
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--models", required=True, help="JSON, as in config.yaml")

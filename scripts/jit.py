@@ -9,7 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from traceproof import entry, jit
+from traceproof import jit
+from traceproof.pipeline import entry
 from traceproof.store import write_json
 
 PARSER = argparse.ArgumentParser(description=__doc__)

@@ -6,8 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from traceproof import entry
-from traceproof.gpu_lease import gpus, lease
+from traceproof.pipeline import entry
+from traceproof.pipeline.gpu_lease import gpus, lease
 from traceproof.stages.bench import Bench
 from traceproof.stages.crew import Crew
 from traceproof.stages.job import judge_opens_gpu

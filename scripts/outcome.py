@@ -7,9 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-from traceproof import entry
 from traceproof.cli.run import OUTCOME
 from traceproof.ops.registry import families
+from traceproof.pipeline import entry
 from traceproof.stages.report import absent, failed, table
 from traceproof.stages.standing import read_summary
 

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from traceproof import entry
+from traceproof.pipeline import entry
 from traceproof.publish.prepare import NothingVerifiedError, Source, pinned, prepare, show, source_commit
 from traceproof.store import write_json
 

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from traceproof import entry
+from traceproof.pipeline import entry
 from traceproof.records import OpTypePlan
 from traceproof.testgen.generate import Order, generate_file, write_support
 from traceproof.testgen.known import Divergences

@@ -6,9 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from traceproof import entry
 from traceproof.bumps.history import Scope, keep
 from traceproof.checkouts.lock import read_lock
+from traceproof.pipeline import entry
 from traceproof.stages.report import report
 
 PARSER = argparse.ArgumentParser(description=__doc__)

@@ -10,9 +10,10 @@ import json
 import sys
 from pathlib import Path
 
-from traceproof import entry, jit
+from traceproof import jit
 from traceproof.actors import built
-from traceproof.gpu_lease import gpus, lease
+from traceproof.pipeline import entry
+from traceproof.pipeline.gpu_lease import gpus, lease
 from traceproof.records import OpTypePlan
 from traceproof.stacks.base import LIBRARIES
 from traceproof.stages.crew import Crew

@@ -6,8 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from traceproof import entry
 from traceproof.cli.clone_repos import clone_repos
+from traceproof.pipeline import entry
 from traceproof.pipeline.sources import FOLDER, scan
 from traceproof.store import write_json
 

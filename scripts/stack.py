@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from traceproof import entry
 from traceproof.bumps.keys import record_stack
-from traceproof.environments import Installation
+from traceproof.environments.building import Installation
+from traceproof.pipeline import entry
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--stack", required=True)

@@ -11,9 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-from traceproof.environments import FOLDER, Installation, ready
+from traceproof.environments.building import FOLDER, Installation, ready
+from traceproof.environments.imports import DRIVER, Imports, check
 from traceproof.errors import TraceproofError
-from traceproof.imports import DRIVER, Imports, check
 from traceproof.stacks import ENVIRONMENTS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from traceproof import entry
+from traceproof.pipeline import entry
 from traceproof.testgen.summary import Report, table
 
 PARSER = argparse.ArgumentParser(description=__doc__)

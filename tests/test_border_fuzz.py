@@ -11,11 +11,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from traceproof.border import Answer, BorderError, answer_of, plain_text, read_json, read_regular, remove_tree
 from traceproof.errors import TraceproofError
 from traceproof.records import RunRecord
 from traceproof.stages.manifest import Manifest
 from traceproof.store import Store
+from traceproof.untrusted.border import (
+    Answer,
+    BorderError,
+    answer_of,
+    plain_text,
+    read_json,
+    read_regular,
+    remove_tree,
+)
 
 RIGHT: dict[str, Any] = {
     "outputs": [{"index": 0, "name": None, "dtype": "bfloat16", "shape": [2, 32]}],

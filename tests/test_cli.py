@@ -11,7 +11,7 @@ from pipeline import typed
 
 from traceproof.cli import main, run, show, spread
 from traceproof.cli.verify import _folder
-from traceproof.config_reading import merged
+from traceproof.config.reading import merged
 from traceproof.errors import TraceproofError
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from repository import ROOT, Repository
 
-from traceproof import environments
-from traceproof.config import Config
+from traceproof.config.schema import Config
 from traceproof.doctor import ask, isolation, reach, remedies
 from traceproof.doctor.diagnose import diagnose
 from traceproof.doctor.model import Diagnosis, Disk, Layer, Memory, StackFound
 from traceproof.doctor.render import WIDTH, screen
-from traceproof.environments import PINS, built
+from traceproof.environments import building as environments
+from traceproof.environments.building import PINS, built
 from traceproof.ops import registry
 from traceproof.stacks import STACKS
 from traceproof.worker import sandbox

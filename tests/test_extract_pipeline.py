@@ -18,7 +18,7 @@ import pytest
 from extract_support import golden, named
 from repository import Repository, own_dataset
 
-from traceproof.config import ModelChoice
+from traceproof.config.schema import ModelChoice
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.fetch import scan_digest
 from traceproof.errors import TraceproofError

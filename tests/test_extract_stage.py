@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from repository import Repository, own_dataset
 
-from traceproof.config import Config, ModelChoice
-from traceproof.config_reading import read_config
+from traceproof.config.reading import read_config
+from traceproof.config.schema import Config, ModelChoice
 from traceproof.errors import TraceproofError
 from traceproof.extract.stage import link
 

@@ -13,7 +13,6 @@ from definitions import GOOD, rmsnorm, write
 from hostile_dataset import FILES, ODD, TEXTS
 from pipeline import Rows, Run, verdicts
 
-from traceproof.bounded import bounded
 from traceproof.dataset.tree import Tree, read_tree
 from traceproof.lint import lint
 from traceproof.ops.rmsnorm.oracle import OP
@@ -21,6 +20,7 @@ from traceproof.stages.plan import Selection, plan
 from traceproof.stages.report import report, table
 from traceproof.testgen.generate import Order, generate
 from traceproof.testgen.known import Divergences
+from traceproof.untrusted.bounded import bounded
 from traceproof.worker import Limits
 
 

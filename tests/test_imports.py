@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from traceproof import environments, imports
-from traceproof.imports import Imports, check
+from traceproof.environments import building as environments
+from traceproof.environments import imports
+from traceproof.environments.imports import Imports, check
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = "def chunk_gated_delta_rule(): ...\ndef fused_recurrent_gated_delta_rule(): ...\n"

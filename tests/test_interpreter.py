@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from traceproof import environments
 from traceproof.cli import interpreter as module
 from traceproof.cli.interpreter import interpreter
-from traceproof.environments import Installation
+from traceproof.environments import building as environments
+from traceproof.environments.building import Installation
 from traceproof.errors import TraceproofError
 
 

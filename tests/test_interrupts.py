@@ -205,7 +205,7 @@ def test_an_interrupt_while_a_command_loads_shows_no_traceback(repository: Repos
 
 @pytest.mark.parametrize("name", ["traceproof.cli", "snakemake.cli"])
 def test_an_interrupt_that_what_is_imported_catches_is_not_lost(name: str, tmp_path: Path) -> None:
-    program = "traceproof" if name == "traceproof.cli" else "traceproof.engine"
+    program = "traceproof" if name == "traceproof.cli" else "traceproof.pipeline.engine"
     (tmp_path / "sitecustomize.py").write_text(CATCHING.format(name=name))
     done = subprocess.run(
         [sys.executable, "-m", program, "--help"],

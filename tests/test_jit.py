@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from traceproof import gpu_lease, jit
+from traceproof import jit
 from traceproof.actors import built
-from traceproof.gpu_lease import Gpu, lease, workers
 from traceproof.ops.gdn.ground_truths.flashinfer import PREFILL_SM90
+from traceproof.pipeline import gpu_lease
+from traceproof.pipeline.gpu_lease import Gpu, lease, workers
 from traceproof.stacks import STACKS, flashinfer
 from traceproof.stacks.base import LIBRARIES, Module
 
@@ -129,7 +130,7 @@ def test_workers_compile_with_the_builders_compiler(tmp_path: Path, monkeypatch:
 def other_process(found: list[Gpu], folder: Path, memory_mib: int = 0) -> subprocess.Popen[str]:
     """A process that takes a lease, says of what, and holds it until its stdin is closed."""
     code = (
-        "import sys\nfrom pathlib import Path\nfrom traceproof.gpu_lease import Gpu, lease\n"
+        "import sys\nfrom pathlib import Path\nfrom traceproof.pipeline.gpu_lease import Gpu, lease\n"
         f"with lease({found!r}, memory_mib={memory_mib}, folder=Path({str(folder)!r})) as place:\n"
         "    print(place, flush=True)\n    sys.stdin.read()\n"
     )

@@ -11,7 +11,7 @@ import pytest
 from repository import Ran, Repository, own_dataset
 from ruamel.yaml import YAML
 
-from traceproof import environments
+from traceproof.environments import building as environments
 from traceproof.pipeline.flow import Pipeline
 
 NORM, OTHER_NORM, GEMM = "rmsnorm/rmsnorm_h96", "rmsnorm/fused_add_rmsnorm_h96", "gemm/gemm_n96_k160"

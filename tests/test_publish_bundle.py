@@ -31,7 +31,7 @@ from traceproof.records import RunRecord
 from traceproof.stacks import FIRST_TRUTHS
 from traceproof.stages.manifest import Manifest
 from traceproof.store import Store
-from traceproof.tokens import without_secrets
+from traceproof.untrusted.tokens import without_secrets
 
 OURS = sorted((Path(__file__).parent / "dataset" / "definitions").rglob("*.json"))
 ACTORS = ("reference", "torch")

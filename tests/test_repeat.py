@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from repository import Repository, own_dataset
 
-from traceproof.config_reading import config_of
+from traceproof.config.reading import config_of
+from traceproof.config.repeat_options import options
 from traceproof.reasons import Verdict
 from traceproof.records import VerdictRow
-from traceproof.repeat_options import options
 from traceproof.stages.repeat import command
 
 ROOT = Path(__file__).resolve().parent.parent

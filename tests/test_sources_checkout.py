@@ -20,7 +20,7 @@ from traceproof.checkouts.contents import Wanted, changes
 from traceproof.checkouts.gitrun import Git, GitError, Patience
 from traceproof.checkouts.moving import BUSY, State
 from traceproof.cli.clone_repos import clone_repos
-from traceproof.config_reading import read_config
+from traceproof.config.reading import read_config
 from traceproof.dataset.fetch import fetch as fetch_dataset
 from traceproof.dataset.source import Dataset
 from traceproof.errors import TraceproofError

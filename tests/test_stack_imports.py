@@ -28,10 +28,10 @@ MODULES = (
     "traceproof.actors.measure",
     "traceproof.actors.preload",
     "traceproof.jit",
-    "traceproof.probe",
+    "traceproof.environments.probe",
     "traceproof.runner",
     "traceproof.stages.docket",
-    "traceproof.toolkit",
+    "traceproof.environments.toolkit",
     "traceproof.worker.host",
     "traceproof.worker.zygote",
 )

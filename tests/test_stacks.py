@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from traceproof import environments
-from traceproof.config import Config
-from traceproof.environments import Installation, build, probe, ready, resolve
+from traceproof.config.schema import Config
+from traceproof.environments import building as environments
+from traceproof.environments.building import Installation, build, probe, ready, resolve
 from traceproof.errors import TraceproofError
 
 ROOT = Path(__file__).resolve().parent.parent

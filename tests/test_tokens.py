@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from repository import Repository, own_dataset
 
-from traceproof import environments
-from traceproof.tokens import HUB_TOKENS
+from traceproof.environments import building as environments
+from traceproof.untrusted.tokens import HUB_TOKENS
 
 TOKEN = "hf_" + "secret" * 5
 # Stands in for a stack's interpreter: notes what it sees and goes on as Python.
@@ -47,7 +47,7 @@ def test_a_job_has_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_process_that_forgot_the_token_shows_it_to_nobody() -> None:
-    code = "from traceproof import tokens; tokens.forget(); print(open('/proc/self/environ').read())"
+    code = "from traceproof.untrusted import tokens; tokens.forget(); print(open('/proc/self/environ').read())"
     given = {**os.environ, "HF_TOKEN": TOKEN, "BESIDE": "stays"}
     done = subprocess.run([sys.executable, "-c", code], env=given, check=True, capture_output=True, text=True)
     assert TOKEN not in done.stdout

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from traceproof import jit, toolkit
-from traceproof.config import Config
-from traceproof.environments import Installation, probe, resolve
+from traceproof import jit
+from traceproof.config.schema import Config
+from traceproof.environments import toolkit
+from traceproof.environments.building import Installation, probe, resolve
 from traceproof.errors import TraceproofError
 from traceproof.stacks.base import Module
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from traceproof import environments
-from traceproof.environments import build
+from traceproof.environments import building as environments
+from traceproof.environments.building import build
+from traceproof.environments.wheels import Pin, bundle, pins
 from traceproof.errors import TraceproofError
-from traceproof.wheels import Pin, bundle, pins
 
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"

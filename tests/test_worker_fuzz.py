@@ -21,9 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_transfer import CASE, transfer
 
-from traceproof.border import BorderError
 from traceproof.ops.base import Values
 from traceproof.records import RunRecord
+from traceproof.untrusted.border import BorderError
 from traceproof.worker import ItemOutcome, Limits, Status, frames
 from traceproof.worker.conversation import Conversation
 

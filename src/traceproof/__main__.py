@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traceproof import interrupts
+from traceproof.pipeline import interrupts
 
 
 def main() -> None:

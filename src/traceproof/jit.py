@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from traceproof import toolkit
+from traceproof.environments import toolkit
 from traceproof.stacks import STACKS, truths_of
 from traceproof.stacks.base import LIBRARIES, Module, Stack
 from traceproof.text import printable
-from traceproof.tokens import without_secrets
+from traceproof.untrusted.tokens import without_secrets
 
 GIB = 1 << 30
 # What FlashInfer and Triton read their command lines from: a worker that lacks one compiles everything again.

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from traceproof.border import BorderError, read_regular, remove_tree
 from traceproof.digests import digest_json
+from traceproof.untrusted.border import BorderError, read_regular, remove_tree
 
 OWNER_FILE = "owner"  # in a folder that several processes of a run make: whose it is
 OWNED = re.compile(r"(?:traceproof|scratch)-(?P<owner>[0-9]+\.[0-9]+\.[0-9a-f]+)-.*", re.ASCII)

@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from traceproof.border import BorderError, plain_text, read_regular
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
 from traceproof.ops.cases import Case
 from traceproof.reasons import Error, Skip, Verdict
+from traceproof.untrusted.border import BorderError, plain_text, read_regular
 from traceproof.worker.model import ItemOutcome, Status
 
 WHOLE = "*"  # the `output` of a row about a case as a whole

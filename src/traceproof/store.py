@@ -19,9 +19,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traceproof.border import BorderError, read_json, read_regular
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
+from traceproof.untrusted.border import BorderError, read_json, read_regular
 
 if TYPE_CHECKING:
     import torch

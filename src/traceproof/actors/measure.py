@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import save_file
 
 from traceproof.actors.inputs import drawing_device, draws_much, fingerprints, make_inputs
-from traceproof.border import BorderError, plain_text
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution.transfer import Sent, Transfer, same_bits
@@ -22,6 +21,7 @@ from traceproof.ops import registry as ops
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
 from traceproof.store import OUT_OF_SPACE, load_tensors
+from traceproof.untrusted.border import BorderError, plain_text
 
 DRAWING_THREADS = 4  # for inputs that take one thread more than a moment
 

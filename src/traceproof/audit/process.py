@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traceproof.reading import MIB, read_bytes
+from traceproof.untrusted.reading import MIB, read_bytes
 from traceproof.worker import GIB, Limits, Pool, Status
 
 SETUP = "traceproof.audit.trial:setup"

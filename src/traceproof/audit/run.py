@@ -17,7 +17,7 @@ from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
 from traceproof.lint.model import Code
-from traceproof.reading import MIB, read_bytes
+from traceproof.untrusted.reading import MIB, read_bytes
 from traceproof.worker import Pool
 
 SECONDS = 180.0  # for one file, if nothing else is said; a reference over gigabytes of weights takes most of it

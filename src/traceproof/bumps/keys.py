@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from traceproof.border import BorderError
 from traceproof.bumps.source import importable
 from traceproof.bumps.touches import touches
 from traceproof.checkouts.tree import FolderTree, PackageTree, Tree
 from traceproof.digests import digest_json
-from traceproof.environments import Installation, probe
+from traceproof.environments.building import Installation, probe
 from traceproof.pipeline.adapters import op_types
 from traceproof.pipeline.sources import OTHER, folder_of
 from traceproof.stacks import PACKAGES, STACKS
 from traceproof.store import SEAL, read_sealed, write_sealed
+from traceproof.untrusted.border import BorderError
 
 # Of a stack's record: what its digest does not cover as it is, or at all.
 UNKEYED = frozenset({"cache", "cuda_home", "digest", "versions", SEAL})

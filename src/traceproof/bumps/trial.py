@@ -19,7 +19,7 @@ from traceproof.pipeline.flow import Pipeline
 from traceproof.records import VerdictRow, read_rows
 from traceproof.stacks import MAIN, truths_of
 from traceproof.store import write_json
-from traceproof.tokens import without_secrets
+from traceproof.untrusted.tokens import without_secrets
 
 TAIL = 8  # lines of a failed stage that an error shows
 
@@ -118,7 +118,7 @@ class Trial:
         self._run("judge", MAIN, options)
 
     def _record(self, stack: str, package: Path | None) -> dict[str, Any]:
-        said = self._python(stack, ["-P", "-m", "traceproof.probe"], package)
+        said = self._python(stack, ["-P", "-m", "traceproof.environments.probe"], package)
         found = json.loads(said.splitlines()[-1])
         return {"stack": stack, **found, "digest": digest_json(found)}
 

@@ -29,7 +29,7 @@ from tenacity import (
 
 from traceproof.errors import TraceproofError
 from traceproof.text import redacted
-from traceproof.tokens import HUB_TOKENS, without_secrets
+from traceproof.untrusted.tokens import HUB_TOKENS, without_secrets
 
 TAIL = 6  # lines of git's output that an error shows; the cause stands last
 POLL_SECONDS = 0.1

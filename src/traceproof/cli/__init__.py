@@ -27,7 +27,7 @@ from traceproof.cli import (
     verify,
 )
 from traceproof.errors import TraceproofError
-from traceproof.interrupts import INTERRUPTED, MESSAGE
+from traceproof.pipeline.interrupts import INTERRUPTED, MESSAGE
 
 BAD_USE = 2
 # Options that take several values after one flag.

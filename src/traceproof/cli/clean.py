@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from traceproof import runs, sweep
+from traceproof import runs
 from traceproof.cli import options, run
 from traceproof.errors import TraceproofError
+from traceproof.pipeline import sweep
 
 
 def clean(

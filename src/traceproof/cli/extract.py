@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from traceproof import environments
 from traceproof.cli import options, run
+from traceproof.environments import building as environments
 from traceproof.errors import TraceproofError
 from traceproof.extract import catalogue
 from traceproof.extract.pipeline import (

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from traceproof.cli import run
-from traceproof.environments import ready, resolve
+from traceproof.environments.building import ready, resolve
 from traceproof.errors import TraceproofError
 
 SECONDS = 60.0  # of an interpreter that looks for packages, on a slow disk

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, TextIO
 import typer
 
 from traceproof.cli import options, run
-from traceproof.config import Config
+from traceproof.config.schema import Config
 from traceproof.dataset.fetch import folder_of
-from traceproof.environments import resolve
+from traceproof.environments.building import resolve
 from traceproof.errors import TraceproofError
 from traceproof.publish.coverage_branch import prepare as prepare_branch
 from traceproof.publish.git import Remote

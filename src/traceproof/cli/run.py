@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.cli.supervise import supervise
-from traceproof.config_reading import config_of
+from traceproof.config.reading import config_of
 from traceproof.errors import TraceproofError
-from traceproof.interrupts import INTERRUPTED
 from traceproof.jit import available_memory
 from traceproof.owner import own_folder
+from traceproof.pipeline.interrupts import INTERRUPTED
 from traceproof.worker.shared import commanding
 
 __all__ = ["config_of"]  # for commands, which take all that they need of a run from here
@@ -45,7 +45,15 @@ def snakemake(root: Path, changes: Mapping[str, Any], *, cores: int, extra: Sequ
 
     Gives the exit code: FINE, FINDINGS, UNFINISHED if the run did not get to its table, or INTERRUPTED.
     """
-    command = [sys.executable, "-m", "traceproof.engine", *memory_of_jobs(extra), "--cores", str(cores), *extra]
+    command = [
+        sys.executable,
+        "-m",
+        "traceproof.pipeline.engine",
+        *memory_of_jobs(extra),
+        "--cores",
+        str(cores),
+        *extra,
+    ]
     with own_folder("traceproof") as scratch:
         if changes:  # as a file, since --config would turn every value inside a mapping into text
             overrides = scratch / "overrides.json"

@@ -12,7 +12,7 @@ import typer
 
 from traceproof import runs
 from traceproof.cli import options, run
-from traceproof.config import Config
+from traceproof.config.schema import Config
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 

@@ -15,7 +15,7 @@ from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.ops.space import Space, Values, space_of
 from traceproof.stacks import STACKS
-from traceproof.tokens import for_strangers
+from traceproof.untrusted.tokens import for_strangers
 from traceproof.waiting import telling
 
 LIBRARY = next(stack for stack in STACKS.values() if stack.linear_attention)  # whose tests are read by default

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from traceproof.digests import digest_json
-from traceproof.names import Identifier, Name, OpType, Plain
+from traceproof.untrusted.names import Identifier, Name, OpType, Plain
 
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)

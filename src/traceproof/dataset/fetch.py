@@ -92,7 +92,7 @@ def _check(folder: Path, what: str) -> None:
 
 
 def _from_pypi(source: Pypi, scratch: Path) -> Path:
-    from traceproof.package_index import download_sdist
+    from traceproof.checkouts.package_index import download_sdist
 
     archive = download_sdist(source.package, source.version, scratch / "download", sha256=source.sha256)
     return _unpack(archive, source.folder, scratch / "unpacked")

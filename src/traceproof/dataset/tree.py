@@ -25,8 +25,8 @@ from traceproof.dataset import dialects
 from traceproof.dataset.definition import Definition, Dialect
 from traceproof.dataset.trace import Trace
 from traceproof.errors import TraceproofError
-from traceproof.reading import MIB, NotPlainError, read_bytes
 from traceproof.text import printable
+from traceproof.untrusted.reading import MIB, NotPlainError, read_bytes
 
 LFS_POINTER = b"version https://git-lfs"  # what git leaves in a blob's place where LFS is not installed
 DEFINITION_BYTES = 4 * MIB

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import traceproof
-from traceproof.config import Config
+from traceproof.config.schema import Config
 from traceproof.doctor import environments, isolation, machine, reach, remedies
 from traceproof.doctor.ask import stop
 from traceproof.doctor.model import Diagnosis, Driver, StackFound
-from traceproof.environments import has_driver, resolve
+from traceproof.environments.building import has_driver, resolve
 from traceproof.stacks import MAIN, STACK_OF, STACKS, TRUTHS, distribution
 
 

@@ -14,9 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypedDict
 
-from traceproof import toolkit
+from traceproof.environments import toolkit
+from traceproof.environments.probe import PACKAGES
 from traceproof.errors import TraceproofError
-from traceproof.probe import PACKAGES
 
 PLACE = Path("/usr/local/cuda")  # where packages look at last
 

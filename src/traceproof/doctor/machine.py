@@ -10,7 +10,7 @@ from pathlib import Path
 
 from traceproof.doctor.ask import ask
 from traceproof.doctor.model import Disk, Driver, Gpu, Memory, Program
-from traceproof.environments import has_driver
+from traceproof.environments.building import has_driver
 from traceproof.jit import available_memory
 
 GIB, GB = 1 << 30, 10**9

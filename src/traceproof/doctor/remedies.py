@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from traceproof.config import Config
+from traceproof.config.schema import Config
 from traceproof.doctor import environments
 from traceproof.doctor.model import Disk, Driver, Memory, Problem, Program, StackFound
-from traceproof.environments import FOLDER, INSTALLED, PINS
+from traceproof.environments.building import FOLDER, INSTALLED, PINS
 from traceproof.stacks import MAIN, distribution
 
 LEAST_GB = 2.0  # free space, beside what is to be installed, that a first run needs for datasets and outputs

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import traceproof
-from traceproof.border import BorderError
 from traceproof.dataset.definition import Definition
 from traceproof.execution.caller import CUDA_REFUSES, PRELOAD, Caller, Order, calling, project_folders, refusal
 from traceproof.execution.case import Subject
@@ -21,6 +20,7 @@ from traceproof.execution.transfer import Taken, Transfer
 from traceproof.ops import registry
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import Case
+from traceproof.untrusted.border import BorderError
 from traceproof.worker import ItemOutcome, Limits, Pool, Status
 
 GOLDEN = 0x9E3779B97F4A7C15

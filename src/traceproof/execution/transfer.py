@@ -13,7 +13,11 @@ from typing import Any
 
 import torch
 
-from traceproof.border import (
+from traceproof.dataset.definition import Definition
+from traceproof.ops.base import Op, Tensors, Values
+from traceproof.ops.cases import Case
+from traceproof.runner import aligned, dtype_name
+from traceproof.untrusted.border import (
     MOST_OUTPUTS,
     NAME_CHARACTERS,
     Answer,
@@ -24,10 +28,6 @@ from traceproof.border import (
     plain_text,
     read_regular,
 )
-from traceproof.dataset.definition import Definition
-from traceproof.ops.base import Op, Tensors, Values
-from traceproof.ops.cases import Case
-from traceproof.runner import aligned, dtype_name
 
 DTYPES: Mapping[str, torch.dtype] = {
     dtype_name(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)

@@ -14,7 +14,7 @@ from typing import Any
 from traceproof.errors import TraceproofError
 from traceproof.extract.catalogue import Parallel
 from traceproof.stacks import READER, STACKS
-from traceproof.tokens import without_secrets
+from traceproof.untrusted.tokens import without_secrets
 
 REFUSED = 3  # the bootstrap's exit status when its answer file says why
 TIMEOUT = 300.0  # seconds; a reading takes 10 to 20, more means that SGLang waits for something

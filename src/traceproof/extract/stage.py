@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from traceproof.config import ModelChoice
+from traceproof.config.schema import ModelChoice
 from traceproof.dataset.fetch import FETCHED, scan_digest
 from traceproof.extract.pipeline import (
     Extraction,

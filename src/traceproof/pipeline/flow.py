@@ -12,17 +12,17 @@ from typing import Any
 from traceproof.actors.registry import ACTORS, for_op_type
 from traceproof.checkouts.lock import NAME
 from traceproof.codedigest import code_digest
-from traceproof.config import Config
-from traceproof.config_reading import read_config
+from traceproof.config.reading import read_config
+from traceproof.config.repeat_options import options
+from traceproof.config.schema import Config
 from traceproof.dataset.fetch import FETCHED, folder_of, scan_digest, untouched
 from traceproof.digests import digest_bytes, digest_json
-from traceproof.environments import FOLDER, INSTALLED, Installation, has_driver, resolve
+from traceproof.environments.building import FOLDER, INSTALLED, Installation, has_driver, resolve
 from traceproof.extract import catalogue
 from traceproof.ops import registry
 from traceproof.pipeline.adapters import adapter_modules, compiles
 from traceproof.pipeline.load import Load
 from traceproof.pipeline.sources import Sources
-from traceproof.repeat_options import options
 from traceproof.stacks import PACKAGES, STACKS, TRUTHS
 from traceproof.stages.hidden import hidden_seed
 

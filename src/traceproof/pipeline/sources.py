@@ -96,7 +96,9 @@ class Sources:
     def code(self, stack: str) -> str:
         """Digest of the code that decides a stack's records: the adapters' roots among it."""
         adapters = [module for name in op_types(stack) for module in adapter_modules(stack, name)]
-        return code_digest("traceproof.bumps.keys", "traceproof.probe", *(adapters if stack in PACKAGES else ()))
+        return code_digest(
+            "traceproof.bumps.keys", "traceproof.environments.probe", *(adapters if stack in PACKAGES else ())
+        )
 
 
 def pins_of(stacks: Mapping[str, str | None], *, root: Path) -> dict[str, dict[str, Any]]:

@@ -13,11 +13,11 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.solution import BASELINE
 from traceproof.dataset.tree import Tree, file_bytes, file_text, strict_json
 from traceproof.errors import TraceproofError
-from traceproof.names import path_part
 from traceproof.publish.difference import differences
 from traceproof.publish.ledger import Ledger, Standing, tagged
 from traceproof.publish.references import joined_tests
-from traceproof.reading import NotPlainError
+from traceproof.untrusted.names import path_part
+from traceproof.untrusted.reading import NotPlainError
 
 PARTS = "parts.json"
 LARGEST = 1 << 30  # bytes of a file of a dataset that is looked at

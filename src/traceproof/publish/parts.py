@@ -19,7 +19,6 @@ from safetensors.torch import save
 from traceproof.actors.inputs import make_inputs
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_bytes
-from traceproof.names import fresh_folder, path_part
 from traceproof.ops import registry
 from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import SIZES, Case
@@ -30,6 +29,7 @@ from traceproof.records import OpTypePlan
 from traceproof.stacks import STACK_OF, distribution
 from traceproof.stages.manifest import Manifest
 from traceproof.store import Store, write_json, write_text
+from traceproof.untrusted.names import fresh_folder, path_part
 
 NOTES = "parts.json"
 OUTPUTS = "outputs"  # kind of the store's objects that hold what actors returned

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.dataset.tree import Tree, read_tree
 from traceproof.errors import TraceproofError
-from traceproof.names import fresh_folder, path_part
 from traceproof.publish.bundle import Base, Bundle, Change, Folder, assemble, resolve
 from traceproof.publish.check import problems
 from traceproof.publish.coverage import Row, coverage
@@ -22,7 +21,8 @@ from traceproof.publish.references import write_tests
 from traceproof.store import write_json, write_text
 from traceproof.testgen.generate import GENERATED
 from traceproof.testgen.summary import Report, described
-from traceproof.tokens import without_secrets
+from traceproof.untrusted.names import fresh_folder, path_part
+from traceproof.untrusted.tokens import without_secrets
 
 Per = Literal["definition", "op_type", "all"]
 LEDGER = "ledger.jsonl"

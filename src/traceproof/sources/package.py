@@ -14,12 +14,12 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from traceproof.checkouts.moving import State
+from traceproof.checkouts.package_index import download_sdist
 from traceproof.checkouts.pin import Pin
 from traceproof.digests import digest_files
 from traceproof.errors import TraceproofError
-from traceproof.package_index import download_sdist
 from traceproof.store import disk_errors, write_json
-from traceproof.tokens import without_secrets
+from traceproof.untrusted.tokens import without_secrets
 
 NOTE = ".traceproof-source.json"  # in an unpacked package: what it is, and the digest of its files
 

@@ -11,11 +11,11 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from traceproof.border import BorderError, read_regular
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.ops.cases import HIDDEN, Case
 from traceproof.store import write_text
+from traceproof.untrusted.border import BorderError, read_regular
 
 FILE = "hidden_seed.txt"  # below `results`
 MOST_MORE = 11  # of an axis

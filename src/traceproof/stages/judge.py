@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.errors import TraceproofError
-from traceproof.names import OP_TYPE, confined, path_part
 from traceproof.reasons import Error, Verdict
 from traceproof.records import (
     REFERENCE,
@@ -26,6 +25,7 @@ from traceproof.stages.bench import REPLAY, Bench
 from traceproof.stages.lanes import lanes_of
 from traceproof.stages.manifest import Manifest
 from traceproof.store import write_text
+from traceproof.untrusted.names import OP_TYPE, confined, path_part
 from traceproof.worker import GIB, Isolation, Limits, Pool, Status
 
 SETUP = "traceproof.stages.docket:setup"

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from traceproof.border import BorderError
 from traceproof.errors import TraceproofError
 from traceproof.records import AGAIN, Record, RunRecord
 from traceproof.store import read_sealed, write_sealed
+from traceproof.untrusted.border import BorderError
 
 Records = dict[str, RunRecord]  # of one definition, by case id
 

@@ -8,11 +8,9 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
-from traceproof.bounded import bounded
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import Broken, Entry, Tree, WorkloadLine, read_tree
 from traceproof.errors import TraceproofError
-from traceproof.names import OP_TYPE, path_part
 from traceproof.ops import registry
 from traceproof.ops.base import Op
 from traceproof.ops.cases import WORKLOADS, Case
@@ -22,6 +20,8 @@ from traceproof.stages.hidden import hidden_cases
 from traceproof.stages.large import is_large
 from traceproof.store import file_digest, write_if_changed
 from traceproof.text import printable
+from traceproof.untrusted.bounded import bounded
+from traceproof.untrusted.names import OP_TYPE, path_part
 
 PLAN_SECONDS = 60.0  # for the cases of one definition; a thousandth of that is usual
 PLAN_BYTES = 4 << 30  # beside what the process has by then

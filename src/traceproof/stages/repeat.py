@@ -1,6 +1,6 @@
 """The command that repeats one case of a run, as it works when it is pasted in the repository's folder.
 
-Stacks, which judge, have nothing to read config.yaml with. `traceproof.repeat_options`
+Stacks, which judge, have nothing to read config.yaml with. `traceproof.config.repeat_options`
 says what else of a run's configuration belongs to it.
 """
 

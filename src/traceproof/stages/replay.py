@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from traceproof.names import path_part
 from traceproof.reasons import Verdict
 from traceproof.records import PlannedDefinition, RunRecord, VerdictRow
 from traceproof.stages.dispute import Dispute
 from traceproof.store import Store, disk_errors, write_json
+from traceproof.untrusted.names import path_part
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from traceproof.border import BorderError
 from traceproof.digests import digest_bytes
 from traceproof.errors import TraceproofError
 from traceproof.records import OpTypePlan
 from traceproof.runs import under_way
 from traceproof.store import read_sealed
+from traceproof.untrusted.border import BorderError
 
 KEY = "stands_on"
 SHOWN = 20  # files named in a message

@@ -11,7 +11,6 @@ from typing import Any
 from traceproof.dataset.tree import Entry, Tree, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.ops.common.constants import named_constants
-from traceproof.reading import read_bytes
 from traceproof.store import write_if_changed
 from traceproof.testgen.bundle import NAME, checkouts_of, conftest, support_files
 from traceproof.testgen.files import (
@@ -26,6 +25,7 @@ from traceproof.testgen.files import (
     state,
 )
 from traceproof.testgen.known import Divergences
+from traceproof.untrusted.reading import read_bytes
 
 PLACE = Path("tests", "references")
 GENERATED = "generated"  # folder of a run that gets the tests of a dataset that is not to be changed

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from traceproof.dataset.definition import Definition
+from traceproof.environments.versions import said
 from traceproof.known import read_known
 from traceproof.records import REFERENCE, VerdictRow, read_rows
-from traceproof.versions import said
 
 
 class Divergences:

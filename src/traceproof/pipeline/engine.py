@@ -1,8 +1,8 @@
-"""Snakemake as commands run it, `python -m traceproof.engine`: an interrupt while it loads shows no traceback."""
+"""Snakemake as commands run it (`python -m`): an interrupt while it loads shows no traceback."""
 
 from __future__ import annotations
 
-from traceproof import interrupts
+from traceproof.pipeline import interrupts
 
 if __name__ == "__main__":
     interrupts.quiet()

@@ -14,7 +14,7 @@ from ruamel.yaml.error import YAMLError
 
 from traceproof.checkouts.lock import NAME, read_lock
 from traceproof.checkouts.pin import DATASET
-from traceproof.config import Config, ModelChoice, Selection
+from traceproof.config.schema import Config, ModelChoice, Selection
 from traceproof.dataset.source import Dataset
 from traceproof.dataset.tree import is_dataset, op_type_names
 from traceproof.errors import TraceproofError

@@ -1,8 +1,9 @@
 """CUDA toolkit folder of an environment: its compiler's wheels in the layout that kernel packages expect.
 
-`python -m traceproof.toolkit` composes it in the environment of the interpreter that runs it. FlashInfer, SGLang
-and tvm-ffi look for `bin/nvcc`, `include`, `lib64/libcudart.so` and `lib64/stubs/libcuda.so` below CUDA_HOME. The
-wheels bring files, but neither lib64 nor the names that a linker looks for, nor a stub of the driver's library.
+`python -m traceproof.environments.toolkit` composes it in the environment of the interpreter that runs it.
+FlashInfer, SGLang and tvm-ffi look for `bin/nvcc`, `include`, `lib64/libcudart.so` and `lib64/stubs/libcuda.so`
+below CUDA_HOME. The wheels bring files, but neither lib64 nor the names that a linker looks for, nor a stub of
+the driver's library.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field
 from urllib3.exceptions import HTTPError
 
 from traceproof.errors import TraceproofError
-from traceproof.tokens import without_secrets
+from traceproof.untrusted.tokens import without_secrets
 
 PUBLIC = "https://pypi.org/simple"
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"

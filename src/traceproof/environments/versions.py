@@ -11,8 +11,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from traceproof.environments.probe import PACKAGES
 from traceproof.errors import TraceproofError
-from traceproof.probe import PACKAGES
 
 EXAMPLE = "flashinfer-python<0.7"
 

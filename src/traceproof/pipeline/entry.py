@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TextIO
 
 from traceproof.errors import TraceproofError
-from traceproof.interrupts import INTERRUPTED
+from traceproof.pipeline.interrupts import INTERRUPTED
 
 BAD_INPUT = 2
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from traceproof.border import BorderError, read_json
-from traceproof.names import confined
+from traceproof.untrusted.border import BorderError, read_json
+from traceproof.untrusted.names import confined
 
 KINDS = ("outputs", "judged")
 FRESH_SECONDS = 3600.0  # what was written so lately may belong to a job that has no manifest yet

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from traceproof import toolkit
-from traceproof.environments import FOLDER, TAIL, has_driver
+from traceproof.environments import toolkit
+from traceproof.environments.building import FOLDER, TAIL, has_driver
 from traceproof.stacks import READER, truths_of
 
 HEADER = "lib/python*/site-packages/nvidia/cu*/include/cuda.h"
@@ -60,10 +60,10 @@ def _ask(environment: str, *, root: Path, libraries: str = "") -> dict[str, str 
     `libraries` is a folder that the loader searches first.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        module = ["traceproof.entry_points", *truths_of(environment)]
+        module = ["traceproof.environments.entry_points", *truths_of(environment)]
         if environment == READER:
             module = [READS_MODELS, "--out", str(Path(scratch) / "architectures.json")]
-        variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         if libraries:
             variables["LD_LIBRARY_PATH"] = os.pathsep.join([libraries, os.environ.get("LD_LIBRARY_PATH", "")])
         python = root / FOLDER / environment / "bin" / "python"

@@ -6,8 +6,8 @@ import json
 import shlex
 from pathlib import Path
 
-from traceproof.config import Config
-from traceproof.config_reading import config_of
+from traceproof.config.reading import config_of
+from traceproof.config.schema import Config
 from traceproof.errors import TraceproofError
 
 OWN = frozenset({"selection", "seed", "hidden_seed", "force", "run"})  # what a row says itself

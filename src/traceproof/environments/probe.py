@@ -10,7 +10,7 @@ import sys
 from importlib import metadata
 from typing import Any
 
-from traceproof import toolkit
+from traceproof.environments import toolkit
 from traceproof.stacks import STACKS
 
 # Packages whose versions can change an output; absent ones are left out.

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from packaging.markers import Marker
 
-from traceproof.environments import CPU_WHEELS, PINS, TAIL
+from traceproof.checkouts.package_index import download_sdist
+from traceproof.environments.building import CPU_WHEELS, PINS, TAIL
 from traceproof.errors import TraceproofError
-from traceproof.package_index import download_sdist
 from traceproof.stacks import UNHASHED
-from traceproof.tokens import without_secrets
+from traceproof.untrusted.tokens import without_secrets
 
 # Of wheels, as their names end; the newest is Debian 13's. SGLang's wheel wants 2.34.
 GLIBC = ("2014", *(f"_2_{minor}" for minor in range(5, 42)))

@@ -1,6 +1,7 @@
-"""What can not be imported of the APIs that adapters name: `python -m traceproof.entry_points TRUTH...`.
+"""What can not be imported of the APIs that adapters name.
 
-Runs in a stack's interpreter and prints a JSON object on its last line: name -> the problem, or null.
+`python -m traceproof.environments.entry_points TRUTH...` runs in a stack's interpreter and prints a JSON object
+on its last line: name -> the problem, or null.
 """
 
 from __future__ import annotations

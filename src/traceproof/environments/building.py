@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traceproof import toolkit
-from traceproof.config import Config
+from traceproof.config.schema import Config
 from traceproof.digests import digest_json
+from traceproof.environments import toolkit
 from traceproof.errors import TraceproofError
 from traceproof.runs import alone
 from traceproof.stacks import MAIN, READER, STACKS, UNHASHED
 from traceproof.store import write_json
-from traceproof.tokens import without_secrets
+from traceproof.untrusted.tokens import without_secrets
 from traceproof.waiting import telling
 
 FOLDER = Path(".venvs")
@@ -186,7 +186,7 @@ def probe(stack: Installation, *, root: Path, path: Sequence[Path] = ()) -> dict
     Raises:
         TraceproofError: the interpreter is missing or has no torch.
     """
-    command = [stack.python, "-P", "-m", "traceproof.probe", stack.cuda_home]
+    command = [stack.python, "-P", "-m", "traceproof.environments.probe", stack.cuda_home]
     environment = {**without_secrets(), "PYTHONPATH": os.pathsep.join(map(str, [*path, root / "src"]))}
     try:
         done = subprocess.run(command, check=False, text=True, capture_output=True, env=environment, cwd=root)
