@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -90,17 +89,12 @@ class Signature:
     outputs: frozenset[str]
     rows: str | None
 
-    def matches(self, definition: Definition) -> bool:
-        """Whether the definition has these names."""
-        found = definition.inputs.keys()
-        return self.inputs <= found <= self.inputs | self.optional and definition.outputs.keys() <= self.outputs
-
 
 def signature(text: str, *, rows: str | None = None) -> Signature:
-    """`"q k [mask] -> output lse"` as a signature; optional inputs stand in brackets."""
+    """`"q k [mask] -> output lse"` as a signature; each optional input stands in brackets."""
     inputs, _, outputs = text.partition("->")
-    optional = re.findall(r"\[(.*?)\]", inputs)
-    return Signature(names(re.sub(r"\[.*?\]", "", inputs)), names(" ".join(optional)), names(outputs), rows)
+    optional = {name for name in names(inputs) if name[0] == "["}
+    return Signature(names(inputs) - optional, frozenset(name[1:-1] for name in optional), names(outputs), rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +127,12 @@ class Adapter:
 
     def matches(self, definition: Definition) -> bool:
         """Whether the definition has this adapter's form."""
-        return self.signature.matches(definition) and self.accepts(definition)
+        names, wanted = definition.inputs.keys(), self.signature
+        return (
+            wanted.inputs <= names <= wanted.inputs | wanted.optional
+            and definition.outputs.keys() <= wanted.outputs
+            and self.accepts(definition)
+        )
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Whether it uses a GPU, and this one will do."""

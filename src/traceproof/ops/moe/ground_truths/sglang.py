@@ -121,9 +121,9 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 SERVED = signature(
     "hidden_states gemm1_weights gemm2_weights"
-    " [routing_logits routing_bias topk_ids local_expert_offset routed_scaling_factor]"
-    " [hidden_states_scale gemm1_weights_scale gemm2_weights_scale]"
-    " [output1_scales_scalar output1_scales_gate_scalar output2_scales_scalar] -> output",
+    " [routing_logits] [routing_bias] [topk_ids] [local_expert_offset] [routed_scaling_factor]"
+    " [hidden_states_scale] [gemm1_weights_scale] [gemm2_weights_scale]"
+    " [output1_scales_scalar] [output1_scales_gate_scalar] [output2_scales_scalar] -> output",
     rows="hidden_states",
 )
 
