@@ -24,6 +24,8 @@ from traceproof.worker.model import ItemOutcome, Status
 WHOLE = "*"  # the `output` of a row about a case as a whole
 REFERENCE = "reference"
 ORACLE = "oracle"
+SHADOW = "shadow"  # the reference in float64, where there is no oracle
+FLOOR = "floor"
 PLAN_BYTES = 1 << 30  # of a plan file
 AGAIN = "Run the same command again: finished outputs are kept."
 
@@ -182,6 +184,7 @@ class RunRecord(Record):
         seconds, peak_bytes: wall clock and memory.
         isolation: what was absent, where strangers' code ran without whole isolation.
         tensors: digest of the file of outputs.
+        shadow: why the file holds no float64 shadow of the outputs, where one was wanted; empty: it does.
     """
 
     key: str | None
@@ -199,11 +202,14 @@ class RunRecord(Record):
     peak_bytes: Annotated[int, Field(ge=0)] = 0
     isolation: str = ""
     tensors: str | None = None
+    shadow: str | None = None
 
     @classmethod
     def ok(cls, key: str, outcome: ItemOutcome, facts: Mapping[str, Any], *, inputs: str) -> Self:
         """Outputs are there. `facts` are what a process of ours measured, by name."""
         said: dict[str, Any] = {name: _names(facts[name]) for name in LISTS if name in facts}
+        if "shadow" in facts:
+            said["shadow"] = plain_text(str(facts["shadow"]))
         if "remembered" in facts:
             said["remembered"] = bool(facts["remembered"])
         return cls(key=key, status="ok", inputs=str(inputs), **said, **_costs(outcome))

@@ -1,8 +1,8 @@
 """Runs a stranger's reference: the only module of this project beside `traceproof.worker` in its process.
 
-It knows no definition, op, oracle or case. Inputs come as a file that is mapped into memory, outputs go to another
-as bare bytes; what the answer says of them is checked by whoever reads it (`traceproof.actors.measure`). Standard
-library and torch only.
+It knows no definition, op, oracle or case; `traceproof.untrusted.shadow` belongs to it. Inputs come as a file that
+is mapped into memory, outputs go to another as bare bytes; what the answer says of them is checked by who reads it
+(`traceproof.actors.measure`). Standard library and torch only.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from traceproof.actors import caches
+from traceproof.untrusted import shadow
 
 CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
 ALIGNMENT = 64  # bytes; tensors of a file start at multiples of it
@@ -130,7 +131,7 @@ class _Caller:
         self._held: list[Any] = []
 
     def answer(self, item: dict[str, Any]) -> dict[str, Any] | None:
-        """Make one call: `inputs`, `data`, `out`, `seeds`, `trials`, `fill`, `threads`, `hold`; None: nothing.
+        """Make one call (the item is an `Order`, with whether to `hold` what it returned); None: there is none.
 
         An exception that leaves the GPU context unusable (an illegal address, say) ends the process, so that the
         pool starts another and the next case is not blamed for this one.
@@ -154,7 +155,7 @@ class _Caller:
         on_gpu = self._device.type == "cuda"
         before = copies(inputs) if on_gpu else None
         with poisoned(item["fill"]):
-            returned, odd = self._returned(item, inputs)
+            returned, odd = self._followed(item, inputs) if item["mode"] else self._returned(item, inputs)
         self._synchronise()  # a copy to the host waits for the current stream alone
         values = [value for _, value in returned]
         addresses = [_address(value) for value in inputs]
@@ -167,7 +168,8 @@ class _Caller:
             addresses.append(address)
         outputs = write_outputs(self._scratch / item["out"], returned)
         written = write_back(mapped, inputs, before) if on_gpu else []
-        self._held = values if item["hold"] else []
+        if not item["mode"]:
+            self._held = values if item["hold"] else []
         return {"outputs": outputs, "aliased": aliased, "subclassed": sorted(odd), "written": written}
 
     def _returned(
@@ -192,6 +194,13 @@ class _Caller:
             return draws[0], odd
         columns = zip(*draws, strict=True)
         return [(column[0][0], torch.stack([value for _, value in column])) for column in columns], odd
+
+    def _followed(
+        self, item: dict[str, Any], inputs: Sequence[Any]
+    ) -> tuple[list[tuple[str | None, Any]], set[int]]:
+        """What one draw returns under a mode of `shadow`, in the form of `_returned`."""
+        torch.manual_seed(item["seeds"][0])
+        return shadow.run(item["mode"], self._run, inputs, _entries), set()
 
     def _synchronise(self) -> None:
         if self._device.type == "cuda":

@@ -78,30 +78,43 @@ class Measure:
         return {"digest": digest, "inputs": self._sent.specs}
 
     def collect(self, item: dict[str, Any]) -> dict[str, Any]:
-        """Take what a call left: `key`, `case`, `data`, `out`, `returned`, `first`, `recall`; gives what it did.
+        """Take what a call left; gives what it did.
 
-        `first`: outputs of the same case, to be met bit by bit, or null; `recall`: whether to hold the outputs
-        against those of the call before.
+        Of the item, `key`, `case`, `data`, `out` and `returned` say where it lies and what it is; `first`: outputs
+        of the same case, to be met bit by bit, or null; `recall`: whether to hold the outputs against those of the
+        call before; `beside`: what they are called beside the outputs of that key, taken before, or empty.
         """
         if self._sent is None:
             raise BorderError("no inputs were drawn for it")
         case, values = Case(**item["case"]), self._sent.values
         taken = self.transfer.take(self._sent, item["returned"], case, data=item["data"], out=item["out"])
+        if item["beside"]:
+            self._put_beside(item["key"], item["beside"], taken.outputs)
+            return {}
         facts: dict[str, Any] = {**taken.facts}
         outputs = taken.outputs
         if item["first"] is not None:
-            first = load_tensors(Path(item["first"]))
+            kept = load_tensors(Path(item["first"]))
+            first = {name: value for name, value in kept.items() if name in self.definition.outputs}
             facts["varying"] = sorted(
                 name for name in first.keys() | outputs.keys() if not same_bits(first.get(name), outputs.get(name))
             )
         if item["recall"]:
             facts["remembered"] = self._remembered(values, outputs)
         self._before = values, outputs
-        target = self.scratch / f"{item['key']}.safetensors"
+        self._save(item["key"], outputs)
+        return facts
+
+    def _save(self, key: str, outputs: Mapping[str, torch.Tensor]) -> None:
+        target = self.scratch / f"{key}.safetensors"
         target.unlink(missing_ok=True)
         save_file(dict(outputs), target)
         target.chmod(0o600)
-        return facts
+
+    def _put_beside(self, key: str, beside: str, outputs: Mapping[str, torch.Tensor]) -> None:
+        """Add a call's outputs to those of another, under names of their own."""
+        kept = {name: value.clone() for name, value in load_tensors(self.scratch / f"{key}.safetensors").items()}
+        self._save(key, kept | {f"{name}@{beside}": value for name, value in outputs.items()})
 
     def _remembered(self, values: Values, outputs: Mapping[str, torch.Tensor]) -> bool:
         """Whether every output has the bits of the call before, whose inputs were others."""

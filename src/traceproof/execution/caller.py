@@ -54,6 +54,7 @@ class Order:
         trials: whether outputs of several draws are stacked along a new first axis.
         fill: what memory without a value holds; None: whatever lies there.
         threads: torch's.
+        mode: of `traceproof.untrusted.shadow`; empty: the code as it is.
     """
 
     inputs: Sequence[Mapping[str, Any]]
@@ -63,6 +64,7 @@ class Order:
     trials: bool
     fill: float | None = NAN
     threads: int = 1
+    mode: str = ""
 
 
 class Caller:

@@ -49,8 +49,10 @@ class Source:
     op: Op
     caller: Caller
 
-    def run(self, case: Case, inputs: Values, *, seed: int, trials: int = 0) -> Taken:
+    def run(self, case: Case, inputs: Values, *, seed: int, trials: int = 0, mode: str = "") -> Taken:
         """What one call leaves; several draws are stacked along a new first axis.
+
+        `mode` is one of `traceproof.untrusted.shadow`, for a single draw.
 
         Raises:
             CallError: it left no outputs.
@@ -60,7 +62,8 @@ class Source:
         transfer = Transfer(self.definition, self.op, self.caller.folder)
         sent = transfer.send(inputs, data)
         seeds = [seed, *((seed + trial * GOLDEN) % (1 << 63) for trial in range(1, trials))]
-        outcome = self.caller.call(Order(inputs=sent.specs, data=data, out=out, seeds=seeds, trials=bool(trials)))
+        order = Order(inputs=sent.specs, data=data, out=out, seeds=seeds, trials=bool(trials), mode=mode)
+        outcome = self.caller.call(order)
         try:
             if outcome.status is Status.OK:
                 return transfer.take(sent, outcome.value, case, data=data, out=out)

@@ -26,6 +26,7 @@ from traceproof.ops.compare import IndexSet, Samples
 from traceproof.reasons import Failure, Verdict
 from traceproof.records import (
     ORACLE,
+    SHADOW,
     WHOLE,
     Arbitration,
     GateResult,
@@ -46,13 +47,18 @@ Rows = list[VerdictRow]
 def entries_of(
     outputs: Store, expected: RunRecord | None, definition: Definition
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """The oracle's entries by output and by what follows `@`; empty ones where it left none."""
+    """The oracle's entries by output and by what follows `@`; empty ones where it left none.
+
+    Of a reference's record, which stands in for an oracle, its shadow takes the place of the value.
+    """
     entries: dict[str, dict[str, torch.Tensor]] = {name: {} for name in definition.outputs}
     if expected is not None and expected.status == "ok":
+        shadowed = expected.shadow is not None
         for name, value in outputs.tensors(str(expected.key), expected.as_json()).items():
-            output, _, what = name.partition("@")
-            entries[output][what] = value
-    return entries
+            output, beside, what = name.partition("@")
+            if not shadowed or beside:
+                entries.setdefault(output, {})["" if what == SHADOW else what] = value
+    return {name: found if "" in found else {} for name, found in entries.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from traceproof.reasons import Error, Failure, Skip, Verdict
 from traceproof.records import (
     ORACLE,
     REFERENCE,
+    SHADOW,
     WHOLE,
     OpTypePlan,
     PlannedCase,
@@ -106,11 +107,11 @@ class Docket:
         rows = [
             row
             for manifest in self.others.values()
-            for row in _definition_rows(entry, manifest, oracle=self.oracle, bench=self.bench, large=large)
+            for row in _definition_rows(entry, manifest, oracle=self._oracle(entry), bench=self.bench, large=large)
         ]
         dispute = Dispute(
             entry=entry,
-            oracle=self.oracle.of(name),
+            oracle=self._oracle(entry).of(name),
             records=records,
             outputs=self.bench.outputs,
             judged=self.bench.judged,
@@ -120,6 +121,12 @@ class Docket:
         )
         rows = [row.changed(repeat=command(row, self.bench.options)) for row in dispute.arbitrated(rows)]
         return self.bundles.write(rows, entry, dispute)
+
+    def _oracle(self, entry: PlannedDefinition) -> Manifest:
+        """What says what is right: the oracle, else the reference's records, which hold its shadow."""
+        if entry.no_oracle is None:
+            return self.oracle
+        return self.others.get(REFERENCE, self.oracle)
 
 
 def _definition_rows(
@@ -144,7 +151,7 @@ def _definition_rows(
         for planned in entry.cases:
             if planned.hidden and manifest.actor != REFERENCE:
                 continue
-            judged = _CaseJudge(large, planned, manifest, bench)
+            judged = _CaseJudge(large, planned, manifest, bench, shadowed=entry.no_oracle is not None)
             rows += judged.rows(records.get(planned.id), expected.get(planned.id))
         bench.judged.finish(key, {"rows": [row.as_json() for row in rows]})
         return rows
@@ -161,6 +168,7 @@ class _CaseJudge:
     planned: PlannedCase
     manifest: Manifest
     bench: Bench
+    shadowed: bool = False  # whether the reference's shadow stands in for an oracle
 
     def rows(self, record: RunRecord | None, expected: RunRecord | None) -> Rows:
         """Rows of one case: one if there is nothing to compare, else one an output and one a broken rule."""
@@ -194,10 +202,16 @@ class _CaseJudge:
             if spec.optional and name not in outputs:
                 continue
             held = expectation(definition, op, self.planned.case, name, oracle[name])
-            found[name] = judge_output(outputs.get(name), held, tolerance=self.bench.tolerance)
-        return found | {name: surplus(name) for name in outputs if name not in definition.outputs}
+            ruling = judge_output(outputs.get(name), held, tolerance=self.bench.tolerance)
+            if ruling.reason == Skip.NO_ORACLE and expected is not None and expected.shadow:
+                ruling = replace(ruling, message=f"{ruling.message}; no float64 shadow: {expected.shadow}")
+            found[name] = ruling
+        extra = [name for name in outputs if "@" not in name and name not in definition.outputs]
+        return found | {name: surplus(name) for name in extra}
 
     def _no_oracle(self, record: RunRecord, expected: RunRecord | None) -> Ruling | None:
+        if self.shadowed and (expected is None or expected.status != "ok"):
+            return None
         if expected is None or (expected.status == "skip" and expected.reason == Skip.NO_ORACLE):
             return None
         if expected.status == "skip":
@@ -223,7 +237,7 @@ class _CaseJudge:
             seed=case.seed,
             axes=dict(case.axes),
             actor=self.manifest.actor,
-            against=ORACLE,
+            against=SHADOW if self.shadowed else ORACLE,
             output=output,
             verdict=ruling.verdict,
             reason=ruling.reason,

@@ -19,10 +19,11 @@ from typing import Any
 from traceproof.digests import digest_json
 from traceproof.execution.caller import NAN, Caller, Order, calling, refusal
 from traceproof.owner import own_folder
-from traceproof.records import LASTING, PlannedCase, PlannedDefinition, RunRecord
+from traceproof.records import FLOOR, LASTING, SHADOW, PlannedCase, PlannedDefinition, RunRecord
 from traceproof.stages.job import Job
 from traceproof.stages.progress import Progress
 from traceproof.store import Store, disk_errors
+from traceproof.untrusted import FLOAT64, OTHER_ORDER
 from traceproof.worker import MIB, Isolation, ItemOutcome, Pool, Session, Status
 
 MEASURE = "traceproof.actors.measure:setup"
@@ -41,6 +42,7 @@ class Call:
         recall: whether to hold the outputs against those of the call before.
         fill: what memory without a value holds; None: whatever lies there.
         threads: torch's.
+        followed: whether it is made again in float64, and once more in another order of summation.
     """
 
     planned: PlannedCase
@@ -49,6 +51,7 @@ class Call:
     recall: bool = False
     fill: float | None = NAN
     threads: int = 1
+    followed: bool = False
     outcome: ItemOutcome | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     inputs: str = ""
@@ -105,6 +108,8 @@ class References:
             return {call.case_id: self._finished(name, call, None) for call in wanted}
         plain = [call for call in wanted if not call.planned.hidden]
         hidden = [call for call in wanted if call.planned.hidden]
+        for call in wanted:
+            call.followed = entry.no_oracle is not None and not call.planned.trials
         Random(digest_json([entry.digest, entry.nonce])).shuffle(plain)  # noqa: S311 - an order
         with own_folder("scratch", self.store) as done:
             again = {call.case_id: self._repeat(call, done) for call in plain if call.planned.repeat}
@@ -184,9 +189,26 @@ class References:
                 else:
                     call.outcome, call.facts = self._call(call, measure, caller)
                     timeouts += call.timed_out
+                    if call.followed and call.succeeded:
+                        call.facts = {**call.facts, "shadow": self._shadowed(call, measure, caller)}
                 yield call
 
-    def _call(self, call: Call, measure: Session, caller: Caller) -> tuple[ItemOutcome, Mapping[str, Any]]:
+    def _shadowed(self, call: Call, measure: Session, caller: Caller) -> str:
+        """Put the shadow of a call's outputs, and the outputs in another order of summation, beside them.
+
+        Returns:
+            why it could not be done; empty: it was.
+        """
+        for mode, beside in ((FLOAT64, SHADOW), (OTHER_ORDER, FLOOR)):
+            outcome, _ = self._call(call, measure, caller, mode=mode, beside=beside)
+            if outcome.status is not Status.OK:
+                lines = outcome.message.strip().splitlines() or [str(outcome.status)]
+                return lines[-1].rpartition("UnsupportedError: ")[2]
+        return ""
+
+    def _call(
+        self, call: Call, measure: Session, caller: Caller, *, mode: str = "", beside: str = ""
+    ) -> tuple[ItemOutcome, Mapping[str, Any]]:
         """Draw, call, collect: how it ended, and what was measured."""
         token = secrets.token_hex(8)
         case, files = call.planned.case.as_json(), {"data": f"{token}.in", "out": f"{token}.out"}
@@ -201,12 +223,14 @@ class References:
             trials=bool(planned.trials),
             fill=call.fill,
             threads=call.threads,
+            mode=mode,
             **files,
         )
         outcome = caller.call(order)
         if outcome.status is not Status.OK:
             return self._not_ours(outcome), {}
         item = {"do": "collect", "case": case, "key": call.key, "returned": outcome.value, "recall": call.recall}
+        item["beside"] = beside
         first = None if call.first is None else str(call.first)
         return self._collected(outcome, measure.ask(item | files | {"first": first}))
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, dim, scalar, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, dim, names, scalar, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.ground_truths.flashinfer import workspace
-from traceproof.ops.dsa_paged.ground_truths import SPARSE
 
 NOPE = 128  # width of a query head before absorption in the models that use this kernel
 
@@ -47,10 +46,12 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
 ADAPTERS = (
     Adapter(
         name="trtllm_batch_decode_with_kv_cache_mla",
-        signature=SPARSE,
+        inputs=names("q_nope q_pe ckv_cache kpe_cache sparse_indices sm_scale"),
+        outputs=names("output lse"),
         accepts=_accepts,
         apis=("sparse_mla",),
         call=_call,
         sm=((10, 0), (10, 9)),
+        rows="q_nope",
     ),
 )

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, dim, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, dim, names, tensor
 from traceproof.ops.base import TORCH_DTYPES, Values
-from traceproof.ops.rmsnorm.ground_truths import FUSED_ADD, NORM
 from traceproof.ops.rmsnorm.oracle import OP
 from traceproof.stacks.base import Module
 
@@ -108,47 +107,61 @@ def _fused_module(definition: Definition, _: tuple[int, int]) -> tuple[Module, .
     return (Module("gen_fused_add_rmsnorm", (_dtype(definition), False), compiles=True),)
 
 
+PLAIN = names("hidden_states weight")
+FUSED = names("hidden_states residual weight")
+BOTH = names("output residual_out")
+
 ADAPTERS = (
     Adapter(
         name="layernorm.norm.rmsnorm",
-        signature=NORM,
+        inputs=PLAIN,
+        outputs=names("output"),
         accepts=_compiled,
         apis=("rmsnorm",),
         call=_norm,
         modules=_module,
         sm=SM,
+        rows="hidden_states",
     ),
     Adapter(
         name="layernorm.norm.fused_add_rmsnorm",
-        signature=FUSED_ADD,
+        inputs=FUSED,
+        outputs=BOTH,
         accepts=_compiled_fused,
         apis=("fused_add_rmsnorm",),
         call=_fused_add,
         modules=_fused_module,
         sm=SM,
+        rows="hidden_states",
     ),
     Adapter(
         name="layernorm.fused_rmsnorm",
-        signature=NORM,
+        inputs=PLAIN,
+        outputs=names("output"),
         accepts=_plain,
         apis=("triton_rmsnorm",),
         call=_triton,
         sm=SM,
+        rows="hidden_states",
     ),
     Adapter(
         name="layernorm.minimax_m3_rmsnorm.gemma_rmsnorm",
-        signature=NORM,
+        inputs=PLAIN,
+        outputs=names("output"),
         accepts=_gemma,
         apis=("triton_gemma_rmsnorm",),
         call=_triton_gemma,
         sm=SM,
+        rows="hidden_states",
     ),
     Adapter(
         name="layernorm.minimax_m3_rmsnorm.gemma_fused_add_rmsnorm",
-        signature=FUSED_ADD,
+        inputs=FUSED,
+        outputs=BOTH,
         accepts=_gemma,
         apis=("triton_gemma_fused_add_rmsnorm",),
         call=_triton_gemma_fused_add,
         sm=SM,
+        rows="hidden_states",
     ),
 )

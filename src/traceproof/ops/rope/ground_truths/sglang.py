@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
 from traceproof.ops.base import TORCH_DTYPES, Values
 from traceproof.ops.common.rotary import Pairing, pairing
-from traceproof.ops.rope.ground_truths import ROTARY
 from traceproof.stacks.sglang.boot import KERNELS
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32})
@@ -38,11 +37,13 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
 ADAPTERS = (
     Adapter(
         name="sgl_kernel.rotary_embedding",
-        signature=ROTARY,
+        inputs=names("q k cos_sin_cache positions"),
+        outputs=names("q_out k_out"),
         accepts=_accepts,
         apis=("rotary_embedding",),
         packages=(KERNELS,),
         call=_call,
         sm=((8, 0), (12, 9)),
+        rows="q",
     ),
 )

@@ -1,0 +1,217 @@
+"""A reference's float64 shadow: exact where the reference rounds, rounded where it says so, else refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from definitions import write
+from op_support import cases, definitions, inputs_of, truth
+from pipeline import Run, verdicts
+
+from traceproof.dataset.definition import Definition
+from traceproof.execution.source import loaded, strangers
+from traceproof.ops import registry
+from traceproof.ops.compare import Close, Quantised
+from traceproof.untrusted import FLOAT64, OTHER_ORDER, shadow
+from traceproof.worker import Limits, Pool
+
+LIMITS = Limits(seconds=60.0, setup_seconds=60.0)
+
+
+def entries(returned: Any) -> list[tuple[str | None, Any]]:  # noqa: ANN401 - what a function returns
+    return [(None, value) for value in (returned if isinstance(returned, tuple) else (returned,))]
+
+
+def followed(function: Callable[..., Any], *inputs: Any, mode: str = FLOAT64) -> list[Any]:  # noqa: ANN401 - tensors
+    return [value for _, value in shadow.run(mode, function, inputs, entries)]
+
+
+def values(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def test_every_operation_is_done_in_float64_and_the_output_is_not_rounded() -> None:
+    x = values(4, 64)
+
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        y = x.float()
+        return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)).to(torch.bfloat16)
+
+    wide = x.double()
+    exact = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    (found,) = followed(norm, x)
+    assert found.dtype is torch.float64
+    assert torch.allclose(found, exact, rtol=1e-15, atol=0)
+
+
+def test_a_cast_on_the_way_rounds_and_the_last_one_does_not() -> None:
+    x = values(3, 16, dtype=torch.float32)
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return (x.to(torch.bfloat16).float() * 3).to(torch.bfloat16)
+
+    (found,) = followed(twice, x)
+    assert torch.equal(found, x.to(torch.bfloat16).double() * 3)
+
+
+def test_outputs_filled_row_by_row_keep_what_was_rounded_last() -> None:
+    x = values(5, 32)
+
+    def rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = torch.zeros(5, 5, dtype=torch.bfloat16)
+        lse = torch.full((5,), -float("inf"))
+        for row in range(4):
+            scores = x[row].float() @ x.float().T
+            out[row] = torch.softmax(scores, -1).to(torch.bfloat16)
+            lse[row] = torch.logsumexp(scores, -1) / math.log(2.0)
+        return out, lse
+
+    wide = x.double()
+    out, lse = followed(rows, x)
+    assert torch.allclose(out[:4], torch.softmax(wide[:4] @ wide.T, -1), rtol=1e-13, atol=1e-18)
+    assert torch.equal(out[4], torch.zeros(5, dtype=torch.float64))
+    assert torch.allclose(lse[:4], torch.logsumexp(wide[:4] @ wide.T, -1) / math.log(2.0), rtol=1e-14)
+    assert lse[4] == -math.inf
+
+
+def test_views_in_place_operations_and_scalars_are_followed() -> None:
+    x = values(4, 6, dtype=torch.float32)
+
+    def changes(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        left, right = y.view(2, 2, 6)[0], y.t()[2:]
+        left.mul_(0.1).add_(1)
+        right.div_(3)
+        y[1, 1:3] = y[0, 1:3] * y.abs().max().item()
+        return y
+
+    expected = x.double()
+    expected[:2] = expected[:2] * 0.1 + 1
+    expected[:, 2:] /= 3
+    expected[1, 1:3] = expected[0, 1:3] * expected.abs().max()
+    (found,) = followed(changes, x)
+    assert torch.allclose(found, expected, rtol=1e-14)
+
+
+def test_memory_that_is_used_again_has_no_shadow_of_what_lay_there() -> None:
+    def loop(x: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(64)
+        for step in range(2000):
+            total = total + x * (1.0 / (step + 1))
+        return total
+
+    x = values(64, dtype=torch.float32)
+    (found,) = followed(loop, x)
+    expected = x.double() * sum(1.0 / (step + 1) for step in range(2000))
+    assert torch.allclose(found, expected, rtol=1e-12)
+
+
+def test_whole_numbers_that_rounding_may_decide_are_left_out_and_others_stay() -> None:
+    def numbers(x: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.argmax(-1), ids + 1, (x * 4).to(torch.int8)
+
+    ids = torch.arange(3)
+    best, moved, packed = followed(numbers, values(3, 5), ids)
+    assert best is None
+    assert packed is None
+    assert torch.equal(moved, ids + 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: x.float().view(torch.int32), "bits"),
+        (lambda x: torch.multinomial(x.float().abs(), 1), "draws at random"),
+        (lambda x: torch.view_as_complex(x.float().view(-1, 2)), "complex"),
+    ],
+)
+def test_what_float64_can_not_follow_is_refused_by_name(
+    function: Callable[[torch.Tensor], torch.Tensor], why: str
+) -> None:
+    with pytest.raises(shadow.UnsupportedError, match=why):
+        followed(function, values(4, 8))
+
+
+def test_another_order_of_summation_changes_rounding_and_nothing_else() -> None:
+    x, y = values(32, 4096, dtype=torch.float32), values(4096, 16, dtype=torch.float32)
+
+    def sums(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x @ y, x.sum(-1), torch.softmax(x, -1), x.mean()
+
+    for plain, other in zip(sums(x, y), followed(sums, x, y, mode=OTHER_ORDER), strict=True):
+        assert other.shape == plain.shape
+        assert torch.allclose(other, plain, rtol=1e-3, atol=1e-3)
+    assert not torch.equal(followed(sums, x, y, mode=OTHER_ORDER)[0], x @ y)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with strangers() as found:
+        yield found
+
+
+FLOATING = [
+    definition
+    for op_type in registry.known()
+    for definition in definitions(op_type)
+    if any(isinstance(kind, Close) for kind in registry.get(op_type).comparisons(definition).values())
+]
+
+
+@pytest.mark.parametrize("definition", FLOATING, ids=lambda one: one.name)
+def test_the_shadow_of_a_right_reference_is_what_the_oracle_says(definition: Definition, pool: Pool) -> None:
+    op = registry.get(definition.op_type)
+    case = cases(definition, "small")[0]
+    inputs = inputs_of(definition, case)
+    known = truth(definition, inputs)
+    with loaded(definition, pool, limits=LIMITS, need=op.memory(definition, case)) as source:
+        plain = source.run(case, inputs, seed=0).outputs
+        found = source.run(case, inputs, seed=0, mode=FLOAT64).outputs
+    compared = 0
+    for name, kind in op.comparisons(definition).items():
+        if isinstance(kind, Close) and not isinstance(kind, Quantised):
+            oracle = known[name].double()
+            off, lost = (float((one[name].double() - oracle).abs().max()) for one in (found, plain))
+            assert off <= max(lost / 4, 1e-12 * float(oracle.abs().max())), (name, off, lost)
+            compared += 1
+    assert compared
+
+
+def own(tmp_path: Path, body: str, dtype: str = "bfloat16") -> Mapping[str, Any]:
+    """What comes of a reference of an op_type that nobody knows."""
+    definition = {
+        "name": "one",
+        "op_type": "unheard_of",
+        "axes": {"rows": {"type": "var"}, "width": {"type": "const", "value": 64}},
+        "inputs": {"x": {"shape": ["rows", "width"], "dtype": "bfloat16"}},
+        "outputs": {"y": {"shape": ["rows", "width"], "dtype": dtype}},
+        "reference": f"import torch\n\n\ndef run(x):\n    {body}\n",
+    }
+    write(tmp_path / "dataset", definition)
+    run = Run(tmp_path / "dataset", tmp_path / "out", limits=LIMITS)
+    rows = run.verify()["one"]
+    return {"rows": rows, "verdicts": verdicts(rows), "against": {row["against"] for row in rows}}
+
+
+def test_a_reference_of_an_unknown_op_type_is_held_against_its_shadow(tmp_path: Path) -> None:
+    found = own(tmp_path, "return torch.softmax(x.float(), -1).to(torch.bfloat16)")
+    assert found["verdicts"] == {("pass", None)}
+    assert found["against"] == {"shadow"}
+    assert {row["gate"]["kind"] for row in found["rows"] if row["output"] == "y"} == {"floor"}
+
+
+def test_a_reference_that_overflows_where_float64_does_not_fails(tmp_path: Path) -> None:
+    body = "y = x.half() * 30000; return (y / 30000).to(torch.bfloat16)"
+    assert ("fail", "infinity") in own(tmp_path, body)["verdicts"]
+
+
+def test_a_reference_that_takes_bits_is_not_verified_and_says_why(tmp_path: Path) -> None:
+    found = own(tmp_path, "return (x.float().view(torch.int32) & -65536).view(torch.float32).to(torch.bfloat16)")
+    unjudged = [row for row in found["rows"] if row["output"] == "y"]
+    assert {(row["verdict"], row["reason"]) for row in unjudged} == {("skip", "no_oracle")}
+    assert all("no float64 shadow: a tensor's bits" in row["message"] for row in unjudged)
