@@ -37,27 +37,27 @@ class Roots:
 @cache
 def roots(stack: str, op_type: str) -> Roots:
     """What the adapters of an op_type call. Keys may be put together at run time, so all of a module count."""
-    table = STACKS[stack].apis
-    own = f"traceproof.stacks.{stack}"
-    start = {name for name in codedigest.closure(own) if name.startswith(f"{own}.")}
-    texts = set(STACKS[stack].modules)
-    attributes: set[str] = set()
-    reached = codedigest.closure(*adapter_modules(stack, op_type), BASE)
-    for module in reached | start:
-        if not module.startswith("traceproof.ops") and module not in start:
-            continue
-        path = codedigest.file_of(module)
-        nodes = list(ast.walk(ast.parse(path.read_bytes())))
-        if module in reached:
-            attributes |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-        if module in start or module == BASE or CALLS in module:
-            texts |= {
-                node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
-            }
+    table, package = STACKS[stack].apis, STACKS[stack].package
+    texts, attributes = _names(stack, op_type)
     apis = {place for key in texts & table.keys() for place in table[key]}
     apis |= {text for text in texts if PLACE.fullmatch(text) and not text.startswith("traceproof.")}
     modules = {place.partition(":")[0] for place in apis}
     apis |= {place for places in table.values() for place in places if place.partition(":")[0] in modules}
-    package = STACKS[stack].package
     named = {text for text in texts if text.startswith(f"{package}.") and text.replace(".", "").isidentifier()}
     return Roots(apis=frozenset(apis), modules=frozenset(named), attributes=frozenset(attributes))
+
+
+def _names(stack: str, op_type: str) -> tuple[set[str], set[str]]:
+    """Texts in the adapters' modules and in the stack's own, and attributes in all that the adapters reach."""
+    own = f"traceproof.stacks.{stack}"
+    start = {name for name in codedigest.closure(own) if name.startswith(f"{own}.")}
+    reached = codedigest.closure(*adapter_modules(stack, op_type), BASE)
+    texts, attributes = set(STACKS[stack].modules), set()
+    for module in start | {name for name in reached if name.startswith("traceproof.ops")}:
+        nodes = list(ast.walk(ast.parse(codedigest.file_of(module).read_bytes())))
+        if module in reached:
+            attributes |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        if module in start or module == BASE or CALLS in module:
+            constants = (node.value for node in nodes if isinstance(node, ast.Constant))
+            texts |= {value for value in constants if isinstance(value, str)}
+    return texts, attributes

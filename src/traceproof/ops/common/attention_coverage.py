@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from traceproof.ops.common.coverage import SCALE, SEQUENCES, Json, const, length_of, one, rows, values_of
@@ -47,29 +47,6 @@ def _ratio(definition: Json) -> str:
     return "equal" if q == kv else "grouped" if kv > 1 else "one kv head"
 
 
-def _attention_reachable(chosen: Chosen) -> bool:
-    """One token a sequence in decode; no boundary within pages of one; an empty sequence has nothing to attend."""
-    boundary, page, length = chosen.get("boundary"), chosen.get("page"), chosen.get("length")
-    relation, stage = chosen.get("q_to_kv"), chosen.get("stage")
-    apart = {"full", "one over", "one short", "within"}
-    return not (
-        (page == "1" and boundary in apart)
-        or (page == "more" and boundary == "none")
-        or (boundary == "empty" and length not in {None, "empty"})
-        or (length == "empty" and boundary not in {None, "empty"})
-        or (length == "one" and boundary in {"full", "within", "one short"})
-        or (stage == "decode" and ((relation == "longer") != (length == "empty")) and relation and length)
-        or (stage == "decode" and ((relation == "same") != (length == "one")) and relation and length)
-        or (length == "empty" and relation == "shorter")
-        or (length == "one" and relation == "shorter" and stage == "decode")
-        or (
-            chosen.get("sequences") == "none" and (length not in {None, "empty"} or relation not in {None, "same"})
-        )
-        or (chosen.get("values") == "adversarial" and chosen.get("sequences") == "none")
-        or (chosen.get("pages") == "shared" and chosen.get("sequences") not in {None, "several"})
-    )
-
-
 LENGTH = Axis("length", ("short", "one", "empty", "long"), "a row without keys, one key, sums of many")
 RELATION = Axis("q_to_kv", ("shorter", "same", "longer"), "where the causal mask begins")
 HEADS = Axis("heads", ("grouped", "equal", "one kv head"), "which key head a query head reads")
@@ -79,6 +56,32 @@ PAGED = (
     Axis("boundary", ("none", "within", "full", "one over", "one short", "empty"), "the last page"),
     Axis("pages", ("own", "shared"), "page tables that are no permutation"),
 )
+
+
+NOT_EMPTY, NOT_ONE = frozenset({"short", "one", "long"}), frozenset({"short", "empty", "long"})
+APART = frozenset({"full", "one over", "one short", "within"})
+# Values that no case has together: one token a sequence in decode; no boundary within pages of one; an empty
+# sequence has nothing to attend.
+IMPOSSIBLE: tuple[Mapping[str, Collection[str]], ...] = (
+    {"page": {"1"}, "boundary": APART},
+    {"page": {"more"}, "boundary": {"none"}},
+    {"boundary": {"empty"}, "length": NOT_EMPTY},
+    {"boundary": APART | {"none"}, "length": {"empty"}},
+    {"boundary": {"full", "within", "one short"}, "length": {"one"}},
+    {"stage": {"decode"}, "q_to_kv": {"longer"}, "length": NOT_EMPTY},
+    {"stage": {"decode"}, "q_to_kv": {"shorter", "same"}, "length": {"empty"}},
+    {"stage": {"decode"}, "q_to_kv": {"same"}, "length": NOT_ONE},
+    {"stage": {"decode"}, "q_to_kv": {"shorter", "longer"}, "length": {"one"}},
+    {"q_to_kv": {"shorter"}, "length": {"empty"}},
+    {"sequences": {"none"}, "length": NOT_EMPTY},
+    {"sequences": {"none"}, "q_to_kv": {"shorter", "longer"}},
+    {"sequences": {"none"}, "values": {"adversarial"}},
+    {"sequences": {"none", "one"}, "pages": {"shared"}},
+)
+
+
+def _attention_reachable(chosen: Chosen) -> bool:
+    return not any(all(chosen.get(axis) in values for axis, values in row.items()) for row in IMPOSSIBLE)
 
 
 def attention_space(*, paged: bool) -> Space:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from traceproof.ops.space import Axis, Chosen
+from traceproof.ops.space import Axis, Chosen, Space
 
 Json = Mapping[str, Any]
 ROWS = Axis(
@@ -56,3 +56,18 @@ def rows_only(definition: Json, case: Json) -> dict[str, frozenset[str]]:
 def tame(chosen: Chosen) -> bool:
     """Whether ROWS and SCALE can go together: no values without rows."""
     return not (chosen.get("rows") == "none" and chosen.get("values") == "adversarial")
+
+
+def rows_and(axis: Axis, value: Callable[[Json], str]) -> Space:
+    """ROWS, SCALE, and an axis that a definition sets for all its cases.
+
+    Args:
+        axis: the further one.
+        value: a definition's value of it.
+    """
+    return Space(
+        axes=(ROWS, SCALE, axis),
+        read=lambda definition, case: rows_only(definition, case) | {axis.name: one(value(definition))},
+        reachable=tame,
+        fixed=frozenset({axis.name}),
+    )

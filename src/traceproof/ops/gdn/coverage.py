@@ -27,16 +27,21 @@ def _gdn(definition: Json, case: Json) -> Values:
 
 
 def _gdn_reachable(chosen: Chosen) -> bool:
-    stage, length = chosen.get("stage"), chosen.get("length")
-    return not (
-        (stage in {"decode", "mtp"} and chosen.get("layout") == "variable")
-        or (stage == "decode" and length not in {None, "one"} and chosen.get("sequences") != "none")
-        or (stage == "mtp" and (length in {"one", "long"} or chosen.get("state") == "none"))
-        or (stage == "mtp" and length == "empty" and chosen.get("sequences") not in {None, "none"})
-        or (chosen.get("sequences") == "none" and length not in {None, "empty"})
-        or (chosen.get("sequences") == "none" and chosen.get("gates") not in {None, "plain"})
-        or (chosen.get("layout") == "variable" and chosen.get("sequences") not in {None, "several"})
-    )
+    """Decode and mtp have sequences of one length; nothing without sequences has a length or gates of a kind."""
+    sequences, length = chosen.get("sequences"), chosen.get("length")
+    idle = sequences == "none" and (length not in {None, "empty"} or chosen.get("gates") not in {None, "plain"})
+    alone = chosen.get("layout") == "variable" and sequences not in {None, "several"}
+    return not (idle or alone) and _fits_stage(chosen)
+
+
+def _fits_stage(chosen: Chosen) -> bool:
+    length, sequences = chosen.get("length"), chosen.get("sequences")
+    if chosen.get("stage") == "decode":
+        return chosen.get("layout") != "variable" and (length in {None, "one"} or sequences == "none")
+    if chosen.get("stage") == "mtp":
+        fits = length in {None, "short"} or (length == "empty" and sequences in {None, "none"})
+        return chosen.get("layout") != "variable" and chosen.get("state") != "none" and fits
+    return True
 
 
 SPACE = Space(

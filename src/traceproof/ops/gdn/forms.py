@@ -67,15 +67,7 @@ def layout(definition: Definition) -> Layout:
     Raises:
         Unsupported: none of the three forms.
     """
-    inputs = set(definition.inputs)
-    if inputs == COMMON | {"state"}:
-        form, state, final = Form.DECODE, "state", "new_state"
-    elif inputs == COMMON | {"state", "cu_seqlens"}:
-        form, state, final = Form.PREFILL, "state", "new_state"
-    elif inputs - {BUFFER} == COMMON | {"initial_state", "initial_state_indices"}:
-        form, state, final = Form.MTP, "initial_state", "final_state"
-    else:
-        raise Unsupported(f"inputs are {list(definition.inputs)}")
+    form, state, final = _form(definition)
     if list(definition.outputs) != ["output", final]:
         raise Unsupported(f"outputs are {list(definition.outputs)}, not output and {final}")
     shapes = {name: spec.shape or () for name, spec in definition.inputs.items()}
@@ -90,6 +82,18 @@ def layout(definition: Definition) -> Layout:
     if const[shapes["k"][-2]] != sizes[0] or sizes[1] % sizes[0]:
         raise Unsupported(f"{sizes[1]} value heads do not share {sizes[0]} query and key heads")
     return Layout(form, state, final, *sizes)
+
+
+def _form(definition: Definition) -> tuple[Form, str, str]:
+    """The form, with the names of the states before and after, told by the inputs' names."""
+    inputs = set(definition.inputs)
+    if inputs == COMMON | {"state"}:
+        return Form.DECODE, "state", "new_state"
+    if inputs == COMMON | {"state", "cu_seqlens"}:
+        return Form.PREFILL, "state", "new_state"
+    if inputs - {BUFFER} == COMMON | {"initial_state", "initial_state_indices"}:
+        return Form.MTP, "initial_state", "final_state"
+    raise Unsupported(f"inputs are {list(definition.inputs)}")
 
 
 def axes(definition: Definition, found: Layout, plan: Plan) -> dict[str, int]:

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from traceproof.ops.common.coverage import ROWS, SCALE, Json, one, rows_only, tame
-from traceproof.ops.space import Axis, Space, Values
+from traceproof.ops.common.coverage import Json, rows_and
+from traceproof.ops.space import Axis
 
 
-def _norm(definition: Json, case: Json) -> Values:
-    return rows_only(definition, case) | {
-        "residual": one("added" if "residual" in definition["inputs"] else "none")
-    }
+def _residual(definition: Json) -> str:
+    return "added" if "residual" in definition["inputs"] else "none"
 
 
-SPACE = Space(
-    axes=(
-        ROWS,
-        SCALE,
-        Axis("residual", ("none", "added"), "the sum before the norm"),
-    ),
-    read=_norm,
-    reachable=tame,
-    fixed=frozenset({"residual"}),
-)
+SPACE = rows_and(Axis("residual", ("none", "added"), "the sum before the norm"), _residual)

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from traceproof.ops.common.coverage import ROWS, SCALE, Json, one, rows_only, tame
-from traceproof.ops.space import Axis, Space, Values
+from traceproof.ops.common.coverage import Json, rows_and
+from traceproof.ops.space import Axis
 
 
-def _sampling(definition: Json, case: Json) -> Values:
-    names = [name for name in ("top_k", "top_p") if name in definition["inputs"]]
-    return rows_only(definition, case) | {"filter": one(" and ".join(names) or "none")}
+def _filter(definition: Json) -> str:
+    return " and ".join(name for name in ("top_k", "top_p") if name in definition["inputs"]) or "none"
 
 
-SPACE = Space(
-    axes=(
-        ROWS,
-        SCALE,
-        Axis("filter", ("top_k", "top_p", "top_k and top_p"), "which tokens remain"),
-    ),
-    read=_sampling,
-    reachable=tame,
-    fixed=frozenset({"filter"}),
-)
+SPACE = rows_and(Axis("filter", ("top_k", "top_p", "top_k and top_p"), "which tokens remain"), _filter)
