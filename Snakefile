@@ -1,4 +1,5 @@
 # Verifies a dataset of kernel definitions; `snakemake --cores 4 verify_all`, or simply scripts/verify_all.py.
+import os
 import signal
 import sys
 from pathlib import Path
@@ -30,6 +31,8 @@ tokens.forget()  # jobs run references, which are strangers' code, and none of t
 FIRST = shared.announce()  # and no process that a run of this Snakefile started
 runs.begin()
 shared.follow(signal.SIGINT)  # of a command that was killed
+if interrupts.MARK in os.environ:
+    shell.prefix(interrupts.UNHEARD)
 
 FLOW = Pipeline.of(config, root=Path.cwd())
 if FIRST and not {"-n", "--dry-run", "--dryrun"} & set(sys.argv):

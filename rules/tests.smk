@@ -46,9 +46,14 @@ def test_builds(wildcards):
     return TESTS.builds(wildcards.op_type, wildcards.stack)
 
 
+def test_lanes(wildcards):
+    """How many definitions are tested side by side."""
+    return FLOW.load.judge_lanes(wildcards.op_type)
+
+
 def test_memory(wildcards):
     """Memory of the job, as planned."""
-    return FLOW.load.actor_mb(wildcards.op_type, "oracle")
+    return FLOW.load.judge_mb(wildcards.op_type)
 
 
 rule test_support:
@@ -107,7 +112,7 @@ rule run_tests_of:
         junit=f"{FLOW.run}/tests/{{op_type}}-{{stack}}.xml",
     log:
         f"{FLOW.run}/logs/tests/{{op_type}}-{{stack}}.log",
-    threads: 1
+    threads: test_lanes
     resources:
         mem_mb=test_memory,
     params:
@@ -123,7 +128,7 @@ rule run_tests_of:
         "PYTHONPATH={params.path:q} {params.python:q} scripts/run_tests.py --file {input.file:q}"
         " --op-type {wildcards.op_type:q} --dataset {params.dataset:q}"
         " --cases {input.cases:q} --stack {params.record:q} --caches {params.caches:q} --built {input.built:q}"
-        " --limits {params.limits:q} --memory-mb {resources.mem_mb:q} {params.options:q} --rows {output.rows:q}"
+        " --limits {params.limits:q} --memory-mb {resources.mem_mb:q} --lanes {threads:q} {params.options:q} --rows {output.rows:q}"
         " --junit {output.junit:q} --log {log:q}"
 
 

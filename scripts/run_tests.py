@@ -31,6 +31,7 @@ PARSER.add_argument("--caches", type=Path, required=True, help="folder for what 
 PARSER.add_argument("--built", type=Path, nargs="*", default=[], help="what came of the kernel modules")
 PARSER.add_argument("--limits", type=json.loads, required=True, help="JSON, `limits` of config.yaml")
 PARSER.add_argument("--memory-mb", type=int, required=True, help="what the job is planned to take, MiB")
+PARSER.add_argument("--lanes", type=int, default=1, help="definitions that are tested side by side")
 PARSER.add_argument("--option", action="append", default=[], help="an option of pytest")
 PARSER.add_argument("--rows", type=Path, required=True)
 PARSER.add_argument("--junit", type=Path, required=True)
@@ -64,7 +65,7 @@ def main() -> None:
         variables={LIBRARIES: str(libraries)} | built.variables(options.built) if crew.gpu else {},
     )
     with lease(gpus() if crew.gpu else [], memory_mib=options.memory_mb):
-        rows = list(run_tests(order, crew, scratch=own if crew.gpu else None))
+        rows = list(run_tests(order, crew, scratch=own if crew.gpu else None, lanes=options.lanes))
     failed = sum(row["outcome"] in {"failed", "error"} for row in rows)
     sys.stderr.write(f"tests      {options.op_type} in {stack['stack']}: {len(rows)} run, {failed} not passed\n")
     write_rows(rows, options.rows)

@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 from repository import Repository, own_dataset
 
+from traceproof.pipeline.entry import BAD_INPUT
+from traceproof.pipeline.interrupts import INTERRUPTED, MARK, UNHEARD
+
 GEMM, NORM = "gemm/gemm_n96_k160", "rmsnorm/rmsnorm_h96"
 ENDLESS = """
 import torch
@@ -232,3 +235,33 @@ def test_snakemake_of_another_environment_says_what_to_do(repository: Repository
     assert "`source .venv/bin/activate` first" in out
     assert "usage:" not in out
     assert len(out.splitlines()) < 6, out
+
+
+@pytest.mark.parametrize("script", ["actor", "cases", "judge", "report"])
+def test_a_job_that_was_starting_when_its_run_was_interrupted_says_nothing(tmp_path: Path, script: str) -> None:
+    (tmp_path / "interrupted").touch()
+    for mark, code in {"interrupted": INTERRUPTED, "not there": BAD_INPUT}.items():
+        done = subprocess.run(
+            ["bash", "-c", f"{UNHEARD} {sys.executable} {ROOT}/scripts/{script}.py"],
+            env=os.environ | {"PYTHONPATH": str(ROOT / "src"), MARK: str(tmp_path / mark)},
+            check=False,
+            text=True,
+            stderr=subprocess.PIPE,
+        )
+        assert done.returncode == code
+        assert bool(done.stderr) is (code == BAD_INPUT)
+
+
+def test_a_job_that_is_starting_does_not_hear_an_interrupt(tmp_path: Path) -> None:
+    program = "print('up', flush=True); import time; time.sleep(1); from traceproof.pipeline import entry"
+    command = ["bash", "-c", f'{UNHEARD} {sys.executable} -c "{program}"']
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), MARK: str(tmp_path / "interrupted")}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "up\n"
+        (tmp_path / "interrupted").touch()
+        os.killpg(job.pid, signal.SIGINT)
+        assert job.communicate()[1] == ""
+    assert job.returncode == INTERRUPTED

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from definitions import rmsnorm, write
+
 from traceproof.known import Known
-from traceproof.testgen.outcomes import Row, junit
+from traceproof.stages.crew import Crew
+from traceproof.testgen.generate import PLACE, generate
+from traceproof.testgen.generate import Order as Wanted
+from traceproof.testgen.known import Divergences
+from traceproof.testgen.outcomes import Row, Run, junit, run_tests
 from traceproof.testgen.summary import described, judged, table
+from traceproof.worker import Limits
 
 
 def row(**changes: Any) -> Row:  # noqa: ANN401 - values of a row
@@ -76,3 +84,27 @@ def test_a_junit_file_holds_every_row_and_any_message() -> None:
 def test_a_description_counts_rows_of_this_state_of_a_definition_only() -> None:
     rows = judged([row(), row(outcome="skipped"), row(digest="1" * 32)], Known(), {})["rows"]
     assert described(rows, {"gemm_a": "0" * 32}, ["gemm_a"]) == "gemm_a in torch: 1 passed, 1 skipped"
+
+
+def test_definitions_side_by_side_give_their_rows_in_the_file_s_order(tmp_path: Path) -> None:
+    names = ["rmsnorm_a", "rmsnorm_b", "rmsnorm_c"]
+    for name in names:
+        write(tmp_path, rmsnorm(name))
+    wanted = Wanted(root=tmp_path, everything=True, sizes=("small",))
+    generate(wanted, Divergences(verdicts=None, known=None))
+    order = Run(
+        file=tmp_path / PLACE / "test_rmsnorm.py",
+        op_type="rmsnorm",
+        stack="torch",
+        dataset=tmp_path,
+        digests={},
+        options=["-k", "test_correctness", "--test-sizes=small"],
+        limits=Limits(seconds=120.0),
+    )
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    rows = list(run_tests(order, Crew(), scratch=scratch, lanes=2))
+    assert list(dict.fromkeys(row["definition"] for row in rows)) == names
+    counts = {name: sum(row["definition"] == name for row in rows) for name in names}
+    assert len(set(counts.values())) == 1
+    assert {row["outcome"] for row in rows} == {"passed", "skipped"}  # what needs a GPU

@@ -60,7 +60,8 @@ def snakemake(root: Path, changes: Mapping[str, Any], *, cores: int, extra: Sequ
             overrides.write_text(json.dumps(changes), encoding="utf-8")
             command += ["--configfile", str(overrides)]
         outcome = scratch / "outcome"
-        code = supervise(command, cwd=root, env=commanding({**os.environ, OUTCOME: str(outcome)}))
+        environment = commanding({**os.environ, OUTCOME: str(outcome)})
+        code = supervise(command, cwd=root, env=environment, mark=scratch / "interrupted")
         if code == INTERRUPTED:
             return INTERRUPTED
         if code == 0:

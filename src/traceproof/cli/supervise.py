@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from traceproof.pipeline.interrupts import INTERRUPTED
+from traceproof.pipeline.interrupts import INTERRUPTED, MARK
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.5
@@ -19,11 +19,12 @@ AGAIN_SECONDS = 15.0  # jobs leave within 3 s, and Snakemake's clean-up takes le
 PATIENCE = 3  # signals after which it is killed
 
 
-def supervise(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
+def supervise(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], mark: Path) -> int:
     """Run a command in a process group of its own and give its exit code, INTERRUPTED if it was stopped.
 
     A terminal sends Ctrl-C to a whole process group, and a second signal in the midst of Snakemake's clean-up
     would break that off. So this process alone gets the user's signals; the first one goes to the group, once.
+    Jobs that are starting do not hear it, and find the file `mark`.
     """
     caught: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
@@ -31,12 +32,16 @@ def supervise(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> i
     def forward(number: int, frame: FrameType | None) -> None:
         del frame
         caught.append(number)
+        with contextlib.suppress(OSError):  # a full disk: such a job is told again
+            mark.touch()
         if started:
             _pass_on(started[0].pid, len(caught))
 
     before = {number: signal.signal(number, forward) for number in SIGNALS}
     try:
-        process = subprocess.Popen(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, process_group=0)
+        process = subprocess.Popen(
+            command, cwd=cwd, env={**env, MARK: str(mark)}, stdin=subprocess.DEVNULL, process_group=0
+        )
         started.append(process)
         if caught:  # before it was there
             _pass_on(process.pid, 1)

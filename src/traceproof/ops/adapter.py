@@ -74,14 +74,36 @@ def _is_gone(module: str, error: ImportError) -> bool:
     return name is not None and "." in name and f"{module}.".startswith(f"{name}.")
 
 
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Which names a definition may have for a call to serve it.
+
+    Attributes:
+        inputs: names that the definition must have; `optional` ones may be there too, others must not.
+        outputs: names that the call can give; the definition must not ask for others.
+        rows: the input whose first axis, if empty, leaves nothing to compute; None: none does.
+    """
+
+    inputs: frozenset[str]
+    optional: frozenset[str]
+    outputs: frozenset[str]
+    rows: str | None
+
+
+def signature(text: str, *, rows: str | None = None) -> Signature:
+    """`"q k [mask] -> output lse"` as a signature; each optional input stands in brackets."""
+    inputs, _, outputs = text.partition("->")
+    optional = {name for name in names(inputs) if name[0] == "["}
+    return Signature(names(inputs) - optional, frozenset(name[1:-1] for name in optional), names(outputs), rows)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
     """One way to compute what a definition specifies.
 
     Attributes:
         name: shown in messages.
-        inputs: names that the definition must have; `optional` ones may be there too, others must not.
-        outputs: names that it can give; the definition must not ask for others.
+        signature: names of the definition's inputs and outputs.
         accepts: further conditions on the form.
         dtypes: of the floating-point inputs it takes; None: any.
         apis: API keys that `call` uses, out of the stack's table, or `module:attribute`.
@@ -90,29 +112,25 @@ class Adapter:
         trials: (api, definition, inputs, trials, seed) -> outputs with a leading axis of trials.
         modules: what the stack compiles for this definition on a GPU of the given compute capability.
         sm: compute capabilities it runs on, first and last; None: no GPU needed (it runs on either).
-        rows: inputs whose first axis, if empty, leaves nothing to compute.
     """
 
     name: str
-    inputs: frozenset[str]
-    outputs: frozenset[str]
+    signature: Signature
     call: Callable[[Api, Definition, Values], Outputs]
     apis: tuple[str, ...]
     packages: tuple[str, ...] = ()
-    optional: frozenset[str] = frozenset()
     accepts: Callable[[Definition], bool] = field(default=lambda _: True)
     dtypes: frozenset[str] | None = None
     trials: Callable[[Api, Definition, Values, int, int], Outputs] | None = None
     modules: Callable[[Definition, tuple[int, int]], tuple[Module, ...]] = field(default=lambda _, __: ())
     sm: tuple[tuple[int, int], tuple[int, int]] | None = None
-    rows: str | None = None
 
     def matches(self, definition: Definition) -> bool:
         """Whether the definition has this adapter's form."""
-        names = definition.inputs.keys()
+        names, wanted = definition.inputs.keys(), self.signature
         return (
-            self.inputs <= names <= self.inputs | self.optional
-            and definition.outputs.keys() <= self.outputs
+            wanted.inputs <= names <= wanted.inputs | wanted.optional
+            and definition.outputs.keys() <= wanted.outputs
             and self.accepts(definition)
         )
 
@@ -158,10 +176,11 @@ class Adapter:
 
     def empty(self, definition: Definition, inputs: Values) -> Outputs | None:
         """Outputs of a case without rows, where they have no elements at all; None if there is work."""
-        if self.rows is None or tensor(inputs, self.rows).shape[0]:
+        rows = self.signature.rows
+        if rows is None or tensor(inputs, rows).shape[0]:
             return None
         axes = sizes(definition, inputs)
-        device = tensor(inputs, self.rows).device
+        device = tensor(inputs, rows).device
         outputs = {}
         for name, spec in definition.outputs.items():
             shape = definition.shape_of(spec, axes) or ()

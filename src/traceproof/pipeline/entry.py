@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TextIO
 
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.interrupts import INTERRUPTED
+from traceproof.pipeline.interrupts import INTERRUPTED, was_interrupted
 
 BAD_INPUT = 2
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -44,6 +44,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 # On import: scripts import what they need after this, and an interrupt then must not show a traceback either.
 for _one in SIGNALS:
     signal.signal(_one, _interrupt)
+if was_interrupted():  # while this job's interpreter was starting
+    os._exit(INTERRUPTED)
 
 
 class Tee:

@@ -5,10 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType, TracebackType
 
 INTERRUPTED = 130  # exit code, as shells have it for Ctrl-C
 MESSAGE = "Stopped.\n"
+MARK = "TRACEPROOF_INTERRUPTED"  # environment variable: a file that is there once the run was interrupted
+# Before a job's command: while its interpreter starts, an interrupt would be a traceback. It looks for MARK then.
+UNHEARD = "trap '' INT; "
+
+
+def was_interrupted() -> bool:
+    """Whether the run that this process belongs to was interrupted, as far as its command says."""
+    return MARK in os.environ and Path(os.environ[MARK]).exists()
 
 
 def quiet() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from traceproof.stacks import STACK_OF, STACKS, TRUTHS
 MIB = 1 << 20
 BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and torch loaded in each
 LANES = 4  # definitions of one op_type side by side: long references on a GPU, and the judge beside one
+LARGE_LANES = 8  # the judge of large cases, which reads gigabytes and is the last to end
 FEW_LANES = 2  # other references
 SLACK = 1.25  # estimates were up to a fifth below what was measured
 
@@ -38,26 +38,32 @@ class Load:
         """
         if ACTORS[actor].trusted or not self.side_by_side:
             return 1
-        return max(1, min(LANES if record(op_type).long else FEW_LANES, len(self._needs(op_type))))
+        return max(1, min(LANES if record(op_type).long else FEW_LANES, len(self._plan(op_type).needs)))
 
     def priority(self, op_type: str, actor: str) -> int:
         """Priority of an actor's job: those that decide when a run is done start first.
 
         SGLang and FLA take long to import, FlashInfer compiles something for most cases of some op_types, and
-        references run one small kernel after the other from Python. Oracles keep cores busy while those wait.
+        references run one small kernel after the other from Python. The judge of large cases takes longest of all
+        judges. Oracles keep cores busy while those wait.
         """
         facts = record(op_type)
         stack = STACKS[STACK_OF[actor]] if actor in TRUTHS else None
         if (actor == "reference" and facts.long) or (stack and stack.needs_nvcc and facts.compiles_late):
             return 7
-        return (6 if stack.imports_long else 0) if stack else 5
+        if stack is None:
+            return 5
+        return 6 if stack.imports_long or self._plan(op_type).large else 0
 
     def judge_lanes(self, op_type: str) -> int:
         """How many definitions of an op_type are judged side by side.
 
         One, but where there is a GPU: it is done with most op_types at about the same time.
         """
-        return max(1, min(LANES, len(self._needs(op_type)))) if self.side_by_side else 1
+        if not self.side_by_side:
+            return 1
+        plan = self._plan(op_type)
+        return max(1, min(LARGE_LANES if plan.large else LANES, len(plan.needs)))
 
     def actor_mb(self, op_type: str, actor: str) -> int:
         """Memory of an actor's job over one op_type's cases, in MiB."""
@@ -69,23 +75,36 @@ class Load:
 
     def _mb(self, op_type: str, lanes: int) -> int:
         """The largest cases of as many definitions as run side by side, and what is there anyway, in MiB."""
-        return BASE_MB + int(SLACK * sum(self._needs(op_type)[-lanes:]) / MIB)
+        return BASE_MB + int(SLACK * sum(self._plan(op_type).needs[-lanes:]) / MIB)
 
-    def _needs(self, op_type: str) -> Sequence[int]:
-        """Bytes of each definition's largest case, in ascending order."""
+    def _plan(self, op_type: str) -> _Plan:
         path = self.cases / f"{op_type}.json"
         try:
-            return _needs(path, path.stat().st_mtime_ns)
+            return _read(path, path.stat().st_mtime_ns)
         except FileNotFoundError:  # a dry run before anything is planned
-            return ()
+            return _Plan(needs=(), large=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What the load follows from.
+
+    Attributes:
+        needs: bytes of each definition's largest case, in ascending order.
+        large: whether there are cases whose oracle the judge computes.
+    """
+
+    needs: tuple[int, ...]
+    large: bool
 
 
 @cache
-def _needs(cases: Path, stamp: int) -> tuple[int, ...]:
-    """What `Load._needs` gives, read once a state of the file: several rules ask of every job."""
+def _read(cases: Path, stamp: int) -> _Plan:
+    """An op_type's plan, read once per state of the file: several rules ask of every job."""
     del stamp
+    plan = OpTypePlan.read(cases)
     needs = (
         max((case.memory for case in entry.cases if case.skip is None), default=0)
-        for entry in OpTypePlan.read(cases).definitions.values()
+        for entry in plan.definitions.values()
     )
-    return tuple(sorted(needs))
+    return _Plan(needs=tuple(sorted(needs)), large=any(case.large for case in plan.to_run))

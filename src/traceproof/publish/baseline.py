@@ -97,8 +97,8 @@ def _entry(definition: Definition, adapter: Adapter, call: str) -> str:
         if not name.isidentifier() or keyword.iskeyword(name):
             raise Unemittable(f"input {name!r} is no parameter")
     lines = [f"def run({', '.join(definition.inputs)}):"]
-    if adapter.rows is not None and (empty := _empty(definition, adapter.rows)):
-        lines += [f"    if not {adapter.rows}.shape[0]:", f"        return {empty}"]
+    if adapter.signature.rows is not None and (empty := _empty(definition, adapter.signature.rows)):
+        lines += [f"    if not {adapter.signature.rows}.shape[0]:", f"        return {empty}"]
     pairs = ", ".join(f"{quoted(name)}: {name}" for name in definition.inputs)
     lines.append(f"    outputs = {call}({{{pairs}}})")
     lines.append("    return " + ", ".join(f"outputs[{quoted(name)}]" for name in definition.outputs))

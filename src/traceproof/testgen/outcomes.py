@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET  # written here, never read
 from traceproof.errors import TraceproofError
 from traceproof.stacks import MAIN
 from traceproof.stages.crew import Crew
+from traceproof.stages.lanes import lanes_of
 from traceproof.store import write_text
 from traceproof.testgen.files import MARKER, classes
 from traceproof.testgen.worker import Order, TestRow
@@ -58,8 +59,8 @@ class Run:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def run_tests(order: Run, crew: Crew, *, scratch: Path | None = None) -> Iterator[Row]:
-    """Run a file's tests, one definition after the other, each in a worker; one row per test.
+def run_tests(order: Run, crew: Crew, *, scratch: Path | None = None, lanes: int = 1) -> Iterator[Row]:
+    """Run a file's tests, `lanes` definitions at a time, each in a worker; one row per test, in the file's order.
 
     The tests are ours, written a moment before; the references that they run are shut in by themselves.
 
@@ -75,9 +76,14 @@ def run_tests(order: Run, crew: Crew, *, scratch: Path | None = None) -> Iterato
         "variables": dict(order.variables),
     }
     # Not shared: what pytest imports stays in a process.
-    with Pool(preload=crew.preload, env=crew.environment, gpu=crew.gpu) as pool:
-        for name, block in classes(text).items():
-            for row in _class_rows(pool, asked, block, order.limits, scratch):
+    with Pool(preload=crew.preload, env=crew.environment, gpu=crew.gpu) as pool, lanes_of(lanes) as threads:
+
+        def rows(block: str) -> list[TestRow]:
+            return list(_class_rows(pool, asked, block, order.limits, scratch))
+
+        blocks = classes(text)
+        for name, found in zip(blocks, threads.map(rows, blocks.values()), strict=True):
+            for row in found:
                 digest = order.digests.get(name, "")
                 yield Row(**row, op_type=order.op_type, stack=order.stack, definition=name, digest=digest)
 
@@ -89,6 +95,9 @@ def _selected(stack: str) -> list[str]:
 
 def _class_rows(pool: Pool, asked: Order, block: str, limits: Limits, scratch: Path | None) -> Iterator[TestRow]:
     name = block.partition("(")[0].removeprefix("class ").strip()
+    if scratch is not None:
+        scratch /= name
+        scratch.mkdir(exist_ok=True)
     (outcome,) = pool.run_items(
         setup=SETUP,
         payload=asked,

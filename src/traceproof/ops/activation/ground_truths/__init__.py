@@ -1,1 +1,42 @@
 """Ground truths of activation, one file per source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.activation.forms import activation_of
+from traceproof.ops.adapter import Adapter, Api, Outputs, names, signature, tensor
+from traceproof.ops.base import Values
+
+GATED = signature("input -> output", rows="input")
+
+
+def fused(places: Mapping[str, str], *, packages: tuple[str, ...] = ()) -> tuple[Adapter, ...]:
+    """Adapters of a package with one function per activation, the product with the other half included.
+
+    Args:
+        places: `module:function` by activation.
+        packages: as `Adapter` has them.
+    """
+
+    def call(api: Api, definition: Definition, inputs: Values) -> Outputs:
+        return {"output": api[places[str(activation_of(definition))]](tensor(inputs, "input"))}
+
+    return tuple(
+        Adapter(
+            name=place.replace(":", "."),
+            signature=GATED,
+            accepts=_accepts(kind),
+            dtypes=names("float16 bfloat16"),
+            apis=(place,),
+            call=call,
+            packages=packages,
+            sm=((7, 5), (12, 9)),
+        )
+        for kind, place in places.items()
+    )
+
+
+def _accepts(kind: str) -> Callable[[Definition], bool]:
+    return lambda definition: activation_of(definition) == kind

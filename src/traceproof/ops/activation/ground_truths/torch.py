@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from traceproof.dataset.definition import Definition
 from traceproof.ops.activation.forms import TANH, activation_of
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.activation.ground_truths import GATED
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import TORCH_DTYPES, Values
 
 SILU, GELU = "torch.nn.functional:silu", "torch.nn.functional:gelu"
@@ -23,19 +26,19 @@ def _gelu(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return {"output": (api[GELU](gate, approximate=form) * up).to(dtype)}
 
 
+ANY_ROWS = replace(GATED, rows=None)  # PyTorch takes none, too
+
 ADAPTERS = (
     Adapter(
         name="functional.silu",
-        inputs=names("input"),
-        outputs=names("output"),
+        signature=ANY_ROWS,
         accepts=lambda definition: activation_of(definition) == "silu",
         apis=(SILU,),
         call=_silu,
     ),
     Adapter(
         name="functional.gelu",
-        inputs=names("input"),
-        outputs=names("output"),
+        signature=ANY_ROWS,
         accepts=lambda definition: activation_of(definition) in {"gelu", TANH},
         apis=(GELU,),
         call=_gelu,

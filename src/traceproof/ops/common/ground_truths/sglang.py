@@ -7,13 +7,13 @@ server and is not handed over: its output is 0, its log-sum-exp minus infinity.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Api, Outputs, dim, scalar, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, Signature, dim, scalar, tensor
 from traceproof.ops.base import Values
 
 SM = ((8, 0), (12, 9))
@@ -22,6 +22,42 @@ SPLITS = 8  # parts that a row's keys are cut into, SGLang's default
 TILE = 16  # query heads that a program of the decode kernel has
 LATENT = frozenset({(576, 512), (288, 256)})  # widths at which values are the first part of a tile of keys
 NARROWEST = 16  # channels that a tensor core multiplies
+
+Cache = tuple[torch.Tensor, torch.Tensor]  # keys [slots, key heads, width], values [slots, key heads, their width]
+Operands = tuple[torch.Tensor, Cache, Sequence[torch.Tensor]]  # queries, the cache, and the slots of each row
+Accepts = Callable[[Definition], bool]
+
+
+def decoding(signature: Signature, accepts: Accepts, operands: Callable[[Values], Operands]) -> Adapter:
+    """Adapter of the decode kernel."""
+    return _adapter("decode_attention", decode, signature, accepts, operands)
+
+
+def extending(signature: Signature, accepts: Accepts, operands: Callable[[Values], Operands]) -> Adapter:
+    """Adapter of the kernel that extends a cached prefix."""
+    return _adapter("extend_attention", extend, signature, accepts, operands)
+
+
+def _adapter(
+    key: str,
+    kernel: Callable[[Api, Values, Operands], Outputs],
+    signature: Signature,
+    accepts: Accepts,
+    operands: Callable[[Values], Operands],
+) -> Adapter:
+    def call(api: Api, definition: Definition, inputs: Values) -> Outputs:
+        outputs = kernel(api, inputs, operands(inputs))
+        return {name: outputs[name] for name in definition.outputs}
+
+    return Adapter(
+        name=f"triton_ops.{key}_fwd",
+        signature=signature,
+        accepts=accepts,
+        dtypes=DTYPES,
+        apis=(key,),
+        call=call,
+        sm=SM,
+    )
 
 
 def heads_fit(definition: Definition, query: str, kv_heads: int) -> bool:
@@ -42,21 +78,12 @@ def wide(definition: Definition, *names: str) -> bool:
     return all((dim(definition, name, -1) or 0) >= NARROWEST for name in names)
 
 
-def decode(
-    api: Api,
-    inputs: Values,
-    q: torch.Tensor,
-    cache: tuple[torch.Tensor, torch.Tensor],
-    rows: Sequence[torch.Tensor],
-) -> Outputs:
+def decode(api: Api, inputs: Values, operands: Operands) -> Outputs:
     """One query per row [rows, heads, width], which sees all of the row's tokens.
-
-    `cache` holds keys [slots, key heads, width] and values [slots, key heads, their width], `rows` the slots
-    of each row.
 
     The kernel keeps the log-sum-exp of every part it cuts a row into, by e; the row's is put together here.
     """
-    keys, values = cache
+    q, (keys, values), rows = operands
     output, lse = _blank(q, values)
     kept = [row for row, tokens in enumerate(rows) if len(tokens)]
     if kept:
@@ -85,18 +112,12 @@ def decode(
     return {"output": output, "lse": lse}
 
 
-def extend(
-    api: Api,
-    inputs: Values,
-    q: torch.Tensor,
-    cache: tuple[torch.Tensor, torch.Tensor],
-    rows: Sequence[torch.Tensor],
-) -> Outputs:
+def extend(api: Api, inputs: Values, operands: Operands) -> Outputs:
     """Causal: the last query of a row sees all its tokens. The queries' own tokens are the last ones of the row.
 
     What comes before them is the cached prefix. With fewer tokens than queries, the first queries see none.
     """
-    keys, values = cache
+    q, (keys, values), rows = operands
     output, lse = _blank(q, values)
     ends = tensor(inputs, "qo_indptr").tolist()[1:]
     starts = tensor(inputs, "qo_indptr").tolist()[:-1]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, dim, names, scalar, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, dim, scalar, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.ground_truths.flashinfer import workspace
+from traceproof.ops.dsa_paged.ground_truths import SPARSE
 
 NOPE = 128  # width of a query head before absorption in the models that use this kernel
 
@@ -46,12 +47,10 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
 ADAPTERS = (
     Adapter(
         name="trtllm_batch_decode_with_kv_cache_mla",
-        inputs=names("q_nope q_pe ckv_cache kpe_cache sparse_indices sm_scale"),
-        outputs=names("output lse"),
+        signature=SPARSE,
         accepts=_accepts,
         apis=("sparse_mla",),
         call=_call,
         sm=((10, 0), (10, 9)),
-        rows="q_nope",
     ),
 )

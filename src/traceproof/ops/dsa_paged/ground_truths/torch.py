@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, scalar, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, scalar, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.ground_truths.attention import attend
+from traceproof.ops.dsa_paged.ground_truths import SPARSE
 
 
 def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
@@ -26,11 +27,6 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 ADAPTERS = (
     Adapter(
-        name="scaled_dot_product_attention",
-        inputs=names("q_nope q_pe ckv_cache kpe_cache sparse_indices sm_scale"),
-        outputs=names("output lse"),
-        apis=("attention", "attention_kernels"),
-        call=_call,
-        rows="q_nope",
+        name="scaled_dot_product_attention", signature=SPARSE, apis=("attention", "attention_kernels"), call=_call
     ),
 )

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import names, tensor
+from traceproof.ops.adapter import Api, Outputs, signature, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.gdn.forms import Form, layout
 
-GATES = names("q k v A_log a dt_bias b scale")
-DECODE = GATES | names("state")
-MTP = GATES | names("initial_state initial_state_indices")
-PREFILL = GATES | names("state cu_seqlens")
+GATES = "q k v A_log a dt_bias b scale"
+DECODE = signature(f"{GATES} state -> output new_state", rows="q")
+MTP = signature(
+    f"{GATES} initial_state initial_state_indices [intermediate_states_buffer] -> output final_state", rows="q"
+)
+PREFILL = signature(f"{GATES} state cu_seqlens -> output new_state")
+Step = Callable[[Api, Values, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # -> output, states after it
 
 
 def is_form(definition: Definition, form: Form) -> bool:
@@ -58,3 +63,33 @@ def state(inputs: Values, rows: int) -> torch.Tensor:
     v, k = tensor(inputs, "v"), tensor(inputs, "k")
     shape = (rows, v.shape[-2], v.shape[-1], k.shape[-1])
     return torch.zeros(shape, dtype=torch.float32, device=v.device)
+
+
+def recurrent(api: Api, inputs: Values, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """FLA's recurrent kernel, also in SGLang's copy: output, and the states after it."""
+    output, after = api["recurrent"](
+        q=tensor(inputs, "q"),
+        k=tensor(inputs, "k"),
+        v=tensor(inputs, "v"),
+        g=log_decay(inputs),
+        beta=beta(inputs),
+        scale=scale(inputs),
+        initial_state=states,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=False,
+    )
+    return output, after
+
+
+def decode(api: Api, inputs: Values, step: Step) -> Outputs:
+    """One token per sequence."""
+    output, after = step(api, inputs, state(inputs, tensor(inputs, "q").shape[0]))
+    return {"output": output, "new_state": after}
+
+
+def mtp(api: Api, inputs: Values, step: Step) -> Outputs:
+    """Picks the named slots out of the pool and puts them back."""
+    pool, slots = tensor(inputs, "initial_state").clone(), tensor(inputs, "initial_state_indices").long()
+    output, after = step(api, inputs, pool[slots])
+    pool[slots] = after
+    return {"output": output, "final_state": pool}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, dim, names, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, dim, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.gdn.forms import Form
 from traceproof.ops.gdn.ground_truths.common import (
@@ -89,31 +89,25 @@ def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
 ADAPTERS = (
     Adapter(
         name="gdn_decode.gated_delta_rule_decode_pretranspose",
-        inputs=DECODE,
-        outputs=names("output new_state"),
+        signature=DECODE,
         accepts=lambda definition: is_form(definition, Form.DECODE) and _wide(definition),
         apis=("gdn_decode",),
         packages=("cutlass",),
         call=_decode,
         sm=HOPPER_UP,
-        rows="q",
     ),
     Adapter(
         name="gdn_decode.gated_delta_rule_mtp",
-        inputs=MTP,
-        optional=names("intermediate_states_buffer"),
-        outputs=names("output final_state"),
+        signature=MTP,
         accepts=_wide,
         apis=("gdn_mtp",),
         packages=("cutlass",),
         call=_mtp,
         sm=HOPPER_UP,
-        rows="q",
     ),
     Adapter(
         name="gdn_prefill.chunk_gated_delta_rule",
-        inputs=PREFILL,
-        outputs=names("output new_state"),
+        signature=PREFILL,
         accepts=_wide,
         apis=("gdn_prefill",),
         call=_prefill,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.gdn.forms import Form
 from traceproof.ops.gdn.ground_truths.common import (
@@ -13,8 +13,11 @@ from traceproof.ops.gdn.ground_truths.common import (
     MTP,
     PREFILL,
     beta,
+    decode,
     is_form,
     log_decay,
+    mtp,
+    recurrent,
     scale,
     state,
     with_tokens,
@@ -23,33 +26,14 @@ from traceproof.ops.gdn.ground_truths.common import (
 SM = ((8, 0), (12, 9))
 
 
-def _recurrent(api: Api, inputs: Values, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    output, after = api["recurrent"](
-        q=tensor(inputs, "q"),
-        k=tensor(inputs, "k"),
-        v=tensor(inputs, "v"),
-        g=log_decay(inputs),
-        beta=beta(inputs),
-        scale=scale(inputs),
-        initial_state=states,
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=False,
-    )
-    return output, after
-
-
 def _decode(api: Api, definition: Definition, inputs: Values) -> Outputs:
     del definition
-    output, after = _recurrent(api, inputs, state(inputs, tensor(inputs, "q").shape[0]))
-    return {"output": output, "new_state": after}
+    return decode(api, inputs, recurrent)
 
 
 def _mtp(api: Api, definition: Definition, inputs: Values) -> Outputs:
     del definition
-    pool, slots = tensor(inputs, "initial_state").clone(), tensor(inputs, "initial_state_indices").long()
-    output, after = _recurrent(api, inputs, pool[slots])
-    pool[slots] = after
-    return {"output": output, "final_state": pool}
+    return mtp(api, inputs, recurrent)
 
 
 def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
@@ -78,30 +62,14 @@ def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
 ADAPTERS = (
     Adapter(
         name="fla.fused_recurrent_gated_delta_rule",
-        inputs=DECODE,
-        outputs=names("output new_state"),
+        signature=DECODE,
         accepts=lambda definition: is_form(definition, Form.DECODE),
         apis=("recurrent",),
         call=_decode,
         sm=SM,
-        rows="q",
     ),
     Adapter(
-        name="fla.fused_recurrent_gated_delta_rule on a pool",
-        inputs=MTP,
-        optional=names("intermediate_states_buffer"),
-        outputs=names("output final_state"),
-        apis=("recurrent",),
-        call=_mtp,
-        sm=SM,
-        rows="q",
+        name="fla.fused_recurrent_gated_delta_rule on a pool", signature=MTP, apis=("recurrent",), call=_mtp, sm=SM
     ),
-    Adapter(
-        name="fla.chunk_gated_delta_rule",
-        inputs=PREFILL,
-        outputs=names("output new_state"),
-        apis=("chunk",),
-        call=_prefill,
-        sm=SM,
-    ),
+    Adapter(name="fla.chunk_gated_delta_rule", signature=PREFILL, apis=("chunk",), call=_prefill, sm=SM),
 )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.gemm.ground_truths import PRODUCT
 
 
 def _accepts(definition: Definition) -> bool:
@@ -20,13 +21,11 @@ def _product(api: Api, definition: Definition, inputs: Values) -> Outputs:
 ADAPTERS = (
     Adapter(
         name="batch_invariant_ops.matmul_persistent",
-        inputs=names("A B"),
-        outputs=names("C"),
+        signature=PRODUCT,
         accepts=_accepts,
-        dtypes=frozenset({"float16", "bfloat16"}),  # products of float32 would be TF32
+        dtypes=frozenset({"float16", "bfloat16"}),
         apis=("matmul",),
         call=_product,
-        sm=((9, 0), (10, 9)),  # a float16 tile takes 144 KiB of shared memory, of which others have 100
-        rows="A",
+        sm=((9, 0), (10, 9)),
     ),
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Values
+from traceproof.ops.gemm.ground_truths import PRODUCT
 
 
 def _linear(api: Api, definition: Definition, inputs: Values) -> Outputs:
@@ -12,6 +15,6 @@ def _linear(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return {"C": api["linear"](tensor(inputs, "A"), tensor(inputs, "B"))}
 
 
-ADAPTERS = (
-    Adapter(name="functional.linear", inputs=names("A B"), outputs=names("C"), apis=("linear",), call=_linear),
-)
+ANY_ROWS = replace(PRODUCT, rows=None)  # PyTorch takes none, too
+
+ADAPTERS = (Adapter(name="functional.linear", signature=ANY_ROWS, apis=("linear",), call=_linear),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, scalar, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, scalar, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.ground_truths.flashinfer import (
     SM,
@@ -15,6 +15,7 @@ from traceproof.ops.common.ground_truths.flashinfer import (
     prefill_module,
     workspace,
 )
+from traceproof.ops.gqa_paged.ground_truths import DECODE, PREFILL
 from traceproof.stacks.base import Module
 
 # Queries a key head that the CUDA-core decode kernel has in every version; others go through tensor cores.
@@ -100,31 +101,23 @@ def _prefill_modules(definition: Definition, capability: tuple[int, int]) -> tup
     return (prefill_module(backend(capability), *_dtypes(definition), (head_dim, head_dim)),)
 
 
-COMMON = names("q k_cache v_cache kv_indptr kv_indices sm_scale")
-
 ADAPTERS = (
     Adapter(
         name="BatchDecodeWithPagedKVCacheWrapper",
-        inputs=COMMON,
-        optional=names("kv_last_page_len"),
-        outputs=names("output lse"),
+        signature=DECODE,
         accepts=_accepts,
         apis=("decode",),
         call=_decode,
         modules=_decode_modules,
         sm=SM,
-        rows="q",
     ),
     Adapter(
         name="BatchPrefillWithPagedKVCacheWrapper",
-        inputs=COMMON | names("qo_indptr"),
-        optional=names("kv_last_page_len"),
-        outputs=names("output lse"),
+        signature=PREFILL,
         accepts=_accepts,
         apis=("prefill_paged",),
         call=_prefill,
         modules=_prefill_modules,
         sm=SM,
-        rows="q",
     ),
 )

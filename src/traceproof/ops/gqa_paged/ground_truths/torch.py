@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.ground_truths.attention import by_row, paged_tokens
+from traceproof.ops.gqa_paged.ground_truths import EITHER
 
 
 def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
@@ -17,12 +18,6 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 ADAPTERS = (
     Adapter(
-        name="scaled_dot_product_attention",
-        inputs=names("q k_cache v_cache kv_indptr kv_indices sm_scale"),
-        optional=names("qo_indptr kv_last_page_len"),
-        outputs=names("output lse"),
-        apis=("attention", "attention_kernels"),
-        call=_call,
-        rows="q",
+        name="scaled_dot_product_attention", signature=EITHER, apis=("attention", "attention_kernels"), call=_call
     ),
 )

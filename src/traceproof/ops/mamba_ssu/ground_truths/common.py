@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Api, Outputs, names, tensor
+from traceproof.ops.adapter import Api, Outputs, signature, tensor
 from traceproof.ops.base import Values
 
-INPUTS = names("state x dt A B C D dt_bias state_batch_indices")
+UPDATE = signature("state x dt A B C D dt_bias state_batch_indices -> output new_state")
 PAD = -1
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, dim, names
+from traceproof.ops.adapter import Adapter, dim
 from traceproof.ops.common.ground_truths.flashinfer import dtype_name
-from traceproof.ops.mamba_ssu.ground_truths.common import INPUTS, update
+from traceproof.ops.mamba_ssu.ground_truths.common import UPDATE, update
 from traceproof.stacks.base import Module
 
 
@@ -25,8 +25,7 @@ def _accepts(definition: Definition) -> bool:
 ADAPTERS = (
     Adapter(
         name="mamba.selective_state_update",
-        inputs=INPUTS,
-        outputs=names("output new_state"),
+        signature=UPDATE,
         accepts=_accepts,
         apis=("mamba",),
         call=update,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from traceproof.ops.adapter import Adapter, names
-from traceproof.ops.mamba_ssu.ground_truths.common import INPUTS, update
+from traceproof.ops.adapter import Adapter
+from traceproof.ops.mamba_ssu.ground_truths.common import UPDATE, update
 
 ADAPTERS = (
     Adapter(
         name="mamba_ssm.selective_state_update",
-        inputs=INPUTS,
-        outputs=names("output new_state"),
+        signature=UPDATE,
         apis=("mamba",),
         call=update,
         sm=((8, 0), (12, 9)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, dim, names, scalar, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, dim, scalar, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.ground_truths.flashinfer import (
     SM,
@@ -16,6 +16,7 @@ from traceproof.ops.common.ground_truths.flashinfer import (
     outputs_of,
     workspace,
 )
+from traceproof.ops.mla_paged.ground_truths import EITHER
 from traceproof.stacks.base import Module
 
 
@@ -59,14 +60,11 @@ def _modules(definition: Definition, capability: tuple[int, int]) -> tuple[Modul
 ADAPTERS = (
     Adapter(
         name="BatchMLAPagedAttentionWrapper",
-        inputs=names("q_nope q_pe ckv_cache kpe_cache kv_indptr kv_indices sm_scale"),
-        optional=names("qo_indptr kv_last_page_len"),
-        outputs=names("output lse"),
+        signature=EITHER,
         accepts=_accepts,
         apis=("mla",),
         call=_call,
         modules=_modules,
         sm=SM,
-        rows="q_nope",
     ),
 )

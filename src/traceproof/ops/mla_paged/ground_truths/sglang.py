@@ -8,32 +8,19 @@ from __future__ import annotations
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.adapter import tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.ground_truths.attention import paged_tokens
-from traceproof.ops.common.ground_truths.sglang import DTYPES, SM, decode, extend, heads_fit, wide
+from traceproof.ops.common.ground_truths.sglang import Operands, decoding, extending, heads_fit, wide
+from traceproof.ops.mla_paged.ground_truths import DECODE, PREFILL
 
 
-def _query(inputs: Values) -> torch.Tensor:
-    return torch.cat([tensor(inputs, "q_nope"), tensor(inputs, "q_pe")], -1)
-
-
-def _cache(inputs: Values) -> tuple[torch.Tensor, torch.Tensor]:
+def _operands(inputs: Values) -> Operands:
     latent = tensor(inputs, "ckv_cache")
+    rows = list(paged_tokens(inputs, latent.shape[1]))
     keys = torch.cat([latent, tensor(inputs, "kpe_cache")], -1).flatten(0, 1)[:, None]
-    return keys, keys[..., : latent.shape[-1]]
-
-
-def _decode(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    rows = list(paged_tokens(inputs, tensor(inputs, "ckv_cache").shape[1]))
-    outputs = decode(api, inputs, _query(inputs), _cache(inputs), rows)
-    return {name: outputs[name] for name in definition.outputs}
-
-
-def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    rows = list(paged_tokens(inputs, tensor(inputs, "ckv_cache").shape[1]))
-    outputs = extend(api, inputs, _query(inputs), _cache(inputs), rows)
-    return {name: outputs[name] for name in definition.outputs}
+    queries = torch.cat([tensor(inputs, "q_nope"), tensor(inputs, "q_pe")], -1)
+    return queries, (keys, keys[..., : latent.shape[-1]]), rows
 
 
 def _accepts(definition: Definition) -> bool:
@@ -44,31 +31,4 @@ def _accepts_decode(definition: Definition) -> bool:
     return _accepts(definition) and heads_fit(definition, "q_nope", 1)
 
 
-COMMON = names("q_nope q_pe ckv_cache kpe_cache kv_indptr kv_indices sm_scale")
-
-ADAPTERS = (
-    Adapter(
-        name="triton_ops.decode_attention_fwd",
-        inputs=COMMON,
-        optional=names("kv_last_page_len"),
-        outputs=names("output lse"),
-        accepts=_accepts_decode,
-        dtypes=DTYPES,
-        apis=("decode_attention",),
-        call=_decode,
-        sm=SM,
-        rows="q_nope",
-    ),
-    Adapter(
-        name="triton_ops.extend_attention_fwd",
-        inputs=COMMON | names("qo_indptr"),
-        optional=names("kv_last_page_len"),
-        outputs=names("output lse"),
-        accepts=_accepts,
-        dtypes=DTYPES,
-        apis=("extend_attention",),
-        call=_prefill,
-        sm=SM,
-        rows="q_nope",
-    ),
-)
+ADAPTERS = (decoding(DECODE, _accepts_decode, _operands), extending(PREFILL, _accepts, _operands))

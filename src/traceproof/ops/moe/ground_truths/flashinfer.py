@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, scalar, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, scalar, signature, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.moe.form import Scaling, form_of
 from traceproof.ops.moe.routing import Method
@@ -70,29 +70,25 @@ def _scaled(scaling: Scaling, definition: Definition) -> bool:
     return form.scaling is scaling and not form.routing.given
 
 
-COMMON = names("routing_logits hidden_states gemm1_weights gemm2_weights")
+COMMON = "routing_logits hidden_states gemm1_weights gemm2_weights [routing_bias]"
+BLOCK = "hidden_states_scale gemm1_weights_scale gemm2_weights_scale [local_expert_offset] [routed_scaling_factor]"
+PER_TENSOR = "output1_scales_scalar output1_scales_gate_scalar output2_scales_scalar"
 
 ADAPTERS = (
     Adapter(
         name="trtllm_fp8_block_scale_moe",
-        inputs=COMMON | names("hidden_states_scale gemm1_weights_scale gemm2_weights_scale"),
-        optional=names("routing_bias local_expert_offset routed_scaling_factor"),
-        outputs=names("output"),
+        signature=signature(f"{COMMON} {BLOCK} -> output", rows="hidden_states"),
         accepts=lambda definition: _scaled(Scaling.FP8_BLOCK, definition),
         apis=("moe_fp8_block",),
         call=_fp8_block,
         sm=BLACKWELL,
-        rows="hidden_states",
     ),
     Adapter(
         name="trtllm_fp8_per_tensor_scale_moe",
-        inputs=COMMON | names("output1_scales_scalar output1_scales_gate_scalar output2_scales_scalar"),
-        optional=names("routing_bias"),
-        outputs=names("output"),
+        signature=signature(f"{COMMON} {PER_TENSOR} -> output", rows="hidden_states"),
         accepts=lambda definition: _scaled(Scaling.FP8_TENSOR, definition),
         apis=("moe_fp8_tensor",),
         call=_fp8_tensor,
         sm=BLACKWELL,
-        rows="hidden_states",
     ),
 )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, scalar, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, scalar, signature, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.quant import BLOCK
 from traceproof.ops.moe.form import Form, Scaling, form_of
@@ -119,22 +119,20 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return {"output": output}
 
 
-COMMON = names("hidden_states gemm1_weights gemm2_weights")
-MORE = names(
-    "routing_logits routing_bias topk_ids local_expert_offset routed_scaling_factor"
-    " hidden_states_scale gemm1_weights_scale gemm2_weights_scale"
-    " output1_scales_scalar output1_scales_gate_scalar output2_scales_scalar"
+SERVED = signature(
+    "hidden_states gemm1_weights gemm2_weights"
+    " [routing_logits] [routing_bias] [topk_ids] [local_expert_offset] [routed_scaling_factor]"
+    " [hidden_states_scale] [gemm1_weights_scale] [gemm2_weights_scale]"
+    " [output1_scales_scalar] [output1_scales_gate_scalar] [output2_scales_scalar] -> output",
+    rows="hidden_states",
 )
 
 ADAPTERS = (
     Adapter(
         name="fused_experts_impl",
-        inputs=COMMON,
-        optional=MORE,
-        outputs=names("output"),
+        signature=SERVED,
         apis=("experts", "router", "grouped_topk"),
         call=_call,
         sm=((8, 9), (12, 9)),
-        rows="hidden_states",
     ),
 )

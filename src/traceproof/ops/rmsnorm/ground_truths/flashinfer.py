@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Values
+from traceproof.ops.rmsnorm.ground_truths import FUSED_ADD, NORM
 from traceproof.ops.rmsnorm.oracle import OP
 from traceproof.stacks.base import Module
 
@@ -40,23 +41,14 @@ def _adapters(plain: str, fused: str, offset: float) -> tuple[Adapter, Adapter]:
 
     norm = Adapter(
         name=f"norm.{plain}",
-        inputs=names("hidden_states weight"),
-        outputs=names("output"),
+        signature=NORM,
         accepts=accepts,
         apis=(plain,),
         call=_norm,
         modules=lambda _, __: MODULES,
         sm=((7, 5), (12, 9)),
-        rows="hidden_states",
     )
-    added = replace(
-        norm,
-        name=f"norm.{fused}",
-        inputs=names("hidden_states residual weight"),
-        outputs=names("output residual_out"),
-        apis=(fused,),
-        call=_fused_add,
-    )
+    added = replace(norm, name=f"norm.{fused}", signature=FUSED_ADD, apis=(fused,), call=_fused_add)
     return norm, added
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Values
+from traceproof.ops.rmsnorm.ground_truths import FUSED_ADD, NORM
 from traceproof.ops.rmsnorm.oracle import OP
 
 SM = ((8, 0), (12, 9))
@@ -35,24 +36,13 @@ def _fused_add(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 
 ADAPTERS = (
-    Adapter(
-        name="rms_norm_forward",
-        inputs=names("hidden_states weight"),
-        outputs=names("output"),
-        accepts=_one_dtype,
-        apis=("rms_norm",),
-        call=_norm,
-        sm=SM,
-        rows="hidden_states",
-    ),
+    Adapter(name="rms_norm_forward", signature=NORM, accepts=_one_dtype, apis=("rms_norm",), call=_norm, sm=SM),
     Adapter(
         name="fused_add_rms_norm_forward",
-        inputs=names("hidden_states residual weight"),
-        outputs=names("output residual_out"),
+        signature=FUSED_ADD,
         accepts=_one_dtype,
         apis=("fused_add_rms_norm",),
         call=_fused_add,
         sm=SM,
-        rows="hidden_states",
     ),
 )

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, dim, names, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, dim, tensor
 from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.rmsnorm.ground_truths import FUSED_ADD, NORM
 from traceproof.ops.rmsnorm.oracle import OP
 from traceproof.stacks.base import Module
 
@@ -107,61 +108,47 @@ def _fused_module(definition: Definition, _: tuple[int, int]) -> tuple[Module, .
     return (Module("gen_fused_add_rmsnorm", (_dtype(definition), False), compiles=True),)
 
 
-PLAIN = names("hidden_states weight")
-FUSED = names("hidden_states residual weight")
-BOTH = names("output residual_out")
-
 ADAPTERS = (
     Adapter(
         name="layernorm.norm.rmsnorm",
-        inputs=PLAIN,
-        outputs=names("output"),
+        signature=NORM,
         accepts=_compiled,
         apis=("rmsnorm",),
         call=_norm,
         modules=_module,
         sm=SM,
-        rows="hidden_states",
     ),
     Adapter(
         name="layernorm.norm.fused_add_rmsnorm",
-        inputs=FUSED,
-        outputs=BOTH,
+        signature=FUSED_ADD,
         accepts=_compiled_fused,
         apis=("fused_add_rmsnorm",),
         call=_fused_add,
         modules=_fused_module,
         sm=SM,
-        rows="hidden_states",
     ),
     Adapter(
         name="layernorm.fused_rmsnorm",
-        inputs=PLAIN,
-        outputs=names("output"),
+        signature=NORM,
         accepts=_plain,
         apis=("triton_rmsnorm",),
         call=_triton,
         sm=SM,
-        rows="hidden_states",
     ),
     Adapter(
         name="layernorm.minimax_m3_rmsnorm.gemma_rmsnorm",
-        inputs=PLAIN,
-        outputs=names("output"),
+        signature=NORM,
         accepts=_gemma,
         apis=("triton_gemma_rmsnorm",),
         call=_triton_gemma,
         sm=SM,
-        rows="hidden_states",
     ),
     Adapter(
         name="layernorm.minimax_m3_rmsnorm.gemma_fused_add_rmsnorm",
-        inputs=FUSED,
-        outputs=BOTH,
+        signature=FUSED_ADD,
         accepts=_gemma,
         apis=("triton_gemma_fused_add_rmsnorm",),
         call=_triton_gemma_fused_add,
         sm=SM,
-        rows="hidden_states",
     ),
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Values
+from traceproof.ops.rmsnorm.ground_truths import EITHER, NORM
 from traceproof.ops.rmsnorm.oracle import OP
 from traceproof.stacks.sglang.boot import publish
 
@@ -33,24 +34,9 @@ def _is_gemma(definition: Definition) -> bool:
 
 
 ADAPTERS = (
-    Adapter(
-        name="RMSNorm.forward_native",
-        inputs=names("hidden_states weight"),
-        optional=names("residual"),
-        outputs=names("output residual_out"),
-        accepts=_is_plain,
-        apis=("RMSNorm",),
-        call=_norm,
-        rows="hidden_states",
-    ),
+    Adapter(name="RMSNorm.forward_native", signature=EITHER, accepts=_is_plain, apis=("RMSNorm",), call=_norm),
     # Not with a residual: it rounds the sum before it norms it, which its own CUDA kernel does not.
     Adapter(
-        name="GemmaRMSNorm.forward_native",
-        inputs=names("hidden_states weight"),
-        outputs=names("output"),
-        accepts=_is_gemma,
-        apis=("GemmaRMSNorm",),
-        call=_norm,
-        rows="hidden_states",
+        name="GemmaRMSNorm.forward_native", signature=NORM, accepts=_is_gemma, apis=("GemmaRMSNorm",), call=_norm
     ),
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.rmsnorm.ground_truths import EITHER
 from traceproof.ops.rmsnorm.oracle import OP
 
 
@@ -23,13 +26,6 @@ def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return {name: outputs[name].to(dtype) for name, dtype in dtypes.items()}
 
 
-ADAPTERS = (
-    Adapter(
-        name="functional.rms_norm",
-        inputs=names("hidden_states weight"),
-        optional=names("residual"),
-        outputs=names("output residual_out"),
-        apis=("rms_norm",),
-        call=_norm,
-    ),
-)
+ANY_ROWS = replace(EITHER, rows=None)  # PyTorch takes none, too
+
+ADAPTERS = (Adapter(name="functional.rms_norm", signature=ANY_ROWS, apis=("rms_norm",), call=_norm),)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.rotary import Pairing, pairing
+from traceproof.ops.rope.ground_truths import ROTARY
 from traceproof.stacks.base import Module
 
 
@@ -26,12 +27,10 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
 ADAPTERS = (
     Adapter(
         name="apply_rope_with_cos_sin_cache_inplace",
-        inputs=names("q k cos_sin_cache positions"),
-        outputs=names("q_out k_out"),
+        signature=ROTARY,
         apis=("rope",),
         call=_call,
         modules=lambda _, __: (Module("gen_rope"),),
         sm=((7, 5), (12, 9)),
-        rows="q",
     ),
 )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Unsupported, Values
 from traceproof.ops.common.rotary import Pairing, pairing
+from traceproof.ops.rope.ground_truths import ROTARY
 
 
 def _accepts(definition: Definition) -> bool:
@@ -29,13 +30,6 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 ADAPTERS = (
     Adapter(
-        name="rope_forward",
-        inputs=names("q k cos_sin_cache positions"),
-        outputs=names("q_out k_out"),
-        accepts=_accepts,
-        apis=("rope",),
-        call=_call,
-        sm=((8, 0), (12, 9)),
-        rows="q",
+        name="rope_forward", signature=ROTARY, accepts=_accepts, apis=("rope",), call=_call, sm=((8, 0), (12, 9))
     ),
 )

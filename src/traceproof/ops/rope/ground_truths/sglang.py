@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import TORCH_DTYPES, Values
 from traceproof.ops.common.rotary import Pairing, pairing
+from traceproof.ops.rope.ground_truths import ROTARY
 from traceproof.stacks.sglang.boot import KERNELS
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32})
@@ -37,13 +38,11 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
 ADAPTERS = (
     Adapter(
         name="sgl_kernel.rotary_embedding",
-        inputs=names("q k cos_sin_cache positions"),
-        outputs=names("q_out k_out"),
+        signature=ROTARY,
         accepts=_accepts,
         apis=("rotary_embedding",),
         packages=(KERNELS,),
         call=_call,
         sm=((8, 0), (12, 9)),
-        rows="q",
     ),
 )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.rotary import Pairing, pairing
+from traceproof.ops.rope.ground_truths import ROTARY
 
 
 def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
@@ -25,12 +26,5 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 
 ADAPTERS = (
-    Adapter(
-        name="rotary_embedding.apply_rotary_emb",
-        inputs=names("q k cos_sin_cache positions"),
-        outputs=names("q_out k_out"),
-        apis=("apply_rotary_emb",),
-        call=_call,
-        rows="q",
-    ),
+    Adapter(name="rotary_embedding.apply_rotary_emb", signature=ROTARY, apis=("apply_rotary_emb",), call=_call),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, signature, tensor
 from traceproof.ops.base import Values
 from traceproof.stacks.base import Module
 
@@ -44,8 +44,7 @@ def _adapter(*filters: str) -> Adapter:
     key = "_".join(filters)
     return Adapter(
         name=f"sampling.{key}_sampling_from_probs",
-        inputs=names("probs") | set(filters),
-        outputs=names("samples"),
+        signature=signature(f"probs {' '.join(filters)} -> samples"),
         apis=(key,),
         call=_call,
         trials=_trials,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, signature, tensor
 from traceproof.ops.base import Values
 
 PROBABILITIES = 1 << 27  # of one draw, 512 MiB
@@ -49,8 +49,7 @@ def _drawn(api: Api, probs: torch.Tensor) -> torch.Tensor:
 ADAPTERS = tuple(
     Adapter(
         name="sampling.renorm_triton",
-        inputs=names("probs") | names(filters),
-        outputs=names("samples"),
+        signature=signature(f"probs {filters} -> samples"),
         apis=("top_k_renorm", "top_p_renorm", "sample"),
         call=_call,
         trials=_trials,

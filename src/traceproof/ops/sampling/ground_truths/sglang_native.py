@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, signature, tensor
 from traceproof.ops.base import Values
 
 PROBABILITIES = 1 << 25  # sorted at once; 12 bytes each and as much again
@@ -39,8 +39,7 @@ def _trials(api: Api, definition: Definition, inputs: Values, trials: int, seed:
 ADAPTERS = tuple(
     Adapter(
         name="sampler.top_k_top_p_min_p_sampling_from_probs_torch",
-        inputs=names("probs") | names(only),
-        outputs=names("samples"),
+        signature=signature(f"probs {only} -> samples"),
         apis=("filter_and_sample",),
         call=_call,
         trials=_trials,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, dim, names, scalar, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, dim, scalar, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.ground_truths.flashinfer import (
     SM,
@@ -14,6 +14,7 @@ from traceproof.ops.common.ground_truths.flashinfer import (
     prefill_module,
     workspace,
 )
+from traceproof.ops.common.ground_truths.ragged import RAGGED
 from traceproof.stacks.base import Module
 
 
@@ -48,13 +49,11 @@ def _modules(definition: Definition, capability: tuple[int, int]) -> tuple[Modul
 ADAPTERS = (
     Adapter(
         name="BatchPrefillWithRaggedKVCacheWrapper",
-        inputs=names("q k v qo_indptr kv_indptr sm_scale"),
-        outputs=names("output lse"),
+        signature=RAGGED,
         accepts=_accepts,
         apis=("prefill_ragged",),
         call=_prefill,
         modules=_modules,
         sm=SM,
-        rows="q",
     ),
 )

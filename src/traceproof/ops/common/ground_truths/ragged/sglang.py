@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.adapter import tensor
 from traceproof.ops.base import Values
-from traceproof.ops.common.ground_truths.sglang import DTYPES, SM, extend, ragged, wide
+from traceproof.ops.common.ground_truths.ragged import RAGGED
+from traceproof.ops.common.ground_truths.sglang import Operands, extending, ragged, wide
 
 
-def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    cache = (tensor(inputs, "k"), tensor(inputs, "v"))
-    outputs = extend(api, inputs, tensor(inputs, "q"), cache, ragged(inputs))
-    return {name: outputs[name] for name in definition.outputs}
+def _operands(inputs: Values) -> Operands:
+    return tensor(inputs, "q"), (tensor(inputs, "k"), tensor(inputs, "v")), ragged(inputs)
 
 
-ADAPTERS = (
-    Adapter(
-        name="triton_ops.extend_attention_fwd",
-        inputs=names("q k v qo_indptr kv_indptr sm_scale"),
-        outputs=names("output lse"),
-        accepts=lambda definition: wide(definition, "q", "k", "v"),
-        dtypes=DTYPES,
-        apis=("extend_attention",),
-        call=_prefill,
-        sm=SM,
-        rows="q",
-    ),
-)
+def _accepts(definition: Definition) -> bool:
+    return wide(definition, "q", "k", "v")
+
+
+ADAPTERS = (extending(RAGGED, _accepts, _operands),)

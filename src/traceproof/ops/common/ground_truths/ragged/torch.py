@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.common.ground_truths.attention import by_row
+from traceproof.ops.common.ground_truths.ragged import RAGGED
 
 
 def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
@@ -19,11 +20,6 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 ADAPTERS = (
     Adapter(
-        name="scaled_dot_product_attention",
-        inputs=names("q k v qo_indptr kv_indptr sm_scale"),
-        outputs=names("output lse"),
-        apis=("attention", "attention_kernels"),
-        call=_call,
-        rows="q",
+        name="scaled_dot_product_attention", signature=RAGGED, apis=("attention", "attention_kernels"), call=_call
     ),
 )

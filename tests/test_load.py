@@ -1,0 +1,54 @@
+"""What a job takes of the machine, and which jobs start first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from traceproof.ops.cases import Case
+from traceproof.pipeline.load import LARGE_LANES, Load
+from traceproof.records import OpTypePlan, PlannedCase, PlannedDefinition
+
+OP_TYPE = "gemm"
+DEFINITIONS = 12
+
+
+def entry(name: str, *, large: bool) -> PlannedDefinition:
+    case = PlannedCase(
+        case=Case("small-0", "small", {}, 0, {}),
+        digest="0" * 32,
+        memory=1 << 20,
+        trials=0,
+        skip=None,
+        large=large,
+        nonce=0,
+    )
+    definition = {"name": name, "op_type": OP_TYPE}
+    return PlannedDefinition(
+        path=f"{name}.json", digest="0" * 32, no_oracle=None, nonce=0, definition=definition, cases=(case,)
+    )
+
+
+def load(folder: Path, *, large: bool, gpu: bool = True) -> Load:
+    entries = {name: entry(name, large=large) for name in map("gemm_n{}".format, range(DEFINITIONS))}
+    plan = OpTypePlan(op_type=OP_TYPE, dataset="", definitions=entries, broken=())
+    (folder / f"{OP_TYPE}.json").write_text(plan.as_text())
+    return Load(folder, side_by_side=gpu)
+
+
+def test_the_judge_of_large_cases_has_more_lanes_and_its_actors_start_before_others(tmp_path: Path) -> None:
+    small = load(tmp_path, large=False)
+    few, late = small.judge_lanes(OP_TYPE), small.priority(OP_TYPE, "torch")
+    (tmp_path / "large").mkdir()
+    large = load(tmp_path / "large", large=True)
+    assert large.judge_lanes(OP_TYPE) == LARGE_LANES > few
+    assert large.priority(OP_TYPE, "torch") > late
+    assert large.judge_mb(OP_TYPE) > small.judge_mb(OP_TYPE)
+
+
+def test_without_a_gpu_one_definition_is_judged_at_a_time(tmp_path: Path) -> None:
+    assert load(tmp_path, large=True, gpu=False).judge_lanes(OP_TYPE) == 1
+
+
+def test_before_anything_is_planned_a_job_has_one_lane(tmp_path: Path) -> None:
+    empty = Load(tmp_path, side_by_side=True)
+    assert (empty.judge_lanes(OP_TYPE), empty.lanes(OP_TYPE, "reference")) == (1, 1)
