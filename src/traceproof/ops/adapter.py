@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from importlib import metadata
 from types import MappingProxyType
 from typing import Any
@@ -97,7 +97,7 @@ def signature(text: str, *, rows: str | None = None) -> Signature:
     return Signature(names(inputs) - optional, frozenset(name[1:-1] for name in optional), names(outputs), rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Adapter:
     """One way to compute what a definition specifies.
 
@@ -116,6 +116,7 @@ class Adapter:
 
     name: str
     signature: Signature
+    _: KW_ONLY
     call: Callable[[Api, Definition, Values], Outputs]
     apis: tuple[str, ...]
     packages: tuple[str, ...] = ()

@@ -25,12 +25,12 @@ def fused(places: Mapping[str, str], *, packages: tuple[str, ...] = ()) -> tuple
 
     return tuple(
         Adapter(
-            name=place.replace(":", "."),
-            signature=GATED,
-            accepts=_accepts(kind),
-            dtypes=names("float16 bfloat16"),
+            place.replace(":", "."),
+            GATED,
             apis=(place,),
             call=call,
+            accepts=_accepts(kind),
+            dtypes=names("float16 bfloat16"),
             packages=packages,
             sm=((7, 5), (12, 9)),
         )

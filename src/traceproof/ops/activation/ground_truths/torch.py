@@ -30,17 +30,17 @@ ANY_ROWS = replace(GATED, rows=None)  # PyTorch takes none, too
 
 ADAPTERS = (
     Adapter(
-        name="functional.silu",
-        signature=ANY_ROWS,
-        accepts=lambda definition: activation_of(definition) == "silu",
+        "functional.silu",
+        ANY_ROWS,
         apis=(SILU,),
         call=_silu,
+        accepts=lambda definition: activation_of(definition) == "silu",
     ),
     Adapter(
-        name="functional.gelu",
-        signature=ANY_ROWS,
-        accepts=lambda definition: activation_of(definition) in {"gelu", TANH},
+        "functional.gelu",
+        ANY_ROWS,
         apis=(GELU,),
         call=_gelu,
+        accepts=lambda definition: activation_of(definition) in {"gelu", TANH},
     ),
 )

@@ -50,13 +50,7 @@ def _adapter(
         return {name: outputs[name] for name in definition.outputs}
 
     return Adapter(
-        name=f"triton_ops.{key}_fwd",
-        signature=signature,
-        accepts=accepts,
-        dtypes=DTYPES,
-        apis=(key,),
-        call=call,
-        sm=SM,
+        f"triton_ops.{key}_fwd", signature, apis=(key,), call=call, accepts=accepts, dtypes=DTYPES, sm=SM
     )
 
 

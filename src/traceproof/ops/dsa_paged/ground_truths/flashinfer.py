@@ -46,11 +46,11 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 ADAPTERS = (
     Adapter(
-        name="trtllm_batch_decode_with_kv_cache_mla",
-        signature=SPARSE,
-        accepts=_accepts,
+        "trtllm_batch_decode_with_kv_cache_mla",
+        SPARSE,
         apis=("sparse_mla",),
         call=_call,
+        accepts=_accepts,
         sm=((10, 0), (10, 9)),
     ),
 )

@@ -74,15 +74,13 @@ def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 ADAPTERS = (
     Adapter(
-        name="fused_recurrent_gated_delta_rule",
-        signature=DECODE,
-        accepts=lambda definition: is_form(definition, Form.DECODE),
+        "fused_recurrent_gated_delta_rule",
+        DECODE,
         apis=("recurrent",),
         call=_decode,
+        accepts=lambda definition: is_form(definition, Form.DECODE),
         sm=SM,
     ),
-    Adapter(
-        name="fused_recurrent_gated_delta_rule on a pool", signature=MTP, apis=("recurrent",), call=_mtp, sm=SM
-    ),
-    Adapter(name="chunk_gated_delta_rule", signature=PREFILL, apis=("chunk",), call=_prefill, sm=SM),
+    Adapter("fused_recurrent_gated_delta_rule on a pool", MTP, apis=("recurrent",), call=_mtp, sm=SM),
+    Adapter("chunk_gated_delta_rule", PREFILL, apis=("chunk",), call=_prefill, sm=SM),
 )

@@ -20,12 +20,12 @@ def _product(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 ADAPTERS = (
     Adapter(
-        name="batch_invariant_ops.matmul_persistent",
-        signature=PRODUCT,
-        accepts=_accepts,
-        dtypes=frozenset({"float16", "bfloat16"}),
+        "batch_invariant_ops.matmul_persistent",
+        PRODUCT,
         apis=("matmul",),
         call=_product,
+        accepts=_accepts,
+        dtypes=frozenset({"float16", "bfloat16"}),
         sm=((9, 0), (10, 9)),
     ),
 )

@@ -103,20 +103,20 @@ def _prefill_modules(definition: Definition, capability: tuple[int, int]) -> tup
 
 ADAPTERS = (
     Adapter(
-        name="BatchDecodeWithPagedKVCacheWrapper",
-        signature=DECODE,
-        accepts=_accepts,
+        "BatchDecodeWithPagedKVCacheWrapper",
+        DECODE,
         apis=("decode",),
         call=_decode,
+        accepts=_accepts,
         modules=_decode_modules,
         sm=SM,
     ),
     Adapter(
-        name="BatchPrefillWithPagedKVCacheWrapper",
-        signature=PREFILL,
-        accepts=_accepts,
+        "BatchPrefillWithPagedKVCacheWrapper",
+        PREFILL,
         apis=("prefill_paged",),
         call=_prefill,
+        accepts=_accepts,
         modules=_prefill_modules,
         sm=SM,
     ),

@@ -24,11 +24,11 @@ def _accepts(definition: Definition) -> bool:
 
 ADAPTERS = (
     Adapter(
-        name="mamba.selective_state_update",
-        signature=UPDATE,
-        accepts=_accepts,
+        "mamba.selective_state_update",
+        UPDATE,
         apis=("mamba",),
         call=update,
+        accepts=_accepts,
         modules=_modules,
         sm=((8, 0), (12, 9)),
     ),

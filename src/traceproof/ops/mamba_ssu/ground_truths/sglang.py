@@ -6,11 +6,5 @@ from traceproof.ops.adapter import Adapter
 from traceproof.ops.mamba_ssu.ground_truths.common import UPDATE, update
 
 ADAPTERS = (
-    Adapter(
-        name="mamba_ssm.selective_state_update",
-        signature=UPDATE,
-        apis=("mamba",),
-        call=update,
-        sm=((8, 0), (12, 9)),
-    ),
+    Adapter("mamba_ssm.selective_state_update", UPDATE, apis=("mamba",), call=update, sm=((8, 0), (12, 9))),
 )

@@ -59,11 +59,11 @@ def _modules(definition: Definition, capability: tuple[int, int]) -> tuple[Modul
 
 ADAPTERS = (
     Adapter(
-        name="BatchMLAPagedAttentionWrapper",
-        signature=EITHER,
-        accepts=_accepts,
+        "BatchMLAPagedAttentionWrapper",
+        EITHER,
         apis=("mla",),
         call=_call,
+        accepts=_accepts,
         modules=_modules,
         sm=SM,
     ),

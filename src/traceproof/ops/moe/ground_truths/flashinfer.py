@@ -76,19 +76,19 @@ PER_TENSOR = "output1_scales_scalar output1_scales_gate_scalar output2_scales_sc
 
 ADAPTERS = (
     Adapter(
-        name="trtllm_fp8_block_scale_moe",
-        signature=signature(f"{COMMON} {BLOCK} -> output", rows="hidden_states"),
-        accepts=lambda definition: _scaled(Scaling.FP8_BLOCK, definition),
+        "trtllm_fp8_block_scale_moe",
+        signature(f"{COMMON} {BLOCK} -> output", rows="hidden_states"),
         apis=("moe_fp8_block",),
         call=_fp8_block,
+        accepts=lambda definition: _scaled(Scaling.FP8_BLOCK, definition),
         sm=BLACKWELL,
     ),
     Adapter(
-        name="trtllm_fp8_per_tensor_scale_moe",
-        signature=signature(f"{COMMON} {PER_TENSOR} -> output", rows="hidden_states"),
-        accepts=lambda definition: _scaled(Scaling.FP8_TENSOR, definition),
+        "trtllm_fp8_per_tensor_scale_moe",
+        signature(f"{COMMON} {PER_TENSOR} -> output", rows="hidden_states"),
         apis=("moe_fp8_tensor",),
         call=_fp8_tensor,
+        accepts=lambda definition: _scaled(Scaling.FP8_TENSOR, definition),
         sm=BLACKWELL,
     ),
 )

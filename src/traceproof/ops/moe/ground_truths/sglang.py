@@ -129,10 +129,6 @@ SERVED = signature(
 
 ADAPTERS = (
     Adapter(
-        name="fused_experts_impl",
-        signature=SERVED,
-        apis=("experts", "router", "grouped_topk"),
-        call=_call,
-        sm=((8, 9), (12, 9)),
+        "fused_experts_impl", SERVED, apis=("experts", "router", "grouped_topk"), call=_call, sm=((8, 9), (12, 9))
     ),
 )

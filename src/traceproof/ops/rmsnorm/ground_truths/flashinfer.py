@@ -40,11 +40,11 @@ def _adapters(plain: str, fused: str, offset: float) -> tuple[Adapter, Adapter]:
         return OP.weight_offset(definition) == offset
 
     norm = Adapter(
-        name=f"norm.{plain}",
-        signature=NORM,
-        accepts=accepts,
+        f"norm.{plain}",
+        NORM,
         apis=(plain,),
         call=_norm,
+        accepts=accepts,
         modules=lambda _, __: MODULES,
         sm=((7, 5), (12, 9)),
     )

@@ -36,13 +36,13 @@ def _fused_add(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 
 ADAPTERS = (
-    Adapter(name="rms_norm_forward", signature=NORM, accepts=_one_dtype, apis=("rms_norm",), call=_norm, sm=SM),
+    Adapter("rms_norm_forward", NORM, apis=("rms_norm",), call=_norm, accepts=_one_dtype, sm=SM),
     Adapter(
-        name="fused_add_rms_norm_forward",
-        signature=FUSED_ADD,
-        accepts=_one_dtype,
+        "fused_add_rms_norm_forward",
+        FUSED_ADD,
         apis=("fused_add_rms_norm",),
         call=_fused_add,
+        accepts=_one_dtype,
         sm=SM,
     ),
 )

@@ -34,9 +34,7 @@ def _is_gemma(definition: Definition) -> bool:
 
 
 ADAPTERS = (
-    Adapter(name="RMSNorm.forward_native", signature=EITHER, accepts=_is_plain, apis=("RMSNorm",), call=_norm),
+    Adapter("RMSNorm.forward_native", EITHER, apis=("RMSNorm",), call=_norm, accepts=_is_plain),
     # Not with a residual: it rounds the sum before it norms it, which its own CUDA kernel does not.
-    Adapter(
-        name="GemmaRMSNorm.forward_native", signature=NORM, accepts=_is_gemma, apis=("GemmaRMSNorm",), call=_norm
-    ),
+    Adapter("GemmaRMSNorm.forward_native", NORM, apis=("GemmaRMSNorm",), call=_norm, accepts=_is_gemma),
 )

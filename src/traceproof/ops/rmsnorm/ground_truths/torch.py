@@ -28,4 +28,4 @@ def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 ANY_ROWS = replace(EITHER, rows=None)  # PyTorch takes none, too
 
-ADAPTERS = (Adapter(name="functional.rms_norm", signature=ANY_ROWS, apis=("rms_norm",), call=_norm),)
+ADAPTERS = (Adapter("functional.rms_norm", ANY_ROWS, apis=("rms_norm",), call=_norm),)

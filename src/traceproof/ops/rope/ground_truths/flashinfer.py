@@ -26,8 +26,8 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 ADAPTERS = (
     Adapter(
-        name="apply_rope_with_cos_sin_cache_inplace",
-        signature=ROTARY,
+        "apply_rope_with_cos_sin_cache_inplace",
+        ROTARY,
         apis=("rope",),
         call=_call,
         modules=lambda _, __: (Module("gen_rope"),),

@@ -37,12 +37,12 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 ADAPTERS = (
     Adapter(
-        name="sgl_kernel.rotary_embedding",
-        signature=ROTARY,
-        accepts=_accepts,
+        "sgl_kernel.rotary_embedding",
+        ROTARY,
         apis=("rotary_embedding",),
-        packages=(KERNELS,),
         call=_call,
+        accepts=_accepts,
+        packages=(KERNELS,),
         sm=((8, 0), (12, 9)),
     ),
 )

@@ -43,8 +43,8 @@ def _trials(api: Api, definition: Definition, inputs: Values, trials: int, seed:
 def _adapter(*filters: str) -> Adapter:
     key = "_".join(filters)
     return Adapter(
-        name=f"sampling.{key}_sampling_from_probs",
-        signature=signature(f"probs {' '.join(filters)} -> samples"),
+        f"sampling.{key}_sampling_from_probs",
+        signature(f"probs {' '.join(filters)} -> samples"),
         apis=(key,),
         call=_call,
         trials=_trials,

@@ -48,8 +48,8 @@ def _drawn(api: Api, probs: torch.Tensor) -> torch.Tensor:
 
 ADAPTERS = tuple(
     Adapter(
-        name="sampling.renorm_triton",
-        signature=signature(f"probs {filters} -> samples"),
+        "sampling.renorm_triton",
+        signature(f"probs {filters} -> samples"),
         apis=("top_k_renorm", "top_p_renorm", "sample"),
         call=_call,
         trials=_trials,

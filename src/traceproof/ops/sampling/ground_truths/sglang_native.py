@@ -38,8 +38,8 @@ def _trials(api: Api, definition: Definition, inputs: Values, trials: int, seed:
 
 ADAPTERS = tuple(
     Adapter(
-        name="sampler.top_k_top_p_min_p_sampling_from_probs_torch",
-        signature=signature(f"probs {only} -> samples"),
+        "sampler.top_k_top_p_min_p_sampling_from_probs_torch",
+        signature(f"probs {only} -> samples"),
         apis=("filter_and_sample",),
         call=_call,
         trials=_trials,

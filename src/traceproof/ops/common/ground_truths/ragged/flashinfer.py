@@ -48,11 +48,11 @@ def _modules(definition: Definition, capability: tuple[int, int]) -> tuple[Modul
 
 ADAPTERS = (
     Adapter(
-        name="BatchPrefillWithRaggedKVCacheWrapper",
-        signature=RAGGED,
-        accepts=_accepts,
+        "BatchPrefillWithRaggedKVCacheWrapper",
+        RAGGED,
         apis=("prefill_ragged",),
         call=_prefill,
+        accepts=_accepts,
         modules=_modules,
         sm=SM,
     ),
