@@ -15,6 +15,15 @@ class Verdict(StrEnum):
     SKIP = "skip"
 
 
+class Grade(StrEnum):
+    """How strong the proof is that a passing reference is right; the first is the strongest."""
+
+    PROVED = "proved"  # an independent oracle and a ground truth
+    CHECKED = "checked"  # an independent oracle alone
+    AGREED = "agreed"  # no oracle: the reference's float64 shadow and a ground truth
+    CONSISTENT = "consistent"  # the shadow alone
+
+
 class Skip(StrEnum):
     """Why something was not run or not compared. Anything else is an error."""
 

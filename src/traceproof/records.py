@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
 from traceproof.ops.cases import Case
-from traceproof.reasons import Error, Skip, Verdict
+from traceproof.reasons import Error, Grade, Skip, Verdict
 from traceproof.untrusted.border import BorderError, plain_text, read_regular
 from traceproof.worker.model import ItemOutcome, Status
 
@@ -302,6 +302,7 @@ class VerdictRow(Record):
         isolation: what strangers' code could reach, where isolation was not whole.
         worst, metrics, specification: figures of a numeric comparison.
         tolerance: the user's, if it decided.
+        grade: how strong the proof is, of a reference's output that passed.
         gate: by what it was judged.
         digests, versions, device: what it stands on.
         repeat: the command that repeats it.
@@ -327,6 +328,7 @@ class VerdictRow(Record):
     metrics: dict[str, Any] = {}
     specification: dict[str, float] = {}
     tolerance: float | None = None
+    grade: Grade | None = None
     gate: GateResult | None = None
     digests: RowDigests = RowDigests()
     versions: dict[str, str] | None = None

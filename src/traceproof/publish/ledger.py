@@ -2,7 +2,8 @@
 
 `status:verified` is earned here and nowhere else. There is one record per definition and actor (the reference, and
 each ground truth), all against the oracle; a definition stands as verified while its reference and at least one
-ground truth passed everything that was compared, on the definition's present digest.
+ground truth passed everything that was compared, on the definition's present digest. Without an oracle, two ground
+truths are needed.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from traceproof.digests import digest_bytes, digest_json
 from traceproof.errors import TraceproofError
 from traceproof.ops.cases import is_hidden
 from traceproof.reasons import Verdict
-from traceproof.records import WHOLE, RowDigests, VerdictRow, read_rows
+from traceproof.records import ORACLE, SHADOW, WHOLE, RowDigests, VerdictRow, read_rows
 from traceproof.stacks import TRUTHS
 from traceproof.store import Store, write_text
 
 REFERENCE = "reference"
 STATUS = "status:"
+NEEDED = 2  # independent ground truths, where the reference's shadow stands in for an oracle
 VERIFIED, UNVERIFIED = f"{STATUS}verified", f"{STATUS}unverified"
 
 
@@ -43,6 +45,7 @@ class Record:
         gates: by output, the kind of gate and the largest share of its limit that was used.
         digests: definition, reference, code, environment, inputs (of all cases compared), verdicts.
         versions, device, seed: what it ran with.
+        against: `oracle`, or `shadow`: the reference's own float64, where there is no independent oracle.
         date: UTC day on which a record of exactly this content was first written.
     """
 
@@ -60,6 +63,7 @@ class Record:
     device: str | None
     seed: int | None
     date: str
+    against: str = ORACLE
 
     @property
     def passed(self) -> bool:
@@ -108,6 +112,8 @@ class Ledger:
             ran = [records[name] for name in TRUTHS if name in records]
             why = "; ".join(f"{item.actor}: {item.reason or 'other cases, or another state'}" for item in ran)
             return Standing((), f"no ground truth was compared ({why or 'none ran'})")
+        if reference.against == SHADOW and len(truths) < NEEDED:
+            return Standing((), f"no oracle, and {len(truths)} of the {NEEDED} ground truths needed then")
         return Standing(truths, "")
 
     def write(self, path: Path) -> None:
@@ -175,6 +181,7 @@ def _record(rows: Sequence[VerdictRow], dates: Store, reference: str) -> Record:
         "definition": first.definition,
         "op_type": first.op_type,
         "actor": first.actor,
+        "against": next((row.against for row in compared if row.against is not None), ORACLE),
         **_status(rows, compared, skipped),
         "cases": tuple(dict.fromkeys(row.case for row in compared)),
         "compared": len(compared),

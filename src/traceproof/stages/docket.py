@@ -29,6 +29,7 @@ from traceproof.records import (
 )
 from traceproof.stages.bench import REPLAY, Bench
 from traceproof.stages.dispute import Dispute, entries_of
+from traceproof.stages.grades import graded
 from traceproof.stages.large import LargeCases, Rulings
 from traceproof.stages.manifest import Manifest
 from traceproof.stages.repeat import command
@@ -120,7 +121,7 @@ class Docket:
             tolerance=self.bench.tolerance,
         )
         rows = [row.changed(repeat=command(row, self.bench.options)) for row in dispute.arbitrated(rows)]
-        return self.bundles.write(rows, entry, dispute)
+        return self.bundles.write(graded(rows), entry, dispute)
 
     def _oracle(self, entry: PlannedDefinition) -> Manifest:
         """What says what is right: the oracle, else the reference's records, which hold its shadow."""

@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from traceproof.reasons import Verdict
+from traceproof.reasons import Grade, Verdict
 from traceproof.records import REFERENCE, VerdictRow
 
 
@@ -19,6 +19,8 @@ class Outcome(StrEnum):
     UNVERIFIED = "unverified"
     KNOWN = "known"
     RELAXED = "relaxed"
+    AGREED = "agreed"
+    CONSISTENT = "consistent"
     RIGHT = "right"
     NOT_RUN = "not_run"
 
@@ -27,6 +29,8 @@ class Outcome(StrEnum):
 WORDS: Mapping[Outcome, str] = MappingProxyType(
     {
         Outcome.RIGHT: "right",
+        Outcome.AGREED: "agreed by a ground truth and their own float64, no oracle",
+        Outcome.CONSISTENT: "consistent with their own float64 alone, not proved",
         Outcome.RELAXED: "accepted by your tolerance, not proved",
         Outcome.KNOWN: "with known findings",
         Outcome.WRONG: "with new findings",
@@ -34,7 +38,8 @@ WORDS: Mapping[Outcome, str] = MappingProxyType(
         Outcome.NOT_RUN: "not runnable here",
     }
 )
-COMPARED = frozenset({Outcome.WRONG, Outcome.KNOWN, Outcome.RELAXED, Outcome.RIGHT})
+COMPARED = frozenset(Outcome) - {Outcome.UNVERIFIED, Outcome.NOT_RUN}
+SHADOWED = {Grade.AGREED: Outcome.AGREED, Grade.CONSISTENT: Outcome.CONSISTENT}
 
 
 class Outcomes:
@@ -51,6 +56,8 @@ class Outcomes:
             marks.add(Outcome.KNOWN if finding == "known" else news)
         elif row.actor != REFERENCE:
             return
+        elif row.grade in SHADOWED:
+            marks.add(SHADOWED[row.grade])
         elif row.verdict == Verdict.PASS:
             marks.add(Outcome.RIGHT if row.tolerance is None else Outcome.RELAXED)
         elif row.verdict == Verdict.SKIP:

@@ -14,9 +14,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from traceproof.reasons import Skip, Verdict
-from traceproof.records import REFERENCE, WHOLE, VerdictRow
+from traceproof.reasons import Grade, Skip, Verdict
+from traceproof.records import REFERENCE, SHADOW, WHOLE, VerdictRow
 from traceproof.stacks import STACK_OF, TRUTHS, distribution
+from traceproof.stages.grades import shadow_grade
 
 COMPARED = frozenset({Verdict.PASS, Verdict.FAIL})
 NO_TRUTH, ERROR, UNREADABLE, RELAXED = "no_truth", "error", "unreadable", "relaxed"
@@ -33,6 +34,8 @@ WHY: Mapping[str, str] = MappingProxyType(
         Skip.API_ABSENT: "the installed version lacks the function",
         Skip.PACKAGE_ABSENT: "the package is not installed",
         Skip.DTYPE_UNSUPPORTED: "its dtype is not supported",
+        Skip.NO_REFERENCE: "it has no reference",
+        Skip.NO_INPUTS: "no inputs can be made for it",
         Skip.NO_ORACLE: "no oracle is known for it",
         Skip.NO_ADAPTER: "no ground truth is known for it",
         NO_TRUTH: "no ground truth is known for it",
@@ -65,6 +68,7 @@ class Proof(BaseModel):
         op_types: definitions by op_type.
         proved: how many were proved against a ground truth.
         alone: how many were proved against the oracle alone.
+        grades: how strong the proof of each definition is, that has one.
         wrong: those whose reference has a finding.
         unmet: those that met no ground truth.
     """
@@ -76,6 +80,7 @@ class Proof(BaseModel):
     op_types: dict[str, int]
     proved: int
     alone: int
+    grades: dict[str, Grade] = {}
     wrong: list[str]
     unmet: list[Unmet]
 
@@ -88,6 +93,8 @@ class Collector:
         self._cases: dict[tuple[str, str], set[str]] = defaultdict(set)  # of what was compared
         self._reasons: dict[str, set[str]] = defaultdict(set)
         self._wrong: set[str] = set()
+        self._open: set[str] = set()  # an output of which nobody judged
+        self._shadowed: dict[str, set[Grade]] = defaultdict(set)
 
     def watch(self, rows: Iterable[VerdictRow]) -> Iterator[VerdictRow]:
         """The rows, each noted as it passes."""
@@ -100,6 +107,10 @@ class Collector:
         self._op_types[name] = row.op_type
         if actor == REFERENCE and row.bad:
             self._wrong.add(name)
+        if row.unjudged:
+            self._open.add(name)
+        if row.grade is not None and row.against == SHADOW:
+            self._shadowed[name].add(row.grade)
         if row.tolerance is not None:
             self._reasons[name].add(RELAXED)
         elif verdict in COMPARED and row.output != WHOLE:  # conduct alone is no comparison
@@ -117,16 +128,30 @@ class Collector:
         gpu = next((one for one in records.values() if one.get("device_type") == "cuda"), {})
         compared = {actor for (_, actor), cases in self._cases.items() if cases}
         unmet = [one for one in map(self._unmet, sorted(self._op_types)) if one is not None]
+        grades = dict(self._grades({one.definition: one for one in unmet}))
+        counts = Counter(grades.values())
         return Proof(
             device=gpu.get("device"),
             capability=gpu.get("capability"),
             truths={actor: _version(actor, records) for actor in TRUTHS if actor in compared},
             op_types=dict(sorted(Counter(self._op_types.values()).items())),
-            proved=len(self._op_types.keys() - {one.definition for one in unmet} - self._wrong),
-            alone=sum(one.judged and one.definition not in self._wrong for one in unmet),
+            proved=counts[Grade.PROVED],
+            alone=counts[Grade.CHECKED],
+            grades=grades,
             wrong=sorted(self._wrong),
             unmet=unmet,
         )
+
+    def _grades(self, unmet: Mapping[str, Unmet]) -> Iterator[tuple[str, Grade]]:
+        """The grade of each definition that has one."""
+        for name in sorted(self._op_types.keys() - self._wrong):
+            if name in self._shadowed:
+                if name not in self._open:
+                    yield name, shadow_grade(self._shadowed[name])
+            elif name not in unmet:
+                yield name, Grade.PROVED
+            elif unmet[name].judged:
+                yield name, Grade.CHECKED
 
     def _unmet(self, name: str) -> Unmet | None:
         judged = self._cases.get((name, REFERENCE), set())
@@ -154,12 +179,20 @@ def sentences(proof: Proof) -> Iterator[str]:
     counts = [f"{proof.proved} of {total} definitions against a ground truth"]
     if proof.alone:
         counts.append(f"{proof.alone} against the float64 oracle alone")
-    idle = total - proof.proved - proof.alone - len(proof.wrong)
+    counts += _shadowed(proof)
+    idle = total - len(proof.grades) - len(proof.wrong)
     short = [f"{count} {why}" for count, why in ((len(proof.wrong), "with findings"), (idle, "not run")) if count]
     rest = f"; not proved: {', '.join(short)}" if short else ""
     yield f"Proved {where}{f' with {truths}' if truths else ''}: {', '.join(counts)}{rest}."
     if proof.unmet:
         yield f"Without a ground truth here: {'; '.join(_unreached(proof))}."
+
+
+def _shadowed(proof: Proof) -> list[str]:
+    """How many have no oracle and a grade all the same."""
+    counts = Counter(proof.grades.values())
+    words = {Grade.AGREED: "agreed without an oracle", Grade.CONSISTENT: "consistent with float64 alone"}
+    return [f"{counts[grade]} {told}" for grade, told in words.items() if counts[grade]]
 
 
 def _unreached(proof: Proof) -> Iterator[str]:

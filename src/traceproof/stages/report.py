@@ -13,8 +13,8 @@ from rich.table import Table
 
 from traceproof.actors.registry import ACTORS, PAIR
 from traceproof.known import Known, read_known
-from traceproof.reasons import Skip, Verdict
-from traceproof.records import VerdictRow, read_rows
+from traceproof.reasons import Grade, Skip, Verdict
+from traceproof.records import REFERENCE, VerdictRow, read_rows
 from traceproof.stages import proof
 from traceproof.stages.outcomes import Outcomes, compared, sentence
 from traceproof.stages.standing import KEY, standing
@@ -81,6 +81,7 @@ def summarise(
                 "op_type": op_type,
                 "actor": actor,
                 "definitions": len(members[op_type, actor]),
+                "members": sorted(members[op_type, actor]) if actor == REFERENCE else [],
                 "cases": sum(map(len, members[op_type, actor].values())),
                 **{verdict: groups[op_type, actor][verdict] for verdict in Verdict},
                 "known": groups[op_type, actor]["known"],
@@ -160,11 +161,30 @@ def table(summary: Mapping[str, Any]) -> str:
         ]
         grid.add_row(*cells)
     console.print(grid)
-    ending = proof.sentences(proof.Proof.model_validate(summary["proof"]))
+    reached = proof.Proof.model_validate(summary["proof"])
+    if not {Grade.AGREED, Grade.CONSISTENT}.isdisjoint(reached.grades.values()):
+        console.print(_grades(summary, reached))
+    ending = proof.sentences(reached)
     for text in (*_closing(summary), *ending):
         safe = "\n".join(map(printable, text.split("\n")))  # the lines are ours, what stands in them is anybody's
         console.print(safe, markup=False, highlight=False, soft_wrap=True)
     return out.getvalue()
+
+
+def _grades(summary: Mapping[str, Any], reached: proof.Proof) -> Table:
+    """How many definitions of each op_type have which grade of proof, where not all have an oracle."""
+    op_types = {name: group["op_type"] for group in summary["groups"] for name in group["members"]}
+    grid = Table(title="Grades of proof, definitions", title_justify="left")
+    grid.add_column("op_type")
+    for heading in (*Grade, "findings", "not verified"):
+        grid.add_column(heading, justify="right")
+    for op_type in sorted(reached.op_types):
+        own = [name for name, of in op_types.items() if of == op_type]
+        counts = Counter(reached.grades[name] for name in own if name in reached.grades)
+        wrong = sum(name in reached.wrong for name in own)
+        rest = reached.op_types[op_type] - sum(counts.values()) - wrong
+        grid.add_row(op_type, *(str(counts[grade]) for grade in Grade), str(wrong), str(rest))
+    return grid
 
 
 def _idle(group: Mapping[str, Any]) -> bool:

@@ -1,0 +1,155 @@
+"""How strong a proof is shows in rows, in the table, in the sentence that a run ends with, and in the ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dialect_samples import GATED
+from pipeline import summarise, typed
+
+from traceproof.dataset.dialects import read
+from traceproof.known import Known
+from traceproof.publish.ledger import Ledger, Record
+from traceproof.reasons import Grade, Skip
+from traceproof.stages.grades import graded
+from traceproof.stages.report import table
+
+
+def row(name: str, actor: str, against: str, verdict: str = "pass", **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    made = {
+        "definition": name,
+        "op_type": name.partition("_")[0],
+        "case": "small-0",
+        "actor": actor,
+        "against": against,
+        "output": "y",
+        "verdict": verdict,
+        "reason": None,
+        "message": "",
+        "repeat": "",
+    }
+    return made | more
+
+
+def unjudged(name: str, output: str) -> dict[str, Any]:
+    return row(name, "reference", "shadow", "skip", reason=str(Skip.NO_ORACLE), output=output)
+
+
+ROWS = {
+    "a_proved": [row("a_proved", "reference", "oracle"), row("a_proved", "torch", "oracle")],
+    "a_checked": [row("a_checked", "reference", "oracle")],
+    "b_agreed": [row("b_agreed", "reference", "shadow"), row("b_agreed", "torch", "shadow")],
+    "b_consistent": [row("b_consistent", "reference", "shadow")],
+    "b_lonely": [
+        row("b_lonely", "reference", "shadow"),
+        row("b_lonely", "torch", "shadow", "fail", reason="numerics"),
+    ],
+    "b_open": [row("b_open", "reference", "shadow"), unjudged("b_open", "z")],
+}
+
+
+def judged(*names: str) -> list[dict[str, Any]]:
+    """The rows of some definitions, graded definition by definition."""
+    return [found.as_json() for name in names for found in graded(typed(ROWS[name]))]
+
+
+@pytest.mark.parametrize(
+    ("name", "grade"),
+    [
+        ("a_proved", Grade.PROVED),
+        ("a_checked", Grade.CHECKED),
+        ("b_agreed", Grade.AGREED),
+        ("b_consistent", Grade.CONSISTENT),
+        ("b_lonely", Grade.CONSISTENT),
+    ],
+)
+def test_a_passing_row_of_a_reference_says_how_strong_its_proof_is(name: str, grade: Grade) -> None:
+    first, *others = judged(name)
+    assert first["grade"] == grade
+    assert not any("grade" in other for other in others)
+
+
+def test_a_row_that_fails_is_about_conduct_or_passed_a_tolerance_has_no_grade() -> None:
+    rows = [
+        row("a_a", "reference", "oracle", "fail", reason="numerics"),
+        row("a_a", "reference", "oracle", output="*"),
+        row("a_a", "reference", "oracle", tolerance=0.1),
+    ]
+    assert not any(found.grade for found in graded(typed(rows)))
+
+
+def test_a_definition_has_a_grade_only_where_all_its_outputs_were_judged() -> None:
+    summary = summarise(judged(*ROWS), Known())
+    assert summary["proof"]["grades"] == {
+        "a_checked": "checked",
+        "a_proved": "proved",
+        "b_agreed": "agreed",
+        "b_consistent": "consistent",
+        "b_lonely": "consistent",
+    }
+    assert summary["outcomes"]["b_open"] == "unverified"
+    assert summary["outcomes"]["b_agreed"] == "agreed"
+    assert summary["outcomes"]["b_consistent"] == "consistent"
+
+
+def test_the_table_counts_grades_by_op_type_and_says_what_is_not_proved() -> None:
+    text = table(summarise(judged("a_proved", "b_agreed", "b_consistent"), Known()))
+    assert "Grades of proof" in text
+    assert [
+        cell.strip() for cell in next(line for line in text.splitlines() if line.startswith("│ b")).split("│")[1:3]
+    ]
+    lines = [line for line in text.split("Grades of proof")[1].splitlines() if line.startswith("│")]
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+    assert cells == [["a", "1", "0", "0", "0", "0", "0"], ["b", "0", "0", "1", "1", "0", "0"]]
+    assert "1 consistent with their own float64 alone, not proved" in text
+    assert "1 agreed without an oracle, 1 consistent with float64 alone" in text
+
+
+def test_without_a_definition_of_no_oracle_the_table_is_as_it_was() -> None:
+    assert "Grades of proof" not in table(summarise(judged("a_proved", "a_checked"), Known()))
+
+
+def record(actor: str, digest: str, against: str) -> Record:
+    return Record(
+        definition="silu_and_mul_h64",
+        op_type="activation",
+        actor=actor,
+        status="passed",
+        reason="",
+        cases=("small-0",),
+        compared=1,
+        skipped={},
+        gates={},
+        digests={"definition": digest},
+        versions={},
+        device=None,
+        seed=0,
+        date="2026-01-01",
+        against=against,
+    )
+
+
+@pytest.mark.parametrize(
+    ("against", "truths", "verified"),
+    [
+        ("oracle", ("torch",), True),
+        ("shadow", (), False),
+        ("shadow", ("torch",), False),
+        ("shadow", ("torch", "flashinfer"), True),
+    ],
+)
+def test_without_an_oracle_two_ground_truths_are_needed_to_be_verified(
+    against: str, truths: tuple[str, ...], *, verified: bool
+) -> None:
+    definition = read(GATED).definition
+    ledger = Ledger(record(actor, definition.digest, against) for actor in ("reference", *truths))
+    assert ledger.standing(definition).verified is verified
+
+
+def test_a_ledger_says_what_a_record_stands_against(tmp_path: Path) -> None:
+    definition = read(GATED).definition
+    Ledger([record("reference", definition.digest, "shadow")]).write(tmp_path / "ledger.jsonl")
+    (kept,) = Ledger.read(tmp_path / "ledger.jsonl").records["silu_and_mul_h64"].values()
+    assert kept.against == "shadow"
