@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.stages.actor import SETUP_MANY
-from traceproof.stages.crew import PRELOAD
 from traceproof.stages.plan import Selection, plan
+from traceproof.stages.stack_workers import PRELOAD
 from traceproof.worker import Isolation, ItemOutcome, Limits, Pool, Status
-from traceproof.worker.sandbox import WALLS
+from traceproof.worker.sandbox import LAYERS
 
 SETUP = "traceproof.actors.execute:setup"
 Definitions = dict[str, dict[str, Any]]
@@ -88,7 +88,7 @@ def main() -> int:
         shut_in = stack.enter_context(Pool(preload=preload))
         shut_in.layers()
         start = time.perf_counter() - started
-        open_pool = stack.enter_context(Pool(preload=preload, without=WALLS))
+        open_pool = stack.enter_context(Pool(preload=preload, without=LAYERS))
         modes = {
             "together": together(open_pool, options.dataset),
             "apart": apart(open_pool, options.dataset),

@@ -33,7 +33,7 @@ PARSER.add_argument("--stack", choices=PACKAGES, required=True)
 PARSER.add_argument("--release", type=Path, nargs="+", required=True, help="unpacked packages, oldest first")
 PARSER.add_argument("--plant", action="append", default=[], metavar="LABEL:FILE:OLD=>NEW", help="one commit")
 PARSER.add_argument(
-    "--dataset", type=Path, nargs="+", required=True, help="one definition an op_type of the stack's is taken"
+    "--dataset", type=Path, nargs="+", required=True, help="one definition per op_type of the stack's is taken"
 )
 PARSER.add_argument("--work", type=Path, required=True, help="a new folder")
 PARSER.add_argument("--python", default=sys.executable, help="interpreter of all stacks")

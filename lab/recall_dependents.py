@@ -25,7 +25,7 @@ from traceproof.dependents.graph import Graph
 
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 PARSER.add_argument("--root", type=Path, required=True, help="the repository, or an unpacked package")
-PARSER.add_argument("--coverage", type=Path, help="data file of coverage.py, with a context a test")
+PARSER.add_argument("--coverage", type=Path, help="data file of coverage.py, with a context per test")
 PARSER.add_argument(
     "--imports", metavar="PACKAGE", help="import every module of a package, and note who imports whom"
 )

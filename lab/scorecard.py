@@ -22,7 +22,7 @@ from scoring.planting import Suite, existing, generated
 from scoring.scorecard import Card, Known, as_json, complete, score, table
 from traceproof.dataset.tree import Tree, read_tree
 from traceproof.ops import registry
-from traceproof.testgen.generate import Order, generate
+from traceproof.testgen.generate import GenerateOptions, generate
 from traceproof.testgen.known import Divergences
 
 PARSER = argparse.ArgumentParser(description=__doc__)
@@ -121,7 +121,7 @@ def one(
         tree = read_tree(options.dataset)
         _copy(tree, name, root, parsed(options.cut))
         if options.suite is None:
-            generate(Order(root=root, everything=True), Divergences(verdicts=None, known=None))
+            generate(GenerateOptions(root=root, everything=True), Divergences(verdicts=None, known=None))
             suite = Suite(root, generated, ("--seed={seed}", f"--device={options.device}"))
         else:
             shutil.copytree(options.suite, root / "tests" / "references")

@@ -1,4 +1,4 @@
-"""Run suites of reference tests, a process a file: sizes, outcomes and times of ours, and of others beside it."""
+"""Run suites of reference tests, a process per file: sizes, outcomes and times of ours and of others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from traceproof.testgen.generate import PLACE, Order, generate
+from traceproof.testgen.generate import PLACE, GenerateOptions, generate
 from traceproof.testgen.known import Divergences
 
 PARSER = argparse.ArgumentParser(description=__doc__)
@@ -40,7 +40,7 @@ STARTED = time.monotonic()
 
 
 def main() -> int:
-    """Prints one line a file; everything else is in --out."""
+    """Prints one line per file; everything else is in --out."""
     options = PARSER.parse_args()
     if options.threads is None:
         options.threads = max(1, len(os.sched_getaffinity(0)) // options.jobs)
@@ -50,7 +50,7 @@ def main() -> int:
         if not options.no_own:
             root = Path(scratch) / "dataset"
             shutil.copytree(options.dataset / "definitions", root / "definitions")
-            generate(Order(root=root, everything=True), Divergences(verdicts=None, known=None))
+            generate(GenerateOptions(root=root, everything=True), Divergences(verdicts=None, known=None))
             folders.insert(0, root / PLACE)
         for folder in folders:
             ours = folder.is_relative_to(scratch)

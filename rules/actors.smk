@@ -1,5 +1,5 @@
 def actor_stack(wildcards):
-    """What says what the actor's stack is."""
+    """Stack record the job depends on."""
     return FLOW.sources.recorded(FLOW.actor_stack(wildcards.actor))
 
 
@@ -29,7 +29,7 @@ def outputs_code(wildcards):
 
 
 def actor_builds(wildcards):
-    """What came of the kernel modules that the actor needs, if its stack builds any."""
+    """JIT build results the actor depends on, if its stack builds any."""
     return FLOW.builds(wildcards.op_type, wildcards.actor)
 
 

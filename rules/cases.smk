@@ -1,5 +1,5 @@
 checkpoint cases:
-    """Decide what will be run, one file an op_type. A checkpoint: an op_type whose file stays the same reruns nothing."""
+    """Decide what will be run, one file per op_type. A checkpoint: an op_type whose file stays the same reruns nothing."""
     input:
         fetched=FLOW.fetched,
         stack=f"{FLOW.results}/stacks/torch.json",

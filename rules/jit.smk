@@ -9,7 +9,7 @@ def jit_path(wildcards):
 
 
 def jit_stack(wildcards):
-    """What says what the stack is."""
+    """Stack record the builds depend on."""
     return FLOW.sources.built_by(wildcards.stack, wildcards.op_type)[1]
 
 

@@ -10,8 +10,8 @@ from traceproof.actors import built
 from traceproof.pipeline import entry
 from traceproof.pipeline.gpu_lease import gpus, lease, workers
 from traceproof.stages.actor import run
-from traceproof.stages.crew import Crew
 from traceproof.stages.job import Job, opens_gpu
+from traceproof.stages.stack_workers import StackWorkers
 from traceproof.worker import Limits
 
 PARSER = argparse.ArgumentParser(description=__doc__)
@@ -36,8 +36,8 @@ PARSER.add_argument("--log", type=Path, required=True)
 def main() -> None:
     """Run it."""
     stack = json.loads(options.stack.read_text(encoding="utf-8"))
-    crew = Crew.of(options.caches, stack)
-    opened = crew.gpu and opens_gpu(options.cases, options.actor)
+    stack_workers = StackWorkers.of(options.caches, stack)
+    opened = stack_workers.gpu and opens_gpu(options.cases, options.actor)
     found = gpus() if opened else []
     limits = options.limits
     job = Job(
@@ -53,8 +53,8 @@ def main() -> None:
         ),
         force=options.force,
         weak_isolation=options.allow_weak_isolation,
-        crew=crew,
-        variables=built.variables(options.built) if crew.gpu else {},
+        stack_workers=stack_workers,
+        variables=built.variables(options.built) if stack_workers.gpu else {},
         workers=workers(found) if opened else None,
     )
     with lease(found, memory_mib=options.memory_mb):

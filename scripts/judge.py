@@ -8,10 +8,10 @@ from pathlib import Path
 
 from traceproof.pipeline import entry
 from traceproof.pipeline.gpu_lease import gpus, lease
-from traceproof.stages.bench import Bench
-from traceproof.stages.crew import Crew
 from traceproof.stages.job import judge_opens_gpu
 from traceproof.stages.judge import judge
+from traceproof.stages.judge_settings import JudgeSettings
+from traceproof.stages.stack_workers import StackWorkers
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--cases", type=Path, required=True)
@@ -31,17 +31,17 @@ PARSER.add_argument("--log", type=Path, required=True)
 def main() -> None:
     """Judge."""
     stack = json.loads(options.stack.read_text(encoding="utf-8"))
-    bench = Bench(
+    settings = JudgeSettings(
         store=options.store,
         code=options.code,
         tolerance=options.tolerance,
         device=stack["device_type"],
         options=options.repeat,
     )
-    crew = Crew.of(options.caches, stack)
-    found = gpus() if crew.gpu and judge_opens_gpu(options.cases) else []
-    with lease(found, memory_mib=options.memory_mb), crew.pool() as pool:
-        judge(options.cases, options.manifests, options.verdicts, bench, pool, lanes=options.threads)
+    stack_workers = StackWorkers.of(options.caches, stack)
+    found = gpus() if stack_workers.gpu and judge_opens_gpu(options.cases) else []
+    with lease(found, memory_mib=options.memory_mb), stack_workers.pool() as pool:
+        judge(options.cases, options.manifests, options.verdicts, settings, pool, lanes=options.threads)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from traceproof.pipeline import entry
 from traceproof.records import OpTypePlan
-from traceproof.testgen.generate import Order, generate_file, write_support
+from traceproof.testgen.generate import GenerateOptions, generate_file, write_support
 from traceproof.testgen.known import Divergences
 
 PARSER = argparse.ArgumentParser(description=__doc__)
@@ -27,7 +27,7 @@ def main() -> None:
         write_support(options.out)
         return
     planned = OpTypePlan.read(options.cases)
-    order = Order(
+    order = GenerateOptions(
         root=Path(planned.dataset),
         out=options.out,
         definitions=tuple(planned.definitions),

@@ -16,7 +16,7 @@ from traceproof.pipeline import entry
 from traceproof.pipeline.gpu_lease import gpus, lease
 from traceproof.records import OpTypePlan
 from traceproof.stacks.base import LIBRARIES
-from traceproof.stages.crew import Crew
+from traceproof.stages.stack_workers import StackWorkers
 from traceproof.store import write_text
 from traceproof.testgen.outcomes import Run, junit, run_tests, write_rows
 from traceproof.worker import Limits
@@ -47,7 +47,7 @@ def main() -> None:
     planned = OpTypePlan.read(options.cases).definitions
     own = options.caches / "tests" / f"{options.op_type}-{stack['stack']}"
     own.mkdir(parents=True, exist_ok=True)
-    crew = Crew.of(own, stack)
+    stack_workers = StackWorkers.of(own, stack)
     libraries = Path(jit.environment(options.caches, stack)[LIBRARIES])
     limits = options.limits
     order = Run(
@@ -62,10 +62,12 @@ def main() -> None:
             memory_bytes=int(limits["memory_gb"] * 2**30),
             output_bytes=int(limits["output_mb"] * 2**20),
         ),
-        variables={LIBRARIES: str(libraries)} | built.variables(options.built) if crew.gpu else {},
+        variables={LIBRARIES: str(libraries)} | built.variables(options.built) if stack_workers.gpu else {},
     )
-    with lease(gpus() if crew.gpu else [], memory_mib=options.memory_mb):
-        rows = list(run_tests(order, crew, scratch=own if crew.gpu else None, lanes=options.lanes))
+    with lease(gpus() if stack_workers.gpu else [], memory_mib=options.memory_mb):
+        rows = list(
+            run_tests(order, stack_workers, scratch=own if stack_workers.gpu else None, lanes=options.lanes)
+        )
     failed = sum(row["outcome"] in {"failed", "error"} for row in rows)
     sys.stderr.write(f"tests      {options.op_type} in {stack['stack']}: {len(rows)} run, {failed} not passed\n")
     write_rows(rows, options.rows)

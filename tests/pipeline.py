@@ -13,13 +13,13 @@ from typing import Any
 from traceproof.known import Known
 from traceproof.records import VerdictRow
 from traceproof.stages.actor import run
-from traceproof.stages.bench import Bench
-from traceproof.stages.crew import Crew
 from traceproof.stages.job import Job
 from traceproof.stages.judge import judge
+from traceproof.stages.judge_settings import JudgeSettings
 from traceproof.stages.manifest import Manifest
 from traceproof.stages.plan import Selection, plan
 from traceproof.stages.report import summarise as summary_of
+from traceproof.stages.stack_workers import StackWorkers
 from traceproof.worker import Limits, shared
 
 STACK = {"digest": "0" * 32, "versions": {"torch": "any"}, "device": "cpu"}
@@ -65,8 +65,9 @@ class Run:
         cases = self.out / "cases" / f"{op_type}.json"
         manifests = [self.out / "actors" / op_type / f"{actor}.json" for actor in actors]
         verdicts = self.out / "verdicts" / f"{op_type}.jsonl"
-        with Crew().pool() as pool:
-            judge(cases, manifests, verdicts, Bench(store=self.out / "store", code=code, tolerance=None), pool)
+        with StackWorkers().pool() as pool:
+            settings = JudgeSettings(store=self.out / "store", code=code, tolerance=None)
+            judge(cases, manifests, verdicts, settings, pool)
         return [json.loads(line) for line in verdicts.read_text(encoding="utf-8").splitlines()]
 
     def _actor(self, cases: Path, name: str) -> Path:

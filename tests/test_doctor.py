@@ -288,7 +288,7 @@ def test_a_checkout_that_is_not_there_is_named(machine: Machine) -> None:
 def test_isolation_is_tried_in_earnest() -> None:
     alone, beside = isolation.layers(gpu=False), isolation.layers(gpu=True)
     for found in (alone, beside):
-        assert [layer.name for layer in found] == list(sandbox.WALLS)
+        assert [layer.name for layer in found] == list(sandbox.LAYERS)
         assert all(layer.holds or (layer.why and "not tried" not in layer.why) for layer in found)
     assert [layer.why for layer in beside if layer.name == "landlock"] == [isolation.BESIDE_A_GPU]
 
@@ -309,7 +309,7 @@ def test_what_references_could_reach_is_a_note_with_the_setting_that_forbids_nam
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolation, "SYSCTL", tmp_path)
-    refused = tuple(Layer(name=name, text=name, holds=False, why="refused") for name in sandbox.WALLS)
+    refused = tuple(Layer(name=name, text=name, holds=False, why="refused") for name in sandbox.LAYERS)
     bare = isolation.problem(refused)
     assert bare is not None
     assert (bare.fatal, bare.command) == (False, "")

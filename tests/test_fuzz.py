@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from traceproof.dataset.tree import read_tree
 from traceproof.lint import lint
 from traceproof.stages.plan import Selection, plan
-from traceproof.testgen.generate import Order, generate
+from traceproof.testgen.generate import GenerateOptions, generate
 from traceproof.testgen.known import Divergences
 from traceproof.worker.policy import check
 
@@ -108,7 +108,7 @@ def try_it(value: dict[str, Any]) -> None:
         assert all(message.isprintable() for message in told)
         assert sum(len(item["definitions"]) for item in planned) + len(told) == 2
         lint(root)
-        generate(Order(root=root, everything=True), Divergences(verdicts=None, known=None))
+        generate(GenerateOptions(root=root, everything=True), Divergences(verdicts=None, known=None))
         for text in (root / "tests" / "references").glob("test_*.py"):
             compile(text.read_text(), "x", "exec")
         for entry in tree.definitions.values():

@@ -18,7 +18,7 @@ from traceproof.lint import lint
 from traceproof.ops.rmsnorm.oracle import OP
 from traceproof.stages.plan import Selection, plan
 from traceproof.stages.report import report, table
-from traceproof.testgen.generate import Order, generate
+from traceproof.testgen.generate import GenerateOptions, generate
 from traceproof.testgen.known import Divergences
 from traceproof.untrusted.bounded import bounded
 from traceproof.worker import Limits
@@ -88,7 +88,7 @@ def test_lint_tells_each(root: Path) -> None:
 
 
 def test_tests_are_generated_beside_them(root: Path) -> None:
-    result = generate(Order(root=root, everything=True), Divergences(verdicts=None, known=None))
+    result = generate(GenerateOptions(root=root, everything=True), Divergences(verdicts=None, known=None))
     assert result.status["good"] == "written"
     compile((root / "tests" / "references" / "test_rmsnorm.py").read_text(), "x", "exec")
 

@@ -11,8 +11,8 @@ from test_hostile import RIGHT, reference
 from worker_pools import NOTHING
 
 import traceproof
-from traceproof.stages.crew import Crew
 from traceproof.stages.plan import Selection
+from traceproof.stages.stack_workers import StackWorkers
 from traceproof.worker import Limits, Pool, Status, policy
 from traceproof.worker.sandbox import lacking
 
@@ -111,7 +111,7 @@ def test_each_protection_needs_one_of_its_walls() -> None:
 def test_strangers_code_does_not_run_where_it_can_not_be_isolated(tmp_path: Path) -> None:
     write(tmp_path / "dataset", rmsnorm("alpha"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Crew, "without", tuple(NOTHING))
+        patch.setattr(StackWorkers, "without", tuple(NOTHING))
         run = Run(tmp_path / "dataset", tmp_path / "results", selection=SELECTION, limits=LIMITS)
         (row,) = run.verify()["alpha"]
         assert (row["verdict"], row["reason"]) == ("error", "weak_isolation")

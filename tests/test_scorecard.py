@@ -11,7 +11,7 @@ from definitions import GOOD, rmsnorm, write
 from scoring.planting import Suite, existing, generated
 from scoring.scorecard import Card, Known, complete, score, table
 from traceproof.dataset.tree import read_tree
-from traceproof.testgen.generate import PLACE, Order, generate
+from traceproof.testgen.generate import PLACE, GenerateOptions, generate
 from traceproof.testgen.known import Divergences
 
 NAME = "rmsnorm_a"
@@ -83,7 +83,7 @@ def test_a_copy_with_other_parameters_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_our_suite_kills_and_fates_are_kept(tmp_path: Path) -> None:
     root = dataset(tmp_path)
-    generate(Order(root=root, everything=True, sizes=("small",)), Divergences(verdicts=None, known=None))
+    generate(GenerateOptions(root=root, everything=True, sizes=("small",)), Divergences(verdicts=None, known=None))
     found = card(root, Suite(root, generated, ("--seed={seed}", "--test-sizes=small")))
     assert found.killed == found.total > 0
     fates = next(iter(KNOWN.values()))
@@ -93,7 +93,7 @@ def test_our_suite_kills_and_fates_are_kept(tmp_path: Path) -> None:
 
 def test_what_there_was_no_time_for_is_said_and_completed(tmp_path: Path) -> None:
     root = dataset(tmp_path)
-    generate(Order(root=root, everything=True, sizes=("small",)), Divergences(verdicts=None, known=None))
+    generate(GenerateOptions(root=root, everything=True, sizes=("small",)), Divergences(verdicts=None, known=None))
     suite = Suite(root, generated, ("--seed={seed}", "--test-sizes=small"))
     entry = read_tree(root).definitions[NAME]
 
@@ -126,7 +126,7 @@ def test_a_reference_that_is_wrong_on_some_seed_alone_raises_a_false_alarm(tmp_p
     bad = GOOD.replace("(y * ", "((1 + int(hidden_states.sum() > 0)) * y * ")
     root = tmp_path
     write(root, rmsnorm(NAME, reference=bad))
-    generate(Order(root=root, everything=True, sizes=("small",)), Divergences(verdicts=None, known=None))
+    generate(GenerateOptions(root=root, everything=True, sizes=("small",)), Divergences(verdicts=None, known=None))
     suite = Suite(root, generated, ("--seed={seed}", "--test-sizes=small"))
     entry = read_tree(root).definitions[NAME]
     found = score(suite, entry.path, entry.definition, seeds=3, most=0)

@@ -30,7 +30,7 @@ MODULES = (
     "traceproof.jit",
     "traceproof.environments.probe",
     "traceproof.runner",
-    "traceproof.stages.docket",
+    "traceproof.stages.op_type_judge",
     "traceproof.environments.toolkit",
     "traceproof.worker.host",
     "traceproof.worker.zygote",

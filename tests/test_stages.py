@@ -25,11 +25,11 @@ from traceproof.ops.cases import Case
 from traceproof.stages import large
 from traceproof.stages.actor import MANY_TRIALS, _Trusted
 from traceproof.stages.actor import run as run_job
-from traceproof.stages.crew import Crew
 from traceproof.stages.job import Job, opens_gpu
 from traceproof.stages.manifest import Manifest
 from traceproof.stages.plan import Selection, plan
 from traceproof.stages.progress import Progress
+from traceproof.stages.stack_workers import StackWorkers
 from traceproof.store import Store
 from traceproof.worker import ItemOutcome, Limits, Pool, Status
 
@@ -95,8 +95,8 @@ def test_an_oracle_of_small_cases_leaves_the_gpu_alone(dataset: Path, tmp_path: 
     # Told to use a GPU, which need not be there: a case that was sent to it would fail, or be keyed as the GPU's.
     records = {}
     for device in ("cuda", "cpu"):
-        crew = Crew(gpu=device == "cuda")
-        job = Job(actor="oracle", code="0", stack=STACK, threads=1, limits=LIMITS, crew=crew)
+        stack_workers = StackWorkers(gpu=device == "cuda")
+        job = Job(actor="oracle", code="0", stack=STACK, threads=1, limits=LIMITS, stack_workers=stack_workers)
         path = tmp_path / f"{device}.json"
         run_job(cases, path, tmp_path / "store", job)
         records[device] = Manifest.read(path).cases["alpha"]
@@ -132,8 +132,8 @@ def test_a_package_that_cannot_be_imported_is_an_error_and_an_absent_one_a_skip(
             (packages / name).write_text(text)
     [cases] = plan(dataset, tmp_path / "cases", Selection(sizes=("small",)))
     source = Path(__file__).parent.parent / "src"
-    crew = Crew(environment={"PYTHONPATH": os.pathsep.join(map(str, (packages, source)))})
-    job = Job(actor="sglang_native", code="0", stack=STACK, threads=1, limits=LIMITS, crew=crew)
+    stack_workers = StackWorkers(environment={"PYTHONPATH": os.pathsep.join(map(str, (packages, source)))})
+    job = Job(actor="sglang_native", code="0", stack=STACK, threads=1, limits=LIMITS, stack_workers=stack_workers)
     run_job(cases, tmp_path / "manifest.json", tmp_path / "store", job)
     records = Manifest.read(tmp_path / "manifest.json").cases["alpha"]
     expected = ("error", "exception") if installed else ("skip", "package_absent")

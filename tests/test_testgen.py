@@ -14,7 +14,7 @@ from definitions import GOOD, rmsnorm, write
 from traceproof.errors import TraceproofError
 from traceproof.testgen.bundle import NAME, support_files
 from traceproof.testgen.files import class_names, classes, state
-from traceproof.testgen.generate import PLACE, Order, Result, generate
+from traceproof.testgen.generate import PLACE, GenerateOptions, Result, generate
 from traceproof.testgen.known import Divergences
 
 NOTHING_KNOWN = Divergences(verdicts=None, known=None)
@@ -32,7 +32,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 def everything(root: Path, *, force: bool = False) -> Result:
-    return generate(Order(root=root, everything=True, force=force), NOTHING_KNOWN)
+    return generate(GenerateOptions(root=root, everything=True, force=force), NOTHING_KNOWN)
 
 
 def test_one_class_a_definition_and_generating_again_changes_no_byte(dataset: Path) -> None:
@@ -50,7 +50,7 @@ def test_one_class_a_definition_and_generating_again_changes_no_byte(dataset: Pa
 
 
 def test_a_new_definition_is_added_and_edited_classes_stay_unless_forced(dataset: Path) -> None:
-    generate(Order(root=dataset, definitions=("rmsnorm_b",)), NOTHING_KNOWN)
+    generate(GenerateOptions(root=dataset, definitions=("rmsnorm_b",)), NOTHING_KNOWN)
     path = dataset / PLACE / "test_rmsnorm.py"
     path.write_text(path.read_text().replace("The reference of rmsnorm_b.", "Edited."))
     assert everything(dataset).status == {"rmsnorm_a": "written", "rmsnorm_b": "kept"}
@@ -106,7 +106,7 @@ def test_a_folder_that_can_not_be_written_is_refused(dataset: Path) -> None:
 def test_a_name_that_is_no_identifier_is_reported_and_the_others_are_written(dataset: Path) -> None:
     write(dataset, rmsnorm("rms-norm"))
     with pytest.raises(TraceproofError, match="no identifier"):
-        generate(Order(root=dataset, definitions=("rms-norm",)), NOTHING_KNOWN)
+        generate(GenerateOptions(root=dataset, definitions=("rms-norm",)), NOTHING_KNOWN)
     assert not (dataset / "tests").exists()
     result = everything(dataset)
     assert result.after["rmsnorm"] == 2
@@ -122,10 +122,10 @@ def test_a_definition_that_does_not_parse_is_reported(dataset: Path) -> None:
 
 def test_a_selection_that_does_not_fit_says_everything_that_is_wrong(dataset: Path) -> None:
     with pytest.raises(TraceproofError) as caught:
-        generate(Order(root=dataset, op_types=("rope",), definitions=("no_such",)), NOTHING_KNOWN)
+        generate(GenerateOptions(root=dataset, op_types=("rope",), definitions=("no_such",)), NOTHING_KNOWN)
     assert len(caught.value.problems) == 2
     with pytest.raises(TraceproofError, match="nothing is selected"):
-        generate(Order(root=dataset), NOTHING_KNOWN)
+        generate(GenerateOptions(root=dataset), NOTHING_KNOWN)
 
 
 def test_a_known_divergence_is_flagged_in_the_class(dataset: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_known_divergence_is_flagged_in_the_class(dataset: Path) -> None:
         "findings:\n- {definitions: [rmsnorm_a], cases: [edge-zeros], outputs: [output], verdict: fail,"
         " reason: nan, why: the reference divides by zero there}\n"
     )
-    result = generate(Order(root=dataset, everything=True), Divergences(verdicts=None, known=known))
+    result = generate(GenerateOptions(root=dataset, everything=True), Divergences(verdicts=None, known=known))
     assert result.flagged == {"rmsnorm_a": ("case edge-zeros: nan",)}
     text = (dataset / PLACE / "test_rmsnorm.py").read_text()
     assert "It is known to diverge" in classes(text)["rmsnorm_a"]
@@ -143,8 +143,8 @@ def test_a_known_divergence_is_flagged_in_the_class(dataset: Path) -> None:
 
 def test_settings_of_one_generation_stay_with_the_tests_that_it_wrote(dataset: Path) -> None:
     loose = {"sizes": ("small",), "tolerance": 0.1, "checkouts": {"flashinfer": "/somewhere"}}
-    generate(Order(root=dataset, definitions=("rmsnorm_a",), **loose), NOTHING_KNOWN)  # type: ignore[arg-type]
-    generate(Order(root=dataset, definitions=("rmsnorm_b",), sizes=("large",)), NOTHING_KNOWN)
+    generate(GenerateOptions(root=dataset, definitions=("rmsnorm_a",), **loose), NOTHING_KNOWN)  # type: ignore[arg-type]
+    generate(GenerateOptions(root=dataset, definitions=("rmsnorm_b",), sizes=("large",)), NOTHING_KNOWN)
     found = classes((dataset / PLACE / "test_rmsnorm.py").read_text())
     assert found["rmsnorm_a"].endswith('    test_sizes = ("small",)\n    tolerance = 0.1')
     assert found["rmsnorm_b"].endswith('    test_sizes = ("large",)')
@@ -156,7 +156,7 @@ def test_settings_of_one_generation_stay_with_the_tests_that_it_wrote(dataset: P
 def test_tests_can_be_written_beside_a_dataset_that_stays_as_it_is(dataset: Path, tmp_path: Path) -> None:
     before = contents(dataset)
     out = tmp_path / "elsewhere"
-    result = generate(Order(root=dataset, out=out, everything=True), NOTHING_KNOWN)
+    result = generate(GenerateOptions(root=dataset, out=out, everything=True), NOTHING_KNOWN)
     assert {path for path in contents(dataset) if not path.startswith("elsewhere/")} == set(before)
     assert "tests/references/test_rmsnorm.py" in result.files
     done = run_pytest(out, "--collect-only", f"--dataset={dataset}")

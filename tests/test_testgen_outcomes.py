@@ -9,9 +9,9 @@ from xml.etree import ElementTree as ET
 from definitions import rmsnorm, write
 
 from traceproof.known import Known
-from traceproof.stages.crew import Crew
+from traceproof.stages.stack_workers import StackWorkers
 from traceproof.testgen.generate import PLACE, generate
-from traceproof.testgen.generate import Order as Wanted
+from traceproof.testgen.generate import GenerateOptions as Wanted
 from traceproof.testgen.known import Divergences
 from traceproof.testgen.outcomes import Row, Run, junit, run_tests
 from traceproof.testgen.summary import described, judged, table
@@ -103,7 +103,7 @@ def test_definitions_side_by_side_give_their_rows_in_the_file_s_order(tmp_path: 
     )
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    rows = list(run_tests(order, Crew(), scratch=scratch, lanes=2))
+    rows = list(run_tests(order, StackWorkers(), scratch=scratch, lanes=2))
     assert list(dict.fromkeys(row["definition"] for row in rows)) == names
     counts = {name: sum(row["definition"] == name for row in rows) for name in names}
     assert len(set(counts.values())) == 1

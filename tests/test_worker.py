@@ -127,7 +127,7 @@ def test_a_file_larger_than_the_limit_is_an_error_or_a_flood(bench: Bench) -> No
     outcome, after = bench.run(
         {"do": "write_here", "name": "large", "count": 16 * MIB}, {"do": "echo", "value": 1}, limits=limits
     )
-    assert outcome.status in {Status.ERROR, Status.OUTPUT}  # EFBIG from the kernel, or the warden's look
+    assert outcome.status in {Status.ERROR, Status.OUTPUT}  # EFBIG from the kernel, or the monitor's look
     assert after.value == 1
 
 

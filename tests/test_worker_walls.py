@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.worker import frames, seccomp, view, warden
+from traceproof.worker import frames, monitor, seccomp, visible_files
 from traceproof.worker.kernel import AARCH64, X86_64
 from traceproof.worker.sandbox import line_of
 
@@ -115,14 +115,14 @@ def test_a_view_keeps_links_and_their_targets_and_nothing_twice(tmp_path: Path) 
     (root / "real" / "inner" / "file").touch()
     (root / "link").symlink_to("real")
     (root / "second").symlink_to(root / "link")
-    kept = view._without_nested(
+    kept = visible_files._without_nested(
         [str(root / "second" / "inner"), str(root / "real" / "inner" / "file"), "/nowhere"]
     )
     assert kept == (str(root / "link"), str(root / "real" / "inner"), str(root / "second"))
 
 
 def test_the_view_holds_no_home_and_no_tmp(tmp_path: Path) -> None:
-    seen = view.view_of_this_process(str(tmp_path), gpu=False)
+    seen = visible_files.view_of_this_process(str(tmp_path), gpu=False)
     assert str(Path.home()) not in seen.readable
     assert "/tmp" not in seen.readable  # noqa: S108 - that it is not shown is the point
     assert "/etc" not in seen.readable
@@ -162,8 +162,8 @@ def test_a_folder_weighs_what_its_files_take(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "file").write_bytes(b"x" * 100_000)
     (tmp_path / "loop").symlink_to(tmp_path)
-    assert 100_000 <= warden.folder_bytes(tmp_path) < 300_000
-    assert warden.folder_bytes(tmp_path / "nowhere") == 0
+    assert 100_000 <= monitor.folder_bytes(tmp_path) < 300_000
+    assert monitor.folder_bytes(tmp_path / "nowhere") == 0
 
 
 def test_the_line_names_what_is_absent_once_a_reason_and_what_follows() -> None:

@@ -37,11 +37,11 @@ def hang(payload: str, scratch: Path) -> Handler:
 
 
 def setup(payload: Any, scratch: Path) -> Handler:  # noqa: ANN401 - any JSON value
-    deeds = Deeds(payload, scratch)
+    actions = Deeds(payload, scratch)
 
     def handler(item: dict[str, Any]) -> Any:  # noqa: ANN401 - any JSON value
         arguments = dict(item)
-        return getattr(deeds, arguments.pop("do"))(**arguments)
+        return getattr(actions, arguments.pop("do"))(**arguments)
 
     return handler
 
@@ -120,7 +120,7 @@ class Deeds:
                 time.sleep(60)
                 os._exit(0)
             time.sleep(0.002 if count else 0)
-        time.sleep(5)  # long enough for a slow machine's warden to look
+        time.sleep(5)  # long enough for a slow machine's monitor to look
         return limit
 
     def fork_quietly(self) -> int:
@@ -141,7 +141,7 @@ class Deeds:
     def kill_parent(self) -> str:
         parent = os.getppid()
         os.kill(parent or 1, signal.SIGKILL)
-        time.sleep(0.5)  # a worker dies with its warden, but not in the same instant
+        time.sleep(0.5)  # a worker dies with its monitor, but not in the same instant
         return "the signal was sent"
 
     def environment(self) -> dict[str, str]:

@@ -37,7 +37,7 @@ DEEDS = {"fine": lambda: None, "fault": _fault, "hang": _hang, "die": _die}
 
 
 def setup(payload: Any, scratch: Path) -> Callable[[str], float]:  # noqa: ANN401 - any JSON
-    """Worker side: one deed an item, then a sum that a poisoned context can not compute."""
+    """Worker side: one action per item, then a sum that a poisoned context can not compute."""
     del payload, scratch
 
     def run(deed: str) -> float:
@@ -53,7 +53,7 @@ def setup(payload: Any, scratch: Path) -> Callable[[str], float]:  # noqa: ANN40
 
 
 def test_each_misdeed_costs_one_case() -> None:
-    deeds = ["fine", "fault", "fine", "hang", "fine", "die", "fine"]
+    actions = ["fine", "fault", "fine", "hang", "fine", "die", "fine"]
     with Pool(
         gpu=True, env={"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])}
     ) as pool:
@@ -61,7 +61,7 @@ def test_each_misdeed_costs_one_case() -> None:
             pool.run_items(
                 setup="test_faults:setup",
                 payload=None,
-                items=deeds,
+                items=actions,
                 limits=Limits(seconds=SECONDS),
                 isolation=Isolation.TRUSTED,
             )

@@ -41,11 +41,11 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
     op, _ = ops.for_definition(definition)
     transfer = Transfer(definition, op, Path(payload["folder"]), on_gpu=payload["runs_on"] != "cpu")
     measure = Measure(transfer, dataset, scratch, device=device)
-    deeds = {"draw": measure.draw, "collect": measure.collect}
+    actions = {"draw": measure.draw, "collect": measure.collect}
 
     def handle(item: dict[str, Any]) -> dict[str, Any]:
         try:
-            return deeds[item["do"]](item)
+            return actions[item["do"]](item)
         except BorderError as error:
             return {"bad": plain_text(str(error))}
         except OSError as error:

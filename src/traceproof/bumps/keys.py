@@ -123,7 +123,7 @@ def record_stack(stack: Installation, source: str, *, state: str, linked: Path, 
 
 
 def record_dependencies(stack: Installation, record: Mapping[str, Any], source: str, out: Path) -> None:
-    """Digest what each op_type can run, into `out`, and write a record an op_type beside it.
+    """Digest what each op_type can run, into `out`, and write a record per op_type beside it.
 
     Raises:
         TraceproofError: the interpreter can not be used.

@@ -1,4 +1,4 @@
-"""The command line: one module a command. Exit codes: 0 fine, 1 findings, 2 bad use or input, 130 interrupted."""
+"""The command line, a module per command. Exit codes: 0 fine, 1 findings, 2 bad use or input, 130 interrupted."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
 from traceproof.pipeline.flow import Pipeline
 from traceproof.stacks import PACKAGES, STACKS
-from traceproof.testgen.generate import GENERATED, PLACE, Order, Result, generate
+from traceproof.testgen.generate import GENERATED, PLACE, GenerateOptions, Result, generate
 from traceproof.testgen.known import Divergences
 
 SIZES = ("small", "medium", "large")
@@ -56,7 +56,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
     given = {name: checkouts.get(f"{name}_path") for name in PACKAGES}
     paths = _paths(repos_config) | {name: path for name, path in given.items() if path is not None}
     root, out = _places(definitions_dir, output_dir)
-    order = Order(
+    order = GenerateOptions(
         root=root,
         out=out,
         op_types=tuple(op_type or ()),
@@ -155,7 +155,7 @@ def _divergences() -> Divergences:
     return Divergences(verdicts=repository / config.results / config.run / "verdicts", known=known)
 
 
-def _say(result: Result, order: Order, *, to: Any) -> None:  # noqa: ANN401 - a text stream
+def _say(result: Result, order: GenerateOptions, *, to: Any) -> None:  # noqa: ANN401 - a text stream
     lines = [f"{'op_type':14} {'definitions':>11} {'with tests before':>18} {'after':>6}"]
     rows = [(name, count, result.before[name], result.after[name]) for name, count in sorted(result.total.items())]
     rows.append(("all", result.total.total(), result.before.total(), result.after.total()))

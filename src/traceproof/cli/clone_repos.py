@@ -14,7 +14,7 @@ from traceproof.checkouts.lock import NAME, read_lock, resolve, write_lock
 from traceproof.checkouts.pin import ORIGINS, Pin
 from traceproof.cli import run
 from traceproof.errors import TraceproofError
-from traceproof.sources.clone import FAILED, Order, Progress, clone_all
+from traceproof.sources.clone import FAILED, CloneRequest, Progress, clone_all
 from traceproof.text import has_credentials, redacted
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -62,7 +62,7 @@ def clone_repos(  # noqa: PLR0913 - one parameter an option
     given = {name: _given(name, changes) for name in chosen}
     git = Git(Path.cwd(), Patience(stall=stall))
     found, unpinned = _pinned(given, pins, urls, git)
-    order = Order(
+    order = CloneRequest(
         pins=found,
         unpinned=unpinned,
         target_dir=target_dir,

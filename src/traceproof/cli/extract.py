@@ -156,8 +156,8 @@ def _summary(extraction: Extraction, root: Path) -> None:
         _say(f"not written: {item.name}: no oracle: {finding.no_oracle}")
     for line in not_described(extraction):
         _say(line)
-    if extraction.testimonies:
-        differ = sum(bool(said.differences) for said in extraction.testimonies)
+    if extraction.template_readings:
+        differ = sum(bool(said.differences) for said in extraction.template_readings)
         _say(f"FlashInfer's trace templates differ from {differ} of them: templates.md says how")
     said = ", ".join(f"{count} {status}" for status, count in sorted(counted.items()))
     sys.stdout.write(f"{len(extraction.outcomes)} definitions in {root}: {said}\n")

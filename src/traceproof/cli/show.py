@@ -72,7 +72,7 @@ def _rows(results: Path, name: str, selection: str) -> list[VerdictRow]:
 
 
 def describe(rows: Sequence[VerdictRow], *, full: bool) -> Iterator[str]:
-    """Lines for people: a heading a case, a line an output; with `full`, its metrics and worst places too."""
+    """Lines for people: a heading per case, a line per output; with `full`, its metrics and worst places too."""
     for case, group in groupby(rows, key=lambda row: (row.case, row.actor)):
         members = list(group)
         yield _heading(members[0], *case)

@@ -23,7 +23,7 @@ SECONDS = 3600.0  # of a library's whole suite
 
 
 def of_plan(folder: Path) -> list[Coverage]:
-    """Coverage of planned cases, one file an op_type, skipped ones left out.
+    """Coverage of planned cases, one file per op_type, skipped ones left out.
 
     Raises:
         TraceproofError: nothing is planned there.

@@ -38,7 +38,7 @@ def layers(*, gpu: bool) -> tuple[Layer, ...]:
         states = json.loads(answer.out.splitlines()[-1])
     unknown = f"{sandbox.ABSENT}not tried: {answer.problem}"
     found = []
-    for name, text in sandbox.WALLS.items():
+    for name, text in sandbox.LAYERS.items():
         state = states.get(name, unknown)
         holds = state == sandbox.HOLDS
         found.append(Layer(name=name, text=text, holds=holds, why="" if holds else _reason(name, state, without)))

@@ -14,7 +14,15 @@ from pathlib import Path
 
 import traceproof
 from traceproof.dataset.definition import Definition
-from traceproof.execution.caller import CUDA_REFUSES, PRELOAD, Caller, Order, calling, project_folders, refusal
+from traceproof.execution.caller import (
+    CUDA_REFUSES,
+    PRELOAD,
+    Caller,
+    CallRequest,
+    calling,
+    project_folders,
+    refusal,
+)
 from traceproof.execution.case import Subject
 from traceproof.execution.transfer import Taken, Transfer
 from traceproof.ops import registry
@@ -62,7 +70,7 @@ class Source:
         transfer = Transfer(self.definition, self.op, self.caller.folder)
         sent = transfer.send(inputs, data)
         seeds = [seed, *((seed + trial * GOLDEN) % (1 << 63) for trial in range(1, trials))]
-        order = Order(inputs=sent.specs, data=data, out=out, seeds=seeds, trials=bool(trials), mode=mode)
+        order = CallRequest(inputs=sent.specs, data=data, out=out, seeds=seeds, trials=bool(trials), mode=mode)
         outcome = self.caller.call(order)
         try:
             if outcome.status is Status.OK:

@@ -54,7 +54,7 @@ def check(
     Args:
         definitions: what the oracles are of.
         python: the torch stack's interpreter.
-        references: one text a definition, a stranger's; None: the definitions' own.
+        references: one text per definition, a stranger's; None: the definitions' own.
     """
     texts = references if references is not None else [definition.reference for definition in definitions]
     items = [

@@ -27,7 +27,7 @@ from traceproof.extract.reading import Environment, Reading
 from traceproof.extract.recall import recall_table
 from traceproof.extract.sharing import write_sharing
 from traceproof.extract.templates import Templates, read_templates
-from traceproof.extract.witness import Testimony, testimonies, witness_report
+from traceproof.extract.trace_templates import TemplateReading, template_readings, template_report
 from traceproof.ops.drafts import Draft
 from traceproof.ops.extraction import Kernel
 
@@ -55,7 +55,7 @@ class Settings:
         page_sizes: of paged attention.
         rank_gemms: projections as one rank launches them.
         second_reading: whether config.json's formulas must agree.
-        flashinfer: a wheel or folder whose trace templates are the third witness; None: there is none.
+        flashinfer: a wheel or folder whose trace templates are a third reading; None: there is none.
     """
 
     environment: Environment
@@ -76,7 +76,7 @@ class Extraction:
         unmapped: by model, the modules that become no definition.
         readings: by model and parallelism.
         templates: FlashInfer's; None: no FlashInfer was given.
-        testimonies: what they say of each definition.
+        template_readings: what they say of each definition.
     """
 
     wanted: list[Wanted]
@@ -88,7 +88,7 @@ class Extraction:
     peak_mb: int = 0
     outcomes: list[Outcome] = field(default_factory=list)
     templates: Templates | None = None
-    testimonies: list[Testimony] = field(default_factory=list)
+    template_readings: list[TemplateReading] = field(default_factory=list)
 
 
 def model_of(
@@ -255,8 +255,8 @@ def publish(  # noqa: PLR0913 - what, how, where from, where to
     report.mkdir(parents=True, exist_ok=True)
     (report / "recall.md").write_text(recall, encoding="utf-8")
     if extraction.templates is not None:
-        extraction.testimonies = testimonies(definitions, extraction.templates)
-        text = witness_report(extraction.testimonies, extraction.templates)
+        extraction.template_readings = template_readings(definitions, extraction.templates)
+        text = template_report(extraction.template_readings, extraction.templates)
         (report / "templates.md").write_text(text, encoding="utf-8")
     write_sharing(extraction.wanted, extraction.clashes, report, keep=keep)
     (report / "report.json").write_text(json.dumps(as_json(extraction), indent=1) + "\n", encoding="utf-8")
@@ -302,7 +302,7 @@ def as_json(extraction: Extraction) -> dict[str, Any]:
         ],
         "templates": [
             {"name": said.name, "template": said.template, "differences": list(said.differences)}
-            for said in extraction.testimonies
+            for said in extraction.template_readings
         ],
         "no_oracle": {item.name: finding.no_oracle for item, finding in extraction.refused},
         "not_described": {

@@ -24,7 +24,7 @@ class Load:
     """Of the jobs over some planned cases.
 
     Attributes:
-        cases: the folder of the plan, a file an op_type.
+        cases: the folder of the plan, a file per op_type.
         side_by_side: whether definitions run side by side: where there is a GPU.
     """
 

@@ -77,7 +77,7 @@ def _number(tags: Iterable[str], kind: str) -> int | None:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Markdown: one line a row."""
+    """Markdown: one line per row."""
     lines = ["| model | definition | op_type | tp | ep | status |", "|---|---|---|---|---|---|"]
     for row in rows:
         numbers = " | ".join("" if value is None else str(value) for value in (row.tp, row.ep))

@@ -8,7 +8,7 @@ from pathlib import Path
 from traceproof.dataset.tree import Tree
 from traceproof.store import write_text
 from traceproof.testgen.files import MARKER, classes, render, state
-from traceproof.testgen.generate import PLACE, Order, generate
+from traceproof.testgen.generate import PLACE, GenerateOptions, generate
 from traceproof.testgen.known import Divergences
 from traceproof.untrusted.names import fresh_folder
 
@@ -35,7 +35,7 @@ def write_tests(tree: Tree, names: Sequence[str], out: Path, *, generated: Path)
     fresh = [name for name in names if name not in tested]
     if fresh:
         _take(generated / PLACE, out / PLACE, frozenset(fresh))
-        order = Order(root=tree.root, out=out, definitions=tuple(fresh))
+        order = GenerateOptions(root=tree.root, out=out, definitions=tuple(fresh))
         generate(order, Divergences(verdicts=None, known=None))
     return [f"{name}: no generated test, the dataset has {PLACE / f'test_{name}.py'}" for name in tested]
 

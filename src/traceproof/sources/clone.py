@@ -50,7 +50,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class CloneRequest:
     """What to bring where.
 
     Attributes:
@@ -70,7 +70,7 @@ class Order:
     unpinned: Mapping[str, str] = field(default_factory=dict)
 
 
-def clone_all(order: Order, progress: Progress) -> tuple[dict[str, Any], dict[str, Pin]]:
+def clone_all(order: CloneRequest, progress: Progress) -> tuple[dict[str, Any], dict[str, Pin]]:
     """Bring every source; one that fails does not keep the others.
 
     Returns:
@@ -107,7 +107,7 @@ def write_records(target_dir: Path, repositories: Mapping[str, Any]) -> dict[str
     return value
 
 
-def _record(name: str, order: Order) -> dict[str, Any]:
+def _record(name: str, order: CloneRequest) -> dict[str, Any]:
     """What is known of a source before it is brought."""
     pin = order.pins.get(name)
     return {
@@ -120,7 +120,7 @@ def _record(name: str, order: Order) -> dict[str, Any]:
     }
 
 
-def _one(name: str, order: Order, progress: Progress) -> tuple[dict[str, Any], Pin]:
+def _one(name: str, order: CloneRequest, progress: Progress) -> tuple[dict[str, Any], Pin]:
     pin, target = order.pins[name], order.target_dir / name
     record = _record(name, order)
     try:

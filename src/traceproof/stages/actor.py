@@ -45,14 +45,14 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
         records_of = _run_trusted(job, outputs, store, planned, progress)
     else:
         conceal = [store, cases.parent, manifest.parent, Path(planned.dataset)]
-        on_gpu = job.crew.gpu and _draws_much(planned)
-        measuring = job.crew if on_gpu else job.crew.on_host()
-        with _strangers(job, conceal) as pool, measuring.pool() as bench:
+        on_gpu = job.stack_workers.gpu and _draws_much(planned)
+        measuring = job.stack_workers if on_gpu else job.stack_workers.on_host()
+        with _strangers(job, conceal) as pool, measuring.pool() as measuring_pool:
             references = References(
                 job=job,
                 outputs=outputs,
                 pool=pool,
-                bench=bench,
+                measuring=measuring_pool,
                 store=store,
                 dataset=planned.dataset,
                 progress=progress,
@@ -74,7 +74,7 @@ def _run_trusted(
     """Records of all definitions of an actor that is ours or a pinned package's, by name."""
     with (
         own_folder("scratch", store) as scratch,
-        job.crew.pool(most=job.workers) as pool,
+        job.stack_workers.pool(most=job.workers) as pool,
     ):
         trusted = _Trusted(job, outputs, pool, scratch, planned.dataset, progress)
         return trusted.together(planned.definitions)
@@ -87,8 +87,8 @@ def _draws_much(planned: OpTypePlan) -> bool:
 
 def _strangers(job: Job, conceal: Sequence[Path]) -> Pool:
     """Workers for references, which do not see some folders."""
-    return job.crew.untrusted(
-        readable=caches.readable(job.crew.environment),  # kernels that trusted code compiled
+    return job.stack_workers.untrusted(
+        readable=caches.readable(job.stack_workers.environment),  # kernels that trusted code compiled
         conceal=conceal,
         weak=job.weak_isolation,
     )

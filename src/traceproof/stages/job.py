@@ -10,7 +10,7 @@ from typing import Any
 from traceproof.actors.registry import ACTORS
 from traceproof.digests import digest_json
 from traceproof.records import OpTypePlan, PlannedCase, PlannedDefinition
-from traceproof.stages.crew import Crew
+from traceproof.stages.stack_workers import StackWorkers
 from traceproof.worker import Isolation, Limits
 
 
@@ -22,7 +22,7 @@ class Job:
         actor: a name out of traceproof.actors.registry.
         code: digest of the code that its outputs depend on.
         stack: the stack's record: `digest`, `versions`, `device`.
-        crew: the workers of its stack.
+        stack_workers: the workers of its stack.
         threads: torch threads of a worker.
         limits: of one case.
         lanes: definitions of strangers' code that run side by side, each in a worker of its own.
@@ -37,7 +37,7 @@ class Job:
     stack: Mapping[str, Any]
     threads: int
     limits: Limits
-    crew: Crew = field(default_factory=Crew)
+    stack_workers: StackWorkers = field(default_factory=StackWorkers)
     lanes: int = 1
     force: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Job:
     @property
     def device(self) -> str:
         """`cpu` or `cuda`; what the actor computes on the CPU all the same, its entry in the registry says."""
-        return "cuda" if self.crew.gpu else "cpu"
+        return "cuda" if self.stack_workers.gpu else "cpu"
 
     @property
     def hidden_threads(self) -> int:

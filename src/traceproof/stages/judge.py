@@ -1,4 +1,4 @@
-"""Judge: every actor's outputs against the oracle's, one verdict row an output, one file an op_type.
+"""Judge: every actor's outputs against the oracle's, one verdict row per output, one file per op_type.
 
 Definitions are judged in workers, since torch takes seconds to import, and several side by side.
 """
@@ -21,14 +21,14 @@ from traceproof.records import (
     VerdictRow,
     rows_text,
 )
-from traceproof.stages.bench import REPLAY, Bench
+from traceproof.stages.judge_settings import REPLAY, JudgeSettings
 from traceproof.stages.lanes import lanes_of
 from traceproof.stages.manifest import Manifest
 from traceproof.store import write_text
 from traceproof.untrusted.names import OP_TYPE, confined, path_part
 from traceproof.worker import GIB, Isolation, Limits, Pool, Status
 
-SETUP = "traceproof.stages.docket:setup"
+SETUP = "traceproof.stages.op_type_judge:setup"
 # Our own code over our own files: the limits are there to end what hangs.
 LIMITS = Limits(
     seconds=4 * 3600.0,
@@ -41,9 +41,9 @@ LIMITS = Limits(
 
 
 def judge(  # noqa: PLR0913 - a rule's inputs and outputs
-    cases: Path, manifests: Sequence[Path], verdicts: Path, bench: Bench, pool: Pool, *, lanes: int = 1
+    cases: Path, manifests: Sequence[Path], verdicts: Path, settings: JudgeSettings, pool: Pool, *, lanes: int = 1
 ) -> None:
-    """Write the verdict rows of one op_type, one JSON object a line, in a fixed order.
+    """Write the verdict rows of one op_type, one JSON object per line, in a fixed order.
 
     A definition whose outputs, code and tolerance were judged before is not judged again.
 
@@ -51,7 +51,7 @@ def judge(  # noqa: PLR0913 - a rule's inputs and outputs
         cases: the plan.
         manifests: what each actor left.
         verdicts: the file to write, in a folder of the run's.
-        bench: where outputs lie, and by what to judge.
+        settings: where outputs lie, and by what to judge.
         pool: where workers come from.
         lanes: how many definitions are judged side by side.
 
@@ -68,7 +68,7 @@ def judge(  # noqa: PLR0913 - a rule's inputs and outputs
         "cases": str(cases.absolute()),
         "manifests": [str(path.absolute()) for path in manifests],
         "run": str(run),
-        "bench": bench.as_json(),
+        "settings": settings.as_json(),
         "threads": 1,
     }
     shares = [share for share in _shares(planned.definitions, lanes) if share]

@@ -1,4 +1,4 @@
-"""Plan: which cases of which definitions will be run, one file an op_type."""
+"""Plan: which cases of which definitions will be run, one file per op_type."""
 
 from __future__ import annotations
 

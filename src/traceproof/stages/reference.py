@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from traceproof.digests import digest_json
-from traceproof.execution.caller import NAN, Caller, Order, calling, refusal
+from traceproof.execution.caller import NAN, Caller, CallRequest, calling, refusal
 from traceproof.owner import own_folder
 from traceproof.records import FLOOR, LASTING, SHADOW, PlannedCase, PlannedDefinition, RunRecord
 from traceproof.stages.job import Job
@@ -85,7 +85,7 @@ class References:
 
     Attributes:
         pool: workers for strangers' code.
-        bench: workers of ours.
+        measuring: workers of ours.
         drawing: the device on which they draw inputs that take a CPU long.
         store: the folder that scratch folders are made in.
     """
@@ -93,7 +93,7 @@ class References:
     job: Job
     outputs: Store
     pool: Pool
-    bench: Pool
+    measuring: Pool
     store: Path
     dataset: str
     progress: Progress
@@ -168,7 +168,7 @@ class References:
                 device=self.job.device,
                 fill=calls[0].fill,
             ) as caller,
-            self.bench.session(
+            self.measuring.session(
                 setup=MEASURE,
                 payload={
                     "definition": entry.definition,
@@ -217,7 +217,7 @@ class References:
             return self._not_drawn(drawn), {}
         call.inputs = drawn.value["digest"]
         planned = call.planned
-        order = Order(
+        order = CallRequest(
             inputs=drawn.value["inputs"],
             seeds=_seeds(call),
             trials=bool(planned.trials),

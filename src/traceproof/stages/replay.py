@@ -10,7 +10,7 @@ from pathlib import Path
 
 from traceproof.reasons import Verdict
 from traceproof.records import PlannedDefinition, RunRecord, VerdictRow
-from traceproof.stages.dispute import Dispute
+from traceproof.stages.arbitrator import Arbitrator
 from traceproof.store import Store, disk_errors, write_json
 from traceproof.untrusted.names import path_part
 
@@ -32,7 +32,9 @@ class Bundles:
     root: Path
     outputs: Store
 
-    def write(self, rows: Sequence[VerdictRow], entry: PlannedDefinition, dispute: Dispute) -> list[VerdictRow]:
+    def write(
+        self, rows: Sequence[VerdictRow], entry: PlannedDefinition, arbitrator: Arbitrator
+    ) -> list[VerdictRow]:
         """Write the bundles of one definition's failing rows; gives all rows, these with where their bundle lies.
 
         Raises:
@@ -41,7 +43,7 @@ class Bundles:
         failing: dict[tuple[str, str], list[VerdictRow]] = {}
         written = []
         for row in rows:
-            fails = row.verdict == Verdict.FAIL and row.actor in dispute.records
+            fails = row.verdict == Verdict.FAIL and row.actor in arbitrator.records
             written.append(row.changed(replay=self._place(entry, row)) if fails else row)
             if fails:
                 failing.setdefault((str(row.case), row.actor), []).append(written[-1])
@@ -49,8 +51,8 @@ class Bundles:
         for (case, actor), about in failing.items():
             folder = self.run / about[0].replay
             folder.mkdir(parents=True)
-            self._link(dispute.records[actor].get(case), folder / "outputs.safetensors")
-            self._link(dispute.oracle.get(case), folder / "oracle.safetensors")
+            self._link(arbitrator.records[actor].get(case), folder / "outputs.safetensors")
+            self._link(arbitrator.oracle.get(case), folder / "oracle.safetensors")
             content = {"repeat": about[0].repeat, "case": cases[case], "rows": [row.as_json() for row in about]}
             write_json(folder / "replay.json", content | {"definition": entry.definition})
         return written

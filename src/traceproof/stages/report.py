@@ -134,7 +134,7 @@ def table(summary: Mapping[str, Any]) -> str:
     """The table and the findings, as text for a terminal or a log."""
     out = io.StringIO()
     console = Console(file=out, width=WIDTH)
-    grid = Table(title="Verdicts, one an output of a case", title_justify="left")
+    grid = Table(title="Verdicts (one row per case output)", title_justify="left")
     for heading in ("op_type", "actor"):
         grid.add_column(heading)
     nobody = ["no oracle"] if any(group[NO_ORACLE] for group in summary["groups"]) else []

@@ -1,1 +1,1 @@
-"""Writing reference tests into a dataset: a file an op_type, a class a definition, and what they need beside."""
+"""Writing reference tests into a dataset: a file per op_type, a class per definition, and what they need."""

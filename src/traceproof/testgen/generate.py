@@ -33,7 +33,7 @@ SIZES = ("small", "medium")  # what tests run where nothing else is said; the su
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class GenerateOptions:
     """What to generate.
 
     Attributes:
@@ -101,7 +101,7 @@ class Result:
         }
 
 
-def generate(order: Order, divergences: Divergences) -> Result:
+def generate(order: GenerateOptions, divergences: Divergences) -> Result:
     """Write the tests.
 
     Raises:
@@ -128,7 +128,7 @@ def generate(order: Order, divergences: Divergences) -> Result:
     return result
 
 
-def generate_file(op_type: str, order: Order, divergences: Divergences) -> Result:
+def generate_file(op_type: str, order: GenerateOptions, divergences: Divergences) -> Result:
     """Write the tests of an op_type's definitions, all of them in one file, which is written anew.
 
     Raises:
@@ -151,12 +151,12 @@ def write_support(out: Path) -> None:
     Raises:
         TraceproofError: something of somebody else's stands in the way, or the folder can not be written.
     """
-    order = Order(root=out)
+    order = GenerateOptions(root=out)
     _clear_way(order.place, {}, force=False)
     _write(_support(order), Result(), order.place)
 
 
-def _support(order: Order) -> dict[Path, str]:
+def _support(order: GenerateOptions) -> dict[Path, str]:
     """conftest.py and the support package, by path."""
     texts = {order.place / name: text for name, text in support_files().items()}
     conftest_file = order.place / "conftest.py"
@@ -164,13 +164,13 @@ def _support(order: Order) -> dict[Path, str]:
     return texts
 
 
-def _checkouts(conftest: Path, order: Order) -> dict[str, str]:
+def _checkouts(conftest: Path, order: GenerateOptions) -> dict[str, str]:
     """The checkouts that tests use: those given now, else those given before."""
     before = checkouts_of(conftest.read_text(encoding="utf-8")) if state(conftest) in {"ours", "edited"} else {}
     return before | dict(order.checkouts)
 
 
-def _selected(tree: Tree, order: Order) -> dict[str, list[Entry]]:
+def _selected(tree: Tree, order: GenerateOptions) -> dict[str, list[Entry]]:
     by_op_type: dict[str, list[Entry]] = {}
     for entry in tree.definitions.values():
         by_op_type.setdefault(entry.definition.op_type, []).append(entry)
@@ -188,7 +188,7 @@ def _selected(tree: Tree, order: Order) -> dict[str, list[Entry]]:
     return chosen
 
 
-def _unusable(tree: Tree, order: Order, op_types: Collection[str]) -> Iterator[str]:
+def _unusable(tree: Tree, order: GenerateOptions, op_types: Collection[str]) -> Iterator[str]:
     """What of a selection the dataset does not have, or can have no test of."""
     for name in order.op_types:
         if name not in op_types:
@@ -267,7 +267,7 @@ def _op_type_text(  # noqa: PLR0913, PLR0917 - the parts of one decision
     path: Path,
     entries: Sequence[Entry],
     present: Mapping[str, str],
-    order: Order,
+    order: GenerateOptions,
     divergences: Divergences,
     result: Result,
 ) -> str | None:

@@ -12,11 +12,11 @@ from xml.etree import ElementTree as ET  # written here, never read
 
 from traceproof.errors import TraceproofError
 from traceproof.stacks import MAIN
-from traceproof.stages.crew import Crew
 from traceproof.stages.lanes import lanes_of
+from traceproof.stages.stack_workers import StackWorkers
 from traceproof.store import write_text
 from traceproof.testgen.files import MARKER, classes
-from traceproof.testgen.worker import Order, TestRow
+from traceproof.testgen.worker import RunRequest, TestRow
 from traceproof.worker import Isolation, Limits, Pool
 from traceproof.worker.model import ItemOutcome, Status
 
@@ -59,7 +59,9 @@ class Run:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def run_tests(order: Run, crew: Crew, *, scratch: Path | None = None, lanes: int = 1) -> Iterator[Row]:
+def run_tests(
+    order: Run, stack_workers: StackWorkers, *, scratch: Path | None = None, lanes: int = 1
+) -> Iterator[Row]:
     """Run a file's tests, `lanes` definitions at a time, each in a worker; one row per test, in the file's order.
 
     The tests are ours, written a moment before; the references that they run are shut in by themselves.
@@ -70,13 +72,16 @@ def run_tests(order: Run, crew: Crew, *, scratch: Path | None = None, lanes: int
     text = order.file.read_text(encoding="utf-8")
     if MARKER not in text:
         raise TraceproofError(f"{order.file} holds no generated tests", todo="Generate them: `snakemake tests`.")
-    asked: Order = {
+    asked: RunRequest = {
         "file": str(order.file.absolute()),
         "options": [*order.options, f"--dataset={order.dataset.absolute()}", *_selected(order.stack)],
         "variables": dict(order.variables),
     }
     # Not shared: what pytest imports stays in a process.
-    with Pool(preload=crew.preload, env=crew.environment, gpu=crew.gpu) as pool, lanes_of(lanes) as threads:
+    with (
+        Pool(preload=stack_workers.preload, env=stack_workers.environment, gpu=stack_workers.gpu) as pool,
+        lanes_of(lanes) as threads,
+    ):
 
         def rows(block: str) -> list[TestRow]:
             return list(_class_rows(pool, asked, block, order.limits, scratch))
@@ -93,7 +98,9 @@ def _selected(stack: str) -> list[str]:
     return [] if stack == MAIN else ["-k", f"vs_{stack} or ground_truths_match"]
 
 
-def _class_rows(pool: Pool, asked: Order, block: str, limits: Limits, scratch: Path | None) -> Iterator[TestRow]:
+def _class_rows(
+    pool: Pool, asked: RunRequest, block: str, limits: Limits, scratch: Path | None
+) -> Iterator[TestRow]:
     name = block.partition("(")[0].removeprefix("class ").strip()
     if scratch is not None:
         scratch /= name

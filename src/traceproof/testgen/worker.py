@@ -27,7 +27,7 @@ class TestRow(TypedDict):
     seconds: float
 
 
-class Order(TypedDict):
+class RunRequest(TypedDict):
     """What a worker is asked for: a test file, options of pytest, and variables of the environment."""
 
     file: str
@@ -42,7 +42,7 @@ class Answer(TypedDict):
     problem: str
 
 
-def setup(payload: Order, scratch: Path) -> Callable[[str], Answer]:
+def setup(payload: RunRequest, scratch: Path) -> Callable[[str], Answer]:
     """Called once in a worker; the result runs one class of the test file per call."""
     os.environ.update(payload["variables"], PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     sys.dont_write_bytecode = True  # the tests' folder can not be written from here

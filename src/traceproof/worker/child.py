@@ -131,7 +131,7 @@ def _flush() -> None:
 class Meter:
     """Highest memory of this process since `reset`, beyond a baseline; 0 where /proc does not tell.
 
-    Made before /proc becomes read-only. The warden's samples miss short peaks; the kernel's own mark does not.
+    Made before /proc becomes read-only. The monitor's samples miss short peaks; the kernel's own mark does not.
     """
 
     def __init__(self, baseline: int) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Self
 from traceproof.errors import TraceproofError
 from traceproof.worker import frames
 from traceproof.worker.model import MIB, Limits, Status
-from traceproof.worker.warden import IDLE_WORD, SCRATCH_WORD
+from traceproof.worker.monitor import IDLE_WORD, SCRATCH_WORD
 
 ANSWER_SPACE = 4096  # beside the value: status, a message, the time
 MESSAGE_CHARACTERS = 8000
@@ -47,7 +47,7 @@ class Conversation:
 
     moves = False  # whether it may go on in another scratch folder than its first
     used = False  # whether it has served another job
-    layers: Mapping[str, str] = MappingProxyType({})  # the walls around it, as its interpreter found them
+    layers: Mapping[str, str] = MappingProxyType({})  # the layers around it, as its interpreter found them
 
     def __init__(self, data: socket.socket, output: int, life: socket.socket, limits: Limits) -> None:
         self._data, self._output, self._life = data, output, life
@@ -73,7 +73,7 @@ class Conversation:
         self._count = 0
         self._asked = True
         started = time.monotonic()
-        with contextlib.suppress(OSError):  # a warden that is gone has left a report, read below
+        with contextlib.suppress(OSError):  # a monitor that is gone has left a report, read below
             self._life.send(b"item")
         try:
             answer = self._wait(pending, reader, started + seconds)
@@ -119,7 +119,7 @@ class Conversation:
             return pending[self._data.send(pending) :]
         except BlockingIOError:
             return pending
-        except OSError:  # the worker closed its end: its warden tells why
+        except OSError:  # the worker closed its end: its monitor tells why
             return pending[:0]
 
     def _pull(self, reader: frames.Reader) -> bool:
@@ -143,7 +143,7 @@ class Conversation:
                     return
 
     def over(self) -> bool:
-        """Whether the worker is gone: ended here, or its warden has something to say."""
+        """Whether the worker is gone: ended here, or its monitor has something to say."""
         if self.ended:
             return True
         with selectors.DefaultSelector() as selector:
@@ -175,7 +175,7 @@ class Conversation:
         if not in_turn:
             return self._end(Status.CRASH, "the worker answered another question", started)
         self._asked = False
-        with contextlib.suppress(OSError):  # a warden that is gone has left a report
+        with contextlib.suppress(OSError):  # a monitor that is gone has left a report
             self._life.send(IDLE_WORD)
         value = answer.get("value") if status is Status.OK else None
         return Answer(status, value, message, seconds, peak, self._text())
@@ -184,7 +184,7 @@ class Conversation:
         return self._printed.decode(errors="replace")
 
     def _end(self, status: Status | None, message: str, started: float) -> Answer:
-        """End the worker. With no status given, the warden's report decides."""
+        """End the worker. With no status given, the monitor's report decides."""
         seconds = time.monotonic() - started
         report = self.close()
         if status is None:
@@ -194,7 +194,7 @@ class Conversation:
         return Answer(status, None, message.lstrip("; "), seconds, int(report.get("peak", 0)), self._text())
 
     def close(self) -> dict[str, Any]:
-        """End the worker if it lives, and return the warden's report, empty if there is none."""
+        """End the worker if it lives, and return the monitor's report, empty if there is none."""
         if self.ended:
             return {}
         self.ended = True
@@ -218,7 +218,7 @@ class Conversation:
         message = {"setup": setup, "payload": payload}
         if self.moves:
             message["scratch"] = str(scratch)
-            with contextlib.suppress(OSError):  # a warden that is gone has left a report
+            with contextlib.suppress(OSError):  # a monitor that is gone has left a report
                 self._life.send(SCRATCH_WORD + os.fsencode(scratch))
         return self.ask(message, seconds)
 
@@ -252,7 +252,7 @@ class Conversation:
     def _last_word(self) -> bytes:
         try:
             return self._life.recv(REPORT_BYTES)
-        except ConnectionResetError:  # the warden left our last word unread; what it said is still there
+        except ConnectionResetError:  # the monitor left our last word unread; what it said is still there
             return self._life.recv(REPORT_BYTES)
 
 
@@ -262,7 +262,7 @@ def plain_text(text: str) -> str:
 
 
 def explain(report: dict[str, Any], limits: Limits) -> tuple[Status, str]:
-    """Status and words for the end that a warden reports.
+    """Status and words for the end that a monitor reports.
 
     Raises:
         TraceproofError: there was no worker at all.
@@ -279,7 +279,7 @@ def explain(report: dict[str, Any], limits: Limits) -> tuple[Status, str]:
         case "ended":
             return Status.CRASH, how_it_ended(int(report["wait_status"]))
         case _:
-            return Status.CRASH, "the worker and its warden are gone without a word"
+            return Status.CRASH, "the worker and its monitor exited without reporting a status"
 
 
 def how_it_ended(wait_status: int) -> str:

@@ -1,8 +1,8 @@
 """The process that keeps one interpreter for a run and lends its workers to the run's jobs; see `shared`.
 
 Started as `python -m traceproof.worker.host FD FOLDER ORDER`: a listening socket, a folder of its own, and
-JSON that says which interpreter (`recipe`) and whose (`owner`). A connection is one loan: the request, then the
-worker's descriptors as the answer, then these descriptors back, which keeps the worker for the next job, or
+JSON that says which interpreter (`recipe`) and whose (`owner`). A connection borrows one worker: the request, then
+the worker's descriptors as the answer, then these descriptors back, which keeps the worker for the next job, or
 nothing. It ends when its owner has.
 """
 
@@ -45,7 +45,7 @@ class Client:
 
 
 @dataclass(slots=True)
-class Desk:
+class HostServer:
     """Who waits, who has a worker, and which workers are free."""
 
     recipe: Recipe
@@ -158,11 +158,11 @@ def main(arguments: Sequence[str]) -> int:
     order = json.loads(said)
     with socket.socket(fileno=int(fd)) as listener:
         listener.set_inheritable(False)
-        desk = Desk(Recipe.of_json(order["recipe"]), listener)
+        server = HostServer(Recipe.of_json(order["recipe"]), listener)
         try:
-            desk.serve(Owner(order["owner"]))
+            server.serve(Owner(order["owner"]))
         finally:
-            desk.close()
+            server.close()
             shutil.rmtree(folder, ignore_errors=True)
             run = Path(folder).parent
             with contextlib.suppress(OSError):  # another host of the run has just removed it

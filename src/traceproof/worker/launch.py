@@ -1,10 +1,10 @@
-r"""Starts one worker: from this very process, or, behind the walls, from the heavy one into namespaces made here.
+r"""Starts one worker: from this very process, or, isolated, from the heavy one into namespaces made here.
 
-    supervisor --- keeper (light) --- warden --- first process of the namespaces (light)
+    supervisor --- keeper (light) --- monitor --- first process of the namespaces (light)
                      \--- heavy zygote --- worker, placed into those namespaces
 
 A process with PyTorch imported costs some 10 ms to fork and to end, a bare one 1 ms; so only the worker is forked
-from the heavy one. Without a process namespace the warden must be the worker's parent, and there is no keeper.
+from the heavy one. Without a process namespace the monitor must be the worker's parent, and there is no keeper.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 from traceproof.worker import kernel, process
-from traceproof.worker.order import Order
 from traceproof.worker.sandbox import leave
+from traceproof.worker.spec import WorkerSpec
 from traceproof.worker.work import run_and_exit, work
 
 PACKET_BYTES = 1 << 16
@@ -31,14 +31,14 @@ END_SECONDS = 10.0  # ending takes milliseconds, but for a process that hangs in
 class Direct:
     """A worker forked from here: its end is a child's end, and all it starts comes back to this subreaper."""
 
-    def __init__(self, order: Order, data: socket.socket, others: list[socket.socket]) -> None:
+    def __init__(self, spec: WorkerSpec, data: socket.socket, others: list[socket.socket]) -> None:
         self.baseline = process.private_bytes(os.getpid())
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         self._pid = os.fork()
         if self._pid == 0:
             for one in others:
                 one.close()
-            run_and_exit(lambda: work(order, data, self.baseline, []))
+            run_and_exit(lambda: work(spec, data, self.baseline, []))
         self.end_fd = -1
         with contextlib.suppress(OSError):  # kernels before 5.3: the look every few milliseconds finds the end
             self.end_fd = os.pidfd_open(self._pid)
@@ -59,13 +59,13 @@ class Direct:
 class Walled:
     """A worker forked by the heavy zygote into namespaces whose first process is a child of this one."""
 
-    def __init__(self, order: Order, request: bytes, data: socket.socket, heavy: socket.socket) -> None:
+    def __init__(self, spec: WorkerSpec, request: bytes, data: socket.socket, heavy: socket.socket) -> None:
         ours, theirs = socket.socketpair()
         kernel.unshare(kernel.CLONE_NEWPID)
         self._first = os.fork()
         if self._first == 0:
             ours.close()
-            run_and_exit(lambda: _first_process(order, theirs, [data, heavy]))
+            run_and_exit(lambda: _first_process(spec, theirs, [data, heavy]))
         theirs.close()
         said, namespaces, _, _ = socket.recv_fds(ours, PACKET_BYTES, MOST_NAMESPACES)
         if not namespaces:
@@ -109,24 +109,24 @@ class Walled:
 Launched = Direct | Walled
 
 
-def _first_process(order: Order, warden: socket.socket, others: list[socket.socket]) -> None:
+def _first_process(spec: WorkerSpec, monitor: socket.socket, others: list[socket.socket]) -> None:
     """Process 1 of the namespaces: builds the view, hands the namespaces over, then reaps until it is killed."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if select.select([warden], [], [], 0)[0]:  # the warden ended before the line above
+    if select.select([monitor], [], [], 0)[0]:  # the monitor ended before the line above
         return
     for one in others:
         one.close()
     try:
-        leave(order.walls, order.seen, order.stage)
+        leave(spec.layers, spec.seen, spec.stage)
     except OSError as error:
-        warden.send(str(error).encode())
+        monitor.send(str(error).encode())
         return
-    walls = order.walls
-    made = {"mnt": walls.files, "net": walls.network, "ipc": walls.ipc}
+    layers = spec.layers
+    made = {"mnt": layers.files, "net": layers.network, "ipc": layers.ipc}
     names = ["pid", *(name for name, own in made.items() if own)]
     fds = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names]
-    socket.send_fds(warden, [b"+"], fds)
-    warden.close()
+    socket.send_fds(monitor, [b"+"], fds)
+    monitor.close()
     for fd in fds:
         os.close(fd)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans of the worker are reaped by the kernel
@@ -135,13 +135,13 @@ def _first_process(order: Order, warden: socket.socket, others: list[socket.sock
 
 
 class Heavy:
-    """The zygote behind the walls: forks workers for wardens that are not its children."""
+    """The zygote behind the isolation layers: forks workers for monitors that are not its children."""
 
-    def __init__(self, requests: socket.socket, order_of: Callable[[bytes], Order]) -> None:
+    def __init__(self, requests: socket.socket, spec_of: Callable[[bytes], WorkerSpec]) -> None:
         self._requests = requests
-        self._order_of = order_of
+        self._order_of = spec_of
         self._baseline = process.private_bytes(os.getpid())
-        self._wardens: dict[int, socket.socket] = {}
+        self._monitors: dict[int, socket.socket] = {}
         self._own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._wake, wake = socket.socketpair()
         for end in (self._wake, wake):
@@ -166,16 +166,16 @@ class Heavy:
 
     def _tell_ends(self) -> None:
         for pid, status in process.reap().items():
-            warden = self._wardens.pop(pid, None)
-            if warden is not None:
-                with contextlib.suppress(OSError):  # a warden that was killed has no ears
-                    warden.send(json.dumps({"wait_status": status}).encode())
-                warden.close()
+            monitor = self._monitors.pop(pid, None)
+            if monitor is not None:
+                with contextlib.suppress(OSError):  # a killed monitor receives nothing
+                    monitor.send(json.dumps({"wait_status": status}).encode())
+                monitor.close()
 
     def _fork(self, request: bytes, fds: list[int]) -> None:
         data, output, reply = fds[:3]
         pid_namespace, *others = fds[3:]
-        warden = socket.socket(fileno=reply)
+        monitor = socket.socket(fileno=reply)
         kernel.setns(pid_namespace, kernel.CLONE_NEWPID)
         pid = os.fork()
         if pid == 0:
@@ -184,8 +184,8 @@ class Heavy:
             os.dup2(output, 2)
             run_and_exit(lambda: work(self._order_of(request), socket.socket(fileno=data), self._baseline, others))
         kernel.setns(self._own, kernel.CLONE_NEWPID)
-        self._wardens[pid] = warden
+        self._monitors[pid] = monitor
         with contextlib.suppress(OSError):
-            warden.send(json.dumps({"pid": pid, "baseline": self._baseline}).encode())
+            monitor.send(json.dumps({"pid": pid, "baseline": self._baseline}).encode())
         for fd in (data, output, pid_namespace, *others):
             os.close(fd)

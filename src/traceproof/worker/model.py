@@ -1,4 +1,4 @@
-"""What a caller says and gets back: limits, the kind of isolation, and one outcome an item."""
+"""What a caller says and gets back: limits, the kind of isolation, and one outcome per item."""
 
 from __future__ import annotations
 

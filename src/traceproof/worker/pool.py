@@ -33,7 +33,7 @@ class Pool:
         env: environment variables for the worker beside the few that are passed on. Foreign code sees them.
         gpu: whether workers may use CUDA devices; if not, they see none, and memory limits hold more exactly.
         readable: files and folders that shut-in workers may read beside the interpreter and installed software.
-        without: walls (keys of `layers`) to leave out: where one stands in the way, and to see what is left.
+        without: layers (keys of `layers`) to leave out: where one stands in the way, and to see what is left.
         conceal: files and folders that shut-in workers do not see even where they lie inside of what they see.
         weak: whether untrusted code may run where isolation is not whole; if not, each item's status says so.
         shared: whether to use, inside a run that announced itself, the interpreters that its jobs share.
@@ -55,7 +55,7 @@ class Pool:
         most: int | None = None,
     ) -> None:
         # Nothing shuts trusted code in; without what would, recipes of different jobs are equal and share a host.
-        walls: dict[Isolation, dict[str, list[str]]] = {
+        layers: dict[Isolation, dict[str, list[str]]] = {
             Isolation.TRUSTED: {"readable": [], "without": []},
             Isolation.UNTRUSTED: {
                 "readable": [os.path.abspath(path) for path in readable],  # noqa: PTH100 - links stay links
@@ -69,7 +69,7 @@ class Pool:
                 env=dict(env or {}),
                 gpu=gpu,
                 isolation=isolation,
-                **walls[isolation],
+                **layers[isolation],
             )
             for isolation in Isolation
         }
@@ -113,7 +113,7 @@ class Pool:
         isolation: Isolation = Isolation.UNTRUSTED,
         scratch: Path | None = None,
     ) -> Iterator[ItemOutcome]:
-        """Run the items in order in one worker, replaced whenever it dies; one outcome an item.
+        """Run the items in order in one worker, replaced whenever it dies; one outcome per item.
 
         Args:
             setup: "module:function"; in the worker `function(payload, scratch)` returns the handler, and

@@ -1,4 +1,4 @@
-"""Which walls this machine offers, found by trying each once, and how a process shuts itself in with them."""
+"""Which layers this machine offers, found by trying each once, and how a process shuts itself in with them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from traceproof.worker import kernel, landlock, seccomp, view
+from traceproof.worker import kernel, landlock, seccomp, visible_files
 
 HOLDS = "holds"
 ABSENT = "absent: "
@@ -20,8 +20,8 @@ REASON_BYTES = 4096  # a pipe takes that much at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The walls to put up; those that the machine does not have stay away."""
+class IsolationPlan:
+    """The layers to put up; those that the machine does not have stay away."""
 
     user: bool = False
     process: bool = False
@@ -33,8 +33,8 @@ class Plan:
     landlock: bool = False
 
 
-NO_WALLS = Plan()
-WALLS = {
+NO_LAYERS = IsolationPlan()
+LAYERS = {
     "user": "user namespace",
     "process": "process namespace",
     "network": "network namespace",
@@ -48,11 +48,11 @@ WALLS = {
 
 def line_of(layers: Mapping[str, str]) -> str:
     """The layers in one line for people."""
-    holds = [WALLS[name] for name, state in layers.items() if state == HOLDS]
-    absent: dict[str, list[str]] = {}  # by reason: one refusal of the machine often takes several walls
+    holds = [LAYERS[name] for name, state in layers.items() if state == HOLDS]
+    absent: dict[str, list[str]] = {}  # by reason: one refusal of the machine often takes several layers
     for name, state in layers.items():
         if state != HOLDS:
-            absent.setdefault(state.removeprefix(ABSENT), []).append(WALLS[name])
+            absent.setdefault(state.removeprefix(ABSENT), []).append(LAYERS[name])
     text = "isolation: limits on time, memory, processes and output hold"
     if holds:
         text += "; so do " + ", ".join(holds)
@@ -68,7 +68,7 @@ def line_of(layers: Mapping[str, str]) -> str:
 def lacking(layers: Mapping[str, str]) -> list[str]:
     """What strangers' code could reach with these layers; empty: isolation is whole.
 
-    Several walls may do for one protection: a GPU's driver does not start behind Landlock, say.
+    Several layers may do for one protection: a GPU's driver does not start behind Landlock, say.
     """
     holds = {name for name, state in layers.items() if state == HOLDS}
     protections = {
@@ -77,7 +77,7 @@ def lacking(layers: Mapping[str, str]) -> list[str]:
         "other processes": {"process", "landlock"},
         "privileges": {"privileges", "user"},
     }
-    return [what for what, walls in protections.items() if not holds & walls]
+    return [what for what, layers in protections.items() if not holds & layers]
 
 
 def new_user() -> None:
@@ -106,7 +106,7 @@ def new_processes() -> None:
     kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
 
 
-def leave(plan: Plan, seen: view.View, stage: str) -> None:
+def leave(plan: IsolationPlan, seen: visible_files.VisibleFiles, stage: str) -> None:
     """Enter the namespaces of network, IPC and mounts, and the file view. For `process`, already inside."""
     flags = kernel.CLONE_NEWNET if plan.network else 0
     flags |= kernel.CLONE_NEWIPC if plan.ipc else 0
@@ -114,30 +114,30 @@ def leave(plan: Plan, seen: view.View, stage: str) -> None:
     if flags:
         kernel.unshare(flags)
     if plan.files:
-        view.enter(seen, stage, fresh_proc=plan.process)
+        visible_files.enter(seen, stage, fresh_proc=plan.process)
 
 
-def give_up(plan: Plan, seen: view.View, *, processes: bool, gpu: bool = False) -> None:
+def give_up(plan: IsolationPlan, seen: visible_files.VisibleFiles, *, processes: bool, gpu: bool = False) -> None:
     """Give up privileges, then files and system calls: the last step before foreign code, which nothing undoes."""
     if plan.privileges:
         kernel.drop_capabilities()
     if plan.privileges or plan.landlock or plan.system_calls:
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     if plan.landlock:
-        own = [seen.scratch, view.SHARED] if plan.files else [seen.scratch]  # private only then
+        own = [seen.scratch, visible_files.SHARED] if plan.files else [seen.scratch]  # private only then
         landlock.restrict([*seen.readable, "/proc"], own, seen.devices)
     if plan.system_calls:
-        # Without a process namespace it could signal every process of this user, its own warden first.
+        # Without a process namespace it could signal every process of this user, its own monitor first.
         only = None if plan.process else os.getpid()
         seccomp.install(seccomp.program(kernel.MACHINE, processes=processes, only_signal=only, gpu=gpu))
 
 
-def probe(stage: str, without: Collection[str] = ()) -> tuple[Plan, dict[str, str]]:
+def probe(stage: str, without: Collection[str] = ()) -> tuple[IsolationPlan, dict[str, str]]:
     """Try each wall in a process of its own. Must run in a single thread, before anything heavy is imported.
 
     Args:
         stage: an empty folder; its parent is one to make others in.
-        without: walls to leave out.
+        without: layers to leave out.
     """
     states: dict[str, str] = {}
 
@@ -153,13 +153,13 @@ def probe(stage: str, without: Collection[str] = ()) -> tuple[Plan, dict[str, st
     attempt("network", inside(lambda: kernel.unshare(kernel.CLONE_NEWNET)))
     attempt("ipc", inside(lambda: kernel.unshare(kernel.CLONE_NEWIPC)))
     with tempfile.TemporaryDirectory(dir=Path(stage).parent) as scratch:
-        seen = view.view_of_this_process(scratch, gpu=False)
-        attempt("files", inside(lambda: leave(Plan(files=True), seen, stage)))
+        seen = visible_files.view_of_this_process(scratch, gpu=False)
+        attempt("files", inside(lambda: leave(IsolationPlan(files=True), seen, stage)))
         attempt("process", inside(lambda: _try_processes(seen, stage)))
-        attempt("privileges", inside(lambda: give_up(Plan(privileges=True), seen, processes=True)))
+        attempt("privileges", inside(lambda: give_up(IsolationPlan(privileges=True), seen, processes=True)))
         attempt("system_calls", lambda: _try_filter(seen))
-        attempt("landlock", lambda: give_up(Plan(landlock=True), seen, processes=True))
-    return Plan(**{name: state == HOLDS for name, state in states.items()}), states
+        attempt("landlock", lambda: give_up(IsolationPlan(landlock=True), seen, processes=True))
+    return IsolationPlan(**{name: state == HOLDS for name, state in states.items()}), states
 
 
 def _in_sequence(*calls: Callable[[], object]) -> None:
@@ -167,17 +167,17 @@ def _in_sequence(*calls: Callable[[], object]) -> None:
         call()
 
 
-def _try_processes(seen: view.View, stage: str) -> None:
+def _try_processes(seen: visible_files.VisibleFiles, stage: str) -> None:
     """Twice, one inside the other, as it will be used: all workers in one, each worker in another."""
     new_processes()
     kernel.unshare(kernel.CLONE_NEWPID)
-    problem = outcome_of(lambda: leave(Plan(files=True, process=True), seen, stage))
+    problem = outcome_of(lambda: leave(IsolationPlan(files=True, process=True), seen, stage))
     if problem != HOLDS:
         raise OSError(problem.removeprefix(ABSENT))
 
 
-def _try_filter(seen: view.View) -> None:
-    give_up(Plan(system_calls=True), seen, processes=True)
+def _try_filter(seen: visible_files.VisibleFiles) -> None:
+    give_up(IsolationPlan(system_calls=True), seen, processes=True)
     try:
         socket.socket(socket.AF_INET).close()
     except PermissionError:

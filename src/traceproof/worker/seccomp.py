@@ -33,7 +33,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "process_madvise": (440, 440),
     "kcmp": (312, 272),
     "pidfd_getfd": (438, 438),
-    # namespaces and mounts: the walls themselves
+    # namespaces and mounts: the layers themselves
     "unshare": (272, 97),
     "setns": (308, 268),
     "mount": (165, 40),

@@ -74,7 +74,7 @@ def follow(number: signal.Signals) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-class Loan(Conversation):
+class BorrowedWorker(Conversation):
     """A borrowed worker; released, it goes back if it is fit for another job, else it ends."""
 
     host: socket.socket
@@ -123,7 +123,7 @@ class Host:
 
     def borrow(
         self, limits: Limits, scratch: Path, *, most: int | None = None, conceal: Sequence[str] = ()
-    ) -> Loan:
+    ) -> BorrowedWorker:
         """A worker; a trusted one may have served other jobs.
 
         Args:
@@ -153,11 +153,11 @@ class Host:
             connection.close()
             why: dict[str, Any] = json.loads(said or b'{"what": "the interpreter that a run shares is gone"}')
             raise TraceproofError(why["what"], problems=why.get("problems", ()), todo=why.get("todo", ""))
-        loan = Loan.of(descriptors, limits)
+        borrowed = BorrowedWorker.of(descriptors, limits)
         told = json.loads(said)
-        loan.host, loan.used, loan.layers = connection, told["used"], told["layers"]
-        loan.moves = self.recipe.isolation is Isolation.TRUSTED
-        return loan
+        borrowed.host, borrowed.used, borrowed.layers = connection, told["used"], told["layers"]
+        borrowed.moves = self.recipe.isolation is Isolation.TRUSTED
+        return borrowed
 
     def _connected(self) -> socket.socket:
         address = str(self.folder / "socket")

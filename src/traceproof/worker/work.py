@@ -1,4 +1,4 @@
-"""The worker's own first steps: limits, walls, then the items."""
+"""The worker's own first steps: limits, layers, then the items."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import NoReturn
 
 from traceproof.worker import child, kernel, process
 from traceproof.worker.model import MIB, Isolation
-from traceproof.worker.order import Order
-from traceproof.worker.sandbox import NO_WALLS, give_up, leave, new_user
+from traceproof.worker.sandbox import NO_LAYERS, give_up, leave, new_user
+from traceproof.worker.spec import WorkerSpec
 
 OPEN_FILES = 1024
 # RLIMIT_NPROC counts threads too; a thread pool takes one a core, and PyTorch has several pools.
@@ -24,11 +24,11 @@ THREADS_BESIDE = 256
 STACK_BYTES = 8 * MIB  # of one thread, which RLIMIT_DATA counts though it is hardly touched
 
 
-def work(order: Order, data: socket.socket, baseline: int, namespaces: Sequence[int]) -> None:
+def work(spec: WorkerSpec, data: socket.socket, baseline: int, namespaces: Sequence[int]) -> None:
     """The worker's life, from just after its fork.
 
     Args:
-        order: what to run, and how.
+        spec: what to run, and how.
         data: messages from and to the supervisor.
         baseline: bytes that the fork started with.
         namespaces: descriptors of namespaces to enter; empty: make them here, as far as the plan has them.
@@ -38,24 +38,24 @@ def work(order: Order, data: socket.socket, baseline: int, namespaces: Sequence[
     os.setsid()
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    walls = order.walls
+    layers = spec.layers
     for namespace in namespaces:
         kernel.setns(namespace, 0)
-    if not namespaces and walls != NO_WALLS:
-        if walls.user:
+    if not namespaces and layers != NO_LAYERS:
+        if layers.user:
             new_user()
-        leave(walls, order.seen, order.stage)
+        leave(layers, spec.seen, spec.stage)
     close_all_but(0, 1, 2, data.fileno())
-    if order.visible is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = order.visible  # CUDA has not started: the zygote never touches it
-    if order.isolation is Isolation.UNTRUSTED:
-        os.environ["HOME"] = str(order.scratch)
-    child.move_to(order.scratch)
+    if spec.visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = spec.visible  # CUDA has not started: the zygote never touches it
+    if spec.isolation is Isolation.UNTRUSTED:
+        os.environ["HOME"] = str(spec.scratch)
+    child.move_to(spec.scratch)
     meter = child.Meter(baseline)
-    set_limits(order)
-    if order.isolation is Isolation.UNTRUSTED:
-        give_up(walls, order.seen, processes=order.limits.processes != 0, gpu=order.gpu)
-    child.serve(data, order.scratch, order.limits, meter)
+    set_limits(spec)
+    if spec.isolation is Isolation.UNTRUSTED:
+        give_up(layers, spec.seen, processes=spec.limits.processes != 0, gpu=spec.gpu)
+    child.serve(data, spec.scratch, spec.limits, meter)
 
 
 def close_all_but(*kept: int) -> None:
@@ -66,19 +66,19 @@ def close_all_but(*kept: int) -> None:
                 os.close(int(name))
 
 
-def set_limits(order: Order) -> None:
-    """The kernel's own limits, per process; the warden's are on the sum of all."""
-    limits = order.limits
+def set_limits(spec: WorkerSpec) -> None:
+    """The kernel's own limits, per process; the monitor's are on the sum of all."""
+    limits = spec.limits
     lower(resource.RLIMIT_CORE, 0)
-    if order.isolation is Isolation.TRUSTED:
+    if spec.isolation is Isolation.TRUSTED:
         return
     lower(resource.RLIMIT_FSIZE, limits.file_bytes)
     lower(resource.RLIMIT_NOFILE, OPEN_FILES)
     cores = os.cpu_count() or 1
-    if order.walls.user and limits.processes is not None and linux_version() >= (5, 14):
+    if spec.layers.user and limits.processes is not None and linux_version() >= (5, 14):
         # Before 5.14 it counts all processes of the user, everywhere.
         lower(resource.RLIMIT_NPROC, limits.processes + THREADS_BESIDE + THREADS_PER_CORE * cores)
-    if limits.memory_bytes is not None and not order.gpu:
+    if limits.memory_bytes is not None and not spec.gpu:
         # A CUDA context reserves address space by the hundred GB; without one, an allocation that can not fit
         # fails at once, with an exception instead of a kill.
         used = process.status_bytes(os.getpid(), b"VmData:")

@@ -1,9 +1,9 @@
-"""The started interpreter: imports the heavy modules once and starts one warden and one worker a request.
+"""The started interpreter: imports the heavy modules once and starts one monitor and one worker a request.
 
 Started as `python -m traceproof.worker.zygote FD ISOLATION GPU READABLE WITHOUT MODULE...`: a sequenced-packet
-socket to the supervisor, trusted or untrusted, 0 or 1, folders to show to workers (colons between), walls to leave
-out (commas between), and what to import. Its working folder is its own. What it imports must not start threads,
-run a tensor operation or touch CUDA: no fork would survive that.
+socket to the supervisor, trusted or untrusted, 0 or 1, folders to show to workers (colons between), layers to
+leave out (commas between), and what to import. Its working folder is its own. What it imports must not start
+threads, run a tensor operation or touch CUDA: no fork would survive that.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from typing import Any
 from traceproof.worker import kernel, sandbox
 from traceproof.worker.launch import PACKET_BYTES, Direct, Heavy, Launched, Walled
 from traceproof.worker.model import NICE, Isolation
-from traceproof.worker.order import Order
-from traceproof.worker.view import View, view_of_this_process
-from traceproof.worker.warden import Warden
+from traceproof.worker.monitor import Monitor
+from traceproof.worker.spec import WorkerSpec
+from traceproof.worker.visible_files import VisibleFiles, view_of_this_process
 from traceproof.worker.work import run_and_exit
 
 REQUEST_FDS = 3  # messages, output, life
@@ -43,12 +43,17 @@ class Settings:
     readable: Sequence[str]
     modules: Sequence[str]
     stage: str
-    plan: sandbox.Plan
+    plan: sandbox.IsolationPlan
 
-    def order_of(self, seen: View) -> Callable[[bytes], Order]:
+    def spec_of(self, seen: VisibleFiles) -> Callable[[bytes], WorkerSpec]:
         """Reads requests."""
         return partial(
-            Order.of_request, isolation=self.isolation, plan=self.plan, seen=seen, stage=self.stage, gpu=self.gpu
+            WorkerSpec.of_request,
+            isolation=self.isolation,
+            plan=self.plan,
+            seen=seen,
+            stage=self.stage,
+            gpu=self.gpu,
         )
 
 
@@ -57,14 +62,14 @@ class CanNotServeError(Exception):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Find the walls, import the modules, say so, then serve until the supervisor hangs up."""
+    """Find the layers, import the modules, say so, then serve until the supervisor hangs up."""
     fd, isolation, gpu, readable, without, *modules = arguments
     os.nice(int(os.environ.pop(NICE, "0")))
     control = socket.socket(fileno=int(fd))
     control.set_inheritable(False)
     stage = Path.cwd() / "root"
     stage.mkdir()
-    plan = sandbox.NO_WALLS
+    plan = sandbox.NO_LAYERS
     layers: dict[str, str] = {}
     if isolation == Isolation.UNTRUSTED:
         plan, layers = sandbox.probe(str(stage), frozenset(without.split(",")))
@@ -77,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
         _say(control, {"error": str(error)})
         return 1
     _say(control, {"ready": True, "layers": layers})
-    _serve(control, settings.order_of(seen), heavy)
+    _serve(control, settings.spec_of(seen), heavy)
     return 0
 
 
@@ -85,7 +90,7 @@ def _say(control: socket.socket, message: Mapping[str, Any]) -> None:
     control.send(json.dumps(message).encode())
 
 
-def _preloaded(settings: Settings) -> View:
+def _preloaded(settings: Settings) -> VisibleFiles:
     """Import, settle, and tell what workers need to see."""
     for name in settings.modules:
         try:
@@ -105,11 +110,11 @@ def _preloaded(settings: Settings) -> View:
         )
     gc.collect()
     gc.freeze()  # a collection in a child would write to, and so copy, every page of objects
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no process of the same user may look into it or its wardens
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no process of the same user may look into it or its monitors
     return view_of_this_process("", gpu=settings.gpu, more=settings.readable)
 
 
-def _walled(settings: Settings, control: socket.socket) -> tuple[socket.socket, View]:
+def _walled(settings: Settings, control: socket.socket) -> tuple[socket.socket, VisibleFiles]:
     """Enter namespaces that all workers share, and start the heavy zygote beside this light process."""
     if settings.plan.user:
         sandbox.new_user()
@@ -124,7 +129,7 @@ def _walled(settings: Settings, control: socket.socket) -> tuple[socket.socket, 
     said = json.loads(ours.recv(PACKET_BYTES) or b'{"error": "the heavy zygote ended without a word"}')
     if "error" in said:
         raise CanNotServeError(said["error"])
-    return ours, View(tuple(said["readable"]), "", tuple(said["devices"]))
+    return ours, VisibleFiles(tuple(said["readable"]), "", tuple(said["devices"]))
 
 
 def _heavy(settings: Settings, requests: socket.socket) -> None:
@@ -135,12 +140,12 @@ def _heavy(settings: Settings, requests: socket.socket) -> None:
         _say(requests, {"error": str(error)})
         return
     _say(requests, {"readable": seen.readable, "devices": seen.devices})
-    Heavy(requests, settings.order_of(seen)).serve()
+    Heavy(requests, settings.spec_of(seen)).serve()
 
 
-def _serve(control: socket.socket, order_of: Callable[[bytes], Order], heavy: socket.socket | None) -> None:
-    """Fork a warden a request. Ends with the supervisor's socket, or with the heavy zygote."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the wardens
+def _serve(control: socket.socket, spec_of: Callable[[bytes], WorkerSpec], heavy: socket.socket | None) -> None:
+    """Fork a monitor a request. Ends with the supervisor's socket, or with the heavy zygote."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the monitors
     while True:
         ready, _, _ = select.select([control] if heavy is None else [control, heavy], [], [])
         if heavy in ready:  # it says nothing unasked: it is gone
@@ -150,13 +155,13 @@ def _serve(control: socket.socket, order_of: Callable[[bytes], Order], heavy: so
             return
         if os.fork() == 0:
             control.close()
-            run_and_exit(lambda: _guard(order_of(request), request, fds, heavy))  # noqa: B023 - never returns
+            run_and_exit(lambda: _guard(spec_of(request), request, fds, heavy))  # noqa: B023 - never returns
         for fd in fds:
             os.close(fd)
 
 
-def _guard(order: Order, request: bytes, fds: Sequence[int], heavy: socket.socket | None) -> None:
-    """The warden's life: one worker's."""
+def _guard(spec: WorkerSpec, request: bytes, fds: Sequence[int], heavy: socket.socket | None) -> None:
+    """The monitor's life: one worker's."""
     channel, output, life = fds
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -167,15 +172,15 @@ def _guard(order: Order, request: bytes, fds: Sequence[int], heavy: socket.socke
     launched: Launched
     try:
         if heavy is not None:
-            launched = Walled(order, request, data, heavy)
+            launched = Walled(spec, request, data, heavy)
             heavy.close()
         else:
-            launched = Direct(order, data, [supervisor])
+            launched = Direct(spec, data, [supervisor])
     except OSError as error:
         _say(supervisor, {"reason": "failed", "message": str(error)})
         return
     data.close()
-    Warden(launched=launched, life=supervisor, order=order).watch()
+    Monitor(launched=launched, life=supervisor, spec=spec).watch()
 
 
 if __name__ == "__main__":

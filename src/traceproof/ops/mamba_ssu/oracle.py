@@ -30,7 +30,7 @@ class MambaSsu(Op):
     op_type = "mamba_ssu"
 
     def check(self, definition: Definition) -> None:
-        """Known: a state cache [slots, heads, head_dim, dstate], one token a row, all inputs of INPUTS."""
+        """Known: a state cache [slots, heads, head_dim, dstate], one token per row, all inputs of INPUTS."""
         if set(definition.inputs) != set(INPUTS):
             raise Unsupported(f"inputs are {list(definition.inputs)}, not {list(INPUTS)}")
         if list(definition.outputs) != ["output", "new_state"]:

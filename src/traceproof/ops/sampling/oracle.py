@@ -43,7 +43,7 @@ class Sampling(Op):
             raise Unsupported(f"probs is {list(probs)} with var axes {list(definition.var_axes)}")
         for name, spec in {**definition.inputs, **definition.outputs}.items():
             if name != "probs" and spec.shape != probs[:1]:
-                raise Unsupported(f"{name} has the shape {spec.shape}, not one value a row")
+                raise Unsupported(f"{name} has the shape {spec.shape}, not one value per row")
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Batches of telling rows; ties, one-hot and the like; three rows over the whole vocabulary."""

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Self
 
 from traceproof.worker.model import Isolation, Limits
-from traceproof.worker.sandbox import NO_WALLS, Plan
-from traceproof.worker.view import View
+from traceproof.worker.sandbox import NO_LAYERS, IsolationPlan
+from traceproof.worker.visible_files import VisibleFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class WorkerSpec:
     """A request with its surroundings.
 
     Attributes:
-        plan: the walls that this machine has.
+        plan: the layers that this machine has.
         seen: what the worker keeps of the file system if the plan gives it a view of its own.
         stage: an empty folder to build that view at.
         visible: the GPUs that the worker sees, as CUDA_VISIBLE_DEVICES has them; None: as the zygote does.
@@ -25,16 +25,16 @@ class Order:
 
     limits: Limits
     isolation: Isolation
-    plan: Plan
-    seen: View
+    plan: IsolationPlan
+    seen: VisibleFiles
     stage: str
     gpu: bool
     visible: str | None = None
 
     @property
-    def walls(self) -> Plan:
-        """The walls to put up for this worker."""
-        return NO_WALLS if self.isolation is Isolation.TRUSTED else self.plan
+    def layers(self) -> IsolationPlan:
+        """The layers to put up for this worker."""
+        return NO_LAYERS if self.isolation is Isolation.TRUSTED else self.plan
 
     @property
     def scratch(self) -> Path:
@@ -43,15 +43,22 @@ class Order:
 
     @classmethod
     def of_request(  # noqa: PLR0913 - the fields' own sources
-        cls, request: bytes, *, isolation: Isolation, plan: Plan, seen: View, stage: str, gpu: bool
+        cls,
+        request: bytes,
+        *,
+        isolation: Isolation,
+        plan: IsolationPlan,
+        seen: VisibleFiles,
+        stage: str,
+        gpu: bool,
     ) -> Self:
-        """The order that a request's JSON is."""
+        """The spec that a request's JSON is."""
         said = json.loads(request)
         return cls(
             limits=Limits.of_json(said["limits"]),
             isolation=isolation,
             plan=plan,
-            seen=View(seen.readable, said["scratch"], seen.devices).concealing(said.get("conceal", ())),
+            seen=VisibleFiles(seen.readable, said["scratch"], seen.devices).concealing(said.get("conceal", ())),
             stage=stage,
             gpu=gpu,
             visible=said.get("visible") if gpu else None,

@@ -27,9 +27,9 @@ from traceproof.records import (
     RunRecord,
     VerdictRow,
 )
-from traceproof.stages.bench import REPLAY, Bench
-from traceproof.stages.dispute import Dispute, entries_of
+from traceproof.stages.arbitrator import Arbitrator, entries_of
 from traceproof.stages.grades import graded
+from traceproof.stages.judge_settings import REPLAY, JudgeSettings
 from traceproof.stages.large import LargeCases, Rulings
 from traceproof.stages.manifest import Manifest
 from traceproof.stages.repeat import command
@@ -43,17 +43,19 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
     """Called once in a worker; the result judges one definition, `{"definition": name}`, a call.
 
     Args:
-        payload: `cases`, `manifests`, `run` (absolute paths), `bench`, `threads`.
+        payload: `cases`, `manifests`, `run` (absolute paths), `settings`, `threads`.
         scratch: not used; what is written goes to the store and the run's folder.
     """
     del scratch
     torch.set_num_threads(payload["threads"])
     manifests = [Path(path) for path in payload["manifests"]]
-    docket = Docket.read(Path(payload["cases"]), manifests, Path(payload["run"]), Bench.of_json(payload["bench"]))
+    judge = OpTypeJudge.read(
+        Path(payload["cases"]), manifests, Path(payload["run"]), JudgeSettings.of_json(payload["settings"])
+    )
 
     def run(item: dict[str, Any]) -> dict[str, Any]:
         try:
-            return {"rows": [row.as_json() for row in docket.rows(item["definition"])]}
+            return {"rows": [row.as_json() for row in judge.rows(item["definition"])]}
         except DamagedError as error:
             for path in manifests:  # jobs that run again find what is whole, and compute the rest anew
                 path.unlink(missing_ok=True)
@@ -65,17 +67,17 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Docket:
+class OpTypeJudge:
     """One op_type's cases, what every actor left, and where it lies."""
 
     planned: OpTypePlan
     oracle: Manifest
     others: Mapping[str, Manifest]
     bundles: Bundles
-    bench: Bench
+    settings: JudgeSettings
 
     @classmethod
-    def read(cls, cases: Path, manifests: Iterable[Path], run: Path, bench: Bench) -> Self:
+    def read(cls, cases: Path, manifests: Iterable[Path], run: Path, settings: JudgeSettings) -> Self:
         """From the files of a run's folder."""
         planned = OpTypePlan.read(cases)
         read = {manifest.actor: manifest for manifest in map(Manifest.read, manifests)}
@@ -83,8 +85,8 @@ class Docket:
             planned=planned,
             oracle=read.pop("oracle"),
             others=dict(sorted(read.items())),
-            bundles=Bundles(run, run / REPLAY / planned.op_type, bench.outputs),
-            bench=bench,
+            bundles=Bundles(run, run / REPLAY / planned.op_type, settings.outputs),
+            settings=settings,
         )
 
     def rows(self, name: str) -> Rows:
@@ -100,28 +102,30 @@ class Docket:
             definition=definition,
             op=registry.for_definition(definition)[0],
             records=records,
-            outputs=self.bench.outputs,
+            outputs=self.settings.outputs,
             dataset=self.planned.dataset,
-            tolerance=self.bench.tolerance,
-            device=self.bench.device,
+            tolerance=self.settings.tolerance,
+            device=self.settings.device,
         )
         rows = [
             row
             for manifest in self.others.values()
-            for row in _definition_rows(entry, manifest, oracle=self._oracle(entry), bench=self.bench, large=large)
+            for row in _definition_rows(
+                entry, manifest, oracle=self._oracle(entry), settings=self.settings, large=large
+            )
         ]
-        dispute = Dispute(
+        arbitrator = Arbitrator(
             entry=entry,
             oracle=self._oracle(entry).of(name),
             records=records,
-            outputs=self.bench.outputs,
-            judged=self.bench.judged,
-            code=self.bench.code,
+            outputs=self.settings.outputs,
+            judged=self.settings.judged,
+            code=self.settings.code,
             dataset=self.planned.dataset,
-            tolerance=self.bench.tolerance,
+            tolerance=self.settings.tolerance,
         )
-        rows = [row.changed(repeat=command(row, self.bench.options)) for row in dispute.arbitrated(rows)]
-        return self.bundles.write(graded(rows), entry, dispute)
+        rows = [row.changed(repeat=command(row, self.settings.options)) for row in arbitrator.arbitrated(rows)]
+        return self.bundles.write(graded(rows), entry, arbitrator)
 
     def _oracle(self, entry: PlannedDefinition) -> Manifest:
         """What says what is right: the oracle, else the reference's records, which hold its shadow."""
@@ -131,7 +135,7 @@ class Docket:
 
 
 def _definition_rows(
-    entry: PlannedDefinition, manifest: Manifest, *, oracle: Manifest, bench: Bench, large: LargeCases
+    entry: PlannedDefinition, manifest: Manifest, *, oracle: Manifest, settings: JudgeSettings, large: LargeCases
 ) -> Rows:
     """All rows of one definition and one actor, from the store when nothing they depend on has changed."""
     name = large.definition.name
@@ -142,19 +146,19 @@ def _definition_rows(
             "cases": [[case.digest, case.skip and case.skip.as_json(), case.repeat] for case in entry.cases],
             "actor": [manifest.actor, _essence(records)],
             "oracle": [entry.no_oracle, _essence(expected)],
-            "code": bench.code,
-            "tolerance": bench.tolerance,
+            "code": settings.code,
+            "tolerance": settings.tolerance,
         }
     )
-    known = bench.judged.record(key)
+    known = settings.judged.record(key)
     if known is None:
         rows: Rows = []
         for planned in entry.cases:
             if planned.hidden and manifest.actor != REFERENCE:
                 continue
-            judged = _CaseJudge(large, planned, manifest, bench, shadowed=entry.no_oracle is not None)
+            judged = _CaseJudge(large, planned, manifest, settings, shadowed=entry.no_oracle is not None)
             rows += judged.rows(records.get(planned.id), expected.get(planned.id))
-        bench.judged.finish(key, {"rows": [row.as_json() for row in rows]})
+        settings.judged.finish(key, {"rows": [row.as_json() for row in rows]})
         return rows
     return [VerdictRow.model_validate(row) for row in known["rows"]]
 
@@ -168,7 +172,7 @@ class _CaseJudge:
     large: LargeCases
     planned: PlannedCase
     manifest: Manifest
-    bench: Bench
+    settings: JudgeSettings
     shadowed: bool = False  # whether the reference's shadow stands in for an oracle
 
     def rows(self, record: RunRecord | None, expected: RunRecord | None) -> Rows:
@@ -196,14 +200,14 @@ class _CaseJudge:
     def _rulings(self, record: RunRecord, expected: RunRecord | None) -> Rulings:
         """Rulings on the outputs of a case whose oracle's entries are in the store."""
         definition, op = self.large.definition, self.large.op
-        outputs = self.bench.outputs.tensors(str(record.key), record.as_json())
-        oracle = entries_of(self.bench.outputs, expected, definition)
+        outputs = self.settings.outputs.tensors(str(record.key), record.as_json())
+        oracle = entries_of(self.settings.outputs, expected, definition)
         found = {}
         for name, spec in definition.outputs.items():
             if spec.optional and name not in outputs:
                 continue
             held = expectation(definition, op, self.planned.case, name, oracle[name])
-            ruling = judge_output(outputs.get(name), held, tolerance=self.bench.tolerance)
+            ruling = judge_output(outputs.get(name), held, tolerance=self.settings.tolerance)
             if ruling.reason == Skip.NO_ORACLE and expected is not None and expected.shadow:
                 ruling = replace(ruling, message=f"{ruling.message}; no float64 shadow: {expected.shadow}")
             found[name] = ruling

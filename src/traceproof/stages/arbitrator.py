@@ -1,4 +1,4 @@
-"""Where actors differ: ground truths held against each other, and who is outvoted where one fails."""
+"""Where actors differ: ground truths held against each other, and who is in the minority where one fails."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def entries_of(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dispute:
+class Arbitrator:
     """All that was said of one definition.
 
     Attributes:
@@ -86,7 +86,7 @@ class Dispute:
     tolerance: float | None = None
 
     def arbitrated(self, rows: Rows) -> Rows:
-        """The rows, those of numeric failures with who is outvoted, and one more a pair of ground truths."""
+        """The rows, those of numeric failures with who is in the minority, and one per pair of ground truths."""
         said = [row.as_json() for row in rows]
         key = digest_json(["arbitration", self.code, self.entry.digest, said, self._keys()])
         kept = self.judged.record(key)
@@ -111,28 +111,30 @@ class Dispute:
         arbitrated: dict[int, VerdictRow] = {}
         for planned in sorted(self.entry.cases, key=lambda planned: planned.memory):
             here = by_case[planned.id]
-            hearing = _Hearing(self, definition, op, planned, here)
-            pairs += hearing.pairs() if self.tolerance is None else []
+            case = _CaseArbitrator(self, definition, op, planned, here)
+            pairs += case.pairs() if self.tolerance is None else []
             for row in here:
                 if row.verdict == Verdict.FAIL and row.reason in DISPUTED and row.output != WHOLE:
                     again = row.actor in explained or planned.memory > EXPLAINED_BYTES
-                    arbitrated[id(row)] = hearing.arbitrate(row, explaining=not again)
+                    arbitrated[id(row)] = case.arbitrate(row, explaining=not again)
             explained |= {row.actor for row in here if arbitrated.get(id(row), row).arbitration is not None}
         yield from (arbitrated.get(id(row), row) for row in rows)
         order = {planned.id: index for index, planned in enumerate(self.entry.cases)}
         yield from sorted(pairs, key=lambda row: (row.actor, order[str(row.case)], row.output))
 
 
-class _Hearing:
+class _CaseArbitrator:
     """One case: the outputs of all that ran it."""
 
-    def __init__(self, dispute: Dispute, definition: Definition, op: Op, planned: PlannedCase, rows: Rows) -> None:
+    def __init__(
+        self, arbitrator: Arbitrator, definition: Definition, op: Op, planned: PlannedCase, rows: Rows
+    ) -> None:
         self._definition, self._op, self._planned, self._rows = definition, op, planned, rows
-        self._dataset = dispute.dataset
-        self._store = dispute.outputs
-        self._expected_record = dispute.oracle.get(planned.id)
+        self._dataset = arbitrator.dataset
+        self._store = arbitrator.outputs
+        self._expected_record = arbitrator.oracle.get(planned.id)
         inputs = None if self._expected_record is None else self._expected_record.inputs
-        here = {actor: cases.get(planned.id) for actor, cases in dispute.records.items()}
+        here = {actor: cases.get(planned.id) for actor, cases in arbitrator.records.items()}
         self._ran = {  # of a large case the judge has drawn the inputs itself; see traceproof.stages.large
             actor: record
             for actor, record in here.items()
@@ -210,7 +212,7 @@ class _Hearing:
         )
 
     def arbitrate(self, row: VerdictRow, *, explaining: bool) -> VerdictRow:
-        """A failing row that says who agrees with whom, who is outvoted, and what the answer looks like."""
+        """A failing row that says who agrees with whom, who is in the minority, and what the answer looks like."""
         actor, output = row.actor, row.output
         if actor not in self._ran or not self._oracle[output]:
             return row
@@ -249,6 +251,6 @@ class _Hearing:
 
 def _told(ours: Sequence[str], theirs: Sequence[str], outvoted: Sequence[str]) -> str:
     if len(ours) == 1 and len(theirs) == 1:
-        return "no other witness"
+        return "no other implementation to compare with"
     sides = f"{', '.join(ours)} against {', '.join(theirs)}"
-    return f"{sides}: {', '.join(outvoted)} outvoted" if outvoted else f"{sides}: undecided"
+    return f"{sides}: {', '.join(outvoted)} in the minority" if outvoted else f"{sides}: undecided"

@@ -17,7 +17,7 @@ from pathlib import Path
 from traceproof.worker import process
 from traceproof.worker.launch import Launched
 from traceproof.worker.model import Isolation
-from traceproof.worker.order import Order
+from traceproof.worker.spec import WorkerSpec
 
 # The next look comes before the worker can have passed its memory limit, were several cores to touch fresh pages,
 # but not sooner than 20 ms (at 2 GB/s per thread, 40 MB of overshoot): a look costs about 0.3 ms of a core.
@@ -33,19 +33,19 @@ SCRATCH_WORD = b"scratch "  # and a folder: the worker serves another job now
 
 
 @dataclass(slots=True)
-class Warden:
+class Monitor:
     """The watch over one worker.
 
     Attributes:
         launched: the worker.
         life: socket to the supervisor: a word there means that an item begins or was answered, its end means "end
             the worker"; the report goes back over it.
-        order: what the worker may use.
+        spec: what the worker may use.
     """
 
     launched: Launched
     life: socket.socket
-    order: Order
+    spec: WorkerSpec
     _peak: int = field(default=0, init=False)
     _next_scratch: float = field(default=0.0, init=False)
     _scratch: Path = field(init=False)
@@ -53,7 +53,7 @@ class Warden:
     _idle: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._scratch = self.order.scratch
+        self._scratch = self.spec.scratch
 
     def watch(self) -> None:
         """Return once the worker and everything it started are gone and the report is sent."""
@@ -83,10 +83,10 @@ class Warden:
     def _pause(self) -> float | None:
         """Milliseconds until the next look; None: there is nothing to look for before the next word or the end."""
         if self._idle:
-            trusted = self.order.isolation is Isolation.TRUSTED and self.launched.end_fd >= 0
+            trusted = self.spec.isolation is Isolation.TRUSTED and self.launched.end_fd >= 0
             return None if trusted else IDLE_LOOK_SECONDS * 1000
-        longest = MOST_LOOK_SECONDS[self.order.isolation]
-        most = self.order.limits.memory_bytes
+        longest = MOST_LOOK_SECONDS[self.spec.isolation]
+        most = self.spec.limits.memory_bytes
         left = longest if most is None else (most - self._used) / FRESH_BYTES_PER_SECOND
         return max(LEAST_LOOK_SECONDS, min(longest, left)) * 1000
 
@@ -94,10 +94,10 @@ class Warden:
         below = self.launched.processes()
         used = sum(max(0, process.private_bytes(pid) - self.launched.baseline) for pid in below)
         self._used, self._peak = used, max(self._peak, used)
-        most = self.order.limits.memory_bytes
+        most = self.spec.limits.memory_bytes
         if most is not None and used > most:
             return "memory"
-        most = self.order.limits.processes
+        most = self.spec.limits.processes
         if most is not None and len(below) - 1 > most:
             return "processes"
         return "scratch" if self._scratch_is_full() else None
@@ -106,7 +106,7 @@ class Warden:
         started = time.monotonic()
         if started < self._next_scratch:
             return False
-        full = folder_bytes(self._scratch) > self.order.limits.file_bytes
+        full = folder_bytes(self._scratch) > self.spec.limits.file_bytes
         ended = time.monotonic()
         # A large folder is walked less often: a tenth of the time at most.
         self._next_scratch = ended + max(SCRATCH_SECONDS, 10 * (ended - started))

@@ -1,4 +1,4 @@
-"""The third witness: what FlashInfer's own trace templates say of the definitions that were extracted.
+"""A third reading: what FlashInfer's own trace templates say of the definitions that were extracted.
 
 A template is never published: it holds no sizes, its dtypes are those of a call, and some of its references are of
 another kernel under the same name. It is brought into a definition's terms and held against ours; differences are
@@ -16,13 +16,13 @@ from traceproof.extract.templates import Template, Templates, TemplateTensor
 
 API = "fi_api:"
 HEAD = (
-    "Read off FlashInfer's source; in differences ours stands first. A template is a witness, not a judge:\n"
+    "Read off FlashInfer's source; in differences ours stands first. A template is evidence, not a judge:\n"
     "nothing of it is written into a definition."
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Testimony:
+class TemplateReading:
     """What a template says of a definition.
 
     Attributes:
@@ -40,24 +40,24 @@ class Testimony:
     notes: tuple[str, ...] = ()
 
 
-def testimonies(definitions: Sequence[Definition], templates: Templates) -> list[Testimony]:
+def template_readings(definitions: Sequence[Definition], templates: Templates) -> list[TemplateReading]:
     """What the templates say of each definition."""
-    return [_testimony(definition, templates) for definition in definitions]
+    return [_template_reading(definition, templates) for definition in definitions]
 
 
-def _testimony(definition: Definition, templates: Templates) -> Testimony:
+def _template_reading(definition: Definition, templates: Templates) -> TemplateReading:
     named = [item for item in templates.found if item.name(definition.const_axes) == definition.name]
     tags = [tag.removeprefix(API) for tag in definition.tags if tag.startswith(API)]
     same_api = [item for item in templates.found if any(_serves(api, tag) for api in item.apis for tag in tags)]
     by, found = ("name", named) if named else ("api", same_api)
     if not found:
-        return Testimony(definition.name, None, "", ())
+        return TemplateReading(definition.name, None, "", ())
     # Several variants of one function: the one that is nearest tells the most.
     spoken = [
         (tuple(_differences(definition, item)), item.place, tuple(_notes(definition, item))) for item in found
     ]
     differences, place, notes = min(spoken, key=lambda one: (len(one[0]), one[1]))
-    return Testimony(definition.name, place, by, differences, notes)
+    return TemplateReading(definition.name, place, by, differences, notes)
 
 
 def _serves(api: str, tag: str) -> bool:
@@ -146,7 +146,7 @@ def _constants(definition: Definition, template: Template) -> Iterator[str]:
             yield f"reference: {name} is {value:g} and {theirs[name]:g}"
 
 
-def witness_report(found: Sequence[Testimony], templates: Templates) -> str:
+def template_report(found: Sequence[TemplateReading], templates: Templates) -> str:
     """Markdown: each definition with its template and the differences."""
     silent = [item for item in found if item.template is None]
     agreeing = [item for item in found if item.template is not None and not item.differences]
@@ -172,5 +172,5 @@ def witness_report(found: Sequence[Testimony], templates: Templates) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(item: Testimony) -> str:
+def _row(item: TemplateReading) -> str:
     return f"{item.name} | {item.template} | {item.by}"

@@ -1,4 +1,4 @@
-"""Where actors disagree: who is outvoted, what an answer looks like, and what is left to look at."""
+"""Where actors disagree: who is in the minority, what an answer looks like, and what is left to look at."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from traceproof.ops.answers import answers_of
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Backward, Close, Comparison, Quantised
 from traceproof.reasons import Verdict
-from traceproof.stages import dispute
+from traceproof.stages import arbitrator
 from traceproof.worker import Limits
 
 LIMITS = Limits(seconds=20.0, memory_bytes=2 << 30)
@@ -109,7 +109,7 @@ def test_an_outvoted_reference_is_named_and_leaves_a_replay(tmp_path: Path) -> N
     assert failing
     for row in failing:
         assert row["arbitration"]["outvoted"] == ["reference"]
-        assert "reference against oracle, torch: reference outvoted" in row["message"]
+        assert "reference against oracle, torch: reference in the minority" in row["message"]
     assert any(row["arbitration"]["recognised"] for row in failing)
     bundle = run.out / failing[0]["replay"]
     replay = json.loads((bundle / "replay.json").read_text(encoding="utf-8"))
@@ -126,7 +126,7 @@ def test_an_outvoted_reference_is_named_and_leaves_a_replay(tmp_path: Path) -> N
 def test_ground_truths_are_held_against_each_other_once_a_pair(
     held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispute, "HELD_APART", held)
+    monkeypatch.setattr(arbitrator, "HELD_APART", held)
     write(tmp_path / "dataset", rmsnorm("alpha"))
     rows = Run(tmp_path / "dataset", tmp_path / "results", limits=LIMITS).verify("torch", "sglang")["alpha"]
     pairs = [row for row in rows if "~" in row["actor"]]

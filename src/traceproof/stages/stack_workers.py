@@ -22,7 +22,7 @@ STACK = "TRACEPROOF_STACK"  # variable: a worker that served one stack is not gi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
+class StackWorkers:
     """What is the same for all jobs of a stack, however many cores one has; jobs that differ in it share nothing.
 
     Attributes:

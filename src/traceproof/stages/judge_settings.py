@@ -12,7 +12,7 @@ REPLAY = "replay"  # folder of a run's replay bundles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class JudgeSettings:
     """What a judge needs beside the cases.
 
     Attributes:
@@ -40,7 +40,7 @@ class Bench:
         return Store(self.store, "judged")
 
     def as_json(self) -> dict[str, Any]:
-        """The bench as a JSON object, its paths absolute."""
+        """The settings as a JSON object, its paths absolute."""
         return {
             "store": str(self.store.absolute()),
             "code": self.code,
@@ -51,5 +51,5 @@ class Bench:
 
     @classmethod
     def of_json(cls, value: dict[str, Any]) -> Self:
-        """The bench that `as_json` wrote."""
+        """The settings that `as_json` wrote."""
         return cls(**{**value, "store": Path(value["store"])})

@@ -11,21 +11,21 @@ import pytest
 from worker_pools import KINDS, SOURCES, TESTS
 
 from traceproof.execution.caller import CUDA_REFUSES
-from traceproof.stages.crew import COMPILER, PRELOAD, Crew
+from traceproof.stages.stack_workers import COMPILER, PRELOAD, StackWorkers
 from traceproof.worker import Limits, Pool
 from traceproof.worker.model import NICE
 
 
-def crew(name: str, device: str) -> Crew:
+def stack_workers(name: str, device: str) -> StackWorkers:
     record = {"stack": name, "device_type": device, "digest": "0" * 32}
-    return Crew.of(Path("compiled"), record)
+    return StackWorkers.of(Path("compiled"), record)
 
 
 def test_what_takes_long_to_import_is_imported_once_where_a_gpu_is() -> None:
     for name in ("sglang", "fla"):
-        assert crew(name, "cuda").preload == (*PRELOAD, *COMPILER)
-        assert crew(name, "cpu").preload == PRELOAD
-    assert crew("torch", "cuda").preload == PRELOAD
+        assert stack_workers(name, "cuda").preload == (*PRELOAD, *COMPILER)
+        assert stack_workers(name, "cpu").preload == PRELOAD
+    assert stack_workers("torch", "cuda").preload == PRELOAD
 
 
 def test_what_is_imported_ahead_starts_no_thread() -> None:
@@ -36,19 +36,19 @@ def test_what_is_imported_ahead_starts_no_thread() -> None:
 
 
 def test_references_stand_back_for_imports() -> None:
-    told = {name: int(crew(name, "cuda").environment[NICE]) for name in ("torch", "sglang", "fla")}
+    told = {name: int(stack_workers(name, "cuda").environment[NICE]) for name in ("torch", "sglang", "fla")}
     assert told["torch"] > told["sglang"] == told["fla"] == 0
-    assert NICE not in crew("torch", "cpu").environment
+    assert NICE not in stack_workers("torch", "cpu").environment
 
 
 def test_no_worker_that_gets_a_gpu_is_behind_what_cuda_does_not_start_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[object] = []
-    monkeypatch.setattr("traceproof.stages.crew.Pool", lambda **given: asked.append(given["without"]))
+    monkeypatch.setattr("traceproof.stages.stack_workers.Pool", lambda **given: asked.append(given["without"]))
     for device in ("cuda", "cpu"):
-        crew("torch", device).pool()
-        crew("torch", device).untrusted(conceal=[])
+        stack_workers("torch", device).pool()
+        stack_workers("torch", device).untrusted(conceal=[])
     assert asked == [CUDA_REFUSES, CUDA_REFUSES, (), ()]
 
 

@@ -45,7 +45,7 @@ SHARED_MEMORY = "size=64m,mode=1777"  # what CUDA and semaphores put into /dev/s
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class VisibleFiles:
     """Paths that a worker keeps: to read, to write (its scratch folder), device nodes; and what it never sees."""
 
     readable: tuple[str, ...]
@@ -53,15 +53,15 @@ class View:
     devices: tuple[str, ...]
     concealed: tuple[str, ...] = ()
 
-    def concealing(self, paths: Sequence[str]) -> View:
+    def concealing(self, paths: Sequence[str]) -> VisibleFiles:
         """The view without what lies in some folders, but for a folder that the interpreter itself lies in."""
         own = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, sys.executable)]
         hidden = [path for path in paths if not any(_inside(one, path) for one in own)]
         kept = [path for path in self.readable if not any(_inside(path, folder) for folder in hidden)]
-        return View(tuple(kept), self.scratch, self.devices, tuple(hidden))
+        return VisibleFiles(tuple(kept), self.scratch, self.devices, tuple(hidden))
 
 
-def view_of_this_process(scratch: str, *, gpu: bool, more: Sequence[str] = ()) -> View:
+def view_of_this_process(scratch: str, *, gpu: bool, more: Sequence[str] = ()) -> VisibleFiles:
     """The view that this interpreter needs: its own files, the libraries it has loaded, and `more`."""
     wanted = [*SYSTEM, *(f"/etc/{name}" for name in ETC), *more]
     wanted += [sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(os.path.realpath(sys.executable)).parent)]
@@ -71,7 +71,7 @@ def view_of_this_process(scratch: str, *, gpu: bool, more: Sequence[str] = ()) -
     wanted += _folders_of_loaded_libraries()
     patterns = (*DEVICES, *(GPU_DEVICES if gpu else ()))
     devices = [str(path) for pattern in patterns for path in sorted(Path("/dev").glob(pattern))]
-    return View(_without_nested(wanted), scratch, tuple(devices))
+    return VisibleFiles(_without_nested(wanted), scratch, tuple(devices))
 
 
 def _inside(path: str, folder: str) -> bool:
@@ -122,7 +122,7 @@ def _is_link(path: str) -> bool:
     return Path(path).is_symlink()
 
 
-def enter(view: View, stage: str, *, fresh_proc: bool) -> None:
+def enter(view: VisibleFiles, stage: str, *, fresh_proc: bool) -> None:
     """Build a root that shows the view at `stage`, an empty folder, and move into it. Needs a mount namespace.
 
     Everything but the scratch folder, a small /dev/shm and files of one's own in /proc is read-only.
