@@ -215,3 +215,34 @@ def test_a_reference_that_takes_bits_is_not_verified_and_says_why(tmp_path: Path
     unjudged = [row for row in found["rows"] if row["output"] == "y"]
     assert {(row["verdict"], row["reason"]) for row in unjudged} == {("skip", "no_oracle")}
     assert all("no float64 shadow: a tensor's bits" in row["message"] for row in unjudged)
+
+
+def test_a_failing_row_of_a_form_that_its_op_does_not_know_is_told_without_the_op_s_wrong_answers(
+    tmp_path: Path,
+) -> None:
+    definition = {
+        "name": "odd_gdn",
+        "op_type": "gdn",
+        "axes": {"rows": {"type": "var"}},
+        "inputs": {"x": {"shape": ["rows"], "dtype": "bfloat16"}},
+        "outputs": {"y": {"shape": ["rows"], "dtype": "bfloat16"}},
+        "reference": "import torch\n\n\ndef run(x):\n    return (x.half() * 30000 / 30000).to(torch.bfloat16)\n",
+    }
+    write(tmp_path / "dataset", definition)
+    rows = Run(tmp_path / "dataset", tmp_path / "out", limits=LIMITS).verify()["odd_gdn"]
+    assert ("fail", "infinity") in verdicts(rows)
+
+
+def test_a_definition_that_no_inputs_can_be_made_for_is_judged_a_skip(tmp_path: Path) -> None:
+    definition = {
+        "name": "impossible",
+        "op_type": "unheard_of",
+        "axes": {"rows": {"type": "var"}},
+        "constraints": ["rows > rows"],
+        "inputs": {"x": {"shape": ["rows"], "dtype": "bfloat16"}},
+        "outputs": {"y": {"shape": ["rows"], "dtype": "bfloat16"}},
+        "reference": "def run(x):\n    return x\n",
+    }
+    write(tmp_path / "dataset", definition)
+    rows = Run(tmp_path / "dataset", tmp_path / "out", limits=LIMITS).verify()["impossible"]
+    assert verdicts(rows) == {("skip", "no_inputs")}

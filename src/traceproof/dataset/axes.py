@@ -11,7 +11,7 @@ from typing import Any
 
 from traceproof.dataset.expressions import evaluate
 
-STEPS = 20_000  # assignments that a search tries
+STEPS = 2_000  # assignments that a search tries
 PROBED = (0, 1, 2, 1000, 4097)  # sizes at which an equality shows whether it is linear
 SCANNED = 4096  # sizes that an equality with one unknown is tried on, if it is not linear
 # Sizes tried where the wanted one violates a constraint: small ones, and those of tiles, pages and heads.
@@ -58,8 +58,11 @@ class System:
                     found.append((node, names))
         return tuple(found)
 
-    def completed(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The sizes, with each axis that an equality fixes once the others of it are known."""
+    def completed(self, sizes: Mapping[str, int], *, scanned: int = SCANNED) -> dict[str, int]:
+        """The sizes, with each axis that an equality fixes once the others of it are known.
+
+        An equality that is not linear in its unknown is tried on as many sizes as `scanned` says.
+        """
         known = dict(sizes)
         waiting = list(self._usable)
         while True:
@@ -67,7 +70,7 @@ class System:
             for node, names in waiting:
                 unknown = names - known.keys()
                 name = next(iter(unknown), "")
-                size = _solved(node, name, known) if len(unknown) == 1 else None
+                size = _solved(node, name, known, scanned) if len(unknown) == 1 else None
                 if size is not None:
                     known[name] = size
                 elif unknown:
@@ -89,7 +92,7 @@ class System:
             const: sizes that are fixed.
             wanted: a size for each other axis.
         """
-        return _Search(self, wanted).run(const)
+        return _Search(self, wanted).run(self.completed(const))
 
     def order(self, known: Mapping[str, int]) -> tuple[str, ...]:
         """Axes without a size, those in the most constraints first."""
@@ -104,7 +107,7 @@ class _Search:
     steps: int = field(default=STEPS)
 
     def run(self, known: Mapping[str, int]) -> dict[str, int] | None:
-        sizes = self.system.completed(known)
+        sizes = self.system.completed(known, scanned=0)
         if not self.system.holds(sizes):
             return None
         free = self.system.order(sizes)
@@ -143,7 +146,7 @@ def _has_value(node: ast.expr, names: frozenset[str]) -> bool:
     return any(evaluate(node, dict.fromkeys(names, size)) is not None for size in (0, 1, 2))
 
 
-def _solved(node: ast.expr, name: str, known: Mapping[str, int]) -> int | None:
+def _solved(node: ast.expr, name: str, known: Mapping[str, int], scanned: int) -> int | None:
     """The only size of an axis that makes an equality true; None: it is no equality, or has none, or several."""
     match node:
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
@@ -158,7 +161,7 @@ def _solved(node: ast.expr, name: str, known: Mapping[str, int]) -> int | None:
     start, slope = at[0] or 0, (at[1] or 0) - (at[0] or 0)
     if slope and all(value == start + slope * size for size, value in at.items()):
         return _size(-start / slope)
-    fitting = [size for size in range(SCANNED) if evaluate(difference, {**known, name: size}) == 0]
+    fitting = [size for size in range(scanned) if evaluate(difference, {**known, name: size}) == 0]
     return fitting[0] if len(fitting) == 1 else None
 
 

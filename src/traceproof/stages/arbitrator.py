@@ -165,7 +165,9 @@ class _CaseArbitrator:
 
     def pairs(self) -> Rows:
         """A row for each output of two ground truths that passed by themselves: how far they lie apart."""
-        found = []
+        found: Rows = []
+        if not self._ran:
+            return found
         comparisons = self._op.comparisons(self._definition)
         axes = self._planned.case.axes
         for output, spec in self._definition.outputs.items():
