@@ -36,7 +36,7 @@ def named(name: str) -> Path:
 def drafts_of(path: Path, *, rank_gemms: bool = False) -> dict[str, Draft]:
     """A stored model's definitions by name."""
     calls, _ = kernels.from_reading(reading_of(path))
-    made, _ = drafts(calls, page_sizes=(1, 64), rank_gemms=rank_gemms)
+    made, _ = drafts(kernels.merged(calls), page_sizes=(1, 64), rank_gemms=rank_gemms)
     return {draft.name: draft for _, draft in made}
 
 
@@ -44,5 +44,5 @@ def uses_of(path: Path, model: str) -> list[tuple[Draft, Use]]:
     """A stored model's definitions with their uses."""
     reading = reading_of(path)
     calls, _ = kernels.from_reading(reading)
-    made, _ = drafts(calls, page_sizes=(1, 64), rank_gemms=False)
+    made, _ = drafts(kernels.merged(calls), page_sizes=(1, 64), rank_gemms=False)
     return [(draft, Use(model, (model,), reading.parallel, call.paths, call.count)) for call, draft in made]

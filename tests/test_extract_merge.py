@@ -141,9 +141,14 @@ def test_a_name_that_means_several_models_lists_them(name: str, meant: str) -> N
 
 
 def test_what_no_definition_describes_is_said_by_kind() -> None:
-    left = [Unmapped("a.0", "Rotary", 2, "no template"), Unmapped("a.1", "Rotary", 1, "no template")]
-    extraction = Extraction([], [], [], {"llama tp1 ep1": left}, {})
-    assert not_described(extraction) == ["not described: llama tp1 ep1: 3 Rotary: no template"]
+    left = [Unmapped("a.0", "Rotary", 2, "rotation: no template")]
+    left.append(Unmapped("a.1", "Rotary", 1, "rotation: no template", "llama.py:7"))
+    extraction = Extraction([], [], [], {"llama tp1 ep1": left}, {}, {"llama tp1 ep1": 14})
+    assert not_described(extraction) == [
+        "llama tp1 ep1: 14 of 16 kernel calls described; 2 not: 2 rotation",
+        "not described: a.0: rotation: no template",
+        "not described: a.1: rotation: no template [llama.py:7]",
+    ]
 
 
 def test_gemmas_norm_and_the_plain_one_do_not_share_a_name() -> None:

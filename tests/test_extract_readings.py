@@ -1,4 +1,4 @@
-"""SGLang's reading and config.json's formulas: they agree, and every slip in either is named."""
+"""SGLang's reading and transformers': each call by itself is confirmed, or told with both numbers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,27 @@ from traceproof.errors import TraceproofError
 from traceproof.extract import catalogue, config_json, formulas, kernels
 from traceproof.extract.bootstrap.versions import SUPPORTED, base_version
 from traceproof.extract.catalogue import Parallel
-from traceproof.extract.pipeline import agree, model_of, worlds
-from traceproof.extract.reading import Environment, Module
+from traceproof.extract.kernels import Unmapped
+from traceproof.extract.pipeline import Choices, definitions_of, model_of, summary, worlds
+from traceproof.extract.reading import Environment, Module, Reading, Second
+from traceproof.ops.extraction import Kernel
+
+
+def confirmed(reading: Reading, model: str) -> tuple[list[Kernel], list[Unmapped]]:
+    calls, _ = kernels.from_reading(reading)
+    assert len(calls) >= 8
+    agreed, differing, counts = kernels.confirmed(calls, reading, catalogue.entries()[model].config)
+    assert counts == []
+    return agreed, differing
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_both_readings_of_a_stored_model_agree(path: Path) -> None:
+def test_transformers_confirms_every_call_of_a_stored_model(path: Path) -> None:
     reading = reading_of(path)
-    config = catalogue.entries()[golden(path)["model"]].config
-    calls, _ = kernels.from_reading(reading)
-    assert len(calls) >= 8
-    assert kernels.differences(calls, formulas.expected(config, reading.parallel)) == []
+    assert reading.second.problem == ""
+    agreed, differing = confirmed(reading, golden(path)["model"])
+    assert agreed
+    assert differing == []
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
@@ -42,49 +52,127 @@ def test_this_sglang_still_gives_the_golden_reading(path: Path) -> None:
     environment = Environment(Path(python), Path(checkout) if checkout else None)
     stored = reading_of(path)
     config = catalogue.entries()[golden(path)["model"]].config
-    assert environment.read(config, stored.parallel).modules == stored.modules
+    found = environment.read(config, stored.parallel)
+    assert found.modules == stored.modules
+    assert found.second == stored.second
 
 
-FIELDS = {
-    "hidden_size": 4096 + 128,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 16,
-    "intermediate_size": 1536,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": 151937,
-    "num_hidden_layers": 47,
-    "head_dim": 64,
-    "num_experts": 64,
-    "num_experts_per_tok": 4,
-    "moe_intermediate_size": 512,
-}
+def slipped(reading: Reading, kind: str, **facts: object) -> Reading:
+    """The reading with other facts in transformers' modules of a kind."""
+    modules = tuple(
+        replace(one, facts=dict(one.facts) | facts) if one.kind == kind else one for one in reading.second.modules
+    )
+    return replace(reading, second=replace(reading.second, modules=modules))
 
 
-@pytest.mark.parametrize("field", sorted(set(FIELDS) - {"intermediate_size"}))
-def test_a_number_that_only_one_reading_has_is_named_with_both_values(field: str) -> None:
-    path = named("qwen3_30b")
-    reading = reading_of(path)
-    config = dict(catalogue.entries()["qwen3_30b_a3b"].config) | {field: FIELDS[field]}
-    calls, _ = kernels.from_reading(reading)
-    with pytest.raises(TraceproofError, match="disagree") as caught:
-        agree("qwen3", calls, formulas.expected(config, reading.parallel))
-    assert any("SGLang" in problem and "config.json" in problem for problem in caught.value.problems)
+SLIPS: list[tuple[str, dict[str, object], str]] = [
+    ("attention", {"heads": 64}, "heads: SGLang 32, transformers 64"),
+    ("attention", {"kv_heads": 16}, "kv_heads: SGLang 4, transformers 16"),
+    ("attention", {"qk_dim": 64}, "dim: SGLang 128, transformers 64"),
+    ("attention", {"window": 1024}, "window: SGLang None, transformers 1024"),
+    ("attention", {"sinks": True}, "sinks: SGLang False, transformers True"),
+    ("norm", {"eps": 1e-5}, "eps: SGLang 1e-06, transformers 1e-05"),
+    ("norm", {"variant": "gemma"}, "variant: SGLang 'plain', transformers 'gemma'"),
+    ("rotary", {"rotary_dim": 64}, "rotary_dim: SGLang 128, transformers 64"),
+    ("rotary", {"style": "gptj"}, "style: SGLang 'neox', transformers 'gptj'"),
+    ("experts", {"experts": 64}, "experts: SGLang 128, transformers 64"),
+    ("experts", {"top_k": 4}, "top_k: SGLang 8, transformers 4"),
+    ("experts", {"renormalise": False}, "routing: SGLang 'renormalise', transformers 'softmax'"),
+    ("experts", {"intermediate": 512}, "intermediate: SGLang 768, transformers 512"),
+    ("embedding", {"vocab": 151937}, "vocab: SGLang 151936, transformers 151937"),
+    ("projections", {"o_proj": [4096, 4096]}, "SGLang has 2048 x 4096, transformers 4096 x 4096"),
+]
+
+
+@pytest.mark.parametrize(("kind", "facts", "told"), SLIPS, ids=[f"{kind} {told[:20]}" for kind, _, told in SLIPS])
+def test_a_number_that_only_one_reading_has_is_told_with_both_and_the_rest_is_kept(
+    kind: str, facts: dict[str, object], told: str
+) -> None:
+    reading = reading_of(named("qwen3_30b"))
+    all_of_them, _ = confirmed(reading, "qwen3_30b_a3b")
+    agreed, differing = confirmed(slipped(reading, kind, **facts), "qwen3_30b_a3b")
+    assert any(told in item.why for item in differing), [item.why for item in differing]
+    assert all(item.disagreed for item in differing)
+    assert 0 < len(agreed) < len(all_of_them)
+    assert len(agreed) + len(differing) == len(all_of_them)
 
 
 def test_a_slip_in_sglangs_reading_is_named() -> None:
     reading = reading_of(named("deepseek_v3"))
 
-    def slipped(module: Module) -> Module:
+    def wrong(module: Module) -> Module:
         if module.kind != "experts":
             return module
         return replace(module, facts=dict(module.facts) | {"experts": 257, "local_experts": 33})
 
-    wrong = replace(reading, modules=tuple(slipped(module) for module in reading.modules))
-    calls, _ = kernels.from_reading(wrong)
-    expected = formulas.expected(catalogue.entries()["deepseek_v3"].config, reading.parallel)
-    [problem] = kernels.differences(calls, expected)
-    assert "experts: SGLang 257, config.json 256" in problem
-    assert "local_experts: SGLang 33, config.json 32" in problem
+    modules = tuple(wrong(module) for module in reading.modules)
+    _, [item] = confirmed(replace(reading, modules=modules), "deepseek_v3")
+    assert "experts: SGLang 257, transformers 256" in item.why
+    assert "local_experts: SGLang 33, transformers 32" in item.why
+
+
+def test_a_share_that_no_rank_has_is_named() -> None:
+    reading = reading_of(named("llama_3_1_70b"))
+    modules = tuple(
+        replace(module, facts=dict(module.facts) | {"rank_k": 512}) if module.path.endswith("o_proj") else module
+        for module in reading.modules
+    )
+    _, [item] = confirmed(replace(reading, modules=modules), "llama_3_1_70b")
+    assert "SGLang's rank has 8192 x 512, which is no share of 8192 x 8192 by 4" in item.why
+
+
+def test_without_a_second_reading_nothing_is_confirmed_and_the_reason_is_told() -> None:
+    reading = replace(reading_of(named("llama_3_1_70b")), second=Second(problem="transformers has no model 'x'"))
+    agreed, differing = confirmed(reading, "llama_3_1_70b")
+    assert agreed == []
+    assert all("transformers has no model 'x'" in item.why for item in differing)
+
+
+def test_the_summary_counts_what_is_described_and_names_what_is_not() -> None:
+    reading = slipped(reading_of(named("qwen3_30b")), "norm", eps=1e-5)
+    config = catalogue.entries()["qwen3_30b_a3b"].config
+    found = definitions_of("qwen3", reading, config, Choices())
+    assert {call.kind for call, _ in found.made} == {"linear", "gqa", "rotary", "experts", "sampling"}
+    line = summary("qwen3", found.calls, found.left)
+    assert line == "qwen3: 8 of 13 kernel calls described; 5 not: 5 norm (readings differ)"
+
+
+def test_strict_refuses_a_model_of_which_one_call_is_not_confirmed() -> None:
+    reading = slipped(reading_of(named("qwen3_30b")), "norm", eps=1e-5)
+    config = catalogue.entries()["qwen3_30b_a3b"].config
+    with pytest.raises(TraceproofError, match="SGLang and transformers disagree") as caught:
+        definitions_of("qwen3", reading, config, Choices(strict=True))
+    assert all("eps: SGLang 1e-06, transformers 1e-05" in problem for problem in caught.value.problems)
+    found = definitions_of("qwen3", reading, config, Choices(strict=True, second_reading=False))
+    assert "norm" in {call.kind for call, _ in found.made}
+
+
+def test_a_call_that_transformers_has_less_often_is_written_and_the_counts_are_told() -> None:
+    reading = reading_of(named("qwen3_30b"))
+    modules = tuple(replace(one, count=47) if one.kind == "attention" else one for one in reading.second.modules)
+    reading = replace(reading, second=replace(reading.second, modules=modules))
+    found = definitions_of("qwen3", reading, catalogue.entries()["qwen3_30b_a3b"].config, Choices())
+    assert "gqa" in {call.kind for call, _ in found.made}
+    assert found.counts == ["model.layers.*.self_attn.attn: gqa: counted 48 times in SGLang, 47 in transformers"]
+
+
+def test_encoders_and_what_stands_beside_them_make_no_calls() -> None:
+    reading = reading_of(named("llama_3_1_70b"))
+
+    def inner(path: str) -> str:
+        return f"language_model.{path}" if path else "language_model"
+
+    language = tuple(
+        replace(one, path=inner(one.path), parent=inner(one.parent) if one.parent is not None else "")
+        for one in reading.modules
+    )
+    tower = [("vision", "block", ""), ("vision.layers.*", "block", "vision"), ("projector", "block", "")]
+    tower += [("vision.layers.*.qkv", "linear", "vision.layers.*"), ("projector.up", "linear", "projector")]
+    facts = {"full_n": 8, "full_k": 8, "rank_n": 8, "rank_k": 8, "conv": False, "dtype": "bfloat16"}
+    others = tuple(Module(path, parent, "X", "Tower", kind, facts, 1) for path, kind, parent in tower)
+    calls, left = kernels.from_reading(replace(reading, modules=(*language, *others)))
+    assert {item.path for item in left if item.why.startswith("encoder")} == {"vision", "projector"}
+    assert not any(path.startswith(("vision", "projector")) for call in calls for path in call.paths)
 
 
 def test_attention_that_the_dataset_can_not_say_becomes_no_definition() -> None:
@@ -99,15 +187,14 @@ def test_attention_that_the_dataset_can_not_say_becomes_no_definition() -> None:
 
 
 @pytest.mark.parametrize("slug", sorted(catalogue.entries()))
-def test_every_bundled_model_has_formulas_at_its_usual_parallelism(slug: str) -> None:
+def test_every_bundled_config_is_whole_at_its_usual_parallelism(slug: str) -> None:
     entry = catalogue.entries()[slug]
     for parallel in entry.parallel:
-        kinds = {call.kind for call in formulas.expected(entry.config, parallel)}
-        assert {"norm", "linear", "sampling"} < kinds
+        formulas.check(entry.config, parallel, where=slug)
 
 
 BAD_CONFIGS = [
-    ({"hidden_size": None}, (1, 1), "hidden_size: missing"),
+    ({"hidden_size": None}, (1, 1), "hidden_size or n_embd or d_model: missing"),
     ({"num_attention_heads": -32}, (1, 1), "num_attention_heads: -32; allowed: an integer from 1"),
     ({"num_attention_heads": "32"}, (1, 1), "num_attention_heads: '32'"),
     ({"vocab_size": 1.5}, (1, 1), "vocab_size: 1.5"),
@@ -124,18 +211,24 @@ def test_a_bad_field_is_named_with_what_is_allowed(
 ) -> None:
     config = dict(catalogue.entries()["llama_3_1_8b"].config) | change
     with pytest.raises(TraceproofError) as caught:
-        formulas.expected(config, Parallel(*world))
+        formulas.check(config, Parallel(*world), where="config.json")
     assert any(problem in found for found in caught.value.problems), caught.value
 
 
 def test_all_bad_fields_are_told_at_once() -> None:
     config = dict(catalogue.entries()["deepseek_v3"].config)
-    config |= {"kv_lora_rank": 0, "n_group": 7, "topk_group": 9, "first_k_dense_replace": 99}
+    config |= {"hidden_size": 0, "num_experts_per_tok": 999, "rms_norm_eps": -1.0, "num_attention_heads": None}
     with pytest.raises(TraceproofError) as caught:
-        formulas.expected(config, Parallel(8, 8))
+        formulas.check({"text_config": config}, Parallel(8, 8), where="config.json")
     told = "\n".join(caught.value.problems)
     assert all(
-        name in told for name in ("kv_lora_rank: 0", "first_k_dense_replace: 99", "n_group: 7", "topk_group: 9")
+        name in told
+        for name in (
+            "hidden_size: 0",
+            "num_experts_per_tok: 999; allowed: 1 to n_routed_experts = 256",
+            "rms_norm_eps: -1.0",
+            "num_attention_heads or n_head or n_heads or num_heads: missing",
+        )
     )
 
 
@@ -181,12 +274,13 @@ def test_a_build_belongs_to_its_release(build: str) -> None:
     assert base_version(build) in SUPPORTED
 
 
-def fake_interpreter(folder: Path, answer: dict[str, object], status: int) -> Path:
-    """An interpreter that writes `answer` where the bootstrap would."""
+def fake_interpreter(folder: Path, answer: dict[str, object] | None, status: int) -> Path:
+    """An interpreter that writes `answer` where the bootstrap would write that of its first job."""
     stored = folder / "answer.json"
     stored.write_text(json.dumps(answer), encoding="utf-8")
     script = folder / "python"
-    script.write_text(f'#!/bin/sh\ncp {stored} "$6"\nexit {status}\n', encoding="utf-8")
+    copied = f'cp {stored} "$8/0.json"' if answer is not None else ":"
+    script.write_text(f"#!/bin/sh\n{copied}\nexit {status}\n", encoding="utf-8")
     script.chmod(0o755)
     return script
 
@@ -208,26 +302,27 @@ def fake_interpreter(folder: Path, answer: dict[str, object], status: int) -> Pa
             "knows no 'LamaForCausalLM'; closest: LlamaForCausalLM",
         ),
         ({"reason": "no sglang", "message": "No module named 'sglang'"}, "no SGLang at"),
+        ({"reason": "died", "message": "exit status -9"}, "without an answer: exit status -9"),
         ({"reason": "not accepted", "message": "ValueError: odd", "where": "llama.py:3 in f"}, "does not accept"),
     ],
 )
 def test_what_the_bootstrap_refuses_reaches_the_user(
     tmp_path: Path, error: dict[str, object], message: str
 ) -> None:
-    environment = Environment(fake_interpreter(tmp_path, {"error": error}, 3))
+    environment = Environment(fake_interpreter(tmp_path, {"error": error}, 0))
     with pytest.raises(TraceproofError, match=message):
         environment.read({"architectures": ["X"]}, Parallel(1, 1))
 
 
 def test_a_bootstrap_that_dies_is_an_error_and_no_reading(tmp_path: Path) -> None:
-    environment = Environment(fake_interpreter(tmp_path, {}, 1))
+    environment = Environment(fake_interpreter(tmp_path, None, 1))
     with pytest.raises(TraceproofError, match="ended with 1"):
-        environment.architectures()
+        environment.listing()
     with pytest.raises(TraceproofError, match="there is no interpreter"):
-        Environment(tmp_path / "none").architectures()
+        Environment(tmp_path / "none").listing()
 
 
 def test_a_checkout_without_sglang_is_not_replaced_by_what_is_installed(tmp_path: Path) -> None:
     environment = Environment(Path(sys.executable), tmp_path)
     with pytest.raises(TraceproofError, match="no SGLang at"):
-        environment.architectures()
+        environment.listing()

@@ -12,10 +12,10 @@ import typer
 from traceproof.cli import options
 from traceproof.cli.extract import interpreter
 from traceproof.errors import TraceproofError
-from traceproof.extract import catalogue, formulas, hierarchy, kernels
-from traceproof.extract.definitions import drafts
-from traceproof.extract.pipeline import PAGE_SIZES, agree, model_of, worlds
+from traceproof.extract import catalogue, formulas, hierarchy
+from traceproof.extract.pipeline import Choices, definitions_of, model_of, told, worlds
 from traceproof.extract.reading import Environment, Module, Reading
+from traceproof.ops.drafts import Draft
 from traceproof.ops.extraction import Kernel
 from traceproof.stacks import READER
 
@@ -48,11 +48,12 @@ def add_new_model(  # noqa: PLR0913 - one parameter an option
     named: dict[str, list[str]] = {}
     readings: list[Reading] = []
     for parallel in parallels:
-        expected = formulas.expected(given, parallel, where=f"config.json of {slug}")
+        formulas.check(given, parallel, where=f"config.json of {slug}")
         reading = environment.read(given, parallel)
-        calls, _ = kernels.from_reading(reading)
-        agree(f"{slug} tp{parallel.tp} ep{parallel.ep}", calls, expected)
-        _name_definitions(named, reading, calls)
+        label = f"{slug} tp{parallel.tp} ep{parallel.ep}"
+        made, left, _ = definitions_of(label, reading, given, Choices())
+        _name_definitions(named, reading, made)
+        sys.stderr.write("".join(f"not described: {told(item)}\n" for item in left))
         readings.append(reading)
     model = hierarchy.as_json(
         hierarchy.nodes(readings[0], named),
@@ -63,9 +64,8 @@ def add_new_model(  # noqa: PLR0913 - one parameter an option
     _write(model, models_ts, json_file)
 
 
-def _name_definitions(named: dict[str, list[str]], reading: Reading, calls: list[Kernel]) -> None:
+def _name_definitions(named: dict[str, list[str]], reading: Reading, made: list[tuple[Kernel, Draft]]) -> None:
     """Add each module's definitions by path; a router's top-k has those of the experts beside it."""
-    made, _ = drafts(calls, page_sizes=PAGE_SIZES, rank_gemms=False)
     selectors: dict[str | None, list[Module]] = {}
     for module in reading.modules:
         if module.kind == "top_k":

@@ -15,6 +15,7 @@ from traceproof.errors import TraceproofError
 from traceproof.extract import catalogue
 from traceproof.extract.pipeline import (
     PAGE_SIZES,
+    Choices,
     Extraction,
     Model,
     Settings,
@@ -64,7 +65,10 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
         Path | None, typer.Option(help="Interpreter of the torch stack; config.yaml's if left out.")
     ] = None,
     single_reading: Annotated[
-        bool, typer.Option("--single-reading", help="Do not hold SGLang's reading against config.json's formulas.")
+        bool, typer.Option("--single-reading", help="Do not hold SGLang's reading against transformers' model.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Write nothing where the two readings differ on some kernel call.")
     ] = False,
     list_models: Annotated[
         bool, typer.Option("--list", help="Name the bundled models and the architectures that SGLang can read.")
@@ -83,9 +87,12 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
     settings = Settings(
         environment=Environment(interpreter(READER, extract_python), sglang_path),
         torch_python=interpreter(MAIN, torch_python),
-        page_sizes=pages,
-        rank_gemms=gemm_shapes == "rank",
-        second_reading=not single_reading,
+        choices=Choices(
+            page_sizes=pages,
+            rank_gemms=gemm_shapes == "rank",
+            second_reading=not single_reading,
+            strict=strict,
+        ),
         flashinfer=flashinfer_path,
     )
     extraction = extract(models, settings, say=_say)
@@ -136,7 +143,7 @@ def _list(environment: Environment) -> None:
     for entry in catalogue.entries().values():
         usual = ", ".join(f"tp {item.tp} ep {item.ep}" for item in entry.parallel)
         sys.stdout.write(f"{entry.slug:22} {entry.title:22} {usual:22} {entry.repository}\n")
-    known = environment.architectures()
+    known = environment.listing().architectures
     sys.stdout.write(f"\n{len(known)} architectures can be read from a config.json:\n{', '.join(known)}\n")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,85 +59,34 @@ class Fields:
         self._config = config
         self.problems: list[str] = []
 
-    def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
-        return self._config.get(name) is not None
+    def named(self, names: Sequence[str]) -> str:
+        """The first of `names` that is there, else the first of all."""
+        return next((name for name in names if self._config.get(name) is not None), names[0])
 
-    def count(self, *names: str, default: int | None = None) -> int:
-        """The first of `names` that is there, an integer of at least 1; 1 stands in for a wrong one."""
-        return int(self._number(names, default, (int,), lambda value: 1 <= value <= LARGEST, "an integer from 1"))
-
-    def number(self, *names: str, default: float | None = None) -> float:
-        """The first of `names` that is there, a positive number."""
-        return float(self._number(names, default, (int, float), lambda value: value > 0, "a number above 0"))
-
-    def flag(self, name: str, *, default: bool) -> bool:
-        """A boolean field."""
-        value = self._config.get(name, default)
-        if not isinstance(value, bool):
-            self.problems.append(f"{name}: {value!r}; allowed: true, false")
-            return default
+    def count(self, names: Sequence[str], *, needed: bool = True) -> int | None:
+        """An integer of at least 1; None: it is wrong, which is noted, absent, or differs from layer to layer."""
+        name = self.named(names)
+        value: Any = self._config.get(name)
+        if isinstance(value, list) or (value in (None, 0) and not needed and value is not False):
+            return None
+        if value is None:
+            self.problems.append(f"{' or '.join(names)}: missing; allowed: an integer from 1")
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+            self.problems.append(f"{name}: {value!r}; allowed: an integer from 1")
+            return None
         return value
 
-    def text(self, name: str, *, default: str) -> str:
-        """A text field."""
-        value = self._config.get(name, default)
-        if not isinstance(value, str):
-            self.problems.append(f"{name}: {value!r}; allowed: a string")
-            return default
-        return value
+    def positive(self, name: str) -> None:
+        """Note a problem unless a number above 0 is there, or nothing."""
+        value: Any = self._config.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
+            self.problems.append(f"{name}: {value!r}; allowed: a number above 0")
 
-    def items(self, name: str) -> list[Any]:
-        """A list field; empty where it is not there."""
-        value = self._config.get(name) or []
-        if not isinstance(value, list):
-            self.problems.append(f"{name}: {value!r}; allowed: a list")
-            return []
-        return value
-
-    def mapping(self, name: str) -> Mapping[str, Any]:
-        """An object field; empty where it is not there."""
-        value = self._config.get(name) or {}
-        if not isinstance(value, dict):
-            self.problems.append(f"{name}: {value!r}; allowed: an object")
-            return {}
-        return value
-
-    def divides(self, what: str, divisor: int, name: str, value: int) -> None:
-        """Note a problem unless `divisor` (`what`) divides the field `name`."""
-        told = any(problem.startswith((f"{name}: ", f"{what}: ")) for problem in self.problems)
-        if value % divisor and (not told or what in ("tp", "ep")):
+    def divides(self, what: str, divisor: int, names: Sequence[str], value: int | None) -> None:
+        """Note a problem unless `divisor` (`what`) divides the field."""
+        if value is not None and value % divisor:
             allowed = ", ".join(str(number) for number in range(1, value + 1) if value % number == 0)
-            self.problems.append(f"{what}: {divisor} does not divide {name} = {value}; allowed: {allowed}")
-
-    def check(self, where: str) -> None:
-        """Raise what was noted.
-
-        Raises:
-            TraceproofError: some field is wrong.
-        """
-        if self.problems:
-            problems = list(dict.fromkeys(self.problems))
-            raise TraceproofError(f"{where} cannot be read", problems=problems, todo="Correct the fields named.")
-
-    def _number(
-        self,
-        names: tuple[str, ...],
-        default: float | None,
-        types: tuple[type[int], ...] | tuple[type[int], type[float]],
-        fits: Callable[[float], bool],
-        allowed: str,
-    ) -> int | float:
-        for name in names:
-            value: Any = self._config.get(name)
-            if value is None:
-                continue
-            number: int | float = value if isinstance(value, types) and not isinstance(value, bool) else -1
-            if not fits(number):
-                self.problems.append(f"{name}: {value!r}; allowed: {allowed}")
-                return 1
-            return number
-        if default is not None:
-            return default
-        self.problems.append(f"{' or '.join(names)}: missing; allowed: {allowed}")
-        return 1
+            self.problems.append(
+                f"{what}: {divisor} does not divide {self.named(names)} = {value}; allowed: {allowed}"
+            )

@@ -1,27 +1,41 @@
 """Kernel calls: what a model asks the GPU for, in the terms that definitions are made of.
 
-Both readings end here: SGLang's modules (`from_reading`) and the config's formulas (`formulas.expected`), so that
-they can be compared number by number.
+SGLang's modules give them (`from_reading`); transformers' model of the same config.json confirms each by itself
+(`confirmed`). A module that becomes no call, and a call that is not confirmed, are `Unmapped`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from traceproof.extract.evidence import Evidence
 from traceproof.extract.reading import Module, Reading
 from traceproof.ops.extraction import Fact, Kernel, extractions
+
+STRUCTURE = ("block", "embedding", "top_k")  # modules that make no call of their own
+DECODERS = {"attention", "linear_attention", "mamba", "experts", "lm_head"}
 
 
 @dataclass(frozen=True, slots=True)
 class Unmapped:
-    """A module that computes something but becomes no definition, and why."""
+    """A module that computes something but becomes no definition, and why.
+
+    Attributes:
+        path: the module, layer numbers starred.
+        class_name: SGLang's class, or the kind of call.
+        why: "<what it is>: <what is missing>".
+        source: the line of SGLang that makes it, as far as it was found.
+        disagreed: whether there is a form for it, but the two readings differ or one does not know.
+    """
 
     path: str
     class_name: str
     count: int
     why: str
+    source: str = ""
+    disagreed: bool = False
 
 
 def merged(kernels: Iterable[Kernel]) -> list[Kernel]:
@@ -39,75 +53,83 @@ def merged(kernels: Iterable[Kernel]) -> list[Kernel]:
 
 
 def from_reading(reading: Reading) -> tuple[list[Kernel], list[Unmapped]]:
-    """The kernel calls of SGLang's modules, and the modules that become none."""
+    """The kernel calls of SGLang's modules, each by itself, and the modules that become none."""
     kernels: list[Kernel] = []
     unmapped: list[Unmapped] = []
+    encoders = _encoders(reading.modules)
+    for path, name in encoders.items():
+        unmapped.append(Unmapped(path, name, 1, "encoder of another modality: not of the language model"))
     for module in reading.modules:
-        if module.kind in ("block", "embedding", "top_k"):
+        if module.kind in STRUCTURE or any(_below(module.path, path) for path in encoders):
             continue
         made = _kernel(module, reading)
         if isinstance(made, str):
-            unmapped.append(Unmapped(module.path, module.class_name, module.count, made))
+            unmapped.append(Unmapped(module.path, module.class_name, module.count, made, module.source))
         else:
             kernels.append(made)
     kernels += [extraction.once(reading) for extraction in extractions() if extraction.once is not None]
-    return merged(kernels), unmapped
+    return kernels, unmapped
+
+
+def _below(path: str, holder: str) -> bool:
+    return path == holder or path.startswith(f"{holder}.")
+
+
+def _encoders(modules: Sequence[Module]) -> dict[str, str]:
+    """Parts of a model of several modalities that are not its language model, by their path.
+
+    An encoder holds layers but nothing of a decoder; where there is one, what stands beside it and holds nothing
+    of a decoder either (a projector) belongs to it.
+    """
+    aside: dict[str, Module] = {}
+    layered = set()
+    for module in modules:
+        if not module.path or module.path.count(".") > 1 or "*" in module.path or module.kind != "block":
+            continue
+        inner = [one for one in modules if _below(one.path, module.path)]
+        if DECODERS & {one.kind for one in inner} or all(one.kind in STRUCTURE for one in inner):
+            continue
+        aside[module.path] = module
+        if any(one.path.endswith(".*") for one in inner):
+            layered.add(module.parent)
+    found = {path: one.class_name for path, one in aside.items() if one.parent in layered}
+    return {
+        path: name for path, name in found.items() if not any(_below(path, one) for one in found if one != path)
+    }
 
 
 def _kernel(module: Module, reading: Reading) -> Kernel | str:
-    if module.kind == "lm_head":
-        return "the dataset describes no logits projection"
     for extraction in extractions():
         call = extraction.calls.get(module.kind)
         made = call(module, reading) if call is not None else None
         if made is not None:
             return made
-    return f"the dataset has no op_type for it ({module.kind})"
+    return f"{module.kind}: no op_type"
 
 
-def differences(sglang: Iterable[Kernel], formulas: Iterable[Kernel]) -> list[str]:
-    """What the two readings do not agree on, one line each, naming both numbers; empty: they agree."""
-    ours, theirs = merged(formulas), merged(sglang)
-    counted = Counter({(item.kind, item.facts): item.count for item in theirs})
-    counted.subtract({(item.kind, item.facts): item.count for item in ours})
-    only_sglang = [item for item in theirs if counted[(item.kind, item.facts)] > 0]
-    only_config = [item for item in ours if counted[(item.kind, item.facts)] < 0]
-    lines = []
-    for item in only_sglang:
-        partner = _partner(item, only_config)
-        if partner is None:
-            lines.append(f"{item.kind} {', '.join(item.paths)}: SGLang has {_text(item)}, config.json gives none")
+def confirmed(
+    calls: Sequence[Kernel], reading: Reading, config: Mapping[str, Any]
+) -> tuple[list[Kernel], list[Unmapped], list[str]]:
+    """Calls that transformers' model has too, those that it has otherwise or does not know, and other counts."""
+    evidence = Evidence(reading.second, config, reading.parallel, calls)
+    judges = {kind: judge for extraction in extractions() for kind, judge in extraction.differs.items()}
+    sources = {module.path: module.source for module in reading.modules if module.source}
+    agreed, unmapped = [], []
+    for call in calls:
+        judge = judges.get(call.kind)
+        wrong = judge(call, evidence) if judge is not None else "no second reading knows this kind of call"
+        if wrong is None:
+            agreed.append(call)
             continue
-        only_config.remove(partner)
-        lines.append(_disagreement(item, partner))
-    lines += [
-        f"{item.kind} {', '.join(item.paths)}: config.json gives {_text(item)}, SGLang has none"
-        for item in only_config
-        if counted[(item.kind, item.facts)] < 0
-    ]
-    return lines
-
-
-def _partner(item: Kernel, candidates: list[Kernel]) -> Kernel | None:
-    same = [other for other in candidates if other.kind == item.kind]
-    equal = [other for other in same if other.facts == item.facts]
-    roles = {path.rpartition(".")[2] for path in item.paths}
-    named = [other for other in same if roles & {path.rpartition(".")[2] for path in other.paths}]
-    lone = same if len(same) == 1 else []
-    return next(iter([*equal, *named, *lone]), None)
-
-
-def _disagreement(sglang: Kernel, config: Kernel) -> str:
-    parts = [
-        f"{name}: SGLang {value!r}, config.json {config[name]!r}"
-        for name, value in sglang.facts
-        if value != config[name]
-    ]
-    if sglang.count != config.count:
-        parts.append(f"count: SGLang {sglang.count}, config.json {config.count}")
-    return f"{sglang.kind} {', '.join(sglang.paths)}: {'; '.join(parts)}"
-
-
-def _text(item: Kernel) -> str:
-    facts = ", ".join(f"{name}={value}" for name, value in item.facts)
-    return f"{facts} ({item.count} times)"
+        path = ", ".join(call.paths)
+        unmapped.append(
+            Unmapped(
+                path,
+                call.kind,
+                call.count,
+                f"{call.kind}: {wrong}",
+                sources.get(call.paths[0], ""),
+                disagreed=True,
+            )
+        )
+    return agreed, unmapped, evidence.notes

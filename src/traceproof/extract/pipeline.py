@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
@@ -32,7 +30,6 @@ from traceproof.ops.drafts import Draft
 from traceproof.ops.extraction import Kernel
 
 PAGE_SIZES = (1, 64)  # what the dataset has
-READERS = 2  # readings at a time: each takes one core and up to 0.8 GB
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +43,36 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """Which calls of a model become definitions.
+
+    Attributes:
+        page_sizes: of paged attention.
+        rank_gemms: projections as one rank launches them.
+        second_reading: whether transformers' model must have a call, too.
+        strict: whether a call that it does not have is an error.
+    """
+
+    page_sizes: tuple[int, ...] = PAGE_SIZES
+    rank_gemms: bool = False
+    second_reading: bool = True
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """How to extract.
 
     Attributes:
         environment: the interpreter with SGLang.
         torch_python: the torch stack's interpreter, for the check.
-        page_sizes: of paged attention.
-        rank_gemms: projections as one rank launches them.
-        second_reading: whether config.json's formulas must agree.
+        choices: which calls become definitions.
         flashinfer: a wheel or folder whose trace templates are a third reading; None: there is none.
     """
 
     environment: Environment
     torch_python: Path
-    page_sizes: tuple[int, ...] = PAGE_SIZES
-    rank_gemms: bool = False
-    second_reading: bool = True
+    choices: Choices = Choices()
     flashinfer: Path | None = None
 
 
@@ -74,6 +84,7 @@ class Extraction:
         wanted: definitions whose references hold against their oracles.
         refused: definitions that are not written, each with its finding.
         unmapped: by model, the modules that become no definition.
+        described: by model, how many kernel calls have a definition.
         readings: by model and parallelism.
         templates: FlashInfer's; None: no FlashInfer was given.
         template_readings: what they say of each definition.
@@ -84,6 +95,7 @@ class Extraction:
     refused: list[tuple[Wanted, Finding]]
     unmapped: dict[str, list[Unmapped]]
     readings: dict[str, Reading]
+    described: dict[str, int] = field(default_factory=dict)
     check_seconds: float = 0.0
     peak_mb: int = 0
     outcomes: list[Outcome] = field(default_factory=list)
@@ -148,64 +160,83 @@ def extract(models: Sequence[Model], settings: Settings, *, say: Callable[[str],
     """Read the models and check every definition; nothing is written.
 
     Raises:
-        TraceproofError: a config is wrong, SGLang does not read it, or the two readings disagree.
+        TraceproofError: a config is wrong, SGLang does not read it, or, if `strict`, the two readings disagree.
     """
     templates = read_templates(settings.flashinfer) if settings.flashinfer is not None else None
-    second = {
-        (model.name, parallel): formulas.expected(model.config, parallel, where=f"config.json of {model.name}")
-        for model in models
-        for parallel in model.parallel
-        if settings.second_reading
-    }
+    for model in models:
+        for parallel in model.parallel:
+            formulas.check(model.config, parallel, where=f"config.json of {model.name}")
     asked: list[tuple[Draft, Use]] = []
     unmapped: dict[str, list[Unmapped]] = {}
     readings: dict[str, Reading] = {}
-    for model, parallel, reading in _readings(models, settings.environment):
+    described: dict[str, int] = {}
+    jobs = [(model, parallel) for model in models for parallel in model.parallel]
+    readings_made = settings.environment.read_all([(model.config, parallel) for model, parallel in jobs])
+    for (model, parallel), reading in zip(jobs, readings_made, strict=True):
+        if isinstance(reading, TraceproofError):
+            raise reading
         label = f"{model.name} tp{parallel.tp} ep{parallel.ep}"
         say(f"{label}: {len(reading.modules)} modules, {reading.seconds:.0f} s, {reading.peak_mb} MB")
-        calls, left = kernels.from_reading(reading)
-        if settings.second_reading:
-            agree(label, calls, second[model.name, parallel])
-        made, formless = drafts(calls, page_sizes=settings.page_sizes, rank_gemms=settings.rank_gemms)
-        asked += [(d, Use(model.name, model.tags, parallel, call.paths, call.count)) for call, d in made]
-        unmapped[label] = [*left, *formless]
+        found = definitions_of(label, reading, model.config, settings.choices)
+        asked += [(d, Use(model.name, model.tags, parallel, call.paths, call.count)) for call, d in found.made]
+        described[label], unmapped[label] = found.calls, found.left
+        for line in found.counts:
+            say(f"{label}: {line}")
         readings[label] = reading
     wanted, clashes = collect(asked)
     started = time.monotonic()
     kept, refused = _checked(wanted, settings.torch_python)
-    extraction = Extraction(kept, clashes, refused, unmapped, readings, templates=templates)
+    extraction = Extraction(kept, clashes, refused, unmapped, readings, described, templates=templates)
     extraction.check_seconds = round(time.monotonic() - started, 1)
     extraction.peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
     say(f"{len(kept)} references hold against their oracles, {extraction.check_seconds:.0f} s")
     return extraction
 
 
-def _readings(models: Sequence[Model], environment: Environment) -> Iterator[tuple[Model, Parallel, Reading]]:
-    """Every reading in order, some made ahead; a refusal is raised in its turn and the rest is not begun."""
-    jobs = [(model, parallel) for model in models for parallel in model.parallel]
-    pool = ThreadPoolExecutor(min(READERS, os.cpu_count() or 1))
-    try:
-        made = [pool.submit(environment.read, model.config, parallel) for model, parallel in jobs]
-        for (model, parallel), reading in zip(jobs, made, strict=True):
-            yield model, parallel, reading.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+class Described(NamedTuple):
+    """What became of a model's kernel calls.
+
+    Attributes:
+        made: definitions, each with its call.
+        left: what becomes none.
+        counts: calls that both readings have, but not as often.
+    """
+
+    made: list[tuple[Kernel, Draft]]
+    left: list[Unmapped]
+    counts: list[str]
+
+    @property
+    def calls(self) -> int:
+        """How many different calls have definitions."""
+        return len({(call.kind, call.facts) for call, _ in self.made})
 
 
-def agree(label: str, sglang: Sequence[Kernel], config: Sequence[Kernel]) -> None:
-    """Hold the two readings of `label` against each other.
+def definitions_of(label: str, reading: Reading, config: Mapping[str, Any], choices: Choices) -> Described:
+    """Definitions of the calls that both readings of a model have.
 
     Raises:
-        TraceproofError: they differ; every difference names both numbers.
+        TraceproofError: the settings are strict and the two readings do not agree on some call.
     """
-    differences = kernels.differences(sglang, config)
-    if differences:
-        raise TraceproofError(
-            f"{label}: SGLang and config.json's formulas disagree",
-            problems=differences,
-            todo="One of them is wrong, or the model is of a build the formulas do not know: "
-            "--single-reading takes SGLang's word alone.",
-        )
+    calls, left = kernels.from_reading(reading)
+    counts: list[str] = []
+    if choices.second_reading:
+        calls, disagreed, counts = kernels.confirmed(calls, reading, config)
+        left += disagreed
+        if choices.strict and disagreed:
+            raise TraceproofError(
+                f"{label}: SGLang and transformers disagree",
+                problems=[told(one) for one in disagreed],
+                todo="Without --strict all other calls are written; --single-reading takes SGLang's word alone.",
+            )
+    made, formless = drafts(kernels.merged(calls), page_sizes=choices.page_sizes, rank_gemms=choices.rank_gemms)
+    return Described(made, [*left, *formless], counts)
+
+
+def told(item: Unmapped) -> str:
+    """A call that is not described, in a line: which module, why, and the line of SGLang that makes it."""
+    source = f" [{item.source}]" if item.source else ""
+    return f"{item.path}: {item.why}{source}"
 
 
 def _checked(wanted: Sequence[Wanted], python: Path) -> tuple[list[Wanted], list[tuple[Wanted, Finding]]]:
@@ -264,16 +295,22 @@ def publish(  # noqa: PLR0913 - what, how, where from, where to
 
 
 def not_described(extraction: Extraction) -> list[str]:
-    """What models have and no definition was written for, one line each; report.json has every module."""
+    """For each model how many of its kernel calls have a definition, then each that has none."""
     lines = []
     for label, items in extraction.unmapped.items():
-        counted: Counter[tuple[str, str]] = Counter()
-        for left in items:
-            counted[left.class_name, left.why] += left.count
-        lines += [
-            f"not described: {label}: {count} {kind}: {why}" for (kind, why), count in sorted(counted.items())
-        ]
+        lines.append(summary(label, extraction.described[label], items))
+        lines += [f"not described: {told(item)}" for item in items]
     return lines
+
+
+def summary(label: str, described: int, items: Sequence[Unmapped]) -> str:
+    """How many kernel calls of a model are described, and how many of each kind are not."""
+    kinds = Counter(
+        item.why.partition(":")[0] + (" (readings differ)" if item.disagreed else "") for item in items
+    )
+    rest = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    line = f"{label}: {described} of {described + len(items)} kernel calls described"
+    return f"{line}; {len(items)} not: {rest}" if items else line
 
 
 def as_json(extraction: Extraction) -> dict[str, Any]:
@@ -305,9 +342,17 @@ def as_json(extraction: Extraction) -> dict[str, Any]:
             for said in extraction.template_readings
         ],
         "no_oracle": {item.name: finding.no_oracle for item, finding in extraction.refused},
+        "described": extraction.described,
         "not_described": {
             label: [
-                {"path": left.path, "class": left.class_name, "count": left.count, "why": left.why}
+                {
+                    "path": left.path,
+                    "class": left.class_name,
+                    "count": left.count,
+                    "why": left.why,
+                    "source": left.source,
+                    "disagreed": left.disagreed,
+                }
                 for left in items
             ]
             for label, items in extraction.unmapped.items()

@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from traceproof.extract.catalogue import Parallel
 from traceproof.stacks import READER, STACKS
 from traceproof.untrusted.tokens import without_secrets
 
-REFUSED = 3  # the bootstrap's exit status when its answer file says why
-TIMEOUT = 300.0  # seconds; a reading takes 10 to 20, more means that SGLang waits for something
+START = 120.0  # seconds until SGLang is imported
+TIMEOUT = 300.0  # seconds; a reading takes 1 to 20, more means that SGLang waits for something
+READERS = 2  # readings at a time: each takes one core and up to 1 GB
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Module:
         kind: norm, linear, attention, linear_attention, mamba, experts, top_k, rope, ..., or block.
         facts: per-rank shapes and constants; which ones depends on the kind.
         count: how often it occurs.
+        source: the line that makes it, as far as it was found.
     """
 
     path: str
@@ -41,6 +43,30 @@ class Module:
     kind: str
     facts: Mapping[str, Any]
     count: int
+    source: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A module of transformers' model, or the projections of a part of its layers, with the facts of all ranks."""
+
+    path: str
+    kind: str
+    facts: Mapping[str, Any]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """Transformers' model of the same config.json.
+
+    Attributes:
+        modules: of it; empty where there is none.
+        problem: why there is none, or why not all of its modules were seen at work; empty: all were.
+    """
+
+    modules: tuple[Seen, ...] = ()
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +87,7 @@ class Reading:
     modules: tuple[Module, ...]
     seconds: float
     peak_mb: int
+    second: Second = field(default_factory=Second, compare=False)
 
     @property
     def vocab(self) -> int:
@@ -74,16 +101,31 @@ class Reading:
 
     @property
     def _embedding(self) -> Mapping[str, Any]:
-        for module in self.modules:
-            if module.kind == "embedding":
-                return module.facts
-        raise TraceproofError(f"SGLang's {self.architecture} has no token embedding, so it is no language model")
+        found = [module.facts for module in self.modules if module.kind == "embedding"]
+        if not found:
+            kind = (
+                "an encoder"
+                if any("ttention" in module.class_name for module in self.modules)
+                else "no language model"
+            )
+            raise TraceproofError(
+                f"SGLang's {self.architecture} has no token embedding: it is {kind}",
+                todo="Definitions are those of language models; `--list` names the architectures.",
+            )
+        return max(found, key=lambda facts: int(facts["vocab"]))  # positions have a smaller table
 
 
 def parse(answer: Mapping[str, Any]) -> Reading:
     """A reading out of the bootstrap's JSON."""
     names = ("path", "parent", "parent_class", "class", "kind", "facts", "count")
-    modules = tuple(Module(*(item[name] for name in names)) for item in answer["modules"])
+    modules = tuple(
+        replace(Module(*(item[name] for name in names)), source=item.get("source", ""))
+        for item in answer["modules"]
+    )
+    other = answer.get("second", {})
+    seen = tuple(
+        Seen(*(item[name] for name in ("path", "kind", "facts", "count"))) for item in other.get("modules", ())
+    )
     return Reading(
         versions={name: answer[name] for name in (STACKS[READER].package, "transformers", "torch")},
         architecture=answer["architecture"],
@@ -92,7 +134,21 @@ def parse(answer: Mapping[str, Any]) -> Reading:
         modules=modules,
         seconds=answer["seconds"],
         peak_mb=answer["peak_mb"],
+        second=Second(seen, other.get("absent") or other.get("problem") or ""),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What an SGLang can read.
+
+    Attributes:
+        defaults: configs of transformers' causal language models by `model_type`.
+    """
+
+    version: str
+    architectures: tuple[str, ...]
+    defaults: Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,53 +159,65 @@ class Environment:
     sglang_path: Path | None = None
 
     def read(self, config: Mapping[str, Any], parallel: Parallel) -> Reading:
-        """SGLang's reading of a config.json at one parallelism.
+        """SGLang's reading of a config.json at one parallelism, and transformers'.
 
         Raises:
             TraceproofError: SGLang is absent or not supported, or does not accept the config.
         """
-        with tempfile.TemporaryDirectory(prefix="traceproof-extract-") as folder:
-            Path(folder, "config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
-            flags = ["--folder", folder, "--tp", str(parallel.tp), "--ep", str(parallel.ep)]
-            return parse(self._answer(flags))
+        [found] = self.read_all([(config, parallel)])
+        if isinstance(found, TraceproofError):
+            raise found
+        return found
 
-    def architectures(self) -> list[str]:
-        """The architectures that this SGLang can read."""
-        return list(self._answer([])["architectures"])
+    def read_all(self, jobs: Sequence[tuple[Mapping[str, Any], Parallel]]) -> list[Reading | TraceproofError]:
+        """Readings of several, SGLang started once; an error stands in the place of what it does not accept.
 
-    def _answer(self, flags: list[str]) -> dict[str, Any]:
+        Raises:
+            TraceproofError: SGLang can not be started.
+        """
+        asked = [{"config": dict(config), "tp": at.tp, "ep": at.ep} for config, at in jobs]
+        return [
+            _refusal(answer["error"], self) if "error" in answer else parse(answer)
+            for answer in self._answers(asked)
+        ]
+
+    def listing(self) -> Listing:
+        """The architectures that this SGLang can read, and transformers' default configs of language models.
+
+        Raises:
+            TraceproofError: SGLang can not be started.
+        """
+        [answer] = self._answers([None])
+        if "error" in answer:
+            raise _refusal(answer["error"], self)
+        return Listing(answer[STACKS[READER].package], tuple(answer["architectures"]), answer["defaults"])
+
+    def _answers(self, jobs: Sequence[Mapping[str, Any] | None]) -> list[dict[str, Any]]:
         if not self.python.exists():
             todo = "Build the extract environment first (envs/extract.txt), or give its interpreter."
             raise TraceproofError(f"there is no interpreter {self.python}", todo=todo)
+        workers = min(READERS, os.cpu_count() or 1)
         with tempfile.TemporaryDirectory(prefix="traceproof-answer-") as folder:
-            out = Path(folder, "answer.json")
-            command = [
-                str(self.python),
-                "-W",
-                "ignore",
-                "-m",
-                "traceproof.extract.bootstrap",
-                "--out",
-                str(out),
-                *flags,
-            ]
+            out, file = Path(folder), Path(folder, "jobs")
+            file.write_text(json.dumps(jobs), encoding="utf-8")
+            command = [str(self.python), "-W", "ignore", "-m", "traceproof.extract.bootstrap"]
+            command += ["--jobs", str(file), "--out", folder, "--workers", str(workers), "--seconds", str(TIMEOUT)]
+            limit = START + TIMEOUT * -(-len(jobs) // workers)
             try:
                 done = subprocess.run(
-                    command, env=self._environment(), capture_output=True, text=True, timeout=TIMEOUT, check=False
+                    command, env=self._environment(), capture_output=True, text=True, timeout=limit, check=False
                 )
             except subprocess.TimeoutExpired as expired:
-                message = f"SGLang did not finish laying out the model in {TIMEOUT:.0f} s"
+                message = f"SGLang did not finish laying out {len(jobs)} models in {limit:.0f} s"
                 raise TraceproofError(message, todo=f"Run it by hand: {' '.join(command)}") from expired
-            if done.returncode not in (0, REFUSED) or not out.exists():
+            files = [out / f"{number}.json" for number in range(len(jobs))]
+            if done.returncode or not all(path.exists() for path in files):
                 tail = done.stderr.strip().splitlines()[-5:]
                 todo = "This is a fault of the bootstrap or of the environment; the lines are its last words."
                 raise TraceproofError(
                     f"the extract interpreter ended with {done.returncode}", problems=tail, todo=todo
                 )
-            answer: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-        if "error" in answer:
-            raise _refusal(answer["error"], self)
-        return answer
+            return [json.loads(path.read_text(encoding="utf-8")) for path in files]
 
     def _environment(self) -> dict[str, str]:
         source = Path(__file__).resolve().parents[2]
@@ -184,6 +252,11 @@ def _refusal(error: Mapping[str, Any], environment: Environment) -> TraceproofEr
             return TraceproofError(
                 f"architectures: SGLang {error['version']} knows no {error['value']!r}; closest: {known}",
                 todo=f"`--list` names all {len(error['allowed'])} that it knows.",
+            )
+        case "died":
+            return TraceproofError(
+                f"SGLang's process for this model ended without an answer: {error['message']}",
+                todo="Too little memory, or a fault of the bootstrap: read the model alone.",
             )
         case _:
             return TraceproofError(

@@ -12,7 +12,7 @@ from traceproof.ops import registry
 from traceproof.ops.drafts import Draft
 
 if TYPE_CHECKING:
-    from traceproof.extract.formulas import Model
+    from traceproof.extract.evidence import Evidence
     from traceproof.extract.reading import Module, Reading
 
 
@@ -67,12 +67,6 @@ class Choice:
 Facts = dict[str, Any]
 
 
-def no_formulas(model: Model) -> Iterable[Kernel]:
-    """An op_type whose calls follow from another's."""
-    del model
-    return ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extraction:
     """An op_type's part in extraction.
@@ -82,14 +76,14 @@ class Extraction:
             whoever holds it. Run where SGLang is.
         calls: kind of module -> its call, or why it becomes none; None: it is for another op_type to say.
         once: the call that a whole model makes once.
-        formulas: the calls by config.json alone, without a look at SGLang.
+        differs: kind of call -> what transformers' model says otherwise of one, both numbers; None: it agrees.
         drafts: kind of call -> its definitions, or why the dataset has no form for it.
     """
 
     readers: Mapping[str, tuple[str, Callable[[Any, Any], Facts]]] = field(default_factory=dict)
     calls: Mapping[str, Callable[[Module, Reading], Kernel | str | None]] = field(default_factory=dict)
     once: Callable[[Reading], Kernel] | None = None
-    formulas: Callable[[Model], Iterable[Kernel]] = no_formulas
+    differs: Mapping[str, Callable[[Kernel, Evidence], str | None]] = field(default_factory=dict)
     drafts: Mapping[str, Callable[[Kernel, Choice], Iterable[Draft | str]]] = field(default_factory=dict)
 
 

@@ -1,6 +1,7 @@
-"""`python -m traceproof.extract.bootstrap`: one reading (or the list of architectures) as JSON in a file.
+"""`python -m traceproof.extract.bootstrap`: readings of config.json files, or the list of architectures, as JSON.
 
-SGLang prints to stdout, so the answer goes to `--out`: either the reading, or {"error": {...}} with exit status 3.
+SGLang is imported once; each reading is made in a fork of that process, since laying out a model changes it.
+SGLang prints to stdout, so answers go to files: the reading, or {"error": {...}}.
 """
 
 from __future__ import annotations
@@ -10,16 +11,21 @@ import importlib
 import json
 import resource
 import sys
+import tempfile
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from traceproof.extract.bootstrap import stubs
+import torch
+
+from traceproof.extract.bootstrap import second, stubs
+from traceproof.extract.bootstrap.facts import describe
+from traceproof.extract.bootstrap.forks import forked
 from traceproof.extract.bootstrap.versions import SUPPORTED, base_version
 
-REFUSED = 3  # the answer says why; anything else but 0 is a crash
-FORMAT = 1  # of the reading
+FORMAT = 2  # of the reading
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a fault
@@ -31,61 +37,111 @@ class Refused(Exception):  # noqa: N818 - an answer, not a fault
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Read, write the answer, return the exit status."""
+    """Read, write the answers, return the exit status."""
     parser = argparse.ArgumentParser(prog="traceproof.extract.bootstrap")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the answers, <number of the job>.json")
     parser.add_argument(
-        "--folder", type=Path, help="holds the model's config.json; without it: list architectures"
+        "--jobs", type=Path, required=True, help="JSON: a list of {config, tp, ep}; a null: list models"
     )
-    parser.add_argument("--tp", type=int, default=1)
-    parser.add_argument("--ep", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=1, help="readings side by side")
+    parser.add_argument("--seconds", type=float, default=300.0, help="that a reading may take")
     options = parser.parse_args(arguments)
+    jobs = json.loads(options.jobs.read_text(encoding="utf-8"))
+    stubs.install()
     try:
-        answer = read(options.folder, tp=options.tp, ep=options.ep)
+        version, adapter = _adapter()
     except Refused as refused:
-        options.out.write_text(json.dumps({"error": refused.answer}), encoding="utf-8")
-        return REFUSED
-    options.out.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
+        for number in range(len(jobs)):
+            _answer(options.out, number, {"error": refused.answer})
+        return 0
+    adapter.prepare()  # once, here
+    torch.set_num_threads(1)
+
+    def one(number: int) -> None:
+        job = jobs[number]
+        try:
+            answer = read(job, version, adapter) if job is not None else listing(version, adapter)
+        except Refused as refused:
+            answer = {"error": refused.answer}
+        _answer(options.out, number, answer)
+
+    for number, how in forked(one, len(jobs), workers=options.workers, seconds=options.seconds):
+        if not (options.out / f"{number}.json").exists():
+            _answer(options.out, number, {"error": {"reason": "died", "message": how}})
     return 0
 
 
-def read(folder: Path | None, *, tp: int, ep: int) -> dict[str, Any]:
-    """The reading of `folder`/config.json, or the architectures known if there is no folder.
+def _answer(folder: Path, number: int, answer: dict[str, Any]) -> None:
+    partial = folder / f"{number}.partial"
+    partial.write_text(json.dumps(answer) + "\n", encoding="utf-8")
+    partial.replace(folder / f"{number}.json")
+
+
+def listing(version: str, adapter: Any) -> dict[str, Any]:  # noqa: ANN401 - a module
+    """The architectures that can be read, and the configs of those that transformers knows as language models."""
+    return {
+        "format": FORMAT,
+        "sglang": version,
+        "architectures": adapter.architectures(),
+        "defaults": second.defaults(),
+    }
+
+
+def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]:  # noqa: ANN401 - a module
+    """Both readings of a job's config.json: SGLang's model, and transformers'.
 
     Raises:
-        Refused: SGLang is absent, its version is not supported, or it does not accept the config.
+        Refused: SGLang does not accept the config.
     """
     started = time.monotonic()
-    stubs.install()
-    version, adapter = _adapter()
-    if folder is None:
-        return {"format": FORMAT, "sglang": version, "architectures": adapter.architectures()}
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config, tp, ep = job["config"], job["tp"], job["ep"]
     named = config.get("architectures") or [None]
     known = adapter.architectures()
     if named[0] not in known:
         raise Refused("unknown architecture", value=named[0], allowed=known, version=version)
-    from traceproof.extract.bootstrap.facts import describe
-
+    with tempfile.TemporaryDirectory(prefix="traceproof-extract-") as folder:
+        Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
+        try:
+            model = _built(adapter, Path(folder), tp, ep)
+            modules = describe(model)
+        except Exception as error:  # whatever SGLang raises about a config is the answer, told with its place
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(place.filename).name}:{place.lineno} in {place.name}"
+            raise Refused("not accepted", message=f"{type(error).__name__}: {error}", where=where) from error
+        architecture = type(model).__name__
+        del model
+    torch.set_default_dtype(torch.float32)  # SGLang changes it
     try:
-        model = adapter.build_model(folder, tp=tp, ep=ep)
-    except Exception as error:  # whatever SGLang raises about a config is the answer, told with its place
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(place.filename).name}:{place.lineno} in {place.name}"
-        raise Refused("not accepted", message=f"{type(error).__name__}: {error}", where=where) from error
+        other: dict[str, Any] = second.read(config)
+    except second.Absent as absent:
+        other = {"absent": str(absent)}
+    except Exception as error:  # noqa: BLE001 - without a second reading nothing is written, and this is told
+        other = {"absent": f"transformers' model cannot be read: {type(error).__name__}: {error}"[:300]}
     versions = {name: importlib.import_module(name).__version__ for name in ("transformers", "torch")}
     return {
         "format": FORMAT,
         "sglang": version,
         **versions,
-        "architecture": type(model).__name__,
+        "architecture": architecture,
         "tp": tp,
         "ep": ep,
         "experts": "routed only",
-        "modules": describe(model),
+        "modules": modules,
+        "second": other,
         "seconds": round(time.monotonic() - started, 2),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
+
+
+def _built(adapter: Any, folder: Path, tp: int, ep: int) -> Any:  # noqa: ANN401 - a module, and SGLang's model
+    """Some models refuse one attention kernel, some another; shapes are the same."""
+    first, *others = adapter.BACKENDS
+    try:
+        return adapter.build_model(folder, tp=tp, ep=ep, backend=first)
+    except AssertionError as error:
+        if "attention backend" not in str(error):
+            raise
+    return adapter.build_model(folder, tp=tp, ep=ep, backend=others[0])
 
 
 def _adapter() -> tuple[str, Any]:

@@ -6,6 +6,7 @@ layer counts as that layer. Everything else is a `block`.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -40,8 +41,28 @@ def describe(model: nn.Module) -> list[dict[str, Any]]:
             "facts": facts,
         }
         key = repr(entry)
-        found.setdefault(key, entry | {"count": 0, "first": path})["count"] += 1
+        found.setdefault(key, entry | {"count": 0, "source": source(holder, path)})["count"] += 1
     return list(found.values())
+
+
+def source(holder: nn.Module | None, path: str) -> str:
+    """File and line of the class of `holder` that makes the module; "": not found."""
+    name = path.rpartition(".")[2]
+    for ancestor in type(holder).__mro__ if holder is not None else ():
+        if not ancestor.__module__.startswith("sglang."):
+            continue
+        file, lines, start = lines_of(ancestor)
+        for number, line in enumerate(lines):
+            if re.match(rf"\s*self\.{re.escape(name)}\s*(:[^=]+)?=[^=]", line):
+                return f"{file}:{start + number}"
+    return ""
+
+
+@cache
+def lines_of(cls: type) -> tuple[str, list[str], int]:
+    """File within SGLang, text and first line of a class."""
+    lines, start = inspect.getsourcelines(cls)
+    return (inspect.getsourcefile(cls) or "").rpartition("/srt/")[2], lines, start
 
 
 def classify(module: nn.Module, parent: nn.Module | None) -> tuple[str, Facts]:
@@ -50,19 +71,19 @@ def classify(module: nn.Module, parent: nn.Module | None) -> tuple[str, Facts]:
         if ancestor.__name__ in readers():
             kind, reader = readers()[ancestor.__name__]
             return kind, reader(module, parent)
-    if type(module).__name__.startswith(("SiluAndMul", "GeluAndMul", "ReLU2")):
-        return "pointwise", {}
     return "block", {}
 
 
 def _embedding(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
-    return {"vocab": module.org_vocab_size, "hidden": module.embedding_dim}
+    vocab = getattr(module, "org_vocab_size", None) or module.num_embeddings
+    return {"vocab": vocab, "hidden": module.embedding_dim}
 
 
 @cache
 def readers() -> Mapping[str, tuple[str, Callable[[Any, Any], Facts]]]:
     """SGLang's class -> the kind of module that it is, and what reads its facts, of all op_types."""
-    found = {"ParallelLMHead": ("lm_head", _embedding), "VocabParallelEmbedding": ("embedding", _embedding)}
+    found = {"ParallelLMHead": ("lm_head", _embedding)}
+    found |= dict.fromkeys(("VocabParallelEmbedding", "Embedding"), ("embedding", _embedding))
     for extraction in extractions():
         found |= extraction.readers
     return found

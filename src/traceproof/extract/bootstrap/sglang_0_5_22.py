@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+BACKENDS = ("fa3", "triton")  # of attention: those of a GPU, since some models refuse a CPU's
 QUIET = logging.ERROR  # SGLang warns about everything a CPU lacks; none of it concerns shapes
 
 
@@ -51,12 +52,21 @@ class PretendGroup:
         return list(range(self.world_size))
 
 
-def build_model(folder: Path, *, tp: int, ep: int) -> nn.Module:
+def prepare() -> None:
+    """Import what building any model needs."""
+    logging.disable(QUIET)
+    for name in ("model_loader.loader", "configs.load_config", "configs.model_config", "server_args"):
+        import_module(f"sglang.srt.{name}")
+    architectures()
+
+
+def build_model(folder: Path, *, tp: int, ep: int, backend: str) -> nn.Module:
     """Lay out the model of `folder`/config.json as rank 0 of `tp` ranks, its experts spread over `ep` of them.
 
     Whatever SGLang raises about the config passes through.
     """
     logging.disable(QUIET)
+    _pretend_gpu()
     runtime_context = import_module("sglang.srt.runtime_context")
     load = import_module("sglang.srt.configs.load_config")
     loader = import_module("sglang.srt.model_loader.loader")
@@ -69,6 +79,7 @@ def build_model(folder: Path, *, tp: int, ep: int) -> nn.Module:
         ep_size=ep,
         load_format="dummy",
         skip_tokenizer_init=True,
+        attention_backend=backend,
         disable_radix_cache=True,  # hybrid models ask the platform for state snapshots otherwise
         trust_remote_code=False,
     )
@@ -82,6 +93,18 @@ def build_model(folder: Path, *, tp: int, ep: int) -> nn.Module:
     with torch.device("meta"):
         model: nn.Module = loader._initialize_model(model_config, load_config, quantisation)  # noqa: SLF001
     return model
+
+
+def _pretend_gpu() -> None:
+    """Answer as an H200 where SGLang asks for its capability, and have rotary embeddings made as on a GPU.
+
+    SGLang's makers of them for a CPU take one kind alone.
+    """
+    torch.cuda.get_device_capability = lambda *_: (9, 0)
+    factory: Any = import_module("sglang.srt.layers.rotary_embedding.factory")
+    variants: Any = import_module("sglang.srt.layers.rotary_embedding.rope_variant")
+    variants.get_device = lambda *_: "cpu"
+    factory.get_rope_cpu = lambda *given: factory.get_rope(*given[:8])  # but for its device
 
 
 def _groups(tp: int, ep: int) -> dict[str, Any]:

@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from traceproof.ops.drafts import Draft, const, fill, tensor, var
 from traceproof.ops.extraction import Extraction, Kernel, kernel
 
 if TYPE_CHECKING:
-    from traceproof.extract.formulas import Model
+    from traceproof.extract.evidence import Evidence
     from traceproof.extract.reading import Module, Reading
 
-# SGLang's class, and a config's `hidden_act` -> the activation.
-CLASSES = {"SiluAndMul": "silu"}
-FIELDS = {"silu": "silu", "swish": "silu"}
-TEXTS = {"silu": "torch.nn.functional.silu(gate)"}
+# Activations of SGLang without a gate; a config names them by their function.
+UNGATED = ("ReLU2", "NewGELU", "QuickGELU", "XIELU", "GELU", "ReLU", "SiLU", "GeluAndMulSparse")
+TEXTS = {
+    "silu": "torch.nn.functional.silu(gate)",
+    "gelu": "torch.nn.functional.gelu(gate)",
+    "gelu_tanh": 'torch.nn.functional.gelu(gate, approximate="tanh")',
+}
 
 
-def _call(module: Module, reading: Reading) -> Kernel | str | None:
-    """Its width is half of the projection's beside it."""
-    kind = CLASSES.get(module.class_name)
-    if kind is None:
-        return f"the dataset has no op_type for a {module.class_name}"
-    path = f"{module.parent}.gate_up_proj"
-    widths = [one.facts["rank_n"] // 2 for one in reading.modules if one.path == path and one.kind == "linear"]
-    if not widths:
-        return "no projection gate_up_proj stands beside it, so its width is not known"
-    return kernel("activation", count=module.count, path=module.path, kind_of=kind, hidden=widths[0])
+def _gated(module: Any, parent: Any) -> dict[str, Any]:  # noqa: ANN401 - SGLang's objects
+    """The function, and its width: that of each half of the projection which its holder has."""
+    by_tanh = {"none": "gelu", "tanh": "gelu_tanh"}
+    beside = parent.children() if parent is not None else ()
+    parts: list[list[int]] = [list(getattr(one, "output_partition_sizes", ())) for one in beside]
+    widths = {sizes[0] for sizes in parts if len(sizes) == 2 and sizes[0] == sizes[1]}
+    return {
+        "function": by_tanh.get(getattr(module, "approximate", ""), "silu"),
+        "width": widths.pop() if len(widths) == 1 else None,
+    }
 
 
-def _formulas(model: Model) -> Iterator[Kernel]:
-    kind = FIELDS.get(model.fields.text("hidden_act", default="silu"))
-    for mlp in model.mlps:
-        if mlp.gated and kind is not None:
-            width = mlp.width // model.tp
-            yield kernel("activation", count=mlp.count, path=f"{mlp.holder}act_fn", kind_of=kind, hidden=width)
+def _call(module: Module, _: Reading) -> Kernel | str | None:
+    if not module.facts:
+        return f"activation {module.class_name} without a gate: no op_type"
+    kind, width = module.facts["function"], module.facts["width"]
+    if width is None:
+        return "no single projection of two halves stands beside it, so its width is not known"
+    return kernel("activation", count=module.count, path=module.path, kind_of=kind, hidden=width)
+
+
+def _differs(call: Kernel, evidence: Evidence) -> str | None:
+    def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"kind_of": facts["function"], "hidden": facts["width"] // evidence.parallel.tp}
+
+    return evidence.differs(call, "pointwise", terms)
 
 
 def activation(kind: str, hidden: int) -> Draft:
@@ -58,7 +69,9 @@ def activation(kind: str, hidden: int) -> Draft:
 
 
 EXTRACTION = Extraction(
+    readers=dict.fromkeys(("SiluAndMul", "GeluAndMul"), ("pointwise", _gated))
+    | dict.fromkeys(UNGATED, ("pointwise", lambda _module, _parent: {})),
     calls={"pointwise": _call},
-    formulas=_formulas,
+    differs={"activation": _differs},
     drafts={"activation": lambda call, _: [activation(call["kind_of"], call["hidden"])]},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from traceproof.ops.drafts import Axes, Tensors, const, scalar, tensor, var
@@ -28,22 +28,40 @@ def read_attention(module: Any, parent: Any) -> Facts:  # noqa: ANN401
     rank, rope = getattr(parent, "kv_lora_rank", None), getattr(parent, "qk_rope_head_dim", None)
     if rank is not None and rope is not None:
         facts |= {"kv_lora_rank": rank, "rope_dim": rope, "absorbed": module.v_head_dim == rank}
+    if any("sink" in name and value is not None for name, value in _attributes(parent)):
+        facts["sinks"] = True
     if getattr(parent, "use_dsa", False):
         facts["sparse"] = True
     return facts
 
 
+def _attributes(module: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    for held in (module, getattr(module, "_parameters", None)):
+        yield from (held if isinstance(held, dict) else getattr(held, "__dict__", {})).items()
+
+
 def no_form(facts: Mapping[str, Any]) -> str | None:
     """Why the dataset has no form for attention with these facts; None: it has one."""
     if facts.get("sparse"):
-        return "sparse attention by an indexer is not extracted"
-    if facts["window"] is not None and facts["window"] > 0:
-        return f"a sliding window of {facts['window']} tokens, which the dataset's attention can not say"
+        return "sparse attention by an indexer: not extracted"
+    window = f"sliding window of {facts['window']} tokens" if (facts["window"] or -1) > 0 else ""
+    if facts.get("sinks"):
+        return f"attention with sinks: no form {window}".rstrip()
+    if window:
+        return f"attention with a window: a {window}, which no form can say"
     if facts["logit_cap"]:
-        return f"logits capped at {facts['logit_cap']}, which the dataset's attention can not say"
+        return f"attention with capped logits: at {facts['logit_cap']}, which no form can say"
     if "kv_lora_rank" not in facts and facts["qk_dim"] != facts["vo_dim"]:
-        return f"keys of {facts['qk_dim']} and values of {facts['vo_dim']}, which gqa can not say"
+        return f"attention of two widths: keys of {facts['qk_dim']}, values of {facts['vo_dim']}, no form"
     return None
+
+
+PLAIN: Mapping[str, Any] = {"window": None, "logit_cap": None, "sinks": False}
+
+
+def plain(facts: Mapping[str, Any]) -> Facts:
+    """What transformers gives an attention beside queries, keys and values; `PLAIN` where that is nothing."""
+    return {name: facts[name] or nothing for name, nothing in PLAIN.items()}
 
 
 def page_constants(page_size: int) -> Mapping[str, str]:

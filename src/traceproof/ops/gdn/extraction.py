@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from traceproof.ops.drafts import Axes, Draft, Tensors, const, fill, scalar, tensor, var
 from traceproof.ops.extraction import Extraction, Kernel, kernel
 
 if TYPE_CHECKING:
-    from traceproof.extract.formulas import Model
+    from traceproof.extract.evidence import Evidence
     from traceproof.extract.reading import Module, Reading
 
 
@@ -191,25 +191,20 @@ def _call(module: Module, _: Reading) -> Kernel | str:
     return kernel("gdn", count=module.count, path=module.path, **sizes)
 
 
-def _formulas(model: Model) -> Iterator[Kernel]:
-    fields, count = model.fields, model.delta_layers
-    if not count:
-        return
-    k_heads, v_heads = fields.count("linear_num_key_heads"), fields.count("linear_num_value_heads")
-    k_dim, v_dim = fields.count("linear_key_head_dim"), fields.count("linear_value_head_dim")
-    fields.divides("tp", model.tp, "linear_num_key_heads", k_heads)
-    fields.divides("tp", model.tp, "linear_num_value_heads", v_heads)
-    keys, values = k_heads * k_dim, v_heads * v_dim
-    yield model.columns("in_proj_qkvz", 2 * keys + 2 * values, model.hidden, count)
-    yield model.columns("in_proj_ba", 2 * v_heads, model.hidden, count)
-    yield model.rows("out_proj", model.hidden, values, count)
-    rank_k, rank_v = k_heads // model.tp, v_heads // model.tp
-    yield kernel("gdn", count=count, path="attn", q_heads=rank_k, v_heads=rank_v, dim=k_dim)
+def _differs(call: Kernel, evidence: Evidence) -> str | None:
+    tp = evidence.parallel.tp
+
+    def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        keys, values = facts.get("num_k_heads", 0), facts.get("num_v_heads", 0)
+        widths = {"dim": facts.get("head_k_dim"), "v_dim": facts.get("head_v_dim")}
+        return {"q_heads": keys // tp, "v_heads": values // tp} | widths
+
+    return evidence.differs(call, "state", terms, v_dim=call["dim"])
 
 
 EXTRACTION = Extraction(
     readers={"RadixLinearAttention": ("linear_attention", _delta_net)},
     calls={"linear_attention": _call},
-    formulas=_formulas,
+    differs={"gdn": _differs},
     drafts={"gdn": lambda call, _: gdn(call)},
 )

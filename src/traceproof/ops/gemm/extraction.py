@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from traceproof.ops.drafts import Draft, const, fill, tensor, var
 from traceproof.ops.extraction import Choice, Extraction, Kernel, kernel
 
 if TYPE_CHECKING:
-    from traceproof.extract.formulas import Model
+    from traceproof.extract.evidence import Evidence
     from traceproof.extract.reading import Module, Reading
 
 
@@ -68,7 +67,7 @@ def gemm(n: int, k: int, *, role: str, note: str = "", rank: bool = False) -> Dr
 def _call(module: Module, _: Reading) -> Kernel | str:
     facts = module.facts
     if facts["conv"]:
-        return "a causal convolution; the dataset has no op_type for it"
+        return "causal convolution: no op_type"
     note = ""
     if facts["dtype"].startswith("float8"):
         note = (
@@ -78,14 +77,22 @@ def _call(module: Module, _: Reading) -> Kernel | str:
     return kernel("linear", count=module.count, path=module.path, note=note, **names)
 
 
-def _formulas(model: Model) -> Iterator[Kernel]:
-    """The projections of MLPs; those of attention and of routers are with their formulas."""
-    for mlp in model.mlps:
-        if mlp.gated:
-            yield model.columns(f"{mlp.holder}gate_up_proj", 2 * mlp.width, model.hidden, mlp.count)
-        else:
-            yield model.columns(f"{mlp.holder}up_proj", mlp.width, model.hidden, mlp.count)
-        yield model.rows(f"{mlp.holder}down_proj", model.hidden, mlp.width, mlp.count)
+def _head(module: Module, _: Reading) -> Kernel:
+    """The logits projection, split by tokens of the vocabulary."""
+    facts = module.facts
+    n, k = facts["vocab"], facts["hidden"]
+    sizes = {"full_n": n, "full_k": k, "rank_n": facts.get("rank_vocab", n), "rank_k": k}
+    return kernel("linear", count=module.count, path=module.path, **sizes)
+
+
+def _differs(call: Kernel, evidence: Evidence) -> str | None:
+    """Transformers' weights are the whole ones; a rank has all of it, or its share of rows or of columns."""
+    n, k, rank_n, rank_k = (call[name] for name in ("full_n", "full_k", "rank_n", "rank_k"))
+    tp = evidence.parallel.tp
+    rows = rank_k == k and n // tp <= rank_n <= n  # more than a share where ranks hold copies of KV heads
+    if not rows and (rank_n, rank_k) != (n, k // tp):
+        return f"SGLang's rank has {rank_n} x {rank_k}, which is no share of {n} x {k} by {tp}"
+    return evidence.projection(call, n, k)
 
 
 def _draft(call: Kernel, choice: Choice) -> Draft:
@@ -97,7 +104,7 @@ def _draft(call: Kernel, choice: Choice) -> Draft:
 
 EXTRACTION = Extraction(
     readers=dict.fromkeys(("LinearBase", "Linear", "MoEGate"), ("linear", _linear)),
-    calls={"linear": _call},
-    formulas=_formulas,
+    calls={"linear": _call, "lm_head": _head},
+    differs={"linear": _differs},
     drafts={"linear": lambda call, choice: [_draft(call, choice)]},
 )

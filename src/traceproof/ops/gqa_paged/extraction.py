@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from traceproof.ops.common.attention_extraction import (
@@ -10,6 +10,7 @@ from traceproof.ops.common.attention_extraction import (
     LEN_INDPTR,
     NUM_INDICES,
     NUM_PAGES,
+    PLAIN,
     Q_ENDS,
     READERS,
     TOTAL_Q,
@@ -18,17 +19,16 @@ from traceproof.ops.common.attention_extraction import (
     outputs,
     page_constants,
     page_size_axis,
+    plain,
     table,
 )
 from traceproof.ops.drafts import Draft, Tensors, fill, scalar, tensor, var
 from traceproof.ops.extraction import Choice, Extraction, Kernel, kernel
 
 if TYPE_CHECKING:
-    from traceproof.extract.formulas import Model
+    from traceproof.extract.evidence import Evidence
     from traceproof.extract.reading import Module, Reading
 
-QK_NORMS = frozenset({"qwen3", "qwen3_moe", "qwen3_next"})  # these normalise each query and key head
-OUTPUT_GATE = frozenset({"qwen3_next"})  # its query projection makes a gate for the output too
 PAGED_DECODE = "decode.BatchDecodeWithPagedKVCacheWrapper"
 PAGED_PREFILL = "prefill.BatchPrefillWithPagedKVCacheWrapper"
 
@@ -109,34 +109,6 @@ def _call(module: Module, _: Reading) -> Kernel | str | None:
     return kernel("gqa", count=module.count, path=module.path, **sizes)
 
 
-def _formulas(model: Model) -> Iterator[Kernel]:
-    fields, tp, count = model.fields, model.tp, model.attention_layers
-    if not count:
-        return
-    heads = model.heads()
-    kv_heads = fields.count("num_key_value_heads", default=heads)
-    if heads % kv_heads:
-        fields.divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)
-    if kv_heads % tp and tp % kv_heads:
-        fields.problems.append(
-            f"tp: {tp} neither divides num_key_value_heads = {kv_heads} nor is a multiple of it"
-        )
-    if not fields.has("head_dim") and model.hidden % heads:
-        fields.divides("num_attention_heads", heads, "hidden_size", model.hidden)
-    dim = fields.count("head_dim", "attention_head_dim", default=max(1, model.hidden // heads))
-    rank_kv = max(1, kv_heads // tp)  # with more ranks than KV heads, ranks hold copies
-    queries = heads * (2 if model.family in OUTPUT_GATE else 1)
-    rank_n = (queries // tp + 2 * rank_kv) * dim
-    yield model.columns("qkv_proj", (queries + 2 * kv_heads) * dim, model.hidden, count, rank_n=rank_n)
-    yield model.rows("o_proj", model.hidden, heads * dim, count)
-    yield kernel("gqa", count=count, path="attn", heads=heads // tp, kv_heads=rank_kv, dim=dim)
-    if model.family in QK_NORMS:
-        yield model.norm("q_norm", dim, 2 * count, stream=False)
-    if not model.pattern:  # the Mamba hybrids have no position embedding
-        rotary = int(dim * fields.number("partial_rotary_factor", default=1.0))
-        yield model.rotary(count, head_dim=dim, rotary_dim=rotary, style="neox")
-
-
 def _drafts(call: Kernel, choice: Choice) -> Iterator[Draft]:
     """Decode and causal prefill at each page size."""
     sizes = (call["heads"], call["kv_heads"], call["dim"])
@@ -146,4 +118,17 @@ def _drafts(call: Kernel, choice: Choice) -> Iterator[Draft]:
         yield gqa_prefill(*sizes, page_size)
 
 
-EXTRACTION = Extraction(readers=READERS, calls={"attention": _call}, formulas=_formulas, drafts={"gqa": _drafts})
+def _differs(call: Kernel, evidence: Evidence) -> str | None:
+    tp = evidence.parallel.tp
+
+    def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        kv_heads = max(1, facts["kv_heads"] // tp)  # with more ranks than KV heads, ranks hold copies
+        sizes = {"heads": facts["heads"] // tp, "kv_heads": kv_heads, "dim": facts["qk_dim"]}
+        return sizes | {"vo_dim": facts["vo_dim"]} | plain(facts)
+
+    return evidence.differs(call, "attention", terms, vo_dim=call["dim"], **PLAIN)
+
+
+EXTRACTION = Extraction(
+    readers=READERS, calls={"attention": _call}, differs={"gqa": _differs}, drafts={"gqa": _drafts}
+)

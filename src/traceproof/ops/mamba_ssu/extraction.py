@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from traceproof.ops.drafts import Draft, const, fill, tensor, var
 from traceproof.ops.extraction import Extraction, Kernel, kernel
 
 if TYPE_CHECKING:
-    from traceproof.extract.formulas import Model
+    from traceproof.extract.evidence import Evidence
     from traceproof.extract.reading import Module, Reading
 
 
@@ -84,30 +84,19 @@ def _call(module: Module, _: Reading) -> Kernel:
     return kernel("mamba", count=module.count, path=module.path, **sizes)
 
 
-def _formulas(model: Model) -> Iterator[Kernel]:
-    fields, count = model.fields, model.pattern.count("M")
-    if not count:
-        return
-    heads, dim = fields.count("mamba_num_heads"), fields.count("mamba_head_dim")
-    state, groups = fields.count("ssm_state_size"), fields.count("n_groups")
-    fields.divides("tp", model.tp, "mamba_num_heads", heads)
-    fields.divides("tp", model.tp, "n_groups", groups)
-    fields.divides("n_groups", groups, "mamba_num_heads", heads)
-    inner = heads * dim
-    yield model.columns("in_proj", 2 * inner + 2 * groups * state + heads, model.hidden, count)
-    yield model.rows("out_proj", model.hidden, inner, count)
-    sizes: dict[str, Any] = {
-        "heads": heads // model.tp,
-        "head_dim": dim,
-        "state": state,
-        "groups": groups // model.tp,
-    }
-    yield kernel("mamba", count=count, path="mixer", **sizes)
+def _differs(call: Kernel, evidence: Evidence) -> str | None:
+    tp = evidence.parallel.tp
+
+    def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        known: dict[str, Any] = {name: facts.get(name, 0) for name in ("heads", "head_dim", "state", "groups")}
+        return known | {name: known[name] // tp for name in ("heads", "groups")}
+
+    return evidence.differs(call, "state", terms)
 
 
 EXTRACTION = Extraction(
     readers={"MambaMixer2": ("mamba", read_mixer)},
     calls={"mamba": _call},
-    formulas=_formulas,
+    differs={"mamba": _differs},
     drafts={"mamba": lambda call, _: [mamba(call)]},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from traceproof.ops.common.attention_extraction import (
@@ -10,6 +10,7 @@ from traceproof.ops.common.attention_extraction import (
     LEN_INDPTR,
     NUM_INDICES,
     NUM_PAGES,
+    PLAIN,
     Q_ENDS,
     READERS,
     TOTAL_Q,
@@ -17,13 +18,14 @@ from traceproof.ops.common.attention_extraction import (
     outputs,
     page_constants,
     page_size_axis,
+    plain,
     table,
 )
 from traceproof.ops.drafts import Axes, Draft, const, fill, scalar, tensor, var
 from traceproof.ops.extraction import Choice, Extraction, Kernel, kernel
 
 if TYPE_CHECKING:
-    from traceproof.extract.formulas import Model
+    from traceproof.extract.evidence import Evidence
     from traceproof.extract.reading import Module, Reading
 
 MLA = "mla.BatchMLAPagedAttentionWrapper"
@@ -89,28 +91,19 @@ def _call(module: Module, _: Reading) -> Kernel | str | None:
     return kernel("mla_absorbed", count=module.count, path=module.path, **sizes)
 
 
-def _formulas(model: Model) -> Iterator[Kernel]:
-    count = model.latent_layers
-    if not count:
-        return
-    fields, heads = model.fields, model.heads()
-    ckv, kpe = fields.count("kv_lora_rank"), fields.count("qk_rope_head_dim")
-    nope, values = fields.count("qk_nope_head_dim"), fields.count("v_head_dim")
-    if fields.has("q_lora_rank"):
-        q_rank = fields.count("q_lora_rank")
-        yield model.whole("fused_qkv_a_proj_with_mqa", q_rank + ckv + kpe, model.hidden, count)
-        yield model.norm("q_a_layernorm", q_rank, count, stream=False)
-        yield model.columns("q_b_proj", heads * (nope + kpe), q_rank, count)
-    else:
-        yield model.whole("kv_a_proj_with_mqa", ckv + kpe, model.hidden, count)
-        yield model.columns("q_proj", heads * (nope + kpe), model.hidden, count)
-    yield model.norm("kv_a_layernorm", ckv, count, stream=False)
-    yield model.columns("kv_b_proj", heads * (nope + values), ckv, count)
-    yield model.rows("o_proj", model.hidden, heads * values, count)
-    yield kernel("mla_absorbed", count=count, path="attn_mqa", heads=heads // model.tp, ckv=ckv, kpe=kpe)
-    yield model.rotary(count, head_dim=kpe, rotary_dim=kpe, style="gptj")
+def _differs(call: Kernel, evidence: Evidence) -> str | None:
+    tp = evidence.parallel.tp
+
+    def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        ckv, kpe = facts.get("kv_lora_rank"), facts.get("qk_rope_head_dim")
+        return {"heads": facts["heads"] // tp, "ckv": ckv, "kpe": kpe} | plain(facts)
+
+    return evidence.differs(call, "attention", terms, **PLAIN)
 
 
 EXTRACTION = Extraction(
-    readers=READERS, calls={"attention": _call}, formulas=_formulas, drafts={"mla_absorbed": mla_paged}
+    readers=READERS,
+    calls={"attention": _call},
+    differs={"mla_absorbed": _differs},
+    drafts={"mla_absorbed": mla_paged},
 )

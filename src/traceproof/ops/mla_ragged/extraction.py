@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from traceproof.ops.common.attention_extraction import (
     LEN_INDPTR,
+    PLAIN,
     RAGGED,
     RAGGED_AXES,
     RAGGED_CONSTRAINTS,
     READERS,
     no_form,
     outputs,
+    plain,
     ragged,
 )
 from traceproof.ops.drafts import Draft, const, fill
 from traceproof.ops.extraction import Extraction, Kernel, kernel
 
 if TYPE_CHECKING:
-    from traceproof.extract.formulas import Model
+    from traceproof.extract.evidence import Evidence
     from traceproof.extract.reading import Module, Reading
 
 
@@ -63,17 +65,17 @@ def _call(module: Module, _: Reading) -> Kernel | str | None:
     return kernel("mla_ragged", count=module.count, path=module.path, **sizes)
 
 
-def _formulas(model: Model) -> Iterator[Kernel]:
-    fields, count = model.fields, model.latent_layers
-    if count:
-        qk = fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim")
-        sizes: dict[str, Any] = {"heads": model.heads() // model.tp, "qk": qk, "vo": fields.count("v_head_dim")}
-        yield kernel("mla_ragged", count=count, path="attn_mha", **sizes)
+def _differs(call: Kernel, evidence: Evidence) -> str | None:
+    def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        heads = facts["heads"] // evidence.parallel.tp
+        return {"heads": heads, "qk": facts["qk_dim"], "vo": facts["vo_dim"]} | plain(facts)
+
+    return evidence.differs(call, "attention", terms, **PLAIN)
 
 
 EXTRACTION = Extraction(
     readers=READERS,
     calls={"attention": _call},
-    formulas=_formulas,
+    differs={"mla_ragged": _differs},
     drafts={"mla_ragged": lambda call, _: [mla_ragged(call)]},
 )

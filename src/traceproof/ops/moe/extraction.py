@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from traceproof.ops.drafts import Axes, Draft, Tensors, const, fill, scalar, tensor, var
 from traceproof.ops.extraction import Extraction, Kernel, kernel
 
 if TYPE_CHECKING:
-    from traceproof.extract.formulas import Model
+    from traceproof.extract.evidence import Evidence
     from traceproof.extract.reading import Module, Reading
 
 
@@ -63,8 +63,9 @@ def _top_k(module: Any, _parent: Any) -> Facts:  # noqa: ANN401
     }
 
 
-ROUTINGS: Mapping[tuple[str, bool, bool], str] = {
-    # (scoring, renormalised, grouped) as SGLang's top-k has them
+ROUTINGS: Mapping[tuple[object, object, object], str] = {
+    # (scoring, renormalised, grouped) as SGLang's top-k has them; one group is DeepSeek's form at n_group 1
+    ("sigmoid", True, False): "deepseek_v3",
     ("sigmoid", True, True): "deepseek_v3",
     ("softmax", True, False): "renormalise",
     ("softmax", False, False): "softmax",
@@ -246,14 +247,15 @@ def _call(module: Module, reading: Reading) -> Kernel | str:
     if not routers:
         return "its router has no top-k beside it, so the routing is not known"
     chosen = routers[-1].facts
-    routing = ROUTINGS.get((chosen["scoring"], chosen["renormalise"], chosen["grouped"]))
+    grouped = bool(chosen["grouped"]) and (chosen["groups"] or 1) > 1
+    # SGLang's choice within groups takes a bias with sigmoid scores alone, whatever the scores are called.
+    scoring = "sigmoid" if chosen["grouped"] and chosen["bias"] else chosen["scoring"]
+    routing = ROUTINGS.get((scoring, chosen["renormalise"], grouped))
     if routing is None:
-        return (
-            f"routing by {chosen['scoring']}, renormalised {chosen['renormalise']}, grouped {chosen['grouped']}: "
-            "the dataset has no form for it"
-        )
+        how = f"by {scoring}, renormalised {chosen['renormalise']}, grouped {grouped}"
+        return f"experts with routing {how}: no form"
     if not facts["gated"] or facts["gate"] != "silu":
-        return f"experts with activation {facts['gate']}, gated {facts['gated']}: no form in the dataset"
+        return f"experts with activation {facts['gate']}, gated {facts['gated']}: no form"
     names = ("experts", "local_experts", "hidden", "intermediate", "quantisation")
     return kernel(
         "experts",
@@ -267,59 +269,40 @@ def _call(module: Module, reading: Reading) -> Kernel | str:
     )
 
 
-def _formulas(model: Model) -> Iterator[Kernel]:
-    count = model.sparse_layers
-    if not count:
-        return
-    fields, name = model.fields, model.expert_field or ""
-    experts, top_k = fields.count(name), fields.count("num_experts_per_tok")
-    width = fields.count("moe_intermediate_size", "intermediate_size")
-    if top_k > experts:
-        fields.problems.append(f"num_experts_per_tok: {top_k}; allowed: 1 to {name} = {experts}")
-    fields.divides("ep", model.ep, name, experts)
-    yield model.whole("gate", experts, model.hidden, count)
-    routing, groups, kept = _routing(model, experts)
-    yield kernel(
-        "experts",
-        count=count,
-        path="experts",
-        routing=routing,
-        top_k=top_k,
-        groups=groups,
-        kept_groups=kept,
-        experts=experts,
-        local_experts=experts // model.ep,
-        hidden=model.hidden,
-        intermediate=width // max(1, model.tp // model.ep),
-        quantisation=_quantisation(model),
-    )
-    if fields.has("shared_expert_intermediate_size"):
-        yield model.whole("shared_expert_gate", 1, model.hidden, count)
+def _differs(call: Kernel, evidence: Evidence) -> str | None:
+    tp, ep = evidence.parallel.tp, evidence.parallel.ep
+
+    def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        grouped = facts.get("groups", 1) > 1
+        routing = ROUTINGS.get((facts.get("scoring"), facts.get("renormalise"), grouped))
+        return {
+            "experts": facts["experts"],
+            "local_experts": facts["experts"] // ep,
+            "hidden": facts["hidden"],
+            "intermediate": facts["intermediate"] // max(1, tp // ep),
+            "gated": facts["gated"],
+            "routing": routing,
+            "quantisation": _quantisation(evidence.config),
+            **{name: facts.get(name) for name in ("top_k", "groups", "kept_groups")},
+        }
+
+    return evidence.differs(call, "experts", terms, gated=True)
 
 
-def _routing(model: Model, experts: int) -> tuple[str, int, int]:
-    fields = model.fields
-    if fields.text("topk_method", default="") == "noaux_tc":
-        groups, kept = fields.count("n_group", default=1), fields.count("topk_group", default=1)
-        fields.divides("n_group", groups, "n_routed_experts", experts)
-        if kept > groups:
-            fields.problems.append(f"topk_group: {kept}; allowed: 1 to n_group = {groups}")
-        return "deepseek_v3", groups, kept
-    renormalised = fields.flag("norm_topk_prob", default=True)
-    return ("renormalise" if renormalised else "softmax"), 1, 1
-
-
-def _quantisation(model: Model) -> str:
-    config = model.fields.mapping("quantization_config")
-    block = config.get("weight_block_size")
-    if config.get("quant_method") == "fp8" and block:
+def _quantisation(config: Mapping[str, Any]) -> str:
+    """By config.json: transformers' model holds no weights, so none that are quantised."""
+    given = config.get("quantization_config") or {}
+    block = given.get("weight_block_size")
+    if given.get("quant_method") == "fp8" and block:
         return f"float8_e4m3fn block {block[0]}x{block[1]}"
-    return model.fields.text("torch_dtype", default=model.fields.text("dtype", default="bfloat16"))
+    if given:
+        return f"packed {given.get('quant_method')}"
+    return str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
 
 
 EXTRACTION = Extraction(
     readers={"FusedMoE": ("experts", _experts), "TopK": ("top_k", _top_k)},
     calls={"experts": _call},
-    formulas=_formulas,
+    differs={"experts": _differs},
     drafts={"experts": lambda call, _: [moe(call)]},
 )

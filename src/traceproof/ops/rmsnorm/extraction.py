@@ -9,7 +9,7 @@ from traceproof.ops.drafts import Draft, const, fill, tensor, var
 from traceproof.ops.extraction import Extraction, Kernel, kernel
 
 if TYPE_CHECKING:
-    from traceproof.extract.formulas import Model
+    from traceproof.extract.evidence import Evidence
     from traceproof.extract.reading import Module, Reading
 
 
@@ -22,13 +22,13 @@ def _dtype(tensor: Any) -> str:  # noqa: ANN401 - a tensor or a parameter
 
 def _norm(variant: str) -> Callable[[Any, Any], Facts]:
     def read(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
-        eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
-        weight = module.weight
+        eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else getattr(module, "eps", None)
+        weight = getattr(module, "weight", None)
         return {
             "variant": variant,
-            "hidden": weight.shape[0] if weight is not None else 0,
+            "hidden": weight.shape[0] if weight is not None else int(getattr(module, "hidden_size", None) or 0),
             "eps": eps,
-            "dtype": _dtype(weight),
+            "dtype": None if weight is None else _dtype(weight),
         }
 
     return read
@@ -73,17 +73,18 @@ def norm(hidden: int, eps: float, *, variant: str, fused: bool) -> Draft:
 def _call(module: Module, reading: Reading) -> Kernel | str:
     facts = module.facts
     if facts["variant"] not in ("plain", "gemma"):
-        return f"the dataset has no op_type for a {facts['variant']} norm"
+        return f"{facts['variant']} norm: no op_type"
+    if facts["dtype"] is None:
+        return "norm without a weight: no form"
     # SGLang hands the residual to the norms that stand on it: those of a layer itself and of the whole model.
     stream = facts["hidden"] == reading.hidden and (module.parent or "").endswith((".layers.*", "model"))
     names = {name: facts[name] for name in ("variant", "hidden", "eps")}
     return kernel("norm", count=module.count, path=module.path, stream=stream, **names)
 
 
-def _formulas(model: Model) -> Iterator[Kernel]:
-    """The norms of the residual stream: two a layer, or one a mixer of a hybrid, and the last one."""
-    role, count = ("norm", model.layers) if model.pattern else ("input_layernorm", 2 * model.layers)
-    yield model.norm(role, model.hidden, count + 1, stream=True)
+def _differs(call: Kernel, evidence: Evidence) -> str | None:
+    names = ("variant", "hidden", "eps")
+    return evidence.differs(call, "norm", lambda facts: {name: facts[name] for name in names}, weight=True)
 
 
 EXTRACTION = Extraction(
@@ -94,8 +95,9 @@ EXTRACTION = Extraction(
         "FusedRMSNormGated": ("norm", _norm("gated")),
         "Mixer2RMSNormGated": ("norm", _norm("gated")),
         "LayerNorm": ("norm", _norm("layer")),
+        "Cohere2MoeLayerNorm": ("norm", _norm("layer")),
     },
     calls={"norm": _call},
-    formulas=_formulas,
+    differs={"norm": _differs},
     drafts={"norm": lambda call, _: norms(call)},
 )

@@ -8,6 +8,7 @@ from traceproof.ops.drafts import Draft, const, fill, tensor, var
 from traceproof.ops.extraction import Extraction, Kernel, kernel
 
 if TYPE_CHECKING:
+    from traceproof.extract.evidence import Evidence
     from traceproof.extract.reading import Module, Reading
 
 
@@ -59,8 +60,20 @@ def _call(module: Module, _: Reading) -> Kernel:
     return kernel("rotary", count=module.count, path=module.path, **names)
 
 
+def _differs(call: Kernel, evidence: Evidence) -> str | None:
+    """A function of transformers is given a head, or those of its channels alone that it turns."""
+    terms = {"rotary_dim", "style"}
+    wrong = evidence.differs(call, "rotary", lambda facts: {name: facts[name] for name in terms}, counted=False)
+    heads = {module.facts["head_dim"] for module in evidence.of("rotary")}
+    heads |= {module.facts["qk_dim"] for module in evidence.of("attention")}
+    if wrong is None and call["head_dim"] not in heads:
+        return f"head_dim: SGLang {call['head_dim']}, transformers {sorted(heads)}"
+    return wrong
+
+
 EXTRACTION = Extraction(
     readers={"RotaryEmbedding": ("rope", _rope)},
     calls={"rope": _call},
+    differs={"rotary": _differs},
     drafts={"rotary": lambda call, _: [rope(call)]},
 )

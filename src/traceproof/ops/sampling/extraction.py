@@ -9,7 +9,7 @@ from traceproof.ops.drafts import Draft, const, fill, tensor, var
 from traceproof.ops.extraction import Extraction, Kernel, kernel
 
 if TYPE_CHECKING:
-    from traceproof.extract.formulas import Model
+    from traceproof.extract.evidence import Evidence
 
 
 FILTERS = {
@@ -46,12 +46,12 @@ def sampler(names: tuple[str, ...], vocab: int) -> Draft:
     )
 
 
-def _formulas(model: Model) -> Iterator[Kernel]:
-    yield kernel("sampling", count=1, path="logits_processor", vocab=model.fields.count("vocab_size"))
+def _differs(call: Kernel, evidence: Evidence) -> str | None:
+    return evidence.differs(call, "embedding", lambda facts: {"vocab": facts["vocab"]}, counted=False)
 
 
 EXTRACTION = Extraction(
     once=lambda reading: kernel("sampling", count=1, path="logits_processor", vocab=reading.vocab),
-    formulas=_formulas,
+    differs={"sampling": _differs},
     drafts={"sampling": lambda call, _: samplers(call)},
 )

@@ -1,0 +1,276 @@
+"""The second reading: transformers' own model of a config.json, on the meta device, read by shapes and behaviour.
+
+Nothing here looks at SGLang and nothing goes by the name of a model family. Parameters tell projections, experts
+and widths. The model is run once on tokens without values: the attention function that it calls is ours and writes
+down what it is given (heads, widths, scale, window, cap, sinks), and so are its rotary functions. What shapes can
+not say is tried with values on a CPU: norms on a few rows, rotary functions on one head, activations on a few
+numbers, routers on a few tokens (`behaviour`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from traceproof.extract.bootstrap import behaviour
+from traceproof.ops.extraction import Facts
+
+Theirs = Any  # objects of transformers
+NAME = "traceproof"  # of our attention function in transformers' table
+TOKENS = 8
+ROTARY = re.compile(r"\w*apply_\w*(rotary|rope)\w*")
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+MASKS = re.compile(r"create_\w*mask\w*")
+STATES = ("kv_lora_rank", "qk_rope_head_dim", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
+MAMBA = {"heads": "num_heads", "head_dim": "head_dim", "state": "ssm_state_size", "groups": "n_groups"}
+
+
+class Absent(Exception):  # noqa: N818 - an answer, not a fault
+    """Transformers has no model of this config.json; the text says why."""
+
+
+@dataclass(slots=True)
+class Notes:
+    """What was seen while the model ran, by the module's identity."""
+
+    attention: dict[int, Facts] = field(default_factory=dict)
+    rotary: dict[int, list[Facts]] = field(default_factory=dict)
+    routing: dict[int, Facts] = field(default_factory=dict)
+    widths: dict[int, int] = field(default_factory=dict)
+    pending: list[Facts] = field(default_factory=list)
+
+
+def read(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Modules of transformers' model, `*` for numbers in their paths, and why some were not seen at work.
+
+    Raises:
+        Absent: there is no such model, or it does not take the config.
+    """
+    try:
+        model = _build(config)
+    except Absent:
+        raise
+    except Exception as error:  # whatever transformers raises about a config is the answer
+        raise Absent(f"transformers does not accept it: {type(error).__name__}: {error}"[:300]) from error
+    notes, problem = Notes(), None
+    hidden = model.get_input_embeddings().weight.shape[-1]
+    _try_routers(model, notes, hidden)
+    try:
+        _run(model, notes)
+    except Exception as error:  # noqa: BLE001 - what ran until then stands; the rest is not known, and said
+        problem = f"{type(error).__name__}: {error}"[:300]
+    found: dict[str, dict[str, Any]] = {}
+    seen = [
+        (path, *one)
+        for path, module in model.named_modules(remove_duplicate=False)
+        for one in _facts(module, notes, hidden)
+    ]
+    for path, kind, facts in [*seen, *_projections(model)]:
+        entry = {"path": NUMBER.sub("*", path), "kind": kind, "facts": facts}
+        found.setdefault(repr(entry), entry | {"count": 0})["count"] += 1
+    return {"architecture": type(model).__name__, "modules": list(found.values()), "problem": problem}
+
+
+def defaults() -> dict[str, dict[str, Any]]:
+    """The configs of transformers' causal language models with its own defaults, by `model_type`.
+
+    Those that it can not make without arguments are left out.
+    """
+    auto = import_module("transformers.models.auto.modeling_auto")
+    found = {}
+    for kind, name in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        try:
+            config = _configuration(kind)()
+        except Exception:  # noqa: BLE001, S112 - no default is no model
+            continue
+        plain = json.loads(json.dumps(config.to_dict(), default=str))
+        found[kind] = plain | {"architectures": [name]}
+    return found
+
+
+def _configuration(kind: str) -> Any:  # noqa: ANN401 - a class of transformers
+    """Transformers' own class: SGLang puts its own into the table that `AutoConfig` reads."""
+    names = import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING_NAMES
+    return getattr(import_module("transformers"), names[kind])
+
+
+def _build(config: Mapping[str, Any]) -> Theirs:
+    package = import_module("transformers")
+    names = import_module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    known = import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING_NAMES
+    name, kind = config["architectures"][0], config.get("model_type")
+    if kind not in known:
+        kind = next((key for key, one in names.items() if one == name), None)
+    if kind is None:
+        raise Absent(f"transformers has no model {config.get('model_type')!r} and no {name}")
+    maker = getattr(package, name, None) or getattr(package, names.get(kind, ""), None)
+    if maker is None:
+        raise Absent(f"transformers has no language model of {kind}")
+    import_module("transformers.modeling_utils").AttentionInterface.register(NAME, lambda *_, **__: None)
+
+    def made(**options: str) -> nn.Module:
+        found = _configuration(kind).from_dict(dict(config) | {"model_type": kind})
+        if not isinstance(found, maker.config_class):  # the language model alone of a config of several modalities
+            found = found.get_text_config()
+        with torch.device("meta"):
+            model: nn.Module = maker._from_config(found, **options)  # noqa: SLF001 - there is no public way
+        return model
+
+    try:
+        return made(attn_implementation=NAME)
+    except (ValueError, KeyError):  # its attention is written into the module, as in the oldest models
+        return made()
+
+
+class Watch:
+    """Our functions in the places where the model's modules look for theirs, while it is entered."""
+
+    def __init__(self, model: nn.Module, notes: Notes, mask: torch.Tensor | None) -> None:
+        self._model, self._notes, self._mask = model, notes, mask
+        self._undo = ExitStack()
+        self._tried: dict[object, Facts | None] = {}
+
+    def __enter__(self) -> None:
+        import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS.register(NAME, self._attention)
+        for name in {type(module).__module__ for module in self._model.modules()}:
+            if name.startswith("transformers.models."):
+                self._replace_functions(import_module(name))
+        for module in self._model.modules():
+            if _is_experts(module):
+                self._replace(module, "forward", lambda hidden, *_, **__: hidden)
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def _replace_functions(self, source: ModuleType) -> None:
+        for name, value in list(vars(source).items()):
+            if callable(value) and ROTARY.fullmatch(name):
+                self._replace(source, name, partial(self._rotary, value))
+            elif callable(value) and MASKS.fullmatch(name):  # attention is not given what they decide by values
+                self._replace(source, name, lambda *_, **__: self._mask)
+
+    def _replace(self, holder: Theirs, name: str, value: Theirs) -> None:
+        before = vars(holder).get(name)
+        self._undo.callback(
+            partial(delattr, holder, name) if before is None else partial(setattr, holder, name, before)
+        )
+        setattr(holder, name, value)
+
+    def _attention(
+        self, module: Theirs, query: Theirs, key: Theirs, value: Theirs, *_: Theirs, **options: Theirs
+    ) -> Theirs:
+        notes = self._notes
+        notes.attention[id(module)] = behaviour.attention(module, query, key, value, options)
+        notes.rotary[id(module)], notes.pending = notes.pending, []
+        return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
+
+    def _rotary(self, original: Callable[..., Theirs], *given: Theirs, **options: Theirs) -> Theirs:
+        key = (original, *(getattr(one, "shape", None) for one in given))
+        if key not in self._tried:
+            self._tried[key] = behaviour.rotary(original, given, options)
+        seen = self._tried[key]
+        self._notes.pending += [seen] if seen else []
+        return original(*given, **options)
+
+
+def _run(model: nn.Module, notes: Notes) -> None:
+    for module in model.modules():
+        if not list(module.children()):
+            module.register_forward_pre_hook(lambda one, given: _note_width(notes, one, given))
+    tokens = torch.zeros(1, TOKENS, dtype=torch.long, device="meta")
+    try:
+        with Watch(model, notes, None), torch.no_grad():
+            model.eval()(input_ids=tokens, use_cache=False)
+    except (AttributeError, TypeError):  # it takes the mask apart itself
+        mask = torch.zeros(1, 1, TOKENS, TOKENS, device="meta")
+        with Watch(model, notes, mask), torch.no_grad():
+            model(input_ids=tokens, use_cache=False)
+
+
+def _note_width(notes: Notes, module: nn.Module, given: tuple[Any, ...]) -> None:
+    if given and isinstance(given[0], torch.Tensor) and given[0].dim():
+        notes.widths[id(module)] = given[0].shape[-1]
+
+
+def _try_routers(model: nn.Module, notes: Notes, hidden: int) -> None:
+    """Once per class of block: its layers differ in nothing that a router does."""
+    known: dict[type, Facts | None] = {}
+    for holder in model.modules():
+        for child in holder.children():
+            if not _is_experts(child):
+                continue
+            if type(holder) not in known:
+                known[type(holder)] = behaviour.routing(holder, child, hidden)
+            notes.routing[id(child)] = known[type(holder)] or {}
+
+
+def _is_experts(module: nn.Module) -> bool:
+    own = [one for one in module.parameters(recurse=False) if one.dim() == 3]
+    return bool(own) and not isinstance(module, CONVOLUTIONS) and len({one.shape[0] for one in own}) == 1
+
+
+def _facts(module: nn.Module, notes: Notes, hidden: int) -> Iterator[tuple[str, Facts]]:
+    weight = getattr(module, "weight", None)
+    shape = tuple(weight.shape) if isinstance(weight, torch.Tensor) else ()
+    if id(module) in notes.attention:
+        extra = {name: getattr(module, name) for name in STATES if isinstance(getattr(module, name, None), int)}
+        yield "attention", notes.attention[id(module)] | extra
+    for turned in notes.rotary.get(id(module), ()):
+        yield "rotary", turned
+    if isinstance(module, nn.Embedding):
+        yield "embedding", {"vocab": shape[0], "hidden": shape[1]}
+    elif _is_experts(module):
+        yield "experts", _experts(module, hidden) | notes.routing.get(id(module), {})
+    elif hasattr(module, "A_log"):
+        yield "state", _state(module)
+    elif isinstance(module, CONVOLUTIONS):
+        yield "conv", {"channels": shape[0], "width": shape[-1]}
+    elif not list(module.children()):
+        yield from behaviour.leaf(module, notes.widths.get(id(module)))
+
+
+def _experts(module: nn.Module, hidden: int) -> Facts:
+    """Sizes by the parameters: a down projection has one column, or row, a channel of the experts."""
+    sizes = {name: one.numel() for name, one in module.named_parameters(recurse=False) if one.dim() == 3}
+    count = next(module.parameters(recurse=False)).shape[0]
+    down = min(sizes.values())
+    return {
+        "experts": count,
+        "hidden": hidden,
+        "intermediate": down // (count * hidden),
+        "gated": sum(sizes.values()) == 3 * down,
+    }
+
+
+def _projections(model: nn.Module) -> Iterator[tuple[str, str, Facts]]:
+    """Weights of two axes as [rows, columns], together for each part of a layer: SGLang fuses some of them."""
+    parts: dict[str, Facts] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        weight = getattr(module, "weight", None)
+        if isinstance(module, nn.Embedding) or not isinstance(weight, torch.Tensor) or weight.dim() != 2:
+            continue
+        words = path.split(".")
+        numbers = [index for index, word in enumerate(words) if word.isdigit()]
+        depth = numbers[0] + 2 if numbers and numbers[0] + 2 < len(words) else len(words) - 1
+        shape = list(weight.shape)
+        transposed = type(module).__name__ == "Conv1D"  # as GPT-2 stores it
+        name = NUMBER.sub("*", ".".join(["", *words[depth:]]))[1:]
+        parts.setdefault(".".join(words[:depth]), {})[name] = shape[::-1] if transposed else shape
+    for path, facts in parts.items():
+        yield path, "projections", facts
+
+
+def _state(module: nn.Module) -> Facts:
+    names = {name: name for name in STATES} | MAMBA
+    return {name: getattr(module, at) for name, at in names.items() if isinstance(getattr(module, at, None), int)}

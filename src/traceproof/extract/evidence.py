@@ -1,0 +1,130 @@
+"""What transformers' model says of SGLang's kernel calls: each by itself, by kinds of modules and their facts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from traceproof.extract.catalogue import Parallel
+from traceproof.extract.reading import Second, Seen
+from traceproof.ops.extraction import Kernel
+
+Terms = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+FUSED = 8  # projections that one of SGLang's may be made of
+
+
+class Evidence:
+    """The second reading of a model, asked for one call at a time.
+
+    Attributes:
+        config: the config.json, for what no module says (its quantisation).
+        notes: calls that both have, but not as often.
+        parallel: at which SGLang laid the model out; transformers' facts are those of all ranks.
+    """
+
+    def __init__(
+        self, second: Second, config: Mapping[str, Any], parallel: Parallel, calls: Sequence[Kernel]
+    ) -> None:
+        self.second, self.config, self.parallel = second, config, parallel
+        self.notes: list[str] = []
+        self._totals: Counter[object] = Counter()
+        for call in calls:
+            self._totals[call.kind, call.facts] += call.count
+            self._totals[call.kind, call.facts, call.role] += call.count
+
+    def of(self, kind: str) -> list[Seen]:
+        """Transformers' modules of a kind."""
+        return [module for module in self.second.modules if module.kind == kind]
+
+    def differs(
+        self, call: Kernel, kind: str, terms: Terms, *, counted: bool = True, **also: object
+    ) -> str | None:
+        """What transformers says otherwise of a call; None: it has the same, as often.
+
+        Args:
+            call: SGLang's.
+            kind: of transformers' modules that make the call.
+            terms: a module's facts in the call's terms, on one rank.
+            counted: whether there must be as many modules as SGLang has.
+            also: further facts that the module must have.
+        """
+        wanted = dict(call.facts) | also
+        found = [(module, {"": None, **terms(module.facts)}) for module in self.of(kind)]
+        same = [
+            module
+            for module, facts in found
+            if all(wanted.get(key) == value for key, value in facts.items() if key)
+        ]
+        if not same:
+            return self._nearest(call, wanted, found, kind)
+        own = self._totals[call.kind, call.facts], self._totals[call.kind, call.facts, call.role], call.count
+        if counted and not set(own) & _sums([module.count for module in same]):
+            self._note(call, own[0], sum(module.count for module in same))
+        return None
+
+    def _nearest(
+        self, call: Kernel, wanted: Mapping[str, object], found: list[tuple[Seen, dict[str, Any]]], kind: str
+    ) -> str:
+        if not found:
+            why = self.second.problem or "it has no such module, or none that ran"
+            return f"SGLang has {_text(wanted)}; transformers' model says nothing of {kind}: {why}"
+
+        def alike(item: tuple[Seen, dict[str, Any]]) -> tuple[bool, int]:
+            module, facts = item
+            return _last(module.path) == call.role, sum(wanted.get(key) == facts[key] for key in facts)
+
+        module, facts = max(found, key=alike)
+        parts = [f"{key}: SGLang {wanted.get(key)!r}, transformers {value!r}" for key, value in facts.items()
+                 if key and wanted.get(key) != value]  # fmt: skip
+        return f"{'; '.join(parts)} ({module.path})"
+
+    def projection(self, call: Kernel, n: int, k: int) -> str | None:
+        """What transformers says otherwise of a product with a weight [n, k]; None: it has that, or its parts."""
+        role = call.role
+        held = [(group, _holds(group.facts, n, k)) for group in self.of("projections")]
+        counts = [group.count for group, holds in held if holds]
+        for module in self.of("experts"):  # which SGLang may have as one projection an expert
+            rows = {(module.facts["hidden"], module.facts["intermediate"])}
+            rows |= {(size * module.facts["intermediate"], module.facts["hidden"]) for size in (1, 2)}
+            counts += [module.count * module.facts["experts"]] * ((n, k) in rows)
+        if counts:
+            own = self._totals[call.kind, call.facts], self._totals[call.kind, call.facts, role], call.count
+            if not set(own) & _sums(counts):
+                self._note(call, own[0], sum(counts))
+            return None
+        others = {tuple(shape) for group, _ in held for name, shape in group.facts.items() if _last(name) == role}
+        if others:
+            told = ", ".join(f"{rows} x {columns}" for rows, columns in sorted(others))
+            return f"SGLang has {n} x {k}, transformers {told} ({role})"
+        why = f" ({self.second.problem})" if self.second.problem else ""
+        return f"SGLang has {n} x {k}; transformers has no weights that make it{why}"
+
+    def _note(self, call: Kernel, own: int, other: int) -> None:
+        self.notes.append(
+            f"{', '.join(call.paths)}: {call.kind}: counted {own} times in SGLang, {other} in transformers"
+        )
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _sums(counts: Sequence[int]) -> set[int]:
+    """What some of these come to: equal modules may be of several calls."""
+    found = {0}
+    for count in counts[:FUSED]:
+        found |= {before + count for before in found}
+    return found - {0}
+
+
+def _holds(weights: Mapping[str, Sequence[int]], n: int, k: int) -> bool:
+    """Whether one of these weights is [n, k], or several with k columns have n rows together."""
+    rows = [shape[0] for shape in weights.values() if shape[1] == k]
+    sizes = range(1, min(FUSED, len(rows)) + 1)
+    return any(sum(chosen) == n for size in sizes for chosen in combinations(rows, size))
+
+
+def _text(facts: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in facts.items())
