@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -246,3 +247,38 @@ def test_a_definition_that_no_inputs_can_be_made_for_is_judged_a_skip(tmp_path: 
     write(tmp_path / "dataset", definition)
     rows = Run(tmp_path / "dataset", tmp_path / "out", limits=LIMITS).verify()["impossible"]
     assert verdicts(rows) == {("skip", "no_inputs")}
+
+
+def dumped(tmp_path: Path, **changes: Any) -> set[tuple[str, str | None]]:  # noqa: ANN401 - JSON
+    """The verdicts on a dumped trace that scales a buffer in place."""
+    definition = {
+        "name": "scaled",
+        "op_type": "unheard_of",
+        "tags": ["fi_api:flashinfer.unheard_of"],
+        "axes": {"rows": {"type": "var"}, "packed": {"type": "var"}},
+        "inputs": {"cache": {"shape": ["rows"], "dtype": "float32"}},
+        "outputs": {"cache": {"shape": ["rows"], "dtype": "float32"}},
+        "reference": "def _scaled(cache):\n    cache.mul_(0.1)\n",
+        "check": "",
+    }
+    (tmp_path / "dump").mkdir()
+    (tmp_path / "dump" / "scaled.json").write_text(json.dumps(definition | changes))
+    rows = Run(tmp_path / "dump", tmp_path / "out", limits=LIMITS).verify()["scaled"]
+    return verdicts(rows)
+
+
+def test_an_input_that_is_an_output_may_be_modified_and_given_back(tmp_path: Path) -> None:
+    assert dumped(tmp_path) == {("pass", None)}
+
+
+def test_a_size_of_an_output_that_nothing_fixes_is_the_reference_s_to_choose(tmp_path: Path) -> None:
+    outputs = {"y": {"shape": ["rows", "packed"], "dtype": "float32"}}
+    reference = "def _scaled(cache):\n    return cache[:, None].repeat(1, 11) * 0.1\n"
+    assert dumped(tmp_path, outputs=outputs, reference=reference) == {("pass", None)}
+
+
+def test_an_answer_without_two_different_elements_is_not_taken_for_a_remembered_one(tmp_path: Path) -> None:
+    outputs = {"y": {"shape": ["rows"], "dtype": "float32"}}
+    assert dumped(tmp_path, outputs=outputs, reference="def _scaled(cache):\n    return cache * 0\n") == {
+        ("pass", None)
+    }

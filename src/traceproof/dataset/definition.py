@@ -8,6 +8,7 @@ an error, so that nothing is lost silently on a round trip. Definitions of other
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Mapping
 from enum import StrEnum
@@ -232,6 +233,14 @@ class Definition(BaseModel):
         """Inputs that an output says it is written to."""
         params = {spec.param for spec in self.outputs.values()}
         return frozenset(name for name in self.inputs if name in params)
+
+    @cached_property
+    def open_axes(self) -> frozenset[str]:
+        """Var axes of outputs alone, which only a dialect other than the published one may leave to the code."""
+        given = {axis for spec in self.inputs.values() for axis in spec.shape or ()}
+        tied = {word for text in self.constraints or () for word in re.findall(r"\w+", text)}
+        free = self.dialect is not Dialect.PUBLISHED
+        return frozenset(name for name in self.var_axes if free and name not in given | tied)
 
     @cached_property
     def digest(self) -> str:

@@ -71,7 +71,11 @@ def expectation(  # noqa: PLR0913 - one output of one case
     """What the judge expects of an output of a case, given the oracle's entries for it."""
     spec = definition.outputs[name]
     trials = op.trials(definition, case)
-    shape = definition.shape_of(spec, case.axes)
+    sizes = definition.shape_of(spec, case.axes)
+    named = zip(spec.shape or (), sizes or (), strict=True)
+    shape = (
+        None if sizes is None else tuple(None if axis in definition.open_axes else size for axis, size in named)
+    )
     return Expected(
         shape=(trials, *shape) if trials and shape is not None else shape,
         dtype=TORCH_DTYPES.get(spec.dtype),

@@ -93,13 +93,18 @@ class Transfer:
         taken = Taken(
             outputs=outputs,
             mutated=self._mutated(sent, self.folder / data, answer.written if self.on_gpu else None),
-            aliased=_named(names, answer.aliased),
+            aliased=[name for name in _named(names, answer.aliased) if not self._is_in_place(name)],
             subclassed=_named(names, answer.subclassed),
             surplus=surplus,
         )
         for name in (data, out):
             (self.folder / name).unlink(missing_ok=True)
         return taken
+
+    def _is_in_place(self, output: str) -> bool:
+        """Whether the definition says that an output is an input, modified."""
+        spec = self.definition.outputs.get(output)
+        return spec is not None and spec.param in self.definition.in_place
 
     def _names(self, answer: Answer) -> dict[int, str]:
         """The name of each output, by its place: the source's own, else the definition's in order."""

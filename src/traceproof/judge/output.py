@@ -22,14 +22,14 @@ class Expected:
     """What the judge expects of an output.
 
     Attributes:
-        shape: None for a Python scalar; a leading axis of trials counts.
+        shape: None for a Python scalar; a leading axis of trials counts. None in it: a size that is left open.
         dtype: the definition's; None: it leaves it open.
         oracle: the oracle's entries for this output, by what follows `@` ("" is the value); empty: no oracle.
         comparison: the op's gate; None: no oracle.
         in_chunks: whether the oracle's entries are computed chunk by chunk while judging; `oracle` is empty then.
     """
 
-    shape: tuple[int, ...] | None
+    shape: tuple[int | None, ...] | None
     dtype: torch.dtype | None
     oracle: Mapping[str, torch.Tensor]
     comparison: Comparison | None
@@ -74,7 +74,10 @@ def judge_form(actual: torch.Tensor | None, expected: Expected) -> Ruling | None
     if actual is None:
         return _fail(Failure.PRESENCE, "the output is missing")
     shape = expected.shape if expected.shape is not None else ()
-    if tuple(actual.shape) != shape:
+    fits = len(actual.shape) == len(shape) and all(
+        wanted in {None, size} for size, wanted in zip(actual.shape, shape, strict=True)
+    )
+    if not fits:
         return _fail(Failure.SHAPE, f"shape is {list(actual.shape)}, the definition says {list(shape)}")
     if expected.shape is not None and expected.dtype not in {None, actual.dtype}:
         return _fail(Failure.DTYPE, f"dtype is {actual.dtype}, the definition says {expected.dtype}")

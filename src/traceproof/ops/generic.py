@@ -27,6 +27,13 @@ ADVERSARIAL: Mapping[str, Mapping[str, float]] = {
 }
 
 
+# Of a narrower output the last rounding is most of what is lost, of these it is not.
+WIDE_REASON = (
+    "another order of summation shows a part of what float32 costs: right references of FlashInfer's lose up to "
+    "9.84 times as much"
+)
+
+
 class GenericOp(Op):
     """Stands in for an op_type that this project does not know."""
 
@@ -71,15 +78,17 @@ class GenericOp(Op):
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """Close for floating point and exact for the rest, where anything but an oracle says what is right."""
-        exact = Exact("whole numbers have no rounding")
-        return {
-            name: Close() if "float" in spec.dtype or spec.dtype is DType.UNKNOWN else exact
-            for name, spec in definition.outputs.items()
-        }
+        return {name: _comparison(spec.dtype) for name, spec in definition.outputs.items()}
 
     def mutated(self, definition: Definition) -> frozenset[str]:
         """Inputs that an output is written to."""
         return definition.in_place
+
+
+def _comparison(dtype: DType) -> Comparison:
+    if dtype in {DType.FLOAT32, DType.FLOAT64, DType.UNKNOWN}:
+        return Close(factor=16.0, reason=WIDE_REASON)
+    return Close() if "float" in dtype else Exact("whole numbers have no rounding")
 
 
 def _wanted(sizes: Sequence[str]) -> Iterator[tuple[str, str, tuple[int, ...]]]:

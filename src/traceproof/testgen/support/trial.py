@@ -181,7 +181,8 @@ class Trial:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of an output, the leading axis of trials included."""
-        return self.subject.expected(name).shape or ()
+        sizes = self.subject.expected(name).shape or ()
+        return tuple(size for size in sizes if size is not None)  # only a dumped trace leaves one open
 
 
 def misconduct(taken: Taken) -> list[str]:
