@@ -12,7 +12,7 @@ try:
     from traceproof.ops.registry import families
     from traceproof.pipeline.flow import Pipeline
     from traceproof.stacks import ENVIRONMENTS, MAIN, READER
-    from traceproof.stages.standing import settle
+    from traceproof.pipeline.stages.standing import settle
     from traceproof.testgen.flow import TestFlow
     from traceproof.worker import shared
 except ImportError as missing:

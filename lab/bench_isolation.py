@@ -18,9 +18,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from traceproof.stages.actor import SETUP_MANY
-from traceproof.stages.plan import Selection, plan
-from traceproof.stages.stack_workers import PRELOAD
+from traceproof.pipeline.stages.actor import SETUP_MANY
+from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.stack_workers import PRELOAD
 from traceproof.worker import Isolation, ItemOutcome, Limits, Pool, Status
 from traceproof.worker.sandbox import LAYERS
 

@@ -1,8 +1,8 @@
 """Seconds that judging one case takes on one core, on all cores and on the GPU, by the size of its output.
 
 Inputs are drawn, the float64 oracle is computed and one output is compared with it, as the judge does for large
-cases (traceproof.stages.large); `LARGE_BYTES` is chosen by this table. Run it with the interpreter of the torch
-stack and PYTHONPATH=src.
+cases (traceproof.pipeline.stages.large); `LARGE_BYTES` is chosen by this table. Run it with the interpreter of the
+torch stack and PYTHONPATH=src.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from traceproof.actors.inputs import fingerprints, make_inputs
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
+from traceproof.execution.inputs import fingerprints, make_inputs
 from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
-from traceproof.records import RunRecord
-from traceproof.stages.large import LargeCases
+from traceproof.pipeline.records import RunRecord
+from traceproof.pipeline.stages.large import LargeCases
 from traceproof.store import Store
 
 PARSER = argparse.ArgumentParser(description=__doc__)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from traceproof.checkouts.pin import ORIGINS
-from traceproof.records import OpTypePlan
+from traceproof.pipeline.records import OpTypePlan
 from traceproof.stacks import MAIN, PACKAGES
 
 ROOT = Path(__file__).resolve().parents[1]

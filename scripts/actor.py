@@ -9,9 +9,9 @@ from pathlib import Path
 from traceproof.actors import built
 from traceproof.pipeline import entry
 from traceproof.pipeline.gpu_lease import gpus, lease, workers
-from traceproof.stages.actor import run
-from traceproof.stages.job import Job, opens_gpu
-from traceproof.stages.stack_workers import StackWorkers
+from traceproof.pipeline.stages.actor import run
+from traceproof.pipeline.stages.job import Job, opens_gpu
+from traceproof.pipeline.stages.stack_workers import StackWorkers
 from traceproof.worker import Limits
 
 PARSER = argparse.ArgumentParser(description=__doc__)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.pipeline import entry
-from traceproof.stages import volume
-from traceproof.stages.plan import Selection, plan
+from traceproof.pipeline.stages import volume
+from traceproof.pipeline.stages.plan import Selection, plan
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--dataset", type=Path, required=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.pipeline import entry
-from traceproof.stages.report import failed, table
-from traceproof.stages.standing import read_summary
+from traceproof.pipeline.stages.report import failed, table
+from traceproof.pipeline.stages.standing import read_summary
 from traceproof.testgen import summary
 
 PARSER = argparse.ArgumentParser(description=__doc__)

@@ -9,8 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from traceproof import jit
-from traceproof.pipeline import entry
+from traceproof.pipeline import entry, jit
 from traceproof.store import write_json
 
 PARSER = argparse.ArgumentParser(description=__doc__)

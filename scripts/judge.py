@@ -8,10 +8,10 @@ from pathlib import Path
 
 from traceproof.pipeline import entry
 from traceproof.pipeline.gpu_lease import gpus, lease
-from traceproof.stages.job import judge_opens_gpu
-from traceproof.stages.judge import judge
-from traceproof.stages.judge_settings import JudgeSettings
-from traceproof.stages.stack_workers import StackWorkers
+from traceproof.pipeline.stages.job import judge_opens_gpu
+from traceproof.pipeline.stages.judge import judge
+from traceproof.pipeline.stages.judge_settings import JudgeSettings
+from traceproof.pipeline.stages.stack_workers import StackWorkers
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--cases", type=Path, required=True)

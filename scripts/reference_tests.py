@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from traceproof.pipeline import entry
-from traceproof.records import OpTypePlan
+from traceproof.pipeline.records import OpTypePlan
 from traceproof.testgen.generate import GenerateOptions, generate_file, write_support
 from traceproof.testgen.known import Divergences
 

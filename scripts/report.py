@@ -9,7 +9,7 @@ from pathlib import Path
 from traceproof.bumps.history import Scope, keep
 from traceproof.checkouts.lock import read_lock
 from traceproof.pipeline import entry
-from traceproof.stages.report import report
+from traceproof.pipeline.stages.report import report
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--verdicts", type=Path, nargs="*", required=True)

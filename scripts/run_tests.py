@@ -10,13 +10,12 @@ import json
 import sys
 from pathlib import Path
 
-from traceproof import jit
 from traceproof.actors import built
-from traceproof.pipeline import entry
+from traceproof.pipeline import entry, jit
 from traceproof.pipeline.gpu_lease import gpus, lease
-from traceproof.records import OpTypePlan
+from traceproof.pipeline.records import OpTypePlan
+from traceproof.pipeline.stages.stack_workers import StackWorkers
 from traceproof.stacks.base import LIBRARIES
-from traceproof.stages.stack_workers import StackWorkers
 from traceproof.store import write_text
 from traceproof.testgen.outcomes import Run, junit, run_tests, write_rows
 from traceproof.worker import Limits

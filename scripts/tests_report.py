@@ -6,8 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from traceproof.known import read_known
 from traceproof.pipeline import entry
+from traceproof.pipeline.known import read_known
 from traceproof.store import write_json
 from traceproof.testgen.outcomes import read_rows
 from traceproof.testgen.summary import judged

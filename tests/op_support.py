@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from traceproof.actors.oracle import Oracle
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, fingerprint
 from traceproof.execution.case import Subject
@@ -79,7 +78,7 @@ def reference(definition: Definition, values: Values) -> Outputs:
 
 def truth(definition: Definition, values: Values) -> Tensors:
     """Oracle and floors as the judge wants them: by output, then by what they are."""
-    return Oracle().run(definition, registry.get(definition.op_type), values)
+    return registry.get(definition.op_type).answers(definition, values)
 
 
 def judged(definition: Definition, case: Case, outputs: Outputs, known: Tensors) -> dict[str, Ruling]:

@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from traceproof.known import Known
-from traceproof.records import VerdictRow
-from traceproof.stages.actor import run
-from traceproof.stages.job import Job
-from traceproof.stages.judge import judge
-from traceproof.stages.judge_settings import JudgeSettings
-from traceproof.stages.manifest import Manifest
-from traceproof.stages.plan import Selection, plan
-from traceproof.stages.report import summarise as summary_of
-from traceproof.stages.stack_workers import StackWorkers
+from traceproof.pipeline.known import Known
+from traceproof.pipeline.records import VerdictRow
+from traceproof.pipeline.stages.actor import run
+from traceproof.pipeline.stages.job import Job
+from traceproof.pipeline.stages.judge import judge
+from traceproof.pipeline.stages.judge_settings import JudgeSettings
+from traceproof.pipeline.stages.manifest import Manifest
+from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.report import summarise as summary_of
+from traceproof.pipeline.stages.stack_workers import StackWorkers
 from traceproof.worker import Limits, shared
 
 STACK = {"digest": "0" * 32, "versions": {"torch": "any"}, "device": "cpu"}

@@ -8,8 +8,8 @@ from definitions import rmsnorm
 from extract_support import drafts_of, named
 
 from traceproof.actors import registry as actors
-from traceproof.actors.inputs import make_inputs
 from traceproof.dataset.definition import Definition
+from traceproof.execution.inputs import make_inputs
 from traceproof.ops import lookup, registry
 from traceproof.publish.baseline import solution
 

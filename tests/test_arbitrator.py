@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from pipeline import Run
 from safetensors.torch import load_file
 
-from traceproof.actors.inputs import fingerprints, make_inputs
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution.case import Subject, solve
+from traceproof.execution.inputs import fingerprints, make_inputs
 from traceproof.judge.arbitration import agree, explain
 from traceproof.judge.output import Expected, judge_output
 from traceproof.ops import registry
 from traceproof.ops.answers import answers_of
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Backward, Close, Comparison, Quantised
+from traceproof.pipeline.stages import arbitrator
 from traceproof.reasons import Verdict
-from traceproof.stages import arbitrator
 from traceproof.worker import Limits
 
 LIMITS = Limits(seconds=20.0, memory_bytes=2 << 30)

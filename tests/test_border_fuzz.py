@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from traceproof.errors import TraceproofError
-from traceproof.records import RunRecord
-from traceproof.stages.manifest import Manifest
+from traceproof.pipeline.records import RunRecord
+from traceproof.pipeline.stages.manifest import Manifest
 from traceproof.store import Store
 from traceproof.untrusted.border import (
     Answer,

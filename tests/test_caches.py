@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.actors import caches
+from traceproof.execution import caches
 
 
 @pytest.fixture

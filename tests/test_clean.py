@@ -15,9 +15,9 @@ from run_claims import claimed
 from traceproof.cli import main
 from traceproof.errors import TraceproofError
 from traceproof.ops.cases import Case
+from traceproof.pipeline.records import OpTypePlan, PlannedCase, PlannedDefinition, SkipNote
+from traceproof.pipeline.stages import volume
 from traceproof.reasons import Skip
-from traceproof.records import OpTypePlan, PlannedCase, PlannedDefinition, SkipNote
-from traceproof.stages import volume
 
 NEEDED, GONE, HALF = "aa" + "1" * 30, "bb" + "2" * 30, "cc" + "3" * 30
 DAY = 86400.0

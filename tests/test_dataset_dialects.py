@@ -19,7 +19,7 @@ from traceproof.dataset.tree import is_dataset, read_tree
 from traceproof.dataset.workload import Workload
 from traceproof.lint import lint
 from traceproof.ops import registry
-from traceproof.stages.plan import Selection, plan
+from traceproof.pipeline.stages.plan import Selection, plan
 from traceproof.worker import policy
 
 

@@ -13,12 +13,12 @@ from pipeline import Rows, Run, summarise, verdicts
 from safetensors.torch import save_file
 from test_hostile import RIGHT, reference
 
-from traceproof.known import Known
+from traceproof.pipeline.known import Known
+from traceproof.pipeline.stages.hidden import hidden_seed
+from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.report import failed, table
 from traceproof.publish.ledger import keep
 from traceproof.reasons import Verdict
-from traceproof.stages.hidden import hidden_seed
-from traceproof.stages.plan import Selection, plan
-from traceproof.stages.report import failed, table
 from traceproof.worker import Limits, policy
 
 LIMITS = Limits(seconds=20.0, memory_bytes=1 << 30)
@@ -49,8 +49,8 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]
 
 def sums(name: str, planned: list[dict[str, object]]) -> list[float]:
     """What a reference that knows seed 0 could look its inputs up by."""
-    from traceproof.actors.inputs import make_inputs
     from traceproof.dataset.definition import Definition
+    from traceproof.execution.inputs import make_inputs
     from traceproof.ops import registry
     from traceproof.ops.cases import Case
 

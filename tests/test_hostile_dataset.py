@@ -16,8 +16,8 @@ from pipeline import Rows, Run, verdicts
 from traceproof.dataset.tree import Tree, read_tree
 from traceproof.lint import lint
 from traceproof.ops.rmsnorm.oracle import OP
-from traceproof.stages.plan import Selection, plan
-from traceproof.stages.report import report, table
+from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.report import report, table
 from traceproof.testgen.generate import GenerateOptions, generate
 from traceproof.testgen.known import Divergences
 from traceproof.untrusted.bounded import bounded

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from traceproof import jit
 from traceproof.actors import built
 from traceproof.ops.gdn.ground_truths.flashinfer import PREFILL_SM90
-from traceproof.pipeline import gpu_lease
+from traceproof.pipeline import gpu_lease, jit
 from traceproof.pipeline.gpu_lease import Gpu, lease, workers
 from traceproof.stacks import STACKS, flashinfer
 from traceproof.stacks.base import LIBRARIES, Module

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from traceproof.ops.cases import Case
 from traceproof.pipeline.load import LARGE_LANES, Load
-from traceproof.records import OpTypePlan, PlannedCase, PlannedDefinition
+from traceproof.pipeline.records import OpTypePlan, PlannedCase, PlannedDefinition
 
 OP_TYPE = "gemm"
 DEFINITIONS = 12

@@ -16,9 +16,9 @@ from traceproof.draw import Draw
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
+from traceproof.pipeline.records import OpTypePlan
+from traceproof.pipeline.stages.plan import Selection, plan
 from traceproof.reasons import Skip
-from traceproof.records import OpTypePlan
-from traceproof.stages.plan import Selection, plan
 
 PAGED: dict[str, Any] = {
     "name": "paged",

@@ -9,8 +9,8 @@ import pytest
 import torch
 from definitions import rmsnorm
 
-from traceproof.actors.inputs import make_inputs
 from traceproof.dataset.definition import Definition
+from traceproof.execution.inputs import make_inputs
 from traceproof.judge.output import Expected, judge_output
 from traceproof.ops import registry
 from traceproof.ops.base import Unsupported, Values

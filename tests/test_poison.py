@@ -11,8 +11,8 @@ from definitions import rmsnorm, write
 
 from traceproof.actors.reference import Reference
 from traceproof.dataset.tree import read_definition
+from traceproof.execution.runner import UNWRITTEN, poisoned
 from traceproof.ops.registry import for_definition
-from traceproof.runner import UNWRITTEN, poisoned
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 INTEGERS = [torch.int64, torch.int32, torch.int8, torch.uint8]

@@ -16,20 +16,20 @@ from publish_support import CASES, dataset, finished, path_of, row, with_piece
 from safetensors.torch import save_file
 
 from traceproof.actors import registry as actors
-from traceproof.actors.inputs import make_inputs
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_definition, read_tree
 from traceproof.errors import TraceproofError
+from traceproof.execution.inputs import make_inputs
 from traceproof.ops import lookup, registry
+from traceproof.pipeline.records import RunRecord
+from traceproof.pipeline.stages.manifest import Manifest
 from traceproof.publish.baseline import solution
 from traceproof.publish.bundle import Folder, joined, resolve
 from traceproof.publish.check import problems
 from traceproof.publish.ledger import Ledger, keep, tagged
 from traceproof.publish.parts import Answers, is_random, write_parts
 from traceproof.publish.prepare import Prepared, Source, dry_run, prepare, write_ledger
-from traceproof.records import RunRecord
 from traceproof.stacks import FIRST_TRUTHS
-from traceproof.stages.manifest import Manifest
 from traceproof.store import Store
 from traceproof.untrusted.tokens import without_secrets
 

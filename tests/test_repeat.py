@@ -12,9 +12,9 @@ from repository import Repository, own_dataset
 
 from traceproof.config.reading import config_of
 from traceproof.config.repeat_options import options
+from traceproof.pipeline.records import VerdictRow
+from traceproof.pipeline.stages.repeat import command
 from traceproof.reasons import Verdict
-from traceproof.records import VerdictRow
-from traceproof.stages.repeat import command
 
 ROOT = Path(__file__).resolve().parent.parent
 DATASET = str(ROOT / "tests" / "dataset")

@@ -10,8 +10,8 @@ import pytest
 from pipeline import summarise
 
 from traceproof.errors import TraceproofError
-from traceproof.known import Known, read_known
-from traceproof.stages.report import failed, report, table
+from traceproof.pipeline.known import Known, read_known
+from traceproof.pipeline.stages.report import failed, report, table
 
 ROOT = Path(__file__).resolve().parent.parent
 WHY = "the reference's fault: see docs/findings.md, evidence there"

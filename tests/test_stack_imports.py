@@ -27,10 +27,10 @@ MODULES = (
     "traceproof.actors.execute",
     "traceproof.actors.measure",
     "traceproof.actors.preload",
-    "traceproof.jit",
+    "traceproof.pipeline.jit",
     "traceproof.environments.probe",
-    "traceproof.runner",
-    "traceproof.stages.op_type_judge",
+    "traceproof.execution.runner",
+    "traceproof.pipeline.stages.op_type_judge",
     "traceproof.environments.toolkit",
     "traceproof.worker.host",
     "traceproof.worker.zygote",
@@ -60,4 +60,4 @@ def test_a_script_of_a_stack_is_imported_without_the_drivers_packages(name: str)
 
 
 def test_a_drivers_package_is_really_missing_there() -> None:
-    assert "ruamel" in imported("import traceproof.known").stderr
+    assert "ruamel" in imported("import traceproof.pipeline.known").stderr

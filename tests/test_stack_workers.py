@@ -11,7 +11,7 @@ import pytest
 from worker_pools import KINDS, SOURCES, TESTS
 
 from traceproof.execution.caller import CUDA_REFUSES
-from traceproof.stages.stack_workers import COMPILER, PRELOAD, StackWorkers
+from traceproof.pipeline.stages.stack_workers import COMPILER, PRELOAD, StackWorkers
 from traceproof.worker import Limits, Pool
 from traceproof.worker.model import NICE
 
@@ -45,7 +45,9 @@ def test_no_worker_that_gets_a_gpu_is_behind_what_cuda_does_not_start_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[object] = []
-    monkeypatch.setattr("traceproof.stages.stack_workers.Pool", lambda **given: asked.append(given["without"]))
+    monkeypatch.setattr(
+        "traceproof.pipeline.stages.stack_workers.Pool", lambda **given: asked.append(given["without"])
+    )
     for device in ("cuda", "cpu"):
         stack_workers("torch", device).pool()
         stack_workers("torch", device).untrusted(conceal=[])

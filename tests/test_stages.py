@@ -16,20 +16,20 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from traceproof.actors.execute import NO_SPACE
-from traceproof.actors.inputs import HOST_BYTES, drawing_device, fingerprints
 from traceproof.actors.registry import ACTORS
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
+from traceproof.execution.inputs import HOST_BYTES, drawing_device, fingerprints
 from traceproof.ops import registry
 from traceproof.ops.cases import Case
-from traceproof.stages import large
-from traceproof.stages.actor import MANY_TRIALS, _Trusted
-from traceproof.stages.actor import run as run_job
-from traceproof.stages.job import Job, opens_gpu
-from traceproof.stages.manifest import Manifest
-from traceproof.stages.plan import Selection, plan
-from traceproof.stages.progress import Progress
-from traceproof.stages.stack_workers import StackWorkers
+from traceproof.pipeline.stages import large
+from traceproof.pipeline.stages.actor import MANY_TRIALS, _Trusted
+from traceproof.pipeline.stages.actor import run as run_job
+from traceproof.pipeline.stages.job import Job, opens_gpu
+from traceproof.pipeline.stages.manifest import Manifest
+from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.progress import Progress
+from traceproof.pipeline.stages.stack_workers import StackWorkers
 from traceproof.store import Store
 from traceproof.worker import ItemOutcome, Limits, Pool, Status
 

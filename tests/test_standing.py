@@ -12,9 +12,9 @@ from repository import Repository, own_dataset
 from run_claims import claimed
 
 from traceproof.errors import TraceproofError
-from traceproof.records import OpTypePlan
-from traceproof.stages.report import report
-from traceproof.stages.standing import changed, read_summary, settle
+from traceproof.pipeline.records import OpTypePlan
+from traceproof.pipeline.stages.report import report
+from traceproof.pipeline.stages.standing import changed, read_summary, settle
 from traceproof.store import write_sealed
 
 NORM, OTHER_NORM = "rmsnorm/rmsnorm_h96", "rmsnorm/fused_add_rmsnorm_h96"

@@ -8,8 +8,8 @@ from xml.etree import ElementTree as ET
 
 from definitions import rmsnorm, write
 
-from traceproof.known import Known
-from traceproof.stages.stack_workers import StackWorkers
+from traceproof.pipeline.known import Known
+from traceproof.pipeline.stages.stack_workers import StackWorkers
 from traceproof.testgen.generate import PLACE, generate
 from traceproof.testgen.generate import GenerateOptions as Wanted
 from traceproof.testgen.known import Divergences

@@ -12,8 +12,8 @@ import pytest
 import torch
 from definitions import GOOD, rmsnorm, write
 
-from traceproof.actors.inputs import fingerprints
 from traceproof.draw import Draw
+from traceproof.execution.inputs import fingerprints
 from traceproof.testgen.support import trial as module
 from traceproof.testgen.support.cases import cases_of, read_definition
 from traceproof.testgen.support.suite import ReferenceTests

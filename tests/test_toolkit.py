@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from traceproof import jit
 from traceproof.config.schema import Config
 from traceproof.environments import toolkit
 from traceproof.environments.building import Installation, probe, resolve
 from traceproof.errors import TraceproofError
+from traceproof.pipeline import jit
 from traceproof.stacks.base import Module
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -141,7 +141,7 @@ def test_a_kernel_module_is_compiled_without_a_toolkit_of_the_machine(tmp_path: 
         if found is not None:
             (host / name).symlink_to(found)
     code = (
-        "import json, os, sys; from pathlib import Path; from traceproof import jit\n"
+        "import json, os, sys; from pathlib import Path; from traceproof.pipeline import jit\n"
         f"os.environ.update(jit.environment(Path(sys.argv[1]), {RECORD!r}))\n"
         "[(_, built)] = jit.build('flashinfer', [jit.Module('gen_norm')], at_once=1, seconds=900.0)\n"
         "sys.stdout.write(json.dumps([built.status, built.message, os.environ['TRACEPROOF_LIBRARIES']]))\n"

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from traceproof.dataset.definition import Definition
+from traceproof.execution.runner import read_mapped, write_back, write_outputs
 from traceproof.execution.transfer import Transfer
 from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
-from traceproof.runner import read_mapped, write_back, write_outputs
 
 DATASET = Path(__file__).parent / "dataset"
 CASE = Case("small-0", "small", {"batch_size": 2}, 0)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from traceproof.actors.inputs import fingerprints, make_inputs
 from traceproof.dataset.definition import Definition
+from traceproof.execution.inputs import fingerprints, make_inputs
 from traceproof.ops import registry
 from traceproof.ops.cases import Case
-from traceproof.stages.plan import Selection, plan
+from traceproof.pipeline.stages.plan import Selection, plan
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 TESTS = Path(__file__).parents[1]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from traceproof.actors import registry as actors
-from traceproof.actors.inputs import place
 from traceproof.dataset.definition import Definition
+from traceproof.execution.inputs import place
 from traceproof.ops import registry
 
 pytestmark = [

@@ -10,7 +10,8 @@ import torch
 from definitions import GOOD, rmsnorm
 from safetensors.torch import load_file
 
-from traceproof.actors import execute, inputs
+from traceproof.actors import execute
+from traceproof.execution import inputs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 LATE = (

@@ -19,17 +19,17 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from traceproof.actors import caches
 from traceproof.actors import registry as actors
 from traceproof.actors.base import Actor, named_outputs
-from traceproof.actors.inputs import drawing_device, fingerprints, make_inputs, place
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
+from traceproof.execution import caches
+from traceproof.execution.inputs import drawing_device, fingerprints, make_inputs, place
+from traceproof.execution.runner import CUDA_LOST, cuda_is_lost, plain_tensor
 from traceproof.execution.transfer import same_bits
 from traceproof.ops import registry as ops
 from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import Case
-from traceproof.runner import CUDA_LOST, cuda_is_lost, plain_tensor
 
 NO_SPACE = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EFBIG})\b")  # as safetensors tells it
 GOLDEN = 0x9E3779B97F4A7C15

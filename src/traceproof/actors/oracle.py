@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from traceproof.actors.base import Actor
 from traceproof.dataset.definition import Definition
-from traceproof.ops.base import Op, Unsupported, Values
+from traceproof.ops.base import Op, Tensors, Unsupported, Values
 from traceproof.reasons import Skip, Unavailable
-
-FLOOR = "@floor"
 
 
 class Oracle(Actor):
-    """Runs `op.oracle` and `op.floor`; floors are named `<output>@floor`."""
+    """Runs `op.answers`."""
 
     draws = False
 
@@ -25,8 +21,6 @@ class Oracle(Actor):
             return Unavailable(Skip.NO_ORACLE, str(unknown))
         return None
 
-    def run(self, definition: Definition, op: Op, inputs: Values) -> dict[str, Any]:
+    def run(self, definition: Definition, op: Op, inputs: Values) -> Tensors:
         """Outputs, extra entries and floors in one mapping."""
-        outputs: dict[str, Any] = dict(op.oracle(definition, inputs))
-        outputs.update({name + FLOOR: value for name, value in op.floor(definition, inputs).items()})
-        return outputs
+        return op.answers(definition, inputs)

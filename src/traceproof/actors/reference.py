@@ -10,8 +10,8 @@ from typing import Any
 
 from traceproof.actors.base import Actor
 from traceproof.dataset.definition import Definition
+from traceproof.execution.runner import poisoned
 from traceproof.ops.base import Op, Values
-from traceproof.runner import poisoned
 from traceproof.worker import policy
 from traceproof.worker.model import Refused
 

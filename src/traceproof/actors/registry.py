@@ -55,7 +55,7 @@ def _truth(name: str) -> ActorInfo:
         "traceproof.actors.truth:Truth",
         STACK_OF[name],
         trusted=True,
-        modules=(f"traceproof.stacks.{STACK_OF[name]}", "traceproof.jit"),
+        modules=(f"traceproof.stacks.{STACK_OF[name]}", "traceproof.pipeline.jit"),
         source=name,
     )
 
@@ -73,7 +73,7 @@ ACTORS: Mapping[str, ActorInfo] = MappingProxyType(
             "traceproof.actors.reference:Reference",
             MAIN,
             trusted=False,
-            modules=("traceproof.actors.measure", "traceproof.runner"),
+            modules=("traceproof.actors.measure", "traceproof.execution.runner"),
         ),
         # In float64 a CPU takes less than two seconds for such a case, and less than a crowded GPU for most.
         "oracle": ActorInfo("traceproof.actors.oracle:Oracle", MAIN, trusted=True, host_bytes=512 << 20),

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from traceproof.audit.process import RECORD
-from traceproof.runner import load_module
+from traceproof.execution.runner import load_module
 from traceproof.worker import policy
 
 GENERATORS = ("generate_random_inputs", "generate_random_inputs_moe", "make_inputs", "generate_inputs")

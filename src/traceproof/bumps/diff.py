@@ -8,8 +8,8 @@ from typing import Any
 
 from traceproof.actors.registry import ACTORS, PAIR
 from traceproof.bumps.history import Kept
+from traceproof.pipeline.records import WHOLE
 from traceproof.reasons import Skip, Verdict
-from traceproof.records import WHOLE
 from traceproof.stacks import distribution
 
 BAD = frozenset({Verdict.FAIL, Verdict.ERROR})

@@ -13,9 +13,9 @@ from typing import Any
 from traceproof.cli.supervise import supervise
 from traceproof.config.reading import config_of
 from traceproof.errors import TraceproofError
-from traceproof.jit import available_memory
 from traceproof.owner import own_folder
 from traceproof.pipeline.interrupts import INTERRUPTED
+from traceproof.pipeline.jit import available_memory
 from traceproof.worker.shared import commanding
 
 __all__ = ["config_of"]  # for commands, which take all that they need of a run from here

@@ -12,8 +12,8 @@ import typer
 
 from traceproof.cli import options, run
 from traceproof.errors import TraceproofError
+from traceproof.pipeline.records import VerdictRow, read_rows
 from traceproof.reasons import Verdict
-from traceproof.records import VerdictRow, read_rows
 from traceproof.text import block, printable
 
 NUMBERS = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "hit_ratio")

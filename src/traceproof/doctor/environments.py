@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from traceproof import jit
 from traceproof.config.schema import Config
 from traceproof.doctor.ask import ask
 from traceproof.doctor.model import Program, StackFound, State
 from traceproof.environments.building import FOLDER, WHOLE, Installation, built, has_driver, resolve
+from traceproof.pipeline import jit
 from traceproof.stacks import MAIN, PACKAGES, READER, STACK_OF, STACKS
 
 GPU_GB = 6.5  # of CUDA, torch and a ground truth when installed; measured over all of them

@@ -1,4 +1,4 @@
-"""Calls strangers' code in a worker that holds `traceproof.runner` and nothing else of this project.
+"""Calls strangers' code in a worker that holds `traceproof.execution.runner` and nothing else of this project.
 
 References, mutants of them, the code of other suites: whatever came with a definition is read by the policy first,
 loaded in a new worker with a folder of its own, and believed nothing but the bytes of its outputs and what it says
@@ -19,8 +19,8 @@ import traceproof
 from traceproof.owner import own_folder
 from traceproof.worker import MIB, Isolation, ItemOutcome, Limits, Pool, Session, Status, policy
 
-CALL = "traceproof.runner:setup"
-PRELOAD = ("torch", "traceproof.runner")  # of a pool for strangers' code
+CALL = "traceproof.execution.runner:setup"
+PRELOAD = ("torch", "traceproof.execution.runner")  # of a pool for strangers' code
 # CUDA does not start behind Landlock (cuInit gives 304, seen with driver 580); the file view of its own stays.
 CUDA_REFUSES = ("landlock",)
 SCRATCH_ROOM = 256 * MIB  # beside what a case is planned to need

@@ -1,7 +1,7 @@
 """One case, drawn and solved, and what the judge says of outputs.
 
 Every feature that judges a case on the spot comes here: calibration, mutants, laws, extraction's check, generated
-tests. The pipeline does the same in stages, with files in between (`traceproof.stages`).
+tests. The pipeline does the same in stages, with files in between (`traceproof.pipeline.stages`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from pathlib import Path
 
 import torch
 
-from traceproof.actors.inputs import make_inputs
-from traceproof.actors.oracle import Oracle
 from traceproof.dataset.definition import Definition
+from traceproof.execution.inputs import make_inputs
 from traceproof.judge.output import Expected, Ruling, judge_output
 from traceproof.ops import answers, registry
 from traceproof.ops.base import TORCH_DTYPES, Op
@@ -42,7 +41,7 @@ def solve(
     """Draw a case's inputs and compute what is right; nothing where the op has no oracle for the definition."""
     op, unknown = registry.for_definition(definition)
     inputs = make_inputs(op, definition, case, device=device, dataset=dataset)
-    oracle = {} if unknown is not None else Oracle().run(definition, op, inputs)
+    oracle = {} if unknown is not None else op.answers(definition, inputs)
     kept = {name: value.cpu() for name, value in oracle.items()}
     return Subject(definition=definition, op=op, case=case, inputs=inputs, oracle=kept, seed=seed)
 

@@ -1,7 +1,7 @@
 """A definition's reference, or another source in its place, run shut in from a process that has torch.
 
 Mutants, laws, extraction's check and generated tests call strangers' code here. The pipeline, whose supervisor has
-no torch, does the same with another worker for drawing and measuring (`traceproof.stages.reference`).
+no torch, does the same with another worker for drawing and measuring (`traceproof.pipeline.stages.reference`).
 """
 
 from __future__ import annotations

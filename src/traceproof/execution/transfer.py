@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from traceproof.dataset.definition import Definition
+from traceproof.execution.runner import aligned, dtype_name
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import Case
-from traceproof.runner import aligned, dtype_name
 from traceproof.untrusted.border import (
     MOST_OUTPUTS,
     NAME_CHARACTERS,

@@ -83,6 +83,11 @@ class Op(ABC):
         del definition, inputs
         return {}
 
+    def answers(self, definition: Definition, inputs: Values) -> Tensors:
+        """The oracle's entries, and the floors as `<output>@floor`."""
+        floors = self.floor(definition, inputs)
+        return {**self.oracle(definition, inputs), **{f"{name}@floor": value for name, value in floors.items()}}
+
     @abstractmethod
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """How each output is compared."""

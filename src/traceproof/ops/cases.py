@@ -10,7 +10,7 @@ from traceproof.digests import digest_json
 
 SIZES = ("small", "medium", "large")  # what `test_sizes` in config.yaml can name
 ALWAYS = ("edge", "adversarial")  # cases that run whatever test_sizes says
-HIDDEN = "hidden-"  # how the ids of hidden cases begin; see traceproof.stages.hidden
+HIDDEN = "hidden-"  # how the ids of hidden cases begin; see traceproof.pipeline.stages.hidden
 WORKLOADS = "workloads"  # the dataset's own workload lines
 
 

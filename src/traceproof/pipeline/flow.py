@@ -23,8 +23,8 @@ from traceproof.ops import registry
 from traceproof.pipeline.adapters import adapter_modules, compiles
 from traceproof.pipeline.load import Load
 from traceproof.pipeline.sources import Sources
+from traceproof.pipeline.stages.hidden import hidden_seed
 from traceproof.stacks import PACKAGES, STACKS, TRUTHS
-from traceproof.stages.hidden import hidden_seed
 
 GIB = 1 << 30
 
@@ -110,7 +110,9 @@ class Pipeline:
 
     def jit_code(self, stack: str, op_type: str) -> str:
         """Digest of the code that decides what is built for an op_type."""
-        return code_digest("traceproof.jit", f"traceproof.stacks.{stack}", *adapter_modules(stack, op_type))
+        return code_digest(
+            "traceproof.pipeline.jit", f"traceproof.stacks.{stack}", *adapter_modules(stack, op_type)
+        )
 
     @property
     def caches(self) -> str:
@@ -288,7 +290,7 @@ class Pipeline:
     @cached_property
     def cases_code(self) -> str:
         """Digest of the code that planning depends on."""
-        return code_digest("traceproof.stages.plan", *_ops())
+        return code_digest("traceproof.pipeline.stages.plan", *_ops())
 
     def outputs_code(self, op_type: str, actor: str) -> str:
         """Digest of the code that an actor's outputs depend on; it is part of their key in the store."""
@@ -296,17 +298,17 @@ class Pipeline:
 
     def actor_code(self, op_type: str, actor: str) -> str:
         """Digest of all code of an actor's job, the running of workers included."""
-        return code_digest("traceproof.stages.actor", *ACTORS[actor].code(op_type), *_op(op_type))
+        return code_digest("traceproof.pipeline.stages.actor", *ACTORS[actor].code(op_type), *_op(op_type))
 
     def judge_code(self, op_type: str) -> str:
         """Digest of the code that verdicts depend on, what explains them included."""
         bugs = registry.module(op_type, "bugs")
-        return code_digest("traceproof.stages.judge", *_op(op_type), *([bugs] if bugs else []))
+        return code_digest("traceproof.pipeline.stages.judge", *_op(op_type), *([bugs] if bugs else []))
 
     @cached_property
     def report_code(self) -> str:
         """Digest of the code that the summary depends on."""
-        return code_digest("traceproof.stages.report")
+        return code_digest("traceproof.pipeline.stages.report")
 
     @property
     def force_flag(self) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from traceproof.actors.registry import ACTORS
 from traceproof.ops.registry import record
-from traceproof.records import OpTypePlan
+from traceproof.pipeline.records import OpTypePlan
 from traceproof.stacks import STACK_OF, STACKS, TRUTHS
 
 MIB = 1 << 20

@@ -16,18 +16,18 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from traceproof.actors.inputs import make_inputs
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_bytes
+from traceproof.execution.inputs import make_inputs
 from traceproof.ops import registry
 from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import SIZES, Case
+from traceproof.pipeline.records import OpTypePlan
+from traceproof.pipeline.stages.manifest import Manifest
 from traceproof.publish.baseline import as_text, solution
 from traceproof.publish.ledger import Ledger
 from traceproof.publish.partial import Unemittable
-from traceproof.records import OpTypePlan
 from traceproof.stacks import STACK_OF, distribution
-from traceproof.stages.manifest import Manifest
 from traceproof.store import Store, write_json, write_text
 from traceproof.untrusted.names import fresh_folder, path_part
 

@@ -29,7 +29,7 @@ LISTED = f"{PACKAGE}.stacks"
 ROOTS = (
     *(f"{OWN}.{name}" for name in ("suite", "trial", "cases", "helpers")),
     # Named by strings: the actors, and what workers are started with.
-    *(f"{PACKAGE}.{name}" for name in ("actors.truth", "runner", "worker.zygote", "worker.host")),
+    *(f"{PACKAGE}.{name}" for name in ("actors.truth", "execution.runner", "worker.zygote", "worker.host")),
 )
 RENAMED = re.compile(rf"\b{PACKAGE}(?=\.[a-z_{{]| import |:)|(?<=^import ){PACKAGE}$", re.MULTILINE)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from traceproof.dataset.definition import Definition
 from traceproof.environments.versions import said
-from traceproof.known import read_known
-from traceproof.records import REFERENCE, VerdictRow, read_rows
+from traceproof.pipeline.known import read_known
+from traceproof.pipeline.records import REFERENCE, VerdictRow, read_rows
 
 
 class Divergences:

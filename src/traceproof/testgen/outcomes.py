@@ -11,9 +11,9 @@ from typing import Literal
 from xml.etree import ElementTree as ET  # written here, never read
 
 from traceproof.errors import TraceproofError
+from traceproof.pipeline.stages.lanes import lanes_of
+from traceproof.pipeline.stages.stack_workers import StackWorkers
 from traceproof.stacks import MAIN
-from traceproof.stages.lanes import lanes_of
-from traceproof.stages.stack_workers import StackWorkers
 from traceproof.store import write_text
 from traceproof.testgen.files import MARKER, classes
 from traceproof.testgen.worker import RunRequest, TestRow

@@ -10,7 +10,7 @@ from typing import TypedDict
 from rich.console import Console
 from rich.table import Table
 
-from traceproof.known import Entry, Known
+from traceproof.pipeline.known import Entry, Known
 from traceproof.testgen.outcomes import Row
 
 WIDTH = 118

@@ -97,7 +97,7 @@ def _text_of(error: BaseException) -> str:
 def describe(error: BaseException) -> str:
     """The exception and where it came from, without the frames of this package's worker."""
     own = str(Path(__file__).parent)
-    runner = f"{Path(own).parent}/runner.py"
+    runner = f"{Path(own).parent}/execution/runner.py"
     with contextlib.suppress(BaseException):
         frames_of = [
             frame

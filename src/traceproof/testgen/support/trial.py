@@ -16,9 +16,10 @@ import torch
 from traceproof.actors import registry
 from traceproof.actors.base import Actor, named_outputs
 from traceproof.actors.execute import GOLDEN, call_actor
-from traceproof.actors.inputs import make_inputs
 from traceproof.dataset.definition import Definition
 from traceproof.execution.case import Subject, entries_of, expectation, solve
+from traceproof.execution.inputs import make_inputs
+from traceproof.execution.runner import plain_tensor
 from traceproof.execution.source import Source, loaded, strangers
 from traceproof.execution.transfer import Taken
 from traceproof.judge.output import Ruling, judge_output
@@ -26,7 +27,6 @@ from traceproof.ops import registry as ops
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.reasons import Skip, Unavailable
-from traceproof.runner import plain_tensor
 from traceproof.worker import Limits, Pool
 
 REFERENCE = "reference"

@@ -13,18 +13,17 @@ from typing import Any
 
 import torch
 
-from traceproof.actors.inputs import make_inputs
 from traceproof.actors.registry import PAIR
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution.case import Subject, expectation
+from traceproof.execution.inputs import make_inputs
 from traceproof.judge.arbitration import agree, explain
 from traceproof.judge.output import Expected
 from traceproof.ops import registry
 from traceproof.ops.base import Op
 from traceproof.ops.compare import IndexSet, Samples
-from traceproof.reasons import Failure, Verdict
-from traceproof.records import (
+from traceproof.pipeline.records import (
     ORACLE,
     SHADOW,
     WHOLE,
@@ -35,6 +34,7 @@ from traceproof.records import (
     RunRecord,
     VerdictRow,
 )
+from traceproof.reasons import Failure, Verdict
 from traceproof.stacks import TRUTHS
 from traceproof.store import Store
 
@@ -135,7 +135,7 @@ class _CaseArbitrator:
         self._expected_record = arbitrator.oracle.get(planned.id)
         inputs = None if self._expected_record is None else self._expected_record.inputs
         here = {actor: cases.get(planned.id) for actor, cases in arbitrator.records.items()}
-        self._ran = {  # of a large case the judge has drawn the inputs itself; see traceproof.stages.large
+        self._ran = {  # of a large case the judge has drawn the inputs itself; see large.py
             actor: record
             for actor, record in here.items()
             if record is not None and record.status == "ok" and (planned.large or record.inputs == inputs)

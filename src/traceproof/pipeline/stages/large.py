@@ -16,18 +16,17 @@ from pathlib import Path
 
 import torch
 
-from traceproof.actors.inputs import drawing_device, fingerprints, make_inputs, place
-from traceproof.actors.oracle import Oracle
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution.case import expectation
+from traceproof.execution.inputs import drawing_device, fingerprints, make_inputs, place
 from traceproof.judge.numerics import Numerics
 from traceproof.judge.output import Expected, Ruling, judge_form, numerics_of, rule_on, surplus
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import IndexSet, Samples
+from traceproof.pipeline.records import WHOLE, PlannedCase, RunRecord
 from traceproof.reasons import Error, Verdict
-from traceproof.records import WHOLE, PlannedCase, RunRecord
 from traceproof.store import Store
 
 Rulings = Mapping[str, Ruling]  # by output, or WHOLE
@@ -168,7 +167,7 @@ class LargeCases:
                 value = value.narrow((spec.shape or ()).index(axis), start, length)
             cut[name] = value
         entries: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.definition.outputs}
-        for name, value in Oracle().run(self.definition, self.op, cut).items():
+        for name, value in self.op.answers(self.definition, cut).items():
             output, _, what = name.partition("@")
             entries[output][what] = value
         return entries

@@ -1,8 +1,8 @@
 """Build the kernel modules that the selected definitions need: side by side, into a cache of this stack and GPU.
 
-A module is built by a process of its own, `python -m traceproof.jit MODULE`, so that one that fails or takes too
-long costs its definitions only. The longest builds start first, and the others give way to those that hang on one
-long file: they decide when the last is done. Source files that no call of ours reaches are left out.
+A module is built by a process of its own, `python -m traceproof.pipeline.jit MODULE`, so that one that fails or
+takes too long costs its definitions only. The longest builds start first, and the others give way to those that
+hang on one long file: they decide when the last is done. Source files that no call of ours reaches are left out.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Running:
 def needed(cases: Path, stack: str, capability: tuple[int, int]) -> dict[str, Module]:
     """The modules that a stack needs for the definitions in a cases file, by label."""
     from traceproof.ops import lookup
-    from traceproof.records import OpTypePlan
+    from traceproof.pipeline.records import OpTypePlan
 
     found = {}
     for entry in OpTypePlan.read(cases).definitions.values():
@@ -123,7 +123,7 @@ def _start(stack: str, module: Module) -> _Running:
     log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with its outcome
     nice = 0 if module.generator in STACKS[stack].long_files else OTHERS_NICE
     order = json.dumps({"stack": stack, "nice": nice, **dataclasses.asdict(module)})
-    command = [sys.executable, "-m", "traceproof.jit", order]
+    command = [sys.executable, "-m", "traceproof.pipeline.jit", order]
     programs = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]  # ninja is the stack's
     process = subprocess.Popen(
         command,

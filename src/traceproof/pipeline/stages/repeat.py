@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 
-from traceproof.records import VerdictRow
+from traceproof.pipeline.records import VerdictRow
 
 
 def command(row: VerdictRow, further: str) -> str:

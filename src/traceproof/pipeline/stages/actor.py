@@ -10,15 +10,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from traceproof.actors import caches
+from traceproof.execution import caches
 from traceproof.owner import own_folder
+from traceproof.pipeline.records import (
+    LASTING,
+    ORACLE,
+    REFERENCE,
+    OpTypePlan,
+    PlannedCase,
+    PlannedDefinition,
+    RunRecord,
+)
+from traceproof.pipeline.stages.job import Job
+from traceproof.pipeline.stages.lanes import lanes_of
+from traceproof.pipeline.stages.manifest import Manifest, Records
+from traceproof.pipeline.stages.progress import Progress
+from traceproof.pipeline.stages.reference import PATIENCE, Call, References
 from traceproof.reasons import Skip
-from traceproof.records import LASTING, ORACLE, REFERENCE, OpTypePlan, PlannedCase, PlannedDefinition, RunRecord
-from traceproof.stages.job import Job
-from traceproof.stages.lanes import lanes_of
-from traceproof.stages.manifest import Manifest, Records
-from traceproof.stages.progress import Progress
-from traceproof.stages.reference import PATIENCE, Call, References
 from traceproof.store import Store, disk_errors
 from traceproof.worker import ItemOutcome, Pool, Status
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from traceproof.actors.registry import ACTORS
 from traceproof.digests import digest_json
-from traceproof.records import OpTypePlan, PlannedCase, PlannedDefinition
-from traceproof.stages.stack_workers import StackWorkers
+from traceproof.pipeline.records import OpTypePlan, PlannedCase, PlannedDefinition
+from traceproof.pipeline.stages.stack_workers import StackWorkers
 from traceproof.worker import Isolation, Limits
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from traceproof.pipeline.records import PlannedDefinition, RunRecord, VerdictRow
+from traceproof.pipeline.stages.arbitrator import Arbitrator
 from traceproof.reasons import Verdict
-from traceproof.records import PlannedDefinition, RunRecord, VerdictRow
-from traceproof.stages.arbitrator import Arbitrator
 from traceproof.store import Store, disk_errors, write_json
 from traceproof.untrusted.names import path_part
 

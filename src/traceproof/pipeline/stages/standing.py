@@ -17,7 +17,7 @@ from typing import Any
 
 from traceproof.digests import digest_bytes
 from traceproof.errors import TraceproofError
-from traceproof.records import OpTypePlan
+from traceproof.pipeline.records import OpTypePlan
 from traceproof.runs import under_way
 from traceproof.store import read_sealed
 from traceproof.untrusted.border import BorderError

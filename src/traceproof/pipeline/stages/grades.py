@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from traceproof.pipeline.records import REFERENCE, SHADOW, WHOLE, VerdictRow
 from traceproof.reasons import Grade, Verdict
-from traceproof.records import REFERENCE, SHADOW, WHOLE, VerdictRow
 from traceproof.stacks import TRUTHS
 
 

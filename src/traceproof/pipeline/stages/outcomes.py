@@ -8,8 +8,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
+from traceproof.pipeline.records import REFERENCE, VerdictRow
 from traceproof.reasons import Grade, Verdict
-from traceproof.records import REFERENCE, VerdictRow
 
 
 class Outcome(StrEnum):

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.errors import TraceproofError
-from traceproof.reasons import Error, Verdict
-from traceproof.records import (
+from traceproof.pipeline.records import (
     REFERENCE,
     WHOLE,
     BrokenFile,
@@ -21,14 +20,15 @@ from traceproof.records import (
     VerdictRow,
     rows_text,
 )
-from traceproof.stages.judge_settings import REPLAY, JudgeSettings
-from traceproof.stages.lanes import lanes_of
-from traceproof.stages.manifest import Manifest
+from traceproof.pipeline.stages.judge_settings import REPLAY, JudgeSettings
+from traceproof.pipeline.stages.lanes import lanes_of
+from traceproof.pipeline.stages.manifest import Manifest
+from traceproof.reasons import Error, Verdict
 from traceproof.store import write_text
 from traceproof.untrusted.names import OP_TYPE, confined, path_part
 from traceproof.worker import GIB, Isolation, Limits, Pool, Status
 
-SETUP = "traceproof.stages.op_type_judge:setup"
+SETUP = "traceproof.pipeline.stages.op_type_judge:setup"
 # Our own code over our own files: the limits are there to end what hangs.
 LIMITS = Limits(
     seconds=4 * 3600.0,

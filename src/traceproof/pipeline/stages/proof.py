@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from traceproof.pipeline.records import REFERENCE, SHADOW, WHOLE, VerdictRow
+from traceproof.pipeline.stages.grades import shadow_grade
 from traceproof.reasons import Grade, Skip, Verdict
-from traceproof.records import REFERENCE, SHADOW, WHOLE, VerdictRow
 from traceproof.stacks import STACK_OF, TRUTHS, distribution
-from traceproof.stages.grades import shadow_grade
 
 COMPARED = frozenset({Verdict.PASS, Verdict.FAIL})
 NO_TRUTH, ERROR, UNREADABLE, RELAXED = "no_truth", "error", "unreadable", "relaxed"

@@ -19,9 +19,9 @@ from typing import Any
 from traceproof.digests import digest_json
 from traceproof.execution.caller import NAN, Caller, CallRequest, calling, refusal
 from traceproof.owner import own_folder
-from traceproof.records import FLOOR, LASTING, SHADOW, PlannedCase, PlannedDefinition, RunRecord
-from traceproof.stages.job import Job
-from traceproof.stages.progress import Progress
+from traceproof.pipeline.records import FLOOR, LASTING, SHADOW, PlannedCase, PlannedDefinition, RunRecord
+from traceproof.pipeline.stages.job import Job
+from traceproof.pipeline.stages.progress import Progress
 from traceproof.store import Store, disk_errors
 from traceproof.untrusted import FLOAT64, OTHER_ORDER
 from traceproof.worker import MIB, Isolation, ItemOutcome, Pool, Session, Status

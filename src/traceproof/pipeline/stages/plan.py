@@ -14,10 +14,10 @@ from traceproof.errors import TraceproofError
 from traceproof.ops import registry
 from traceproof.ops.base import Op
 from traceproof.ops.cases import WORKLOADS, Case
+from traceproof.pipeline.records import BrokenFile, OpTypePlan, PlannedCase, PlannedDefinition, SkipNote
+from traceproof.pipeline.stages.hidden import hidden_cases
+from traceproof.pipeline.stages.large import is_large
 from traceproof.reasons import Skip
-from traceproof.records import BrokenFile, OpTypePlan, PlannedCase, PlannedDefinition, SkipNote
-from traceproof.stages.hidden import hidden_cases
-from traceproof.stages.large import is_large
 from traceproof.store import file_digest, write_if_changed
 from traceproof.text import printable
 from traceproof.untrusted.bounded import bounded

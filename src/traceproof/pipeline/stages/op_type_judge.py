@@ -14,8 +14,7 @@ from traceproof.errors import TraceproofError
 from traceproof.execution.case import expectation
 from traceproof.judge.output import Ruling, judge_output, surplus
 from traceproof.ops import registry
-from traceproof.reasons import Error, Failure, Skip, Verdict
-from traceproof.records import (
+from traceproof.pipeline.records import (
     ORACLE,
     REFERENCE,
     SHADOW,
@@ -27,13 +26,14 @@ from traceproof.records import (
     RunRecord,
     VerdictRow,
 )
-from traceproof.stages.arbitrator import Arbitrator, entries_of
-from traceproof.stages.grades import graded
-from traceproof.stages.judge_settings import REPLAY, JudgeSettings
-from traceproof.stages.large import LargeCases, Rulings
-from traceproof.stages.manifest import Manifest
-from traceproof.stages.repeat import command
-from traceproof.stages.replay import Bundles
+from traceproof.pipeline.stages.arbitrator import Arbitrator, entries_of
+from traceproof.pipeline.stages.grades import graded
+from traceproof.pipeline.stages.judge_settings import REPLAY, JudgeSettings
+from traceproof.pipeline.stages.large import LargeCases, Rulings
+from traceproof.pipeline.stages.manifest import Manifest
+from traceproof.pipeline.stages.repeat import command
+from traceproof.pipeline.stages.replay import Bundles
+from traceproof.reasons import Error, Failure, Skip, Verdict
 from traceproof.store import DamagedError
 
 Rows = list[VerdictRow]

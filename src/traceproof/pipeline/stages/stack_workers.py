@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from traceproof import jit
 from traceproof.execution import caller
+from traceproof.pipeline import jit
 from traceproof.stacks import STACKS
 from traceproof.worker import Pool
 from traceproof.worker.model import NICE

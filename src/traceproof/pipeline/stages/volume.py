@@ -9,7 +9,7 @@ from pathlib import Path
 
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
-from traceproof.records import OpTypePlan, PlannedCase
+from traceproof.pipeline.records import OpTypePlan, PlannedCase
 
 GIB = 1 << 30
 TOLD_BYTES = 4 * GIB  # a run that may write more says so

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from traceproof.actors import caches
+from traceproof.execution import caches
 from traceproof.untrusted import shadow
 
 CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
@@ -118,7 +118,7 @@ def _forget_the_project() -> None:
     """What has been imported to get here goes on; its names lead to it no more."""
     for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
         del sys.modules[name]
-    root = str(Path(__file__).parent.parent)
+    root = str(Path(__file__).parents[2])
     sys.path[:] = [path for path in sys.path if path != root]
     os.environ.pop("PYTHONPATH", None)
 

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from traceproof.actors.registry import ACTORS, PAIR
-from traceproof.known import Known, read_known
+from traceproof.pipeline.known import Known, read_known
+from traceproof.pipeline.records import REFERENCE, VerdictRow, read_rows
+from traceproof.pipeline.stages import proof
+from traceproof.pipeline.stages.outcomes import Outcomes, compared, sentence
+from traceproof.pipeline.stages.standing import KEY, standing
 from traceproof.reasons import Grade, Skip, Verdict
-from traceproof.records import REFERENCE, VerdictRow, read_rows
-from traceproof.stages import proof
-from traceproof.stages.outcomes import Outcomes, compared, sentence
-from traceproof.stages.standing import KEY, standing
 from traceproof.store import write_json
 from traceproof.text import printable
 
