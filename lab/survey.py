@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.errors import TraceproofError
-from traceproof.extract.catalogue import Parallel
 from traceproof.extract.pipeline import Choices, definitions_of, told
-from traceproof.extract.reading import Environment, Listing, Reading
+from traceproof.extract.reading import Environment, Listing
+from traceproof.models.catalogue import Parallel
+from traceproof.models.reading import Reading
 
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 PARSER.add_argument("--extract-python", type=Path, required=True)

@@ -9,7 +9,8 @@ from typing import Any
 from traceproof.extract import kernels
 from traceproof.extract.collect import Use
 from traceproof.extract.definitions import drafts
-from traceproof.extract.reading import Reading, parse
+from traceproof.extract.reading import parse
+from traceproof.models.reading import Reading
 from traceproof.ops.drafts import Draft
 
 GOLDEN = sorted((Path(__file__).parent / "extract_golden").glob("*.json"))

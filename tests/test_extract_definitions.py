@@ -15,8 +15,8 @@ from traceproof.dataset.definition import Definition
 from traceproof.execution.source import strangers
 from traceproof.extract.check import _judge_reference
 from traceproof.extract.compare import hidden_constants
+from traceproof.models.kernel import kernel
 from traceproof.ops.drafts import Draft
-from traceproof.ops.extraction import kernel
 from traceproof.ops.gemm.extraction import gemm
 from traceproof.ops.moe.extraction import moe
 from traceproof.ops.rmsnorm.extraction import norm

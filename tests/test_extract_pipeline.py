@@ -22,10 +22,11 @@ from traceproof.config.schema import ModelChoice
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.fetch import scan_digest
 from traceproof.errors import TraceproofError
-from traceproof.extract import catalogue, pipeline, stage
+from traceproof.extract import pipeline, stage
 from traceproof.extract.check import Finding
 from traceproof.extract.pipeline import Settings
 from traceproof.extract.reading import Environment
+from traceproof.models import catalogue
 
 MODEL = "llama_3_1_70b"
 NORM = "rmsnorm_h8192"

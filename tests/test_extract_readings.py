@@ -12,13 +12,15 @@ import pytest
 from extract_support import GOLDEN, golden, named, reading_of
 
 from traceproof.errors import TraceproofError
-from traceproof.extract import catalogue, config_json, formulas, kernels
+from traceproof.extract import config_json, formulas, kernels
 from traceproof.extract.bootstrap.versions import SUPPORTED, base_version
-from traceproof.extract.catalogue import Parallel
 from traceproof.extract.kernels import Unmapped
 from traceproof.extract.pipeline import Choices, definitions_of, model_of, summary, worlds
-from traceproof.extract.reading import Environment, Module, Reading, Second
-from traceproof.ops.extraction import Kernel
+from traceproof.extract.reading import Environment
+from traceproof.models import catalogue
+from traceproof.models.catalogue import Parallel
+from traceproof.models.kernel import Kernel
+from traceproof.models.reading import Module, Reading, Second
 
 
 def confirmed(reading: Reading, model: str) -> tuple[list[Kernel], list[Unmapped]]:

@@ -12,11 +12,13 @@ import typer
 from traceproof.cli import options
 from traceproof.cli.extract import interpreter
 from traceproof.errors import TraceproofError
-from traceproof.extract import catalogue, formulas, hierarchy
+from traceproof.extract import formulas, hierarchy
 from traceproof.extract.pipeline import Choices, definitions_of, model_of, told, worlds
-from traceproof.extract.reading import Environment, Module, Reading
+from traceproof.extract.reading import Environment
+from traceproof.models import catalogue
+from traceproof.models.kernel import Kernel
+from traceproof.models.reading import Module, Reading
 from traceproof.ops.drafts import Draft
-from traceproof.ops.extraction import Kernel
 from traceproof.stacks import READER
 
 

@@ -12,7 +12,6 @@ import typer
 from traceproof.cli import options, run
 from traceproof.environments import building as environments
 from traceproof.errors import TraceproofError
-from traceproof.extract import catalogue
 from traceproof.extract.pipeline import (
     PAGE_SIZES,
     Choices,
@@ -27,6 +26,7 @@ from traceproof.extract.pipeline import (
     worlds,
 )
 from traceproof.extract.reading import Environment
+from traceproof.models import catalogue
 from traceproof.stacks import MAIN, READER
 
 OUTPUT = Path("results/extracted")  # not the pipeline's own results/extract/dataset, which it writes anew

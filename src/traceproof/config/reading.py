@@ -18,7 +18,7 @@ from traceproof.config.schema import Config, ModelChoice, Selection
 from traceproof.dataset.source import Dataset
 from traceproof.dataset.tree import is_dataset, op_type_names
 from traceproof.errors import TraceproofError
-from traceproof.extract import catalogue
+from traceproof.models import catalogue
 from traceproof.ops import registry
 
 LOCKED = "locked"  # in the place of a dataset: the one that sources.lock pins

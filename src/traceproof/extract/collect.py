@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from traceproof.dataset.definition import Definition
-from traceproof.extract.catalogue import Parallel
+from traceproof.models.catalogue import Parallel
 from traceproof.ops.drafts import Draft
 
 

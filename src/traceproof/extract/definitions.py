@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from traceproof.extract.kernels import Unmapped
+from traceproof.models.kernel import Kernel
 from traceproof.ops.drafts import Draft
-from traceproof.ops.extraction import Choice, Kernel, extractions
+from traceproof.ops.extraction import Choice, extractions
 
 
 def drafts(

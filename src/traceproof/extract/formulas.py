@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from traceproof.errors import TraceproofError
-from traceproof.extract.catalogue import Parallel
 from traceproof.extract.config_json import Fields
+from traceproof.models.catalogue import Parallel
 
 # What config.json files call the same number.
 HIDDEN = ("hidden_size", "n_embd", "d_model")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from traceproof.errors import TraceproofError
-from traceproof.extract.reading import Module, Reading
+from traceproof.models.reading import Module, Reading
 
 IDENTIFIER = re.compile(r"[A-Za-z_$][\w$]*\Z")
 END_OF_LIST = re.compile(r"^\](?: satisfies Model\[\])?;?[ \t]*\r?$", re.MULTILINE)

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from traceproof.extract.evidence import Evidence
-from traceproof.extract.reading import Module, Reading
-from traceproof.ops.extraction import Fact, Kernel, extractions
+from traceproof.models.evidence import Evidence
+from traceproof.models.kernel import Fact, Kernel
+from traceproof.models.reading import Module, Reading
+from traceproof.ops.extraction import extractions
 
 STRUCTURE = ("block", "embedding", "top_k")  # modules that make no call of their own
 DECODERS = {"attention", "linear_attention", "mamba", "experts", "lm_head"}

@@ -14,20 +14,22 @@ from typing import Any, NamedTuple
 
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
-from traceproof.extract import catalogue, config_json, formulas, kernels
-from traceproof.extract.catalogue import Parallel
+from traceproof.extract import config_json, formulas, kernels
 from traceproof.extract.check import Finding, check
 from traceproof.extract.collect import Clash, Use, Wanted, collect
 from traceproof.extract.definitions import drafts
 from traceproof.extract.kernels import Unmapped
 from traceproof.extract.merge import Outcome, merge, write
-from traceproof.extract.reading import Environment, Reading
+from traceproof.extract.reading import Environment
 from traceproof.extract.recall import recall_table
 from traceproof.extract.sharing import write_sharing
 from traceproof.extract.templates import Templates, read_templates
 from traceproof.extract.trace_templates import TemplateReading, template_readings, template_report
+from traceproof.models import catalogue
+from traceproof.models.catalogue import Parallel
+from traceproof.models.kernel import Kernel
+from traceproof.models.reading import Reading
 from traceproof.ops.drafts import Draft
-from traceproof.ops.extraction import Kernel
 
 PAGE_SIZES = (1, 64)  # what the dataset has
 

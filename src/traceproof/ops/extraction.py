@@ -5,50 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from traceproof.extract.reading import Module, Reading
+from traceproof.models.evidence import Evidence
+from traceproof.models.kernel import Kernel
+from traceproof.models.reading import Module, Reading
 from traceproof.ops import registry
 from traceproof.ops.drafts import Draft
-
-if TYPE_CHECKING:
-    from traceproof.extract.evidence import Evidence
-    from traceproof.extract.reading import Module, Reading
-
-
-Fact = int | float | str | bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One kernel call of a model.
-
-    Attributes:
-        kind: of call, e.g. norm, linear, mla_absorbed.
-        facts: its constants on one rank, sorted by name.
-        count: how many modules make the call.
-        paths: the modules, layer numbers starred.
-        note: what the constants do not say, for the definition's description.
-    """
-
-    kind: str
-    facts: tuple[tuple[str, Fact], ...]
-    count: int = 1
-    paths: tuple[str, ...] = ()
-    note: str = field(default="", compare=False)
-
-    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - the facts' types differ by name
-        return dict(self.facts)[name]
-
-    @property
-    def role(self) -> str:
-        """The last part of the first module's path, e.g. `qkv_proj`."""
-        return self.paths[0].rpartition(".")[2] if self.paths else self.kind
-
-
-def kernel(kind: str, *, count: int, path: str, note: str = "", **facts: Fact) -> Kernel:
-    """A kernel with its facts sorted."""
-    return Kernel(kind, tuple(sorted(facts.items())), count, (path,), note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,14 +11,13 @@ from typing import Any
 
 from traceproof.actors.registry import ACTORS, for_op_type
 from traceproof.checkouts.lock import NAME
-from traceproof.codedigest import code_digest
+from traceproof.codedigest import SOURCE, code_digest
 from traceproof.config.reading import read_config
 from traceproof.config.repeat_options import options
 from traceproof.config.schema import Config
 from traceproof.dataset.fetch import FETCHED, folder_of, scan_digest, untouched
 from traceproof.digests import digest_bytes, digest_json
 from traceproof.environments.building import FOLDER, INSTALLED, Installation, has_driver, resolve
-from traceproof.extract import catalogue
 from traceproof.ops import registry
 from traceproof.pipeline.adapters import adapter_modules, compiles
 from traceproof.pipeline.load import Load
@@ -217,8 +216,8 @@ class Pipeline:
     @cached_property
     def extract_code(self) -> str:
         """Digest of what an extraction depends on: code, the texts of references, the bundled models."""
-        texts = Path(catalogue.__file__).parents[1]
-        files = sorted(path for path in texts.rglob("*") if path.suffix in {".py", ".json"})
+        texts = [path for folder in ("extract", "models") for path in (SOURCE / folder).rglob("*")]
+        files = sorted(path for path in texts if path.suffix in {".py", ".json"})
         files += sorted(registry.FOLDER.rglob("*.py.in"))
         parts = (registry.module(op_type, "extraction") for op_type in registry.known())
         code = code_digest("traceproof.extract.stage", *_ops(), *(name for name in parts if name is not None))

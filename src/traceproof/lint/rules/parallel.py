@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from traceproof.extract import catalogue
 from traceproof.lint.model import ERROR, WARNING, Hit, definition_rule, pointer, rule
 from traceproof.lint.subject import Dataset, Subject
+from traceproof.models import catalogue
 
 # Axes that tensor parallelism divides. Key and value heads are not here: they never go below one a rank.
 DIVIDED = ("num_qo_heads", "num_q_heads", "num_v_heads", "nheads")

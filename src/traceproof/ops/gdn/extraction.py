@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from traceproof.models.kernel import Kernel, kernel
 from traceproof.ops.drafts import Axes, Draft, Tensors, const, fill, scalar, tensor, var
-from traceproof.ops.extraction import Extraction, Kernel, kernel
+from traceproof.ops.extraction import Extraction
 
 if TYPE_CHECKING:
-    from traceproof.extract.evidence import Evidence
-    from traceproof.extract.reading import Module, Reading
+    from traceproof.models.evidence import Evidence
+    from traceproof.models.reading import Module, Reading
 
 
 Facts = dict[str, Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from traceproof.models.kernel import Kernel, kernel
 from traceproof.ops.common.attention_extraction import (
     KV_PAGES,
     LEN_INDPTR,
@@ -23,11 +24,11 @@ from traceproof.ops.common.attention_extraction import (
     table,
 )
 from traceproof.ops.drafts import Draft, Tensors, fill, scalar, tensor, var
-from traceproof.ops.extraction import Choice, Extraction, Kernel, kernel
+from traceproof.ops.extraction import Choice, Extraction
 
 if TYPE_CHECKING:
-    from traceproof.extract.evidence import Evidence
-    from traceproof.extract.reading import Module, Reading
+    from traceproof.models.evidence import Evidence
+    from traceproof.models.reading import Module, Reading
 
 PAGED_DECODE = "decode.BatchDecodeWithPagedKVCacheWrapper"
 PAGED_PREFILL = "prefill.BatchPrefillWithPagedKVCacheWrapper"

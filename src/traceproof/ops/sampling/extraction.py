@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from traceproof.models.kernel import Kernel, kernel
 from traceproof.ops.drafts import Draft, const, fill, tensor, var
-from traceproof.ops.extraction import Extraction, Kernel, kernel
+from traceproof.ops.extraction import Extraction
 
 if TYPE_CHECKING:
-    from traceproof.extract.evidence import Evidence
+    from traceproof.models.evidence import Evidence
 
 
 FILTERS = {

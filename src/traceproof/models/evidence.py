@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from traceproof.extract.catalogue import Parallel
-from traceproof.extract.reading import Second, Seen
-from traceproof.ops.extraction import Kernel
+from traceproof.models.catalogue import Parallel
+from traceproof.models.kernel import Kernel
+from traceproof.models.reading import Second, Seen
 
 Terms = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 FUSED = 8  # projections that one of SGLang's may be made of

@@ -1,0 +1,104 @@
+"""A reading: a model's modules at one parallelism, as SGLang and transformers lay them out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from traceproof.errors import TraceproofError
+from traceproof.models.catalogue import Parallel
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module of the model; equal ones are one entry with a count.
+
+    Attributes:
+        path: with `*` for layer numbers; "" is the model itself.
+        parent: the path of the module that holds it.
+        parent_class: that module's class.
+        class_name: SGLang's class.
+        kind: norm, linear, attention, linear_attention, mamba, experts, top_k, rope, ..., or block.
+        facts: per-rank shapes and constants; which ones depends on the kind.
+        count: how often it occurs.
+        source: the line that makes it, as far as it was found.
+    """
+
+    path: str
+    parent: str | None
+    parent_class: str | None
+    class_name: str
+    kind: str
+    facts: Mapping[str, Any]
+    count: int
+    source: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A module of transformers' model, or the projections of a part of its layers, with the facts of all ranks."""
+
+    path: str
+    kind: str
+    facts: Mapping[str, Any]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """Transformers' model of the same config.json.
+
+    Attributes:
+        modules: of it; empty where there is none.
+        problem: why there is none, or why not all of its modules were seen at work; empty: all were.
+    """
+
+    modules: tuple[Seen, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A model at one parallelism.
+
+    Attributes:
+        versions: of sglang, transformers and torch.
+        architecture: SGLang's class of the model.
+        experts: "routed only": SGLang may fuse shared experts into the routed ones where it launches on CUDA.
+        seconds, peak_mb: what the reading cost.
+    """
+
+    versions: Mapping[str, str]
+    architecture: str
+    parallel: Parallel
+    experts: str
+    modules: tuple[Module, ...]
+    seconds: float
+    peak_mb: int
+    second: Second = field(default_factory=Second, compare=False)
+
+    @property
+    def vocab(self) -> int:
+        """Size of the vocabulary, as the embedding has it."""
+        return int(self._embedding["vocab"])
+
+    @property
+    def hidden(self) -> int:
+        """Width of the residual stream."""
+        return int(self._embedding["hidden"])
+
+    @property
+    def _embedding(self) -> Mapping[str, Any]:
+        found = [module.facts for module in self.modules if module.kind == "embedding"]
+        if not found:
+            kind = (
+                "an encoder"
+                if any("ttention" in module.class_name for module in self.modules)
+                else "no language model"
+            )
+            raise TraceproofError(
+                f"SGLang's {self.architecture} has no token embedding: it is {kind}",
+                todo="Definitions are those of language models; `--list` names the architectures.",
+            )
+        return max(found, key=lambda facts: int(facts["vocab"]))  # positions have a smaller table
