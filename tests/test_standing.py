@@ -71,6 +71,16 @@ def test_a_summary_that_is_cut_short_is_an_error_and_no_traceback(run: Path, tex
     assert not (run / "summary.json").exists()
 
 
+@pytest.mark.parametrize("place", range(5, 400, 37))
+def test_a_summary_with_a_flipped_bit_is_not_believed(run: Path, place: int) -> None:
+    data = bytearray((run / "summary.json").read_bytes())
+    data[place] ^= 1
+    (run / "summary.json").write_bytes(data)
+    with pytest.raises(TraceproofError, match=r"summary\.json"):
+        read_summary(run / "summary.json", run)
+    assert settle(run, Path(), "") == ["summary.json"]
+
+
 def test_a_plan_that_is_cut_short_is_made_again(run: Path) -> None:
     (run / "summary.json").unlink()
     (run / "cases" / "gemm.json").write_text('{"op_type": "ge', encoding="utf-8")

@@ -18,7 +18,7 @@ from traceproof.pipeline.stages import proof
 from traceproof.pipeline.stages.outcomes import Outcomes, compared, sentence
 from traceproof.pipeline.stages.standing import KEY, standing
 from traceproof.reasons import Grade, Skip, Verdict
-from traceproof.store import write_json
+from traceproof.store import write_sealed
 from traceproof.text import printable
 
 WIDTH = 118
@@ -38,7 +38,7 @@ def report(
     rows = (row for path in verdicts for row in read_rows(path))
     value = summarise(rows, read_known(known), stacks)
     run = verdicts[0].parent.parent if verdicts else summary.parent
-    write_json(summary, value | {KEY: standing(run, {path.stem for path in verdicts})})
+    write_sealed(summary, value | {KEY: standing(run, {path.stem for path in verdicts})})
     return value
 
 

@@ -6,7 +6,6 @@ and takes a summary for new whose verdicts a failed job removed, or whose file i
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -63,13 +62,13 @@ def read_summary(path: Path, run: Path) -> dict[str, Any]:
     """A run's summary, if it is one of the verdicts that are there.
 
     Raises:
-        TraceproofError: it is absent, cut short or stale.
+        TraceproofError: it is absent, not what was written, or stale.
     """
     again = "Run the same command again; what is finished is kept."
     try:
-        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        value = read_sealed(path)
         found = changed(run, value)
-    except (OSError, ValueError) as error:
+    except BorderError as error:
         raise TraceproofError(f"{path} can not be read: {error}", todo=again) from error
     if found:
         raise TraceproofError(
@@ -139,8 +138,8 @@ def _stale(folder: Path, summary: Path) -> set[str]:
     _not_ahead(summary)
     own = str(summary.relative_to(folder))
     try:
-        found = changed(folder, json.loads(summary.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        found = changed(folder, read_sealed(summary))
+    except BorderError:
         return {own}
     stale = {own} if found else set()
     for name in found:
