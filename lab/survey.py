@@ -22,6 +22,7 @@ from typing import Any
 from traceproof.errors import TraceproofError
 from traceproof.extract.pipeline import Choices, definitions_of, told
 from traceproof.extract.reading import Environment, Listing
+from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel
 from traceproof.models.reading import Reading
 
@@ -70,12 +71,19 @@ def survey(listing: Listing, environment: Environment, only: Sequence[str]) -> l
         for kind, config in listing.defaults.items()
         if config["architectures"][0] in listing.architectures and (not only or kind in only)
     }
-    jobs = [dict(config) | facts["*"] | facts.get(kind, {}) for kind, config in both.items()]
+    jobs = [_config(config, facts["*"], facts.get(kind, {})) for kind, config in both.items()]
     readings = environment.read_all([(config, Parallel(1, 1)) for config in jobs])
     return [
         row(kind, config, reading, own=kind in facts)
         for kind, config, reading in zip(both, jobs, readings, strict=True)
     ]
+
+
+def _config(config: Mapping[str, Any], all_of_them: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """A default config with facts; `catalogue` names a bundled model in its place."""
+    if "catalogue" in own:
+        return dict(catalogue.entries()[own["catalogue"]].config)
+    return {**config, **all_of_them, **own}
 
 
 def row(kind: str, config: Mapping[str, Any], reading: Reading | TraceproofError, *, own: bool) -> Row:

@@ -213,6 +213,8 @@ def _try_routers(model: nn.Module, notes: Notes, hidden: int) -> None:
             if type(holder) not in known:
                 known[type(holder)] = behaviour.routing(holder, child, hidden)
             notes.routing[id(child)] = known[type(holder)] or {}
+            for inner in child.children():  # their activation, which is not run
+                notes.widths[id(inner)] = int(_experts(child, hidden)["intermediate"])
 
 
 def _is_experts(module: nn.Module) -> bool:

@@ -93,6 +93,7 @@ EXTRACTION = Extraction(
         "GemmaRMSNorm": ("norm", _norm("gemma")),
         "Gemma3RMSNorm": ("norm", _norm("gemma")),
         "RMSNorm": ("norm", _norm("plain")),
+        "RMSNormGated": ("norm", _norm("gated")),
         "FusedRMSNormGated": ("norm", _norm("gated")),
         "Mixer2RMSNormGated": ("norm", _norm("gated")),
         "LayerNorm": ("norm", _norm("layer")),
