@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("Snakefile", "rules", "scripts", "envs", "profiles", "src", "sources.lock")
 NAMES = ("rmsnorm/rmsnorm_h96", "gemm/gemm_n96_k160")
 MOST_RUNS = 4  # until one ends by itself
+RETRY_SECONDS = 3.0  # one is refused while a killed one is still ending
 LEAVE_SECONDS = 15.0  # that processes of a run may take to end
 # What a process is called by: a word of its command line. The first that fits, so the special ones come first.
 KINDS = {
@@ -121,7 +122,11 @@ class Copy:
 
     def finish(self, what: str) -> str:
         """Run until one ends by itself, and say what is wrong then; empty: nothing."""
-        if not any(self.start().wait() == 0 for _ in range(MOST_RUNS)):
+        for _ in range(MOST_RUNS):
+            if self.start().wait() == 0:
+                break
+            time.sleep(RETRY_SECONDS)
+        else:
             return f"NO RUN ENDED WELL after {what}"
         wrong = [] if self.verdicts() == self.wanted else ["VERDICTS DIFFER"]
         return "; ".join(wrong + [f"left: {name}" for name in self.left()])
@@ -170,10 +175,9 @@ def disturbed(copy: Copy, kills: int, draw: random.Random) -> tuple[list[str], s
         time.sleep(draw.uniform(0.2, 0.6 * copy.seconds))
         if name := kill_one(run, draw) if run.poll() is None else "":
             killed.append(name)
-        else:
-            copy.clear()  # all done before the next kill
-            run = copy.start()
-        if run.poll() is not None:
+        if run.poll() == 0:  # all done before the next kill
+            copy.clear()
+        if run.poll() is not None:  # perhaps refused, since what was killed is still ending
             run = copy.start()
     run.wait()
     return killed, copy.finish(f"kills of {', '.join(killed)}")

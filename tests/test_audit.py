@@ -208,6 +208,16 @@ def test_a_file_that_cannot_be_collected_says_why(dataset: Path) -> None:
     assert "No module named 'torch.no_such_module'" in report.not_run["test_x.py"]
 
 
+def test_tests_that_pytest_does_not_get_to_say_why(dataset: Path) -> None:
+    folder = dataset / "tests"
+    folder.mkdir()
+    (folder / "test_x.py").write_text("def test_a():\n    assert f() == 1\n")
+    hook = "import pytest\n\ndef pytest_configure():\n    raise pytest.UsageError('give the dataset')\n"
+    (folder / "conftest.py").write_text(hook)
+    report = audit(folder, Settings(dataset=dataset, python=sys.executable))
+    assert "give the dataset" in report.not_run["test_x.py"]
+
+
 STEALS = """
 import os, pathlib, socket
 SEEN = dict(os.environ)

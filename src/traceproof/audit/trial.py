@@ -88,8 +88,11 @@ def run_pytest(path: Path, note: Note) -> None:
     import pytest
 
     arguments = [str(path), "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        pytest.main(arguments, plugins=[_Watch(note)])
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
+        code = pytest.main(arguments, plugins=[_Watch(note)])
+    if code in {pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR}:  # no test was even looked for
+        lines = said.getvalue().strip().splitlines() or ["pytest did not say why"]
+        note({"problem": f"pytest ended with {code}: {lines[-1][-200:]}"})
 
 
 class _Watch:
