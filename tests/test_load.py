@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from traceproof.ops.cases import Case
-from traceproof.pipeline.load import LARGE_LANES, Load
+from traceproof.pipeline.load import LANES, Load
 from traceproof.pipeline.records import OpTypePlan, PlannedCase, PlannedDefinition
 
 OP_TYPE = "gemm"
@@ -35,14 +35,13 @@ def load(folder: Path, *, large: bool, gpu: bool = True) -> Load:
     return Load(folder, side_by_side=gpu)
 
 
-def test_the_judge_of_large_cases_has_more_lanes_and_its_actors_start_before_others(tmp_path: Path) -> None:
-    small = load(tmp_path, large=False)
-    few, late = small.judge_lanes(OP_TYPE), small.priority(OP_TYPE, "torch")
-    (tmp_path / "large").mkdir()
-    large = load(tmp_path / "large", large=True)
-    assert large.judge_lanes(OP_TYPE) == LARGE_LANES > few
-    assert large.priority(OP_TYPE, "torch") > late
-    assert large.judge_mb(OP_TYPE) > small.judge_mb(OP_TYPE)
+def test_actors_of_large_cases_start_before_others(tmp_path: Path) -> None:
+    late = load(tmp_path, large=False).priority(OP_TYPE, "torch")
+    assert load(tmp_path, large=True).priority(OP_TYPE, "torch") > late
+
+
+def test_definitions_are_judged_side_by_side_where_there_is_a_gpu(tmp_path: Path) -> None:
+    assert load(tmp_path, large=True).judge_lanes(OP_TYPE) == LANES
 
 
 def test_without_a_gpu_one_definition_is_judged_at_a_time(tmp_path: Path) -> None:

@@ -265,8 +265,8 @@ def test_workload_lines_are_cases_and_a_blob_that_is_missing_is_a_skip(dataset: 
     inputs = {"hidden_states": {"type": "random"}, "weight": {"type": "random"}}
     stored = inputs | {"weight": {"type": "safetensors", "path": "blob/none.safetensors", "tensor_key": "x"}}
     lines = [
-        {"definition": "rmsnorm_a", "workload": {"uuid": uuid, "axes": {"batch_size": 3}, "inputs": given}}
-        for uuid, given in (("one", inputs), ("two", stored))
+        {"definition": "rmsnorm_a", "workload": {"uuid": uuid, "axes": {"batch_size": size}, "inputs": given}}
+        for uuid, size, given in (("one", 3, inputs), ("two", 3, stored), ("huge", 1 << 24, inputs))
     ]
     path = dataset / "workloads" / "rmsnorm" / "rmsnorm_a.jsonl"
     path.parent.mkdir(parents=True)
@@ -274,8 +274,11 @@ def test_workload_lines_are_cases_and_a_blob_that_is_missing_is_a_skip(dataset: 
     everything(dataset)
     done = run_pytest(dataset, "-v", "--workloads=yes", "-k", "RmsnormA and test_correctness and workload")
     assert "2 passed" in done.stdout
+    assert "workload-huge" not in done.stdout  # marked slow
     assert "blob_missing: the dataset has no blob/none.safetensors" in done.stdout
     assert done.returncode == 0
+    slow = run_pytest(dataset, "--collect-only", "-v", "--workloads=yes", "--slow", "-k", "workload-huge")
+    assert "test_correctness[workload-huge]" in slow.stdout
     without = run_pytest(dataset, "-v", "--device=cpu", "-k", "RmsnormA and test_correctness")
     assert "[workload" not in without.stdout
 

@@ -12,6 +12,8 @@ SIZES = ("small", "medium", "large")  # what `test_sizes` in config.yaml can nam
 ALWAYS = ("edge", "adversarial")  # cases that run whatever test_sizes says
 HIDDEN = "hidden-"  # how the ids of hidden cases begin; see traceproof.pipeline.stages.hidden
 WORKLOADS = "workloads"  # the dataset's own workload lines
+# What a case needs, by its op's estimate, to count as large; docs/benchmarks.md has the measurement.
+LARGE_BYTES = 64 << 20
 
 
 def is_hidden(case: str | None) -> bool:

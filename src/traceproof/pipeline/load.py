@@ -14,7 +14,6 @@ from traceproof.stacks import STACK_OF, STACKS, TRUTHS
 MIB = 1 << 20
 BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and torch loaded in each
 LANES = 4  # definitions of one op_type side by side: long references on a GPU, and the judge beside one
-LARGE_LANES = 8  # the judge of large cases, which reads gigabytes and is the last to end
 FEW_LANES = 2  # other references
 SLACK = 1.25  # estimates were up to a fifth below what was measured
 
@@ -60,10 +59,7 @@ class Load:
 
         One, but where there is a GPU: it is done with most op_types at about the same time.
         """
-        if not self.side_by_side:
-            return 1
-        plan = self._plan(op_type)
-        return max(1, min(LARGE_LANES if plan.large else LANES, len(plan.needs)))
+        return max(1, min(LANES, len(self._plan(op_type).needs))) if self.side_by_side else 1
 
     def actor_mb(self, op_type: str, actor: str) -> int:
         """Memory of an actor's job over one op_type's cases, in MiB."""

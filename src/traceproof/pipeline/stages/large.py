@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +21,8 @@ from traceproof.execution.case import expectation
 from traceproof.execution.inputs import drawing_device, fingerprints, make_inputs, place
 from traceproof.judge.numerics import Numerics
 from traceproof.judge.output import Expected, Ruling, judge_form, numerics_of, rule_on, surplus
-from traceproof.ops.base import Op, Tensors, Values
-from traceproof.ops.cases import Case
+from traceproof.ops.base import Op, Values
+from traceproof.ops.cases import LARGE_BYTES, Case
 from traceproof.ops.compare import IndexSet, Samples
 from traceproof.pipeline.records import WHOLE, PlannedCase, RunRecord
 from traceproof.reasons import Error, Verdict
@@ -31,8 +30,6 @@ from traceproof.store import Store
 
 Rulings = Mapping[str, Ruling]  # by output, or WHOLE
 # Elements of all outputs in a chunk: 128 MiB per float64 temporary on a GPU, a share of the cache on a CPU.
-READERS = 3  # threads that read a case's outputs
-LARGE_BYTES = 64 << 20  # as the op estimates the memory of a case; docs/benchmarks.md has the measurement
 CHUNK_ELEMENTS = {"cuda": 1 << 24, "cpu": 1 << 20}
 
 
@@ -102,7 +99,8 @@ class LargeCases:
             if record.inputs != seen:
                 differ = f"inputs {record.inputs} were seen, the oracle saw {seen}"
                 found[actor] = {WHOLE: Ruling(Verdict.ERROR, Error.INPUTS_DIFFER, differ, {})}
-        for actor, outputs in self._outputs({actor: ran[actor] for actor in ran if actor not in found}):
+                continue
+            outputs = self.outputs.tensors(str(record.key), record.as_json())
             found[actor] = {name: surplus(name) for name in outputs if name not in self.definition.outputs}
             for name in self.definition.outputs:
                 expected = expectation(self.definition, self.op, case, name, {}, in_chunks=True)
@@ -116,16 +114,6 @@ class LargeCases:
         for one in measured:
             found[one.actor][one.output] = rule_on(one.numerics)
         return {actor: found[actor] for actor in ran}
-
-    def _outputs(self, ran: Mapping[str, RunRecord]) -> Iterator[tuple[str, Tensors]]:
-        """Outputs by actor, read side by side: reading one and its digest take longer than judging it."""
-        with ThreadPoolExecutor(READERS) as threads:
-            reading = {
-                actor: threads.submit(self.outputs.tensors, str(record.key), record.as_json())
-                for actor, record in ran.items()
-            }
-            for actor in ran:
-                yield actor, reading.pop(actor).result()
 
     def _numerics(self, expected: Expected) -> Numerics:
         kind = expected.comparison

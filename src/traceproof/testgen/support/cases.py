@@ -8,7 +8,7 @@ from pathlib import Path
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import Op
-from traceproof.ops.cases import WORKLOADS, Case
+from traceproof.ops.cases import LARGE_BYTES, WORKLOADS, Case
 
 
 def read_definition(path: Path) -> Definition:
@@ -37,6 +37,13 @@ def workload_cases(dataset: Path, definition: Definition, seed: int) -> list[Cas
                 name, inputs = f"workload-{workload['uuid']}", {"inputs": workload["inputs"]}
                 cases.append(Case(name, WORKLOADS, workload["axes"], seed, inputs))
     return cases
+
+
+def is_slow(definition: Definition, case: Case) -> bool:
+    """Whether a case is one of the large sizes: by its name, or a workload line that needs as much."""
+    if case.size != WORKLOADS:
+        return case.size == "large"
+    return registry.for_definition(definition)[0].memory(definition, case) >= LARGE_BYTES
 
 
 def cheapest(definition: Definition, cases: list[Case]) -> Case | None:

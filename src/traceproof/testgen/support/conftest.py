@@ -24,6 +24,7 @@ from traceproof.stacks import PACKAGES, STACKS  # noqa: E402
 from traceproof.testgen.support.cases import (  # noqa: E402
     cases_of,
     cheapest,
+    is_slow,
     read_definition,
     workload_cases,
 )
@@ -45,7 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--dataset", default=str(FOLDER.parent.parent), help="The dataset that holds definitions/.")
     group.addoption("--seed", type=int, default=0, help="Of all inputs.")
     group.addoption("--test-sizes", nargs="+", choices=SIZES, help="Each class has its own if left out.")
-    group.addoption("--slow", action="store_true", help="Run the large sizes too, which are marked slow.")
+    group.addoption(
+        "--slow",
+        action="store_true",
+        help="Run the large sizes and large workload lines too: they are marked slow.",
+    )
     group.addoption(
         "--tolerance", type=float, help="Accept floats within this atol and rtol; each class may have its own."
     )
@@ -199,7 +204,7 @@ def _chosen(fixture: str, tests: type[ReferenceTests], config: pytest.Config) ->
         least = cheapest(definition, [case for case in ordinary if case.size != WORKLOADS])
         return [] if least is None else [_parameter(least, slow=False)]
     wanted = ordinary if fixture == "trial" else [case for case in cases if case.size in ALWAYS]
-    return [_parameter(case, slow=case.size == "large") for case in wanted]
+    return [_parameter(case, slow=is_slow(definition, case)) for case in wanted]
 
 
 def _parameter(case: Case, *, slow: bool) -> Any:  # noqa: ANN401 - pytest's own type is private
