@@ -178,7 +178,8 @@ def test_the_shadow_of_a_right_reference_is_what_the_oracle_says(definition: Def
         if isinstance(kind, Close) and not isinstance(kind, Quantised):
             oracle = known[name].double()
             off, lost = (float((one[name].double() - oracle).abs().max()) for one in (found, plain))
-            assert off <= max(lost / 4, 1e-12 * float(oracle.abs().max())), (name, off, lost)
+            assert off <= 1e-13 * float(oracle.abs().max()), (name, off)
+            assert off < lost / 1000, (name, off, lost)
             compared += 1
     assert compared
 
