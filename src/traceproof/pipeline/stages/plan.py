@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
@@ -80,6 +80,13 @@ def _selected(tree: Tree, selection: Selection) -> dict[str, list[str]]:
         groups.setdefault(entry.definition.op_type, []).append(name)
     for broken in tree.broken:
         groups.setdefault(_group(broken), [])  # a folder of broken files still gets its verdicts
+    _check_names(tree, selection, groups)
+    if selection.op_types:
+        groups = {name: groups[name] for name in selection.op_types}
+    return _named(tree, selection.definitions, groups) if selection.definitions else groups
+
+
+def _check_names(tree: Tree, selection: Selection, groups: Mapping[str, list[str]]) -> None:
     problems = [
         f"op_type {name!r} has no definition; {_closest(name, groups)}; there are: {', '.join(sorted(groups))}"
         for name in selection.op_types
@@ -92,18 +99,17 @@ def _selected(tree: Tree, selection: Selection) -> dict[str, list[str]]:
     ]
     if problems:
         raise TraceproofError(f"the selection does not fit the dataset {tree.root}", problems=problems)
-    if selection.op_types:
-        groups = {name: groups[name] for name in selection.op_types}
-    if selection.definitions:
-        wanted = set(selection.definitions)
-        groups = {name: sorted(wanted & set(members)) for name, members in groups.items()}
-        groups = {name: members for name, members in groups.items() if members}
-        if not groups:
-            problems = [f"{name} is of {tree.definitions[name].definition.op_type}" for name in sorted(wanted)]
-            raise TraceproofError(
-                "no definition is of both the names and the op_types selected", problems=problems
-            )
-    return groups
+
+
+def _named(tree: Tree, names: Iterable[str], groups: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """What of the groups has these names."""
+    wanted = set(names)
+    found = {op_type: sorted(wanted & set(members)) for op_type, members in groups.items()}
+    found = {op_type: members for op_type, members in found.items() if members}
+    if not found:
+        problems = [f"{name} is of {tree.definitions[name].definition.op_type}" for name in sorted(wanted)]
+        raise TraceproofError("no definition is of both the names and the op_types selected", problems=problems)
+    return found
 
 
 def _check_cases(selection: Selection, groups: Mapping[str, list[str]]) -> None:
@@ -183,16 +189,11 @@ def _cases(
     if blocked is not None:
         return [_without_inputs(blocked, selection)]
     cases = list(op.cases(definition, sizes=selection.sizes, seed=selection.seed))
-    skips: dict[str, SkipNote] = {}
+    skips: dict[str, SkipNote | None] = {}
     for line in lines:
         case = workload_case(line, selection.seed)
         cases.append(case)
-        if line.missing:
-            message = f"{line.path}:{line.line}: no {line.missing[0]} in the dataset"
-            skips[case.id] = SkipNote(reason=Skip.BLOB_MISSING, message=message)
-        elif any(data.type == "custom" for data in line.trace.workload.inputs.values()):
-            message = f"{line.path}:{line.line}: its inputs are made by code of the definition's"
-            skips[case.id] = SkipNote(reason=Skip.NO_INPUTS, message=message)
+        skips[case.id] = _skip_of(line)
     make = partial(_planned, definition, op, selection, unknown)
     planned = _mark_repeat([make(case, skips.get(case.id)) for case in cases])
     base = next((case for case, entry in zip(cases, planned, strict=True) if entry.repeat), None)
@@ -201,11 +202,25 @@ def _cases(
         options = f"--seed {base.seed} --hidden-seed {selection.hidden_seed}"
         planned += [make(case, None).model_copy(update={"hidden": options}) for case in hidden]
     selection.met.update(entry.id for entry in planned)
-    if selection.cases:
-        planned = [entry for entry in planned if entry.id in selection.cases]
-        shown = _mark_repeat([entry for entry in planned if not entry.hidden])
-        planned = [*shown, *(entry for entry in planned if entry.hidden)]
-    return planned
+    return _wanted(planned, selection.cases) if selection.cases else planned
+
+
+def _skip_of(line: WorkloadLine) -> SkipNote | None:
+    """Why a workload line is not run; None: it is."""
+    where = f"{line.path}:{line.line}"
+    if line.missing:
+        return SkipNote(reason=Skip.BLOB_MISSING, message=f"{where}: no {line.missing[0]} in the dataset")
+    if any(data.type == "custom" for data in line.trace.workload.inputs.values()):
+        message = f"{where}: its inputs are made by code of the definition's"
+        return SkipNote(reason=Skip.NO_INPUTS, message=message)
+    return None
+
+
+def _wanted(planned: Iterable[PlannedCase], ids: Collection[str]) -> list[PlannedCase]:
+    """The cases of these ids, hidden ones last; another is repeated where the one that was is not among them."""
+    chosen = [entry for entry in planned if entry.id in ids]
+    shown = _mark_repeat([entry for entry in chosen if not entry.hidden])
+    return [*shown, *(entry for entry in chosen if entry.hidden)]
 
 
 def _without_inputs(why: str, selection: Selection) -> PlannedCase:
