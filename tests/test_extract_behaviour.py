@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from traceproof.extract.bootstrap import behaviour
+from traceproof.extract.bootstrap import behaviour, facts
 from traceproof.extract.bootstrap.forks import forked
 
 
@@ -32,9 +32,9 @@ class Norm(nn.Module):
     [(Norm(24, 0.0), "plain"), (Norm(24, 1.0), "gemma"), (Norm(24, 0.0, centred=True), "layer")],
 )
 def test_a_norm_is_known_by_what_it_does_to_rows(module: nn.Module, variant: str) -> None:
-    [(kind, facts)] = behaviour.leaf(module, 24)
+    [(kind, found)] = behaviour.leaf(module, 24)
     assert kind == "norm"
-    assert facts == {"hidden": 24, "eps": 1e-6, "weight": True, "variant": variant}
+    assert found == {"hidden": 24, "eps": 1e-6, "weight": True, "variant": variant}
 
 
 class Scaled(nn.Module):
@@ -125,6 +125,27 @@ def test_a_router_is_known_by_the_weights_that_it_gives(scoring: str, *, renorma
         "groups": 4,
         "kept_groups": 2,
     }
+
+
+def test_a_block_with_weights_of_its_own_is_not_passed_over() -> None:
+    block = nn.Module()
+    block.conv_weight = nn.Parameter(torch.empty(8, 1, 3))
+    block.decay = nn.Parameter(torch.empty(8))  # which the calls of such blocks tell
+    assert facts.classify(block, None) == ("weights", {"conv_weight": [8, 1, 3]})
+    assert facts.classify(nn.Module(), None) == ("block", {})
+
+
+class Gated(nn.Module):
+    """A norm under the plain one's name, as SGLang has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps, self.norm_before_gate = nn.Parameter(torch.empty(8)), 1e-6, True
+
+
+def test_a_gated_norm_of_the_plain_ones_name_is_told_apart() -> None:
+    kind, found = facts.classify(type("RMSNorm", (Gated,), {})(), None)
+    assert (kind, found["variant"]) == ("norm", "gated")
 
 
 def test_jobs_in_forks_end_each_by_itself(tmp_path: Any) -> None:  # noqa: ANN401 - a path

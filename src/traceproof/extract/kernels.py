@@ -105,7 +105,7 @@ def _kernel(module: Module, reading: Reading) -> Kernel | str:
         made = call(module, reading) if call is not None else None
         if made is not None:
             return made
-    return f"{module.kind}: no op_type"
+    return f"{module.kind} of a {module.class_name}: no op_type"
 
 
 def confirmed(

@@ -71,7 +71,8 @@ def classify(module: nn.Module, parent: nn.Module | None) -> tuple[str, Facts]:
         if ancestor.__name__ in readers():
             kind, reader = readers()[ancestor.__name__]
             return kind, reader(module, parent)
-    return "block", {}
+    own = {name: list(one.shape) for name, one in module.named_parameters(recurse=False) if one.dim() > 1}
+    return ("weights", own) if own else ("block", {})
 
 
 def _embedding(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects

@@ -26,7 +26,7 @@ def _norm(variant: str) -> Callable[[Any, Any], Facts]:
         eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else getattr(module, "eps", None)
         weight = getattr(module, "weight", None)
         return {
-            "variant": variant,
+            "variant": "gated" if hasattr(module, "norm_before_gate") else variant,  # a class of the same name
             "hidden": weight.shape[0] if weight is not None else int(getattr(module, "hidden_size", None) or 0),
             "eps": eps,
             "dtype": None if weight is None else _dtype(weight),
