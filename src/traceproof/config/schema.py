@@ -21,7 +21,6 @@ from traceproof.ops.cases import SIZES
 from traceproof.stacks import STACKS, TRUTHS
 from traceproof.stacks.base import Stack
 
-PART = "[A-Za-z0-9_-][A-Za-z0-9_.-]*"  # of a path: no `.` or `..`, which lead elsewhere
 Names = tuple[Text, ...]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # Ranks of a parallelism: a number alone is short for a list of one.

@@ -25,7 +25,6 @@ from traceproof.worker.work import run_and_exit, work
 
 PACKET_BYTES = 1 << 16
 MOST_NAMESPACES = 4
-END_SECONDS = 10.0  # ending takes milliseconds, but for a process that hangs in a driver
 
 
 class Direct:
