@@ -218,6 +218,17 @@ def test_tests_that_pytest_does_not_get_to_say_why(dataset: Path) -> None:
     assert "give the dataset" in report.not_run["test_x.py"]
 
 
+def test_tests_with_an_option_for_a_dataset_get_the_one_that_is_audited(dataset: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "generated"
+    folder.mkdir()
+    (folder / "test_x.py").write_text("def test_a():\n    assert f() == 1\n")
+    option = "import os\n\ndef pytest_addoption(parser):\n    parser.addoption('--dataset', default='.')\n\n"
+    asks = "def pytest_configure(config):\n    assert os.path.isdir(config.option.dataset + '/definitions')\n"
+    (folder / "conftest.py").write_text(option + asks)
+    report = audit(folder, Settings(dataset=dataset, python=sys.executable))
+    assert report.collected == 1, report.not_run
+
+
 STEALS = """
 import os, pathlib, socket
 SEEN = dict(os.environ)

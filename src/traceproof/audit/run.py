@@ -12,8 +12,7 @@ from typing import Any
 from traceproof.audit import copies, process, static
 from traceproof.audit.findings import Finding, at
 from traceproof.audit.source import Function, TestFile
-from traceproof.dataset.definition import Definition
-from traceproof.dataset.tree import read_tree
+from traceproof.dataset.tree import Tree, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
 from traceproof.lint.model import Code
@@ -116,9 +115,7 @@ def audit(folder: Path, settings: Settings) -> Report:
             if package is not None:
                 report.findings += copies.check_api(file, package)
             if workers is not None:
-                trial = _Trial(
-                    _order(path, file, definitions), workers, settings, f"{number}/{len(paths)}  {relative}"
-                )
+                trial = _Trial(_order(path, file, tree), workers, settings, f"{number}/{len(paths)}  {relative}")
                 report.findings += _run(trial, file, report)
     report.findings = sorted(set(report.findings))
     return report
@@ -186,8 +183,10 @@ def _lax(file: TestFile, rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]
             yield at(file.path, test, "TA301", what, file.lines)
 
 
-def _order(path: Path, file: TestFile, definitions: Mapping[str, Definition]) -> dict[str, Any]:
+def _order(path: Path, file: TestFile, tree: Tree) -> dict[str, Any]:
     """What the trial is told of a file."""
+    definitions = {name: entry.definition for name, entry in tree.definitions.items()}
     names = [name for name, _ in copies.loaded(file)] or [copies.subject(file, definitions) or ""]
     reference = next((definitions[name].reference for name in names if name in definitions), None)
-    return {"path": str(path.resolve()), "reference": reference, "tests": [test.name for test in file.tests]}
+    tests = [test.name for test in file.tests]
+    return {"path": str(path.resolve()), "dataset": str(tree.root), "reference": reference, "tests": tests}

@@ -83,13 +83,22 @@ def stand_in(source: str) -> tuple[str, ...]:
     return tuple(sorted(absent))
 
 
-def run_pytest(path: Path, note: Note) -> None:
-    """Note the outcome of every test of a file, and how many comparisons it made."""
+def run_pytest(path: Path, dataset: str, note: Note) -> None:
+    """Note the outcome of every test of a file, and how many comparisons it made.
+
+    Tests with an option `--dataset`, as generated ones have, get the dataset that is audited.
+    """
     import pytest
+
+    class Dataset:
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_configure(self, config: pytest.Config) -> None:
+            if hasattr(config.option, "dataset"):
+                config.option.dataset = dataset
 
     arguments = [str(path), "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
-        code = pytest.main(arguments, plugins=[_Watch(note)])
+        code = pytest.main(arguments, plugins=[_Watch(note), Dataset()])
     if code in {pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR}:  # no test was even looked for
         lines = said.getvalue().strip().splitlines() or ["pytest did not say why"]
         note({"problem": f"pytest ended with {code}: {lines[-1][-200:]}"})
@@ -289,7 +298,7 @@ def main(order: Mapping[str, Any], note: Note) -> None:
             note({"wrong": wrong_answers(path, order["reference"], order["tests"])})
     except Exception as error:  # noqa: BLE001 - whatever a stranger's file raises is the answer
         note({"not_tried": f"{type(error).__name__}: {error}"[:300]})
-    run_pytest(path, note)
+    run_pytest(path, order["dataset"], note)
 
 
 def setup(_payload: None, scratch: Path) -> Callable[[dict[str, Any]], None]:
