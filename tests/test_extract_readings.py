@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from extract_support import GOLDEN, golden, named, reading_of
 
+from traceproof.cli.extract import told_listing
 from traceproof.errors import TraceproofError
 from traceproof.extract import config_json, formulas, kernels
 from traceproof.extract.bootstrap.versions import SUPPORTED, base_version
 from traceproof.extract.kernels import Unmapped
 from traceproof.extract.pipeline import Choices, definitions_of, model_of, summary, worlds
-from traceproof.extract.reading import Environment
+from traceproof.extract.reading import Environment, Listing
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel
 from traceproof.models.kernel import Kernel
@@ -314,6 +315,16 @@ def test_what_the_bootstrap_refuses_reaches_the_user(
     environment = Environment(fake_interpreter(tmp_path, {"error": error}, 0))
     with pytest.raises(TraceproofError, match=message):
         environment.read({"architectures": ["X"]}, Parallel(1, 1))
+
+
+def test_the_list_tells_which_architectures_have_a_second_reading() -> None:
+    listing = Listing(
+        "1.2", ("ALM", "Encoder"), {"a": {"architectures": ["ALM"]}, "b": {"architectures": ["BLM"]}}
+    )
+    text = told_listing(listing)
+    assert "1 causal language models that transformers has too" in text
+    assert text.index("ALM") < text.index("1 other classes of SGLang 1.2") < text.index("Encoder")
+    assert "BLM" not in text
 
 
 def test_a_bootstrap_that_dies_is_an_error_and_no_reading(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from traceproof.extract.pipeline import (
     publish,
     worlds,
 )
-from traceproof.extract.reading import Environment
+from traceproof.extract.reading import Environment, Listing
 from traceproof.models import catalogue
 from traceproof.stacks import MAIN, READER
 
@@ -143,8 +143,24 @@ def _list(environment: Environment) -> None:
     for entry in catalogue.entries().values():
         usual = ", ".join(f"tp {item.tp} ep {item.ep}" for item in entry.parallel)
         sys.stdout.write(f"{entry.slug:22} {entry.title:22} {usual:22} {entry.repository}\n")
-    known = environment.listing().architectures
-    sys.stdout.write(f"\n{len(known)} architectures can be read from a config.json:\n{', '.join(known)}\n")
+    sys.stdout.write(told_listing(environment.listing()))
+
+
+def told_listing(listing: Listing) -> str:
+    """Architectures of SGLang, apart those that have a second reading as language models.
+
+    What became of each of these, by its default config, is in the newest survey of docs/reports.
+    """
+    second = {str(config["architectures"][0]) for config in listing.defaults.values()}
+    both = [name for name in listing.architectures if name in second]
+    others = [name for name in listing.architectures if name not in second]
+    return (
+        f"\n{len(both)} causal language models that transformers has too "
+        "(docs/reports tells what was read of each):\n"
+        f"{', '.join(both)}\n"
+        f"\n{len(others)} other classes of SGLang {listing.version}, encoders and drafts among them; most "
+        f"of these have no second reading, so that they need --single-reading:\n{', '.join(others)}\n"
+    )
 
 
 def _say(line: str) -> None:
