@@ -14,6 +14,7 @@ from traceproof.execution.inputs import make_inputs
 from traceproof.judge.output import Expected, judge_output
 from traceproof.ops import registry
 from traceproof.ops.base import Unsupported, Values
+from traceproof.ops.rmsnorm.oracle import RmsNorm
 from traceproof.reasons import Verdict
 
 DEFINITIONS = ops.definitions("rmsnorm")
@@ -127,3 +128,21 @@ def test_a_norm_in_float32_may_be_summed_in_any_order(hidden: int) -> None:
                 right = x * torch.rsqrt(mean + 1e-6) * w
                 assert judge_output(right, held, tolerance=None).verdict == Verdict.PASS
                 assert judge_output(right * (1 + 3e-5), held, tolerance=None).verdict == Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("factor", "offset"),
+    [
+        ("weight.to(torch.float32) + 1", 1.0),
+        ("1.0 + weight.float()", 1.0),
+        ("weight.float()", 0.0),
+        ("weight.float() + hidden_states.mean() * 0", 0.0),
+    ],
+)
+def test_an_offset_that_is_added_to_the_weight_in_place_is_seen(factor: str, offset: float) -> None:
+    definition = ops.load("rmsnorm", "rmsnorm_h96")
+    reference = (
+        "import torch\n\n\ndef run(hidden_states, weight):\n    EPS = 1e-6\n    x = hidden_states.float()\n"
+        f"    return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * ({factor})).to(torch.bfloat16)\n"
+    )
+    assert RmsNorm.weight_offset(definition.model_copy(update={"reference": reference})) == offset

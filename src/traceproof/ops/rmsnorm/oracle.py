@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -44,8 +45,12 @@ class RmsNorm(Op):
 
     @staticmethod
     def weight_offset(definition: Definition) -> float:
-        """Added to the weight: Gemma's checkpoints store it minus one; references say WEIGHT_OFFSET = 1.0."""
-        return float(named_constants(definition).get("weight_offset", 0.0))
+        """Added to the weight: Gemma's checkpoints store it minus one.
+
+        References say WEIGHT_OFFSET = 1.0, or `weight + 1` in place.
+        """
+        named = named_constants(definition).get("weight_offset")
+        return _added_to_weight(definition) if named is None else float(named)
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The specification's batch sizes; beside them a tiny scale, where eps shows, and an outlier column."""
@@ -116,6 +121,18 @@ class RmsNorm(Op):
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """Close: one rounding of the output is the whole floor."""
         return {name: Close() for name in definition.outputs}
+
+
+def _added_to_weight(definition: Definition) -> float:
+    """The number that the reference adds to its weight in place; 0: none."""
+    for node in ast.walk(ast.parse(definition.reference)):
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+            continue
+        for side, other in ((node.left, node.right), (node.right, node.left)):
+            names = {one.id for one in ast.walk(side) if isinstance(one, ast.Name)}
+            if "weight" in names <= {"weight", "torch"} and isinstance(other, ast.Constant):
+                return float(other.value) if isinstance(other.value, int | float) else 0.0
+    return 0.0
 
 
 OP = RmsNorm()
