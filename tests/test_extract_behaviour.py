@@ -135,6 +135,13 @@ def test_a_block_with_weights_of_its_own_is_not_passed_over() -> None:
     assert facts.classify(nn.Module(), None) == ("block", {})
 
 
+def test_a_router_of_a_models_own_class_is_a_projection() -> None:
+    router = nn.Module()
+    router.weight = nn.Parameter(torch.empty(16, 32))
+    kind, found = facts.classify(router, None)
+    assert (kind, found["full_n"], found["full_k"]) == ("linear", 16, 32)
+
+
 class Gated(nn.Module):
     """A norm under the plain one's name, as SGLang has it."""
 

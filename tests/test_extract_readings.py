@@ -169,7 +169,7 @@ def test_encoders_and_what_stands_beside_them_make_no_calls() -> None:
         replace(one, path=inner(one.path), parent=inner(one.parent) if one.parent is not None else "")
         for one in reading.modules
     )
-    tower = [("vision", "block", ""), ("vision.layers.*", "block", "vision"), ("projector", "block", "")]
+    tower = [("vision", "block", ""), ("vision.layers.*", "block", "vision"), ("projector", "weights", "")]
     tower += [("vision.layers.*.qkv", "linear", "vision.layers.*"), ("projector.up", "linear", "projector")]
     facts = {"full_n": 8, "full_k": 8, "rank_n": 8, "rank_k": 8, "conv": False, "dtype": "bfloat16"}
     others = tuple(Module(path, parent, "X", "Tower", kind, facts, 1) for path, kind, parent in tower)

@@ -16,6 +16,7 @@ from traceproof.models.reading import Module, Reading
 from traceproof.ops.extraction import extractions
 
 STRUCTURE = ("block", "embedding", "top_k")  # modules that make no call of their own
+HOLDERS = ("block", "weights")  # modules that may hold others
 DECODERS = {"attention", "linear_attention", "mamba", "experts", "lm_head"}
 
 
@@ -85,7 +86,7 @@ def _encoders(modules: Sequence[Module]) -> dict[str, str]:
     aside: dict[str, Module] = {}
     layered = set()
     for module in modules:
-        if not module.path or module.path.count(".") > 1 or "*" in module.path or module.kind != "block":
+        if not module.path or module.path.count(".") > 1 or "*" in module.path or module.kind not in HOLDERS:
             continue
         inner = [one for one in modules if _below(one.path, module.path)]
         if DECODERS & {one.kind for one in inner} or all(one.kind in STRUCTURE for one in inner):

@@ -72,6 +72,9 @@ def classify(module: nn.Module, parent: nn.Module | None) -> tuple[str, Facts]:
             kind, reader = readers()[ancestor.__name__]
             return kind, reader(module, parent)
     own = {name: list(one.shape) for name, one in module.named_parameters(recurse=False) if one.dim() > 1}
+    if list(own) == ["weight"] and len(own["weight"]) == 2 and not list(module.children()):
+        kind, reader = readers()["LinearBase"]  # a router that is no class of SGLang's layers
+        return kind, reader(module, parent)
     return ("weights", own) if own else ("block", {})
 
 
