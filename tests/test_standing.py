@@ -12,7 +12,8 @@ from repository import Repository, own_dataset
 from run_claims import claimed
 
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.records import OpTypePlan
+from traceproof.pipeline.records import OpTypePlan, RunRecord
+from traceproof.pipeline.stages.manifest import Manifest
 from traceproof.pipeline.stages.report import report
 from traceproof.pipeline.stages.standing import changed, read_summary, settle
 from traceproof.store import write_sealed
@@ -103,6 +104,18 @@ def test_a_stacks_record_that_is_not_what_was_written_is_made_again(
     assert settle(run, Path(), "") == ["stacks/fla/gdn.json", "stacks/torch.json"]
     assert "torch.json is removed and will be made again" in capsys.readouterr().err
     assert [name for name in names if (run / "stacks" / name).exists()] == ["fla.json", "fla/rope.json"]
+
+
+@pytest.mark.parametrize(("reason", "stays"), [("crash", False), ("exception", True)])
+def test_a_case_whose_process_was_lost_is_run_again(run: Path, *, reason: str, stays: bool) -> None:
+    records = {"small-0": RunRecord(key="0" * 32, status="error", reason=reason, message="a crash?")}
+    manifest = run / "actors" / "gemm" / "reference.json"
+    cases = {"alpha": records}
+    Manifest(actor="reference", op_type="gemm", code="0", environment={}, cases=cases).write(manifest)
+    report(sorted((run / "verdicts").iterdir()), run / "summary.json", known=None)
+    removed = settle(run, Path(), "")
+    assert manifest.exists() is stays
+    assert ("verdicts/gemm.jsonl" in removed) is not stays
 
 
 def test_files_dated_ahead_are_dated_now(run: Path) -> None:

@@ -11,16 +11,19 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from traceproof.digests import digest_bytes
 from traceproof.errors import TraceproofError
 from traceproof.pipeline.records import OpTypePlan
+from traceproof.reasons import Error
 from traceproof.runs import under_way
 from traceproof.store import read_sealed
 from traceproof.untrusted.border import BorderError
 
+CRASH = str(Error.CRASH)
 KEY = "stands_on"
 SHOWN = 20  # files named in a message
 STACKS, DEPENDENCIES = "stacks", "dependencies.json"  # records of stacks below results, and of one's op_types
@@ -84,7 +87,8 @@ def settle(
 ) -> list[str]:
     """Before a run: remove a summary that is stale with what it can not vouch for, and undo times in the future.
 
-    A stack's record that is not what was written goes, too.
+    A stack's record that is not what was written goes, too, and a manifest in which a case crashed: its process
+    may have been killed from outside. What is finished of it is in the store.
 
     Nothing is touched while another run of the same folder is under way. Finished outputs stay in the store, so
     what is removed is made again without running anything twice.
@@ -107,6 +111,7 @@ def settle(
     for part in (*(folder / part for part in PARTS), *(root / name for name in also)):
         for path in (part, *part.rglob("*")):
             _not_ahead(path)
+    _crashed(folder / "actors")
     summaries = [folder / "summary.json", *sorted((folder / "summaries").glob("*.json"))]
     removed = {name for path in summaries for name in _stale(folder, path)}
     if any(name.startswith("cases/") for name in removed) or not all(map(_readable, folder.glob("cases/*.json"))):
@@ -114,6 +119,15 @@ def settle(
     for name in removed:
         (folder / name).unlink(missing_ok=True)
     return sorted(removed | _damaged(root / results / STACKS))
+
+
+def _crashed(actors: Path) -> None:
+    """Remove manifests that tell of a crash, so that its case is run again."""
+    for path in sorted(actors.glob("*/*.json")):
+        with suppress(BorderError, KeyError, TypeError, AttributeError):  # damaged: told where it is read
+            cases = read_sealed(path)["cases"].values() if CRASH.encode() in path.read_bytes() else ()
+            if any(record.get("reason") == CRASH for records in cases for record in records.values()):
+                path.unlink(missing_ok=True)
 
 
 def _damaged(stacks: Path) -> set[str]:
