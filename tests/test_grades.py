@@ -94,6 +94,23 @@ def test_a_definition_has_a_grade_only_where_all_its_outputs_were_judged() -> No
     assert summary["outcomes"]["b_consistent"] == "consistent"
 
 
+def test_a_definition_that_agrees_with_itself_alone_is_not_verified_unless_it_is_listed() -> None:
+    assert summarise(judged("a_proved", "b_agreed"), Known())["verified"]
+    assert not summarise(judged("a_proved", "b_consistent"), Known())["verified"]
+    entry = {
+        "definitions": {"b_consistent": "0" * 32},
+        "cases": ["small-0"],
+        "outputs": ["y"],
+        "verdict": "skip",
+        "reason": "no_oracle",
+        "why": "nobody has written an oracle for it",
+    }
+    rows = [found | {"digests": {"definition": "0" * 32}} for found in judged("a_proved", "b_consistent")]
+    listed = summarise(rows, Known.model_validate({"findings": [entry]}))
+    assert listed["verified"]
+    assert listed["outcomes"]["b_consistent"] == "known"
+
+
 def test_the_table_counts_grades_by_op_type_and_says_what_is_not_proved() -> None:
     text = table(summarise(judged("a_proved", "b_agreed", "b_consistent"), Known()))
     assert "Grades of proof" in text
@@ -103,7 +120,7 @@ def test_the_table_counts_grades_by_op_type_and_says_what_is_not_proved() -> Non
     lines = [line for line in text.split("Grades of proof")[1].splitlines() if line.startswith("│")]
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
     assert cells == [["a", "1", "0", "0", "0", "0", "0"], ["b", "0", "0", "1", "1", "0", "0"]]
-    assert "1 consistent with their own float64 alone, not proved" in text
+    assert "1 not verified: consistent with their own float64 alone" in text
     assert "1 agreed without an oracle, 1 consistent with float64 alone" in text
 
 

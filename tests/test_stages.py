@@ -182,11 +182,12 @@ def test_a_workload_line_is_a_case_and_a_missing_blob_is_a_typed_skip(dataset: P
     assert by_case["workload-two"] == ("skip", "blob_missing")
 
 
-def test_an_unknown_op_type_is_judged_without_numerics(tmp_path: Path) -> None:
+def test_an_unknown_op_type_is_judged_by_its_own_float64_alone(tmp_path: Path) -> None:
     root = tmp_path / "dataset"
     write(root, rmsnorm("mystery", op_type="some_new_kernel"))
     rows = Run(root, tmp_path / "results", limits=LIMITS).verify()["mystery"]
-    assert verdicts(rows) == {("skip", "no_oracle"), ("pass", None)}
+    assert verdicts(rows) == {("pass", None)}
+    assert {(row["against"], row["grade"]) for row in rows if "grade" in row} == {("shadow", "consistent")}
     write(root, rmsnorm("mystery", GOOD.replace("bfloat16)", "float16)"), op_type="some_new_kernel"))
     rows = Run(root, tmp_path / "results", limits=LIMITS).verify()["mystery"]
     assert ("fail", "dtype") in verdicts(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
@@ -30,10 +30,10 @@ WORDS: Mapping[Outcome, str] = MappingProxyType(
     {
         Outcome.RIGHT: "right",
         Outcome.AGREED: "agreed by a ground truth and their own float64, no oracle",
-        Outcome.CONSISTENT: "consistent with their own float64 alone, not proved",
         Outcome.RELAXED: "accepted by your tolerance, not proved",
         Outcome.KNOWN: "with known findings",
         Outcome.WRONG: "with new findings",
+        Outcome.CONSISTENT: "not verified: consistent with their own float64 alone",
         Outcome.UNVERIFIED: "not verified: no oracle",
         Outcome.NOT_RUN: "not runnable here",
     }
@@ -74,6 +74,11 @@ class Outcomes:
 def compared(outcomes: Iterable[str]) -> bool:
     """Whether anything was compared at all."""
     return not COMPARED.isdisjoint(outcomes)
+
+
+def proved(outcomes: Collection[str]) -> bool:
+    """Whether anything was compared, and nothing with itself alone."""
+    return compared(outcomes) and Outcome.CONSISTENT not in outcomes
 
 
 def sentence(summary: Mapping[str, Any]) -> str:
