@@ -6,23 +6,21 @@ from collections.abc import Callable, Mapping
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops.activation.forms import activation_of
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, signature, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, names, signature
 from traceproof.ops.base import Values
 
+Call = Callable[[Api, Definition, Values], Outputs]
 GATED = signature("input -> output", rows="input")
 
 
-def fused(places: Mapping[str, str], *, packages: tuple[str, ...] = ()) -> tuple[Adapter, ...]:
+def fused(places: Mapping[str, str], call: Call, *, packages: tuple[str, ...] = ()) -> tuple[Adapter, ...]:
     """Adapters of a package with one function per activation, the product with the other half included.
 
     Args:
         places: `module:function` by activation.
+        call: as `Adapter` has it.
         packages: as `Adapter` has them.
     """
-
-    def call(api: Api, definition: Definition, inputs: Values) -> Outputs:
-        return {"output": api[places[str(activation_of(definition))]](tensor(inputs, "input"))}
-
     return tuple(
         Adapter(
             place.replace(":", "."),

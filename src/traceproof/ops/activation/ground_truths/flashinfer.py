@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from traceproof.ops.activation.forms import GELU, SILU, TANH
+from traceproof.dataset.definition import Definition
+from traceproof.ops.activation.forms import GELU, SILU, TANH, activation_of
 from traceproof.ops.activation.ground_truths import fused
+from traceproof.ops.adapter import Api, Outputs, tensor
+from traceproof.ops.base import Values
 
 PLACES = {
     SILU: "flashinfer.activation:silu_and_mul",
     GELU: "flashinfer.activation:gelu_and_mul",
     TANH: "flashinfer.activation:gelu_tanh_and_mul",
 }
-ADAPTERS = fused(PLACES)
+
+
+def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    return {"output": api[PLACES[str(activation_of(definition))]](tensor(inputs, "input"))}
+
+
+ADAPTERS = fused(PLACES, _call)

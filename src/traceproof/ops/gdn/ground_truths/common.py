@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch.nn import functional
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Api, Outputs, signature, tensor
+from traceproof.ops.adapter import Api, signature, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.gdn.forms import Form, layout
 
@@ -18,7 +16,6 @@ MTP = signature(
     f"{GATES} initial_state initial_state_indices [intermediate_states_buffer] -> output final_state", rows="q"
 )
 PREFILL = signature(f"{GATES} state cu_seqlens -> output new_state")
-Step = Callable[[Api, Values, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # -> output, states after it
 
 
 def is_form(definition: Definition, form: Form) -> bool:
@@ -79,17 +76,3 @@ def recurrent(api: Api, inputs: Values, states: torch.Tensor) -> tuple[torch.Ten
         use_qk_l2norm_in_kernel=False,
     )
     return output, after
-
-
-def decode(api: Api, inputs: Values, step: Step) -> Outputs:
-    """One token per sequence."""
-    output, after = step(api, inputs, state(inputs, tensor(inputs, "q").shape[0]))
-    return {"output": output, "new_state": after}
-
-
-def mtp(api: Api, inputs: Values, step: Step) -> Outputs:
-    """Picks the named slots out of the pool and puts them back."""
-    pool, slots = tensor(inputs, "initial_state").clone(), tensor(inputs, "initial_state_indices").long()
-    output, after = step(api, inputs, pool[slots])
-    pool[slots] = after
-    return {"output": output, "final_state": pool}

@@ -17,10 +17,8 @@ from traceproof.ops.gdn.ground_truths.common import (
     MTP,
     PREFILL,
     beta,
-    decode,
     is_form,
     log_decay,
-    mtp,
     recurrent,
     scale,
     state,
@@ -41,12 +39,17 @@ def _step(api: Api, inputs: Values, states: torch.Tensor) -> tuple[torch.Tensor,
 
 def _decode(api: Api, definition: Definition, inputs: Values) -> Outputs:
     del definition
-    return decode(api, inputs, _step)
+    output, after = _step(api, inputs, state(inputs, tensor(inputs, "q").shape[0]))
+    return {"output": output, "new_state": after}
 
 
 def _mtp(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    """Picks the named slots out of the pool and puts them back."""
     del definition
-    return mtp(api, inputs, _step)
+    pool, slots = tensor(inputs, "initial_state").clone(), tensor(inputs, "initial_state_indices").long()
+    output, after = _step(api, inputs, pool[slots])
+    pool[slots] = after
+    return {"output": output, "final_state": pool}
 
 
 def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
