@@ -82,7 +82,7 @@ def evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value | None:
         return None
 
 
-def _evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value:  # noqa: PLR0911, C901 - one return a node type
+def _evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value:  # noqa: PLR0911, C901 - one return per node type
     """Like `evaluate`.
 
     Raises:

@@ -74,9 +74,9 @@ class Caller:
         self.folder = folder
         self._session, self._token, self._name = session, token, name
 
-    def call(self, order: CallRequest) -> ItemOutcome:
+    def call(self, request: CallRequest) -> ItemOutcome:
         """Make one call; its time is taken here."""
-        item = {name: getattr(order, name) for name in CallRequest.__dataclass_fields__}
+        item = {name: getattr(request, name) for name in CallRequest.__dataclass_fields__}
         started = time.monotonic()
         outcome = self._session.ask(item | {"hold": True})
         message = outcome.message.replace(self._token, self._name)

@@ -70,8 +70,8 @@ class Source:
         transfer = Transfer(self.definition, self.op, self.caller.folder)
         sent = transfer.send(inputs, data)
         seeds = [seed, *((seed + trial * GOLDEN) % (1 << 63) for trial in range(1, trials))]
-        order = CallRequest(inputs=sent.specs, data=data, out=out, seeds=seeds, trials=bool(trials), mode=mode)
-        outcome = self.caller.call(order)
+        request = CallRequest(inputs=sent.specs, data=data, out=out, seeds=seeds, trials=bool(trials), mode=mode)
+        outcome = self.caller.call(request)
         try:
             if outcome.status is Status.OK:
                 return transfer.take(sent, outcome.value, case, data=data, out=out)

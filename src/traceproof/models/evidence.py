@@ -85,7 +85,7 @@ class Evidence:
         role = call.role
         held = [(group, _holds(group.facts, n, k)) for group in self.of("projections")]
         counts = [group.count for group, holds in held if holds]
-        for module in self.of("experts"):  # which SGLang may have as one projection an expert
+        for module in self.of("experts"):  # which SGLang may have as one projection per expert
             rows = {(module.facts["hidden"], module.facts["intermediate"])}
             rows |= {(size * module.facts["intermediate"], module.facts["hidden"]) for size in (1, 2)}
             counts += [module.count * module.facts["experts"]] * ((n, k) in rows)

@@ -94,7 +94,7 @@ def _status(row: Row) -> str:
 
 
 def totals(rows: Sequence[Row]) -> list[str]:
-    """Markdown: one line a model."""
+    """Markdown: one line per model."""
     lines = ["| model | definitions | verified |", "|---|---|---|"]
     for model in dict.fromkeys(row.model for row in rows):
         own = [row for row in rows if row.model == model]

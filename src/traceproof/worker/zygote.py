@@ -1,4 +1,4 @@
-"""The started interpreter: imports the heavy modules once and starts one monitor and one worker a request.
+"""The started interpreter: imports the heavy modules once and starts a monitor and a worker per request.
 
 Started as `python -m traceproof.worker.zygote FD ISOLATION GPU READABLE WITHOUT MODULE...`: a sequenced-packet
 socket to the supervisor, trusted or untrusted, 0 or 1, folders to show to workers (colons between), layers to
@@ -144,7 +144,7 @@ def _heavy(settings: Settings, requests: socket.socket) -> None:
 
 
 def _serve(control: socket.socket, spec_of: Callable[[bytes], WorkerSpec], heavy: socket.socket | None) -> None:
-    """Fork a monitor a request. Ends with the supervisor's socket, or with the heavy zygote."""
+    """Fork a monitor per request. Ends with the supervisor's socket, or with the heavy zygote."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the monitors
     while True:
         ready, _, _ = select.select([control] if heavy is None else [control, heavy], [], [])

@@ -60,7 +60,7 @@ PAGED = (
 
 NOT_EMPTY, NOT_ONE = frozenset({"short", "one", "long"}), frozenset({"short", "empty", "long"})
 APART = frozenset({"full", "one over", "one short", "within"})
-# Values that no case has together: one token a sequence in decode; no boundary within pages of one; an empty
+# Values that no case has together: one token per sequence in decode; no boundary within pages of one; an empty
 # sequence has nothing to attend.
 IMPOSSIBLE: tuple[Mapping[str, Collection[str]], ...] = (
     {"page": {"1"}, "boundary": APART},

@@ -217,7 +217,7 @@ class References:
             return self._not_drawn(drawn), {}
         call.inputs = drawn.value["digest"]
         planned = call.planned
-        order = CallRequest(
+        request = CallRequest(
             inputs=drawn.value["inputs"],
             seeds=_seeds(call),
             trials=bool(planned.trials),
@@ -226,7 +226,7 @@ class References:
             mode=mode,
             **files,
         )
-        outcome = caller.call(order)
+        outcome = caller.call(request)
         if outcome.status is not Status.OK:
             return self._not_ours(outcome), {}
         item = {"do": "collect", "case": case, "key": call.key, "returned": outcome.value, "recall": call.recall}
