@@ -4,8 +4,6 @@ The Snakefile installs it: a profile that names a plugin ends another environmen
 `--verbose` gives Snakemake's own output back.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import time

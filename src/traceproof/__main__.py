@@ -1,7 +1,5 @@
 """The command `traceproof`, also as `python -m traceproof`."""
 
-from __future__ import annotations
-
 from traceproof.pipeline import interrupts
 
 

@@ -4,8 +4,6 @@ Snakemake does not follow Python imports, and outputs are keyed by the code that
 so that an edit of one op reruns that op_type and nothing else. Standard library only: stacks import it too.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Digests: what an output, a verdict or a job depends on, as a short hexadecimal string."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The one exception that a user is meant to read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from traceproof.text import printable, redacted

@@ -1,7 +1,5 @@
 """Folders that say which process they belong to, so that those of killed ones are told apart and removed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Verdicts and the reason codes that go with them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

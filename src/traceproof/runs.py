@@ -6,8 +6,6 @@ dataset) is made by one of them while the others wait, and is not made again. Lo
 the process that holds them, however it ends, so none is ever stale.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """Text that strangers wrote, made fit for a terminal, a log or a document: the one place where it is escaped."""
 
-from __future__ import annotations
-
 import math
 import re
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit

@@ -1,7 +1,5 @@
 """Lines on stderr while something takes long, so that nobody takes it for stuck."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -1,7 +1,5 @@
 """Results of the kernel builds that an actor depends on."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

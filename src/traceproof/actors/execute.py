@@ -1,7 +1,5 @@
 """One definition's cases through one actor, inside a worker process."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os

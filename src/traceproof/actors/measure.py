@@ -4,8 +4,6 @@ It runs in a process that the reference's code can not reach. What it says of a 
 files: whether inputs were changed, a second run gave the same bits, or an answer was remembered.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

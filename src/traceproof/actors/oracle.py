@@ -1,7 +1,5 @@
 """The oracle: the op's float64 computation, with the low-precision floor beside it."""
 
-from __future__ import annotations
-
 from traceproof.actors.base import Actor
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Op, Tensors, Unsupported, Values

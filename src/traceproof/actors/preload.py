@@ -1,7 +1,5 @@
 """What a worker's zygote imports before it forks, so that a definition does not pay for it again."""
 
-from __future__ import annotations
-
 import contextlib
 
 from traceproof.actors import execute, measure

@@ -1,7 +1,5 @@
 """The reference: the code inside the definition, called by position as flashinfer-bench does."""
 
-from __future__ import annotations
-
 import linecache
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The ground truths' actor: picks the adapter that has a definition's form."""
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.actors.base import Actor

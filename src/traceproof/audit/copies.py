@@ -1,7 +1,5 @@
 """What a test file tests: a definition of the dataset, a copy of its reference, or what is in no dataset."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """Findings in Python files, with a span each: for people, as JSON, and as SARIF for code review."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

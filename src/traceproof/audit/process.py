@@ -1,7 +1,5 @@
 """Running one test file in an isolated worker, in bounded time; what it got to until then counts."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import tempfile

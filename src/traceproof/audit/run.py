@@ -1,7 +1,5 @@
 """The whole audit of a folder of tests: reading every file, and running each in a process of its own."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """A test file, read: its functions, its tests, and what each test reaches inside the file."""
 
-from __future__ import annotations
-
 import ast
 import warnings
 from collections.abc import Iterator

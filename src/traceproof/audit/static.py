@@ -1,7 +1,5 @@
 """What can be seen of a test file without running it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ something until then. Runs in an environment with torch and pytest. Packages tha
 absent get stand-ins, whose functions raise when they are called: what a test does before it needs a kernel is run.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import inspect

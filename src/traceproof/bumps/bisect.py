@@ -1,7 +1,5 @@
 """The first commit that changed a verdict: only commits that touch the op_type count, and few of those run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

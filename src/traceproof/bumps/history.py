@@ -1,7 +1,5 @@
 """Verdicts that are kept: one file for everything that they stand on, so that two states can be compared later."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

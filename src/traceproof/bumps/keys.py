@@ -3,8 +3,6 @@
 So a bump reruns the op_types whose digest changes, and no others.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping

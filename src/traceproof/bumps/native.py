@@ -1,7 +1,5 @@
 """Files that are not Python: which of them a text in the code names, and what C++ and CUDA sources include."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """A package's files, parsed as they are asked for, and what names in them mean."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 

@@ -3,8 +3,6 @@
 So it works where the package, or torch, is absent.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from dataclasses import dataclass

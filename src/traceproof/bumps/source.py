@@ -3,8 +3,6 @@
 The environment still gives everything else: torch, the compilers, the package's own requirements.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

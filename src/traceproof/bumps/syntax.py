@@ -1,7 +1,5 @@
 """What single pieces of Python syntax say: names that they change, dotted names, strings that are put together."""
 
-from __future__ import annotations
-
 import ast
 
 from traceproof.dependents.facts import ANYTHING

@@ -1,7 +1,5 @@
 """For each (op_type, stack): the files its ground truth depends on, and the digest that keys its outputs."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass

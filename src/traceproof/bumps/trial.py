@@ -1,7 +1,5 @@
 """The verdict of a stack's ground truths on one definition, with the package taken from a given folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ A clone grows in a folder beside its target and is renamed there once it is comp
 clone has left is used by the next one. An existing checkout is moved to another commit in place.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What a checkout holds: its commit, submodules and LFS files, fetched and checked."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """sources.lock: which commit or version of every source this project stands on. Branches and tags end here."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ A note in its .git says while that happens what it is about, to tell what a kill
 edited.
 """
 
-from __future__ import annotations
-
 import shutil
 from enum import StrEnum
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a source is, and where the ones that this project is about live."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The command line, a module per command. Exit codes: 0 fine, 1 findings, 2 bad use or input, 130 interrupted."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

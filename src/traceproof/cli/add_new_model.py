@@ -1,7 +1,5 @@
 """`traceproof add-new-model`: a model's module hierarchy for the web interface."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`traceproof add-reference-tests`: pytest tests of a dataset's references, written into the dataset."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import shlex

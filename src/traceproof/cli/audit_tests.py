@@ -1,7 +1,5 @@
 """`traceproof audit-tests`: which tests of a folder can not fail, and why."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

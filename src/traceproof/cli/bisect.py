@@ -1,7 +1,5 @@
 """`traceproof bisect`: the first commit of a source that changed a definition's verdict."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import tempfile

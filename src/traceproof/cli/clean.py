@@ -1,7 +1,5 @@
 """`traceproof clean`: make room in the store."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`traceproof clone-repos`: bring the sources to a folder, each as sources.lock pins it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

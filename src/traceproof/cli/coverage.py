@@ -1,7 +1,5 @@
 """`traceproof coverage`: which combinations of what matters were exercised, and what would close the gaps."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`traceproof dependents`: which op_types, definitions and tests a change of a repository reaches, and why."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor

@@ -1,7 +1,5 @@
 """`traceproof diff`: what changed between two states whose verdicts were kept."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path

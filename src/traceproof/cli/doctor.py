@@ -1,7 +1,5 @@
 """`traceproof doctor`: what this machine can prove, what it lacks for that, and the command that mends it."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`traceproof extract-kernel-definitions`: the definitions that a model needs, read off SGLang."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The interpreter that a command runs tests of others with: a given one, or a stack's as a run resolves it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

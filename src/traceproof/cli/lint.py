@@ -1,7 +1,5 @@
 """`traceproof lint`: what is wrong with a dataset's files, said without running anything."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

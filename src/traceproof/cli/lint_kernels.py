@@ -1,7 +1,5 @@
 """`traceproof lint-kernels`: what is wrong with Triton kernels and their tests, said without running anything."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Files and folders that a command is to write: found out before the work, not after it."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path

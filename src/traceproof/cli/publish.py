@@ -1,7 +1,5 @@
 """`traceproof publish`: what was proved, as a pull request to the dataset. Without --push nothing is sent."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

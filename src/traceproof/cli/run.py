@@ -1,7 +1,5 @@
 """Run Snakemake for a command, and tell findings from a run that could not finish."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`traceproof show`: the verdicts of one definition, as a person reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Run a program so that an interrupt stops it cleanly: it gets one signal and the time to finish its clean-up."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

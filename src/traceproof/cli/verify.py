@@ -1,7 +1,5 @@
 """`traceproof verify`: verify what config.yaml selects, or a narrower selection in a folder of its own."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Checking config.yaml: every problem at once, each with where it stands and what was expected."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """Options of a repeat command beside its case: what a run's configuration has otherwise than config.yaml."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

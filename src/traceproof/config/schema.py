@@ -1,7 +1,5 @@
 """config.yaml: a closed schema, read once into a frozen object; nobody reads the raw mapping after that."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self

@@ -1,7 +1,5 @@
 """Calls of a kernel library's functions while its tests run: what a test does, not what its parameters say."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps

@@ -5,8 +5,6 @@ by their parameters. Run ones are what it did, by the calls of the library's fun
 name, by the parameters of the tests that passed or failed.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Axes of an op_type, records of what was exercised, and the one-way and pairwise coverage that follows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product

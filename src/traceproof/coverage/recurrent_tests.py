@@ -1,7 +1,5 @@
 """Linear attention as kernel libraries test it: axes read off the parameters of parametrised tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from types import MappingProxyType

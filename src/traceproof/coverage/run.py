@@ -1,7 +1,5 @@
 """Where records come from: planned cases, what generated tests recorded, a kernel library's own tests."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

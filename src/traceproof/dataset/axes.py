@@ -1,7 +1,5 @@
 """Sizes of axes: what a definition's constraints fix, and a bounded search for sizes that satisfy them."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

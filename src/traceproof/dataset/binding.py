@@ -1,7 +1,5 @@
 """A reference that is called by keyword, as a function `run` that takes the definition's inputs in their order."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

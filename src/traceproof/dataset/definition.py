@@ -5,8 +5,6 @@ an error, so that nothing is lost silently on a round trip. Definitions of other
 `traceproof.dataset.dialects`; what only they may say is refused elsewhere.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import warnings

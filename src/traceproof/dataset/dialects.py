@@ -4,8 +4,6 @@ The published schema is strict. FlashInfer's trace dump (`FLASHINFER_TRACE_DUMP`
 SOL-ExecBench say more than it has keys for, and leave open what it asks for; what was made of that is noted.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable
 from dataclasses import dataclass, field

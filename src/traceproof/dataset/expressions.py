@@ -1,7 +1,5 @@
 """Constraints: which names they use, and whether they can ever be false."""
 
-from __future__ import annotations
-
 import ast
 import operator
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ A fetched dataset is a folder `<root>/<slug>/`, moved there in one rename once i
 being there says that it is whole, and no network is asked for it again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

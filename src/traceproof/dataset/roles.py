@@ -1,7 +1,5 @@
 """What an input stands for, told by the words of its name: all that a schema says of an index or a mask."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from enum import StrEnum

@@ -3,8 +3,6 @@
 Source: flashinfer_trace/solution.md of the public dataset and flashinfer_bench.data 0.1.2.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Self

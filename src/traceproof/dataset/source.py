@@ -1,7 +1,5 @@
 """Where a dataset comes from, as config.yaml says it: a package, a repository, or a folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Self
 

@@ -3,8 +3,6 @@
 Source: flashinfer_trace/trace.md of the public dataset and flashinfer_bench.data 0.1.2.
 """
 
-from __future__ import annotations
-
 import math
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self

@@ -5,8 +5,6 @@ solutions/ and traces/, which nothing here reads. A folder that FlashInfer dumpe
 as <name>.json and nothing else.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import warnings

@@ -4,8 +4,6 @@ Source: flashinfer_trace/trace.md of the public dataset and flashinfer_bench.dat
 tolerance or custom inputs; SOL-ExecBench's lines do.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field

@@ -1,7 +1,5 @@
 """What one Python file imports, wherever in it the import stands."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import re

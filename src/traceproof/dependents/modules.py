@@ -1,7 +1,5 @@
 """Which files an import may mean. Where that depends on the search path, all of them."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Asking a program something, in bounded time; all that it started has ended when the answer is there."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The whole diagnosis of a machine, for one configuration."""
 
-from __future__ import annotations
-
 import os
 import platform
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The configured stacks: whether each is built of the present pins, and what its interpreter can import."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

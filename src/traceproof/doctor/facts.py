@@ -3,8 +3,6 @@
 Runs in a stack's interpreter: standard library only, beside what is asked for.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

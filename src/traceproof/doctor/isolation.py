@@ -1,7 +1,5 @@
 """Layers of isolation that this kernel offers: `python -m traceproof.doctor.isolation FOLDER [WITHOUT ...]`."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

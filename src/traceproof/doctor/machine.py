@@ -1,7 +1,5 @@
 """What can be seen of the machine itself: driver, GPUs, the C++ compiler, memory, disk."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

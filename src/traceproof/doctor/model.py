@@ -1,7 +1,5 @@
 """What was found of a machine, as `traceproof doctor --json` writes it."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict

@@ -3,8 +3,6 @@
 Runs in the torch stack's interpreter: adapters are made of torch, and import the rest when they are called.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

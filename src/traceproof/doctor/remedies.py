@@ -1,7 +1,5 @@
 """What is missing or broken, and the command that mends it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

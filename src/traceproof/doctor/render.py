@@ -1,7 +1,5 @@
 """A diagnosis as one screen of text."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator, Mapping
 

@@ -5,8 +5,6 @@ The hash is the finaliser of SplitMix64 (Steele, Lea, Flood, "Fast splittable ps
 are the same everywhere; only the shift needs a mask, since torch shifts int64 arithmetically.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Drawing tensors and plan-time integers from named streams."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

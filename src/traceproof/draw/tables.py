@@ -1,7 +1,5 @@
 """Quantiles of the standard normal distribution as a table, so that no device evaluates a logarithm."""
 
-from __future__ import annotations
-
 from functools import cache
 from statistics import NormalDist
 

@@ -4,8 +4,6 @@
 on its last line: name -> the problem, or null.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

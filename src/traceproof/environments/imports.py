@@ -1,7 +1,5 @@
 """Whether an environment holds all that its ground truths' adapters name, and what it lacks if not."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Run inside a stack's interpreter: what this environment is, as one JSON object on stdout."""
 
-from __future__ import annotations
-
 import json
 import platform
 import shutil

@@ -6,8 +6,6 @@ below CUDA_HOME. The wheels bring files, but neither lib64 nor the names that a 
 the driver's library.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Package versions that a statement is true for: PEP 440 specifiers, held against an environment's versions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches

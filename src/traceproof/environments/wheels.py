@@ -1,7 +1,5 @@
 """Packages of environments as files in a folder, for machines that reach no package index."""
 
-from __future__ import annotations
-
 import hashlib
 import platform
 import re

@@ -4,8 +4,6 @@ Some of PyTorch's operators compile Triton kernels on a GPU (2.14: products with
 top-k), so a reference needs a cache that it may write. What it compiles must reach nobody else.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ loaded in a new worker with a folder of its own, and believed nothing but the by
 against itself. Needs no torch: what goes in and comes out are files (`traceproof.execution.transfer`).
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Every feature that judges a case on the spot comes here: calibration, mutants, l
 tests. The pipeline does the same in stages, with files in between (`traceproof.pipeline.stages`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

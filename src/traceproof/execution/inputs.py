@@ -1,7 +1,5 @@
 """A case's inputs: drawn by the op, or for a workload line of the dataset, drawn, scalar and loaded as it says."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -5,8 +5,6 @@ is mapped into memory, outputs go to another as bare bytes; what the answer says
 (`traceproof.actors.measure`). Standard library and torch only.
 """
 
-from __future__ import annotations
-
 import functools
 import linecache
 import math

@@ -4,8 +4,6 @@ Mutants, laws, extraction's check and generated tests call strangers' code here.
 no torch, does the same with another worker for drawing and measuring (`traceproof.pipeline.stages.reference`).
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager

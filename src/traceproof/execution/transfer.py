@@ -3,8 +3,6 @@
 Runs where strangers' code can not reach. What it says of a call it has measured itself, in the files.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What several models need, each kernel once, and what each of them asked for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Whether two definitions describe the same kernel: field by field, and by what the schema can not say."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

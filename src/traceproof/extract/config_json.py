@@ -1,7 +1,5 @@
 """A model's config.json: where it comes from, and its fields with their bounds checked."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ The conventions were read off the published definitions of each op_type, whose f
 one before it knows which models share it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import chain
 

@@ -1,7 +1,5 @@
 """What must hold among a config.json's fields, and between them and the parallelism, before a model is read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

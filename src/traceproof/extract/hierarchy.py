@@ -1,7 +1,5 @@
 """A model's modules for the web interface: what holds what, how often, and which definitions each one uses."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ SGLang's modules give them (`from_reading`); transformers' model of the same con
 (`confirmed`). A module that becomes no call, and a call that is not confirmed, are `Unmapped`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Extracted definitions into a dataset folder: nothing is overwritten, nothing is half-written."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Models in, definitions out: reading, second reading, drafts, checks, merge."""
 
-from __future__ import annotations
-
 import json
 import resource
 import time

@@ -1,7 +1,5 @@
 """A reading: SGLang's modules as the bootstrap wrote them down, and the call that makes one."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

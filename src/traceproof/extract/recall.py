@@ -1,7 +1,5 @@
 """Extraction against what a dataset already says of the same models: found, different, missing."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

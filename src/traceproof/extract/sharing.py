@@ -1,7 +1,5 @@
 """Which models use which kernel: kept beside the report, so that it covers every model that was extracted."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

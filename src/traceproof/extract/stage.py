@@ -1,7 +1,5 @@
 """The rule `extract`: the configured dataset and what was extracted for models, together in one folder."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ dicts written out there or under a name of the module. What is built by a functi
 not be read so; such statements are only counted.
 """
 
-from __future__ import annotations
-
 import ast
 import zipfile
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ another kernel under the same name. It is brought into a definition's terms and 
 for a person to read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

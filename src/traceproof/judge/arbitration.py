@@ -1,7 +1,5 @@
 """Where actors disagree: who agrees with whom, and whether a known convention or bug gives such an answer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

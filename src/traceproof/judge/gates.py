@@ -1,7 +1,5 @@
 """What a gate says, and the gate over sets of indices; traceproof.judge.numeric_gates has the others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Figures of one comparison, in float64."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ An output larger than the memory at hand is judged like a small one: each chunk 
 must know of the whole output is pooled before anything is held against a limit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

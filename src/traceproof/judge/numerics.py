@@ -1,7 +1,5 @@
 """Numeric verdict over one output, fed chunk by chunk: misplaced NaN and infinities, figures, the gate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

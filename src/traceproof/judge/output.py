@@ -1,7 +1,5 @@
 """Judging one output of a case: presence, shape, dtype, NaN and infinities by position, numerics."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

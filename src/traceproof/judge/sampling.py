@@ -15,8 +15,6 @@ the least probable one (a filter that drops its last token shows there); the sha
 kept; the pooled G statistic.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

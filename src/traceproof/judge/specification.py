@@ -4,8 +4,6 @@ Why it does not decide: at N(0, 1) and 2,048 keys an all-zeros attention output 
 against one dropped token the bfloat16 row is blind (docs/judging.md has the measured rates).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

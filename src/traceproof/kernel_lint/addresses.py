@@ -1,7 +1,5 @@
 """Which names of a kernel hold addresses, and which hold offsets or sizes."""
 
-from __future__ import annotations
-
 import ast
 
 from traceproof.audit.source import last_name

@@ -1,7 +1,5 @@
 """Following values through a Triton kernel, statement by statement, to where memory is touched."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import replace

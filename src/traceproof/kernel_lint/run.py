@@ -1,7 +1,5 @@
 """Linting a folder of Triton sources and their tests."""
 
-from __future__ import annotations
-
 import ast
 import warnings
 from collections import Counter

@@ -1,7 +1,5 @@
 """A baseline: findings that are known, so that only new ones fail."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable

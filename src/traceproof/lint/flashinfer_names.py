@@ -1,7 +1,5 @@
 """Whether a dotted name exists in an unpacked package, found by reading its files; nothing is imported."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

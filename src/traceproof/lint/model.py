@@ -1,7 +1,5 @@
 """What a rule is, what it finds, and the list of all rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum

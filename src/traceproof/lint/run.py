@@ -1,7 +1,5 @@
 """Run the rules over a dataset."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import sys

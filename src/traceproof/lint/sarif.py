@@ -1,7 +1,5 @@
 """Findings as SARIF 2.1.0, which code hosts and editors show beside the files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol

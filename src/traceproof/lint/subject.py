@@ -1,7 +1,5 @@
 """What the rules look at: a dataset, its definitions with their references parsed, its workload lines."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What transformers' model says of SGLang's kernel calls: each by itself, by kinds of modules and their facts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations

@@ -1,7 +1,5 @@
 """A kernel call of a model, with its constants."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A reading: a model's modules at one parallelism, as SGLang and transformers lay them out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """What an adapter is: a call of a pinned package, told by a definition's form, never by its name."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Answers to a case that are known: right ones by other ways, and wrong ones, of bugs that a kernel could have."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What an op is: the one place that knows an op_type."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """A case: one set of sizes and drawing instructions for one definition, decided before anything runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ output computed naively at the precision the kernel works in. What the floor los
 actor may err about that much and not more.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

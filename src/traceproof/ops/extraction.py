@@ -1,7 +1,5 @@
 """How the calls of an op_type are found in a model, and the definitions that they become."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache

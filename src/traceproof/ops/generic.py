@@ -1,7 +1,5 @@
 """An op_type that has no module: sizes by the constraints, inputs by the schema, no oracle of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from traceproof.dataset.axes import System

@@ -1,7 +1,5 @@
 """Inputs of which only the schema is known: values that an input's role allows, in bounds that its axes give."""
 
-from __future__ import annotations
-
 import ast
 import math
 import re

@@ -1,7 +1,5 @@
 """What a law is, and an experiment that puts a reference to it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Which adapter serves a definition by a ground truth."""
 
-from __future__ import annotations
-
 import importlib
 from functools import cache
 

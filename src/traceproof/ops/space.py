@@ -1,7 +1,5 @@
 """The axes that cases of an op_type differ in, by which coverage is told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache

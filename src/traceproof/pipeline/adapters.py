@@ -1,7 +1,5 @@
 """Which modules hold a stack's adapters: found by their files, nothing is imported, and torch may be absent."""
 
-from __future__ import annotations
-
 from traceproof import codedigest
 from traceproof.ops.registry import ground_truth, known
 from traceproof.stacks import truths_of

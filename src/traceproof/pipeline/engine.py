@@ -1,7 +1,5 @@
 """Snakemake as commands run it (`python -m`): an interrupt while it loads shows no traceback."""
 
-from __future__ import annotations
-
 from traceproof.pipeline import interrupts
 
 if __name__ == "__main__":

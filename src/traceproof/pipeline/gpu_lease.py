@@ -3,8 +3,6 @@
 Several jobs share a GPU as its memory allows: most of a job's time is starting up and preparing, not computing.
 """
 
-from __future__ import annotations
-
 import fcntl
 import math
 import os

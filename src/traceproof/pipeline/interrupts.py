@@ -1,7 +1,5 @@
 """Interrupts that end a program without a traceback. Standard library only: set up before anything is imported."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

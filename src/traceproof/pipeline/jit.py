@@ -5,8 +5,6 @@ takes too long costs its definitions only. The longest builds start first, and t
 hang on one long file: they decide when the last is done. Source files that no call of ours reaches are left out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

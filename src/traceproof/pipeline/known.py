@@ -9,8 +9,6 @@ Whatever it names and was run must come out exactly so: a pass where a finding i
 checkout, which has no released version, either is accepted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal

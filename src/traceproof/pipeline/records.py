@@ -4,8 +4,6 @@ Each is checked once, where it is read; code in between uses attributes. Fields 
 are not written, so that a verdict's columns are those that it has something to say in.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the Snakemake rules ask about the sources of stacks: paths, pins and digests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

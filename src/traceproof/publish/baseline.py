@@ -1,7 +1,5 @@
 """A baseline solution: a ground-truth call in a file that stands alone, emitted from an adapter."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -1,7 +1,5 @@
 """A bundle: the files of one pull request, and what they come to on top of a dataset's present state."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The checker: refuses a bundle that breaks the dataset's review rules. Every problem found is reported."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

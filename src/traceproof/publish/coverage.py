@@ -1,7 +1,5 @@
 """Model coverage: which definitions of each model are verified, as rows of a bundle and as a document."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass

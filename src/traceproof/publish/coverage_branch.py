@@ -4,8 +4,6 @@ The clone's working tree, index and other branches are not touched, and nothing 
 pull request's text is beside it, and the command that pushes it is told.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The description of a pull request: what it holds, where that comes from, and the verdicts."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 

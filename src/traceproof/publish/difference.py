@@ -3,8 +3,6 @@
 DeepDiff does not serve: the order of a definition's axes, inputs and outputs counts, and it ignores that of keys.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 from collections.abc import Iterator

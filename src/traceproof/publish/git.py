@@ -1,7 +1,5 @@
 """Pushing to any git remote of a dataset: the bundle as a branch of its own."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Callable

@@ -5,8 +5,6 @@ definition alone (its sizes, its form, constants read off its reference) is comp
 branches that it decides are folded, and the parameters that carried it are dropped.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import math

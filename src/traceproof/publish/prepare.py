@@ -1,7 +1,5 @@
 """From a run's verdicts to bundles on disk: the dry run. Nothing here can send anything."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What every way of pushing has in common: the plan of one attempt, and when to try again."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Generated reference tests of a bundle: one class per definition, and the support package that they need."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ huggingface_hub sets no timeouts, follows what it is told to, reads answers of a
 of a path. A server is somebody else's program, so what it answers is checked here, before the library sees it.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import time

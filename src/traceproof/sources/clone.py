@@ -1,7 +1,5 @@
 """Bring several sources at once, and write down what came of each in repos_config.json."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

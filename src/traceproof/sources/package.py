@@ -1,7 +1,5 @@
 """A released version of a package as a source: pip fetches the file, which is checked, unpacked and renamed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -4,8 +4,6 @@ Beside it come its ground truths in `ops/<op_type>/ground_truths/` and its pins:
 pyproject.toml, `envs/<name>.txt`, and a source in sources.lock where it has an origin.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 Standard library only, here and in every stack's file: the driver has no torch, and every interpreter reads them.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """SGLang on the CPU, to read models with; built only where models are extracted."""
 
-from __future__ import annotations
-
 from traceproof.stacks.base import Stack
 
 STACK = Stack(name="extract", package="sglang", distribution="sglang", reads_models=True, gb={"extract": 2.1})

@@ -1,7 +1,5 @@
 """Flash Linear Attention. APIs read off fla-core 0.6.0."""
 
-from __future__ import annotations
-
 from traceproof.stacks.base import GroundTruth, Origin, Stack
 
 STACK = Stack(

@@ -1,7 +1,5 @@
 """FlashInfer. APIs read off 0.6.13 and 0.7.2.post1, a newer name in front of an older one."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Liger-Kernel: Triton kernels for training; their forward halves are ground truths. APIs read off 0.8.5."""
 
-from __future__ import annotations
-
 from traceproof.stacks.base import GroundTruth, Origin, Stack
 
 STACK = Stack(

@@ -1,7 +1,5 @@
 """PyTorch's operators, and all that is not a ground truth's: planning, references, oracles, judging."""
 
-from __future__ import annotations
-
 from traceproof.stacks.base import GroundTruth, Stack
 
 STACK = Stack(

@@ -4,8 +4,6 @@ Each file is the module as it stands here, the case engine among them, under ano
 may be of another version. That name has as many letters as the old one, so that the formatting stays.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Mapping

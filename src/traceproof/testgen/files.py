@@ -1,7 +1,5 @@
 """Text of the generated test files: one per op_type, one class per definition."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

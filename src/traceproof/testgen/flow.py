@@ -1,7 +1,5 @@
 """What the Snakemake rules ask about generated tests: paths, environments, options and digests."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -1,7 +1,5 @@
 """Deciding what is written into a dataset's tests/references, and writing it: all checks first, then all files."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """References that are known to diverge: from the verdicts of the last run, and from the list of known findings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Running generated tests: one op_type in one stack's environment, its rows, and a JUnit file of them."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What came of generated tests: counts by op_type and stack, which failures are known, and the text for people."""
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Run inside a worker: pytest over the generated tests of one definition, as typed rows."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

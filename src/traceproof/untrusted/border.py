@@ -5,8 +5,6 @@ So only regular files are read, no link is followed, every size and count has a 
 `BorderError`, which belongs to the case that it was left by.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """Bounds on our own code where a stranger's numbers decide how long it takes and how much memory it needs."""
 
-from __future__ import annotations
-
 import resource
 import signal
 import threading

@@ -5,8 +5,6 @@ place (a folder's or a file's name, an axis of a file that is no definition) rea
 terminal or a log through `printable`, and the folders named after it go through `fresh_folder`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import keyword
 import re

@@ -1,7 +1,5 @@
 """Files that strangers left, read with bounds: regular files only, no larger than said, never waited for."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

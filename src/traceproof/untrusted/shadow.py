@@ -11,8 +11,6 @@ torch only.
 # ruff: noqa: ANN401, SLF001
 # mypy: disallow-untyped-calls=False
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Secrets of the environment: who may have the hub's token, and what programs that are started get to know."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

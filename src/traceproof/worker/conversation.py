@@ -1,7 +1,5 @@
 """The supervisor's side of one worker: asks, waits under a deadline, drains what is printed, ends it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Messages between the processes: a length, then JSON. Nothing is ever unpickled."""
 
-from __future__ import annotations
-
 import json
 import socket
 import struct

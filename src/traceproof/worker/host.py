@@ -6,8 +6,6 @@ the worker's descriptors as the answer, then these descriptors back, which keeps
 nothing. It ends when its owner has.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

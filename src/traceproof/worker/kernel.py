@@ -3,8 +3,6 @@
 Constants are those of linux/{sched,mount,prctl,capability}.h, which are the kernel's stable interface.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -3,8 +3,6 @@
 Source: linux/landlock.h. Version 1 came with Linux 5.13; later ones add rights and are used if present.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import struct

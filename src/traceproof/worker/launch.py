@@ -7,8 +7,6 @@ A process with PyTorch imported costs some 10 ms to fork and to end, a bare one 
 from the heavy one. Without a process namespace the monitor must be the worker's parent, and there is no keeper.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

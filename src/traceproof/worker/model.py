@@ -1,7 +1,5 @@
 """What a caller says and gets back: limits, the kind of isolation, and one outcome per item."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Self

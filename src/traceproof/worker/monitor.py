@@ -3,8 +3,6 @@
 It runs no foreign code. It ends the worker when the supervisor hangs up, so a killed supervisor leaves nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

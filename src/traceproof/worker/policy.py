@@ -4,8 +4,6 @@ This is not the wall: a determined stranger gets around any reading of Python, a
 It finds out, with a line number, what no reference has a reason to do, on machines without a sandbox too.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Reading /proc: who descends from a process, and how much memory they hold."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

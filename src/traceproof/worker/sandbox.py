@@ -1,7 +1,5 @@
 """Which layers this machine offers, found by trying each once, and how a process shuts itself in with them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

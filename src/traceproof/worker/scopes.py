@@ -4,8 +4,6 @@ A function's local or an argument is bound in its function or an enclosing one, 
 of a class body fall back to builtins, so those are never counted.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

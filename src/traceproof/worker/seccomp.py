@@ -3,8 +3,6 @@
 Sources: linux/{filter,seccomp,audit}.h and the syscall tables of x86_64 and the generic one (aarch64).
 """
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from errno import ENOSYS, EPERM

@@ -6,8 +6,6 @@ torch a few times and not once a job, and a GPU is opened by a few processes: a 
 other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """One worker to start: what the supervisor asked for, with what the zygote knows."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The worker's own first steps: limits, layers, then the items."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

@@ -6,8 +6,6 @@ leave out (commas between), and what to import. Its working folder is its own. W
 threads, run a tensor operation or touch CUDA: no fork would survive that.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

@@ -4,8 +4,6 @@ SGLang is imported once; each reading is made in a fork of that process, since l
 SGLang prints to stdout, so answers go to files: the reading, or {"error": {...}}.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -1,7 +1,5 @@
 """What modules and functions of a model do, found by trying them with values on a CPU."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

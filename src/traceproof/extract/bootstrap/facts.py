@@ -4,8 +4,6 @@ Classes are recognised by the names in their inheritance (SGLang's own layers), 
 layer counts as that layer. Everything else is a `block`.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Mapping

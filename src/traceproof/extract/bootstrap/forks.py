@@ -1,7 +1,5 @@
 """Jobs in forks of this process, some at a time."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -7,8 +7,6 @@ not say is tried with values on a CPU: norms on a few rows, rotary functions on 
 numbers, routers on a few tokens (`behaviour`).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

@@ -4,8 +4,6 @@ This is the only module that knows how SGLang starts up. It goes through SGLang'
 class directly skips decisions that the loader makes (0.5.22 then lays out 257 experts instead of 256).
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, field
 from importlib import import_module

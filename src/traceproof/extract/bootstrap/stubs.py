@@ -4,8 +4,6 @@ Real ones would cost gigabytes (torchvision drags in its own torch and CUDA) or 
 that is missing and not named here stays an ImportError.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib import import_module

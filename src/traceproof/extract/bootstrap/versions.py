@@ -1,7 +1,5 @@
 """Which SGLang versions are supported, and the module that knows each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

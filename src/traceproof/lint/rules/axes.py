@@ -1,7 +1,5 @@
 """TP2xx: axes, constraints and shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from traceproof.dataset import expressions

@@ -1,7 +1,5 @@
 """TP30x: the reference against the signature."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """TP22x: element types."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

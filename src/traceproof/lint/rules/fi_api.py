@@ -1,7 +1,5 @@
 """TP42x: the FlashInfer call that a definition stands for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from traceproof.errors import TraceproofError

@@ -1,7 +1,5 @@
 """TP1xx: files, names and paths."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """TP31x: what the reference computes with: hidden constants, rows of NaN, references that are the same."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """TP41x: tensor and expert parallelism against the axes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice

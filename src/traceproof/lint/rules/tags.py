@@ -1,7 +1,5 @@
 """TP40x: tags by themselves, against the rest of the definition, and against other definitions."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

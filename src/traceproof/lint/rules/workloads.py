@@ -1,7 +1,5 @@
 """TP5xx: workload lines against their definition, each other, and what the operation can do."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct

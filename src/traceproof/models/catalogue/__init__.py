@@ -4,8 +4,6 @@ Each JSON file here is one model. Facts only, no text of the original files; `mo
 with `*` for the layer number and expanded on reading.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which activation a definition's reference applies: the schema has no place for it, so it stands in the code."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 

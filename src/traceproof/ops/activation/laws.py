@@ -1,7 +1,5 @@
 """Laws of activations."""
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.ops.answers import Subject

@@ -1,7 +1,5 @@
 """silu_and_mul, gelu_and_mul, gelu_tanh_and_mul: act(x[:, :d]) * x[:, d:] for rows of 2 d channels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -9,8 +9,6 @@ of 0 and an LSE of -inf. That is this project's decision where published referen
 what FlashInfer's kernels do, and the limit of a sum over nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Answers of the attention ops, through the operands that all of them are brought to."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -5,8 +5,6 @@ pages follows from lengths and page size (with page_size 1 a page is a token), w
 lands in the specification's 1-4, 16-64, 128-256 and above.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

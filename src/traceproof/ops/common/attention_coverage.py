@@ -1,7 +1,5 @@
 """The axes of attention."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What extractions of attention share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Laws of attention: pages, keys, heads, scales, the causal mask."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

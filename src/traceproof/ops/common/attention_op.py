@@ -1,7 +1,5 @@
 """What the four batched attention ops share; each adds the names of its tensors and how they are drawn."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 

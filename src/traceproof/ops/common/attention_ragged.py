@@ -1,7 +1,5 @@
 """Causal attention over ragged keys and values: gqa_ragged and mla_ragged differ only in their head counts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

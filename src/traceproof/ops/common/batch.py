@@ -1,7 +1,5 @@
 """The independent parts of a batch: taking some of them out of the inputs, and finding them in the outputs."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

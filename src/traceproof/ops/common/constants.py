@@ -1,7 +1,5 @@
 """Constants that a definition's schema can not express, read from its reference's syntax tree."""
 
-from __future__ import annotations
-
 import ast
 
 from traceproof.dataset.definition import Definition

@@ -1,7 +1,5 @@
 """Axes that several op_types have, and how a case tells its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gate functions of recurrent layers, in the dtype given."""
 
-from __future__ import annotations
-
 import torch
 
 # A float32 state loses some 4e-8 of itself in the floor. With lg2.approx and ex2.approx at their documented worst

@@ -1,7 +1,5 @@
 """Wrong answers that any op_type can give, made from a right one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Laws of every op whose parts are independent, and what laws are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

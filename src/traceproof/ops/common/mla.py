@@ -1,7 +1,5 @@
 """Multi-head latent attention in its absorbed form: one key head, whose first part is the value too."""
 
-from __future__ import annotations
-
 import math
 
 import torch

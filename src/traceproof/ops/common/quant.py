@@ -1,7 +1,5 @@
 """Quantised number formats: block scales, fp8, fp4, and what they cost. Shared by the ops and their tests."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

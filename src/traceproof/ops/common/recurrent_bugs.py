@@ -1,7 +1,5 @@
 """Answers that recurrent ops share: what is done to the state and to single inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Laws of recurrences: linear in values and state, slots that can be moved."""
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.ops.answers import Subject

@@ -1,7 +1,5 @@
 """Which channels a rotary embedding pairs, read from a reference's syntax tree: the schema does not say."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Answers of dsa_paged: sparse attention as any attention, and the top-k indexer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,6 @@ page * page_size + offset, and is padded with -1. A page of the cache holds firs
 page_size float32 scales, and is shaped [page_size, 1, D + 4] int8 without regard to that (DeepGEMM's layout).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Laws of sparse attention, and of the top-k indexer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from traceproof.dataset.definition import Definition

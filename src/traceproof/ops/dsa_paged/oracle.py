@@ -1,7 +1,5 @@
 """dsa_paged: DeepSeek's sparse attention, attention over given token indices and the top-k indexer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from traceproof.dataset.definition import Definition

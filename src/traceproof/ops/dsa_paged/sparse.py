@@ -4,8 +4,6 @@ An index is page * page_size + offset, that is a row of the flattened cache; -1 
 mask: who made the list has seen to that. A token whose list is all -1 gives 0 and -inf.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Answers of the gated delta rule."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

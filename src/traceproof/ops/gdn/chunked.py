@@ -1,7 +1,5 @@
 """The gated delta rule by chunks: the same recurrence as a few matrix products and a triangular solve."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

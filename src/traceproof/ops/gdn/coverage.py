@@ -1,7 +1,5 @@
 """The axes of the gated delta rule."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from traceproof.ops.common.coverage import SEQUENCES, Json, const, length_of, one, rows

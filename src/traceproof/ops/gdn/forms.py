@@ -1,7 +1,5 @@
 """The three forms of gated delta rule definitions, told apart by their inputs, and their cases."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Laws of the gated delta rule: heads that can be moved, time that can be cut."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

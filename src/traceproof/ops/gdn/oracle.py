@@ -1,7 +1,5 @@
 """gdn: the gated delta rule, as decode, as verification of draft tokens (mtp), and as prefill."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The gated delta rule, token by token, over any number of sequences at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Answers of gemm."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """gemm: C = A @ B.T, judged by its backward error."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """gqa_paged: grouped-query attention over a paged cache, decode and causal prefill."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Definitions of grouped-query attention over ragged keys and values."""
 
-from __future__ import annotations
-
 from traceproof.ops.common.attention_extraction import (
     RAGGED,
     RAGGED_AXES,

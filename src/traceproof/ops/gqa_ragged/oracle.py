@@ -1,7 +1,5 @@
 """gqa_ragged: causal grouped-query prefill over ragged keys and values."""
 
-from __future__ import annotations
-
 from traceproof.ops.common.attention_ragged import RaggedAttention
 
 

@@ -1,7 +1,5 @@
 """Answers of the selective state update."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The axes of the selective state update."""
 
-from __future__ import annotations
-
 from traceproof.ops.common.coverage import Json, const, rows_and
 from traceproof.ops.space import Axis
 

@@ -1,7 +1,5 @@
 """Laws of the selective state update: groups that can be moved."""
 
-from __future__ import annotations
-
 from traceproof.ops.answers import Subject
 from traceproof.ops.common.laws import BATCH, other_inputs, scaled, times, unchanged
 from traceproof.ops.common.recurrent_laws import LINEAR

@@ -1,7 +1,5 @@
 """mamba_ssu: one decode step of a selective state space model, states picked out of a cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """mla_paged: multi-head latent attention over a paged compressed cache, absorbed form, decode and prefill."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

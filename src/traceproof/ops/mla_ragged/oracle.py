@@ -1,7 +1,5 @@
 """mla_ragged: causal prefill of multi-head latent attention before absorption; keys are wider than values."""
 
-from __future__ import annotations
-
 from traceproof.ops.common.attention_ragged import RaggedAttention
 
 

@@ -1,7 +1,5 @@
 """Answers of moe: one computation, on altered inputs, forms or choices, with a kernel's roundings in it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

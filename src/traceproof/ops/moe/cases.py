@@ -1,7 +1,5 @@
 """The cases of a MoE definition, and the memory that one takes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The axes of mixtures of experts."""
 
-from __future__ import annotations
-
 from traceproof.ops.common.coverage import ROWS, SCALE, Json, const, one, rows_only, tame
 from traceproof.ops.space import Axis, Chosen, Space, Values
 

@@ -1,7 +1,5 @@
 """The experts in float64: only those chosen, a slice of weight rows at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

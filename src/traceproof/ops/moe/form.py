@@ -1,7 +1,5 @@
 """Which of the MoE forms a definition is: read off its inputs, axes and outputs, and its reference's constants."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass
 from enum import StrEnum

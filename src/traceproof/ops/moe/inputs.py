@@ -1,7 +1,5 @@
 """Drawing the inputs of a MoE case: routing without luck, quantised data over their whole range."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 

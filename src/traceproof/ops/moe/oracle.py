@@ -14,8 +14,6 @@ Forms are told apart by inputs and dtypes (`form.py`), routing by inputs and the
   weigh 1 / top_k each, as FlashInfer's own trace template has it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from traceproof.dataset.definition import Definition

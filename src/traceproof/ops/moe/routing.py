@@ -1,7 +1,5 @@
 """Which experts a token goes to and with what weight, in float64. Ties go to the lowest expert index."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

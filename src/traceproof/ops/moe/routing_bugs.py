@@ -1,7 +1,5 @@
 """Where tokens go and with what weight: once more in float32, and in the ways that bugs have it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

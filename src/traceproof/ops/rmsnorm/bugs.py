@@ -1,7 +1,5 @@
 """Answers of rmsnorm."""
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.ops.answers import Answer, Answers, Subject

@@ -1,7 +1,5 @@
 """The axes of norms."""
 
-from __future__ import annotations
-
 from traceproof.ops.common.coverage import Json, rows_and
 from traceproof.ops.space import Axis
 

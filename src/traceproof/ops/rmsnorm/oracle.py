@@ -1,7 +1,5 @@
 """rmsnorm and fused_add_rmsnorm: y = x / sqrt(mean(x^2) + eps) * w over the last axis, x = hidden (+ residual)."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable, Mapping, Sequence
 

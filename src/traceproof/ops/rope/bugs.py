@@ -1,7 +1,5 @@
 """Answers of rope, by what is done to the inputs before and the outputs after a right rotation."""
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.ops.answers import Answer, Answers, Subject

@@ -1,7 +1,5 @@
 """The axes of rotary embeddings."""
 
-from __future__ import annotations
-
 from traceproof.ops.common.coverage import Json, const, rows_and
 from traceproof.ops.space import Axis
 

@@ -1,7 +1,5 @@
 """rope: q and k rotated by the cosines and sines that a cache holds for each token's position."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Answers of sampling: draws from the distribution that right or wrong filters leave."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The exact support and distribution that top-k and top-p leave of one row."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

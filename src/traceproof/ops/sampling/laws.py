@@ -1,7 +1,5 @@
 """Laws of samplers."""
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.ops.answers import Subject

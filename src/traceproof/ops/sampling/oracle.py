@@ -1,7 +1,5 @@
 """sampling: draw a token from a row of probabilities after a top-k filter, a top-p filter, or both."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch

@@ -5,8 +5,6 @@ enough when each row puts a fifth of its mass or more on the token that a wrong 
 many rows share a distribution, since their draws are judged together.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 WHOLE_VOCABULARY = -1  # as a k: no filter

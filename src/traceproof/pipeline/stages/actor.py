@@ -1,7 +1,5 @@
 """Run: one actor over the cases of one op_type, in worker processes, into the store."""
 
-from __future__ import annotations
-
 import errno
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

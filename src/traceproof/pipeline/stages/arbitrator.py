@@ -1,7 +1,5 @@
 """Where actors differ: ground truths held against each other, and who is in the minority where one fails."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """How strong the proof behind each passing row of a reference is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from traceproof.pipeline.records import REFERENCE, SHADOW, WHOLE, VerdictRow

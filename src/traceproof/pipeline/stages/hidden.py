@@ -5,8 +5,6 @@ is also run with a seed, and where its axes are free in a size, that follow from
 Only references and the oracle run them: what is pinned does not know our cases.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 from pathlib import Path

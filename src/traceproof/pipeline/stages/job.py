@@ -1,7 +1,5 @@
 """What one run of an actor needs beside the cases, and what follows from it for a case."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

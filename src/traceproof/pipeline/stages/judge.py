@@ -3,8 +3,6 @@
 Definitions are judged in workers, since torch takes seconds to import, and several side by side.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path

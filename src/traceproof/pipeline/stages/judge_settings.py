@@ -1,7 +1,5 @@
 """What judging needs beside the cases. Standard library only, for the process that hands the work out."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """Threads that keep several workers busy side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager

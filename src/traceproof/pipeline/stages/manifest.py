@@ -1,7 +1,5 @@
 """What an actor's job leaves: for each case of each definition, where the outputs lie or why there are none."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self

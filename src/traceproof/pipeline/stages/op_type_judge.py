@@ -1,7 +1,5 @@
 """All that the judge knows of one op_type's run, and the verdict rows of one definition after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

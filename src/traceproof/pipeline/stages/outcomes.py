@@ -1,7 +1,5 @@
 """What came of each definition, and the sentence that a run ends with."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum

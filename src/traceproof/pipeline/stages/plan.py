@@ -1,7 +1,5 @@
 """Plan: which cases of which definitions will be run, one file per op_type."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches

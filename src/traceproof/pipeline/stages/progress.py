@@ -1,7 +1,5 @@
 """The live line of a running actor."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -5,8 +5,6 @@ the float64 oracle besides; a definition without a ground truth was judged by th
 finding, known or not, is not proved.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType

@@ -5,8 +5,6 @@ itself. Inputs are drawn, outputs checked and compared by `traceproof.actors.mea
 the record is written here.
 """
 
-from __future__ import annotations
-
 import errno
 import secrets
 import tempfile

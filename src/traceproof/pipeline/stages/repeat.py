@@ -4,8 +4,6 @@ Stacks, which judge, have nothing to read config.yaml with. `traceproof.config.r
 says what else of a run's configuration belongs to it.
 """
 
-from __future__ import annotations
-
 import shlex
 
 from traceproof.pipeline.records import VerdictRow

@@ -1,7 +1,5 @@
 """Replay bundles: all that a failing case needs to be looked at again, elsewhere and later."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Report: all verdicts of a run in one summary, and the table that ends a run."""
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

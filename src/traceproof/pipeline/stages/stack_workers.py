@@ -1,7 +1,5 @@
 """The workers that a stack's jobs share: what their interpreter imports, and what it is told."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@ A summary states the digest of every plan, manifest and verdict file that it sta
 and takes a summary for new whose verdicts a failed job removed, or whose file is dated ahead.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """How much a plan's outputs take on disk: told before a run writes much, and refused past a limit."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """SGLang. APIs read off 0.5.22 and 0.5.23; a newer name goes in front of an older one. `boot` brings it up."""
 
-from __future__ import annotations
-
 from traceproof.stacks.base import GroundTruth, Origin, Stack
 
 STACK = Stack(

@@ -3,8 +3,6 @@
 Checked with 0.5.22 and 0.5.23.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

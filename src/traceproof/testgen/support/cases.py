@@ -1,7 +1,5 @@
 """The cases that a definition is tested on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

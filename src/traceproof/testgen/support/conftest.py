@@ -1,7 +1,5 @@
 """Options and fixtures of the reference tests beside this file."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """What tests written by hand beside the generated ones can use: a definition, its reference, its ground truth."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tests that every definition gets. A class names its definition; all else is read from there."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations

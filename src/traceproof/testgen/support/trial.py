@@ -1,7 +1,5 @@
 """One case of one definition: its inputs, the oracle, and what the reference and the ground truths give."""
 
-from __future__ import annotations
-
 import atexit
 import importlib.util
 import os

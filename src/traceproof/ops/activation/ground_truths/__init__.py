@@ -1,7 +1,5 @@
 """Ground truths of activation, one file per source."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from traceproof.dataset.definition import Definition

@@ -1,7 +1,5 @@
 """SGLang's compiled gated activations."""
 
-from __future__ import annotations
-
 from traceproof.dataset.definition import Definition
 from traceproof.ops.activation.forms import GELU, SILU, TANH, activation_of
 from traceproof.ops.activation.ground_truths import fused

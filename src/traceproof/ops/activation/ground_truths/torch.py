@@ -1,7 +1,5 @@
 """PyTorch's activations, in float32 as kernels compute."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from traceproof.dataset.definition import Definition

@@ -3,8 +3,6 @@
 cuDNN's kernels are left out: they compile a plan a shape, seconds each.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from itertools import pairwise

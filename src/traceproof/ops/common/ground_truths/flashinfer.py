@@ -1,7 +1,5 @@
 """What FlashInfer's attention wrappers share: workspace, backend, page lengths, modules."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -4,8 +4,6 @@ Both read a cache token by token, so page tables become token indices. A query t
 server and is not handed over: its output is 0, its log-sum-exp minus infinity.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """FlashInfer's sparse multi-head latent attention: kernels of SM 10.x, fetched as binaries."""
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.dataset.definition import Definition

@@ -1,7 +1,5 @@
 """PyTorch's attention over the tokens that a sparse index names."""
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.dataset.definition import Definition

@@ -1,7 +1,5 @@
 """What adapters of the gated delta rule share: the gates, the states, and which form a definition has."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn import functional
 

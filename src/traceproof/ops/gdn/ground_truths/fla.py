@@ -4,8 +4,6 @@ Arguments go by keyword: the two functions order them differently. States are [.
 transposed on the way in and out: the option that spares it has changed its name between versions.
 """
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.dataset.definition import Definition

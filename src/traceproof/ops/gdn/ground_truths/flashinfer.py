@@ -1,7 +1,5 @@
 """FlashInfer's gated delta rule: decode, verification of draft tokens, prefill. States are [.., V, K] too."""
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.dataset.definition import Definition

@@ -1,7 +1,5 @@
 """SGLang's gated delta rule: its own branch of the Triton kernels, with states [.., V, K]."""
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.dataset.definition import Definition

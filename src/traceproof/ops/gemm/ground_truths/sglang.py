@@ -1,7 +1,5 @@
 """SGLang's Triton matrix product, which it uses where results must not depend on the batch."""
 
-from __future__ import annotations
-
 from traceproof.dataset.definition import Definition
 from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import TORCH_DTYPES, Values

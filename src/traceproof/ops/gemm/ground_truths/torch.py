@@ -1,7 +1,5 @@
 """PyTorch's matrix product, C = A @ B.T."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from traceproof.dataset.definition import Definition

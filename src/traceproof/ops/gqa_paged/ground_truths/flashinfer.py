@@ -1,7 +1,5 @@
 """FlashInfer's paged attention with shared key heads: decode and causal prefill."""
 
-from __future__ import annotations
-
 from traceproof.dataset.definition import Definition
 from traceproof.ops.adapter import Adapter, Api, Outputs, scalar, tensor
 from traceproof.ops.base import Values

@@ -1,7 +1,5 @@
 """SGLang's attention over pages with shared key heads: decode and causal prefill."""
 
-from __future__ import annotations
-
 from traceproof.dataset.definition import Definition
 from traceproof.ops.adapter import dim, tensor
 from traceproof.ops.base import Values

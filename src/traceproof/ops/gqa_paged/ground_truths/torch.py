@@ -1,7 +1,5 @@
 """PyTorch's attention over gathered pages."""
 
-from __future__ import annotations
-
 from traceproof.dataset.definition import Definition
 from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Values

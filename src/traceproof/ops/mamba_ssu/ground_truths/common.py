@@ -1,7 +1,5 @@
 """What adapters of the selective state update share: arguments in the layout that the kernels read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

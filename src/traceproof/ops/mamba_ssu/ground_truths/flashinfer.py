@@ -1,7 +1,5 @@
 """FlashInfer's selective state update."""
 
-from __future__ import annotations
-
 from traceproof.dataset.definition import Definition
 from traceproof.ops.adapter import Adapter, dim
 from traceproof.ops.common.ground_truths.flashinfer import dtype_name

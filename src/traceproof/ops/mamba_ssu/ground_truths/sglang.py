@@ -1,7 +1,5 @@
 """SGLang's selective state update, Triton."""
 
-from __future__ import annotations
-
 from traceproof.ops.adapter import Adapter
 from traceproof.ops.mamba_ssu.ground_truths.common import UPDATE, update
 

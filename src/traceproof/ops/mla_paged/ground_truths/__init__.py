@@ -1,7 +1,5 @@
 """Ground truths of mla_paged, one file per source."""
 
-from __future__ import annotations
-
 from traceproof.ops.adapter import signature
 
 COMMON = "q_nope q_pe ckv_cache kpe_cache kv_indptr kv_indices sm_scale [kv_last_page_len]"

@@ -1,7 +1,5 @@
 """FlashInfer's absorbed multi-head latent attention over pages: decode and causal prefill."""
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.dataset.definition import Definition

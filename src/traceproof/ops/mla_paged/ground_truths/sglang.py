@@ -3,8 +3,6 @@
 One key head: keys are the latent and the rotated part side by side, as SGLang caches them, values the latent part.
 """
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.dataset.definition import Definition

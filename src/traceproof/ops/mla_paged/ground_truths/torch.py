@@ -1,7 +1,5 @@
 """PyTorch's attention in latent space: one key head of both parts side by side, values the latent part."""
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.dataset.definition import Definition

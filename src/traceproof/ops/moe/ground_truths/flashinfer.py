@@ -1,7 +1,5 @@
 """FlashInfer's TensorRT-LLM mixtures of experts: kernels of SM 10.x, fetched as binaries."""
 
-from __future__ import annotations
-
 from traceproof.dataset.definition import Definition
 from traceproof.ops.adapter import Adapter, Api, Outputs, scalar, signature, tensor
 from traceproof.ops.base import Values

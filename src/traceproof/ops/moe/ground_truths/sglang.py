@@ -7,8 +7,6 @@ It holds gate before up where definitions hold up before gate, so the halves are
 kernels can not read as stored (an fp8 scale an expert, fp4 values as float32) become bfloat16.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

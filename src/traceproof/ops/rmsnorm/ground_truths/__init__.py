@@ -1,7 +1,5 @@
 """Ground truths of rmsnorm, one file per source."""
 
-from __future__ import annotations
-
 from traceproof.ops.adapter import signature
 
 NORM = signature("hidden_states weight -> output", rows="hidden_states")

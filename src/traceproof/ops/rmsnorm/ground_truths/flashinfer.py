@@ -1,7 +1,5 @@
 """FlashInfer's norms."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from traceproof.dataset.definition import Definition

@@ -1,7 +1,5 @@
 """Liger-Kernel's norms in Triton. Casting mode `gemma` computes a row in float32, with any weight offset."""
 
-from __future__ import annotations
-
 from traceproof.dataset.definition import Definition
 from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Values

@@ -4,8 +4,6 @@ Those of its kernel package are no second opinion: `sgl_kernel.rmsnorm` and its 
 is installed, and what they call otherwise is FlashInfer's norm.cuh, compiled into the package.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

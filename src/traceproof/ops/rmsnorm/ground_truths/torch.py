@@ -1,7 +1,5 @@
 """PyTorch's root mean square norm."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from traceproof.dataset.definition import Definition

@@ -1,7 +1,5 @@
 """Ground truths of rope, one file per source."""
 
-from __future__ import annotations
-
 from traceproof.ops.adapter import signature
 
 ROTARY = signature("q k cos_sin_cache positions -> q_out k_out", rows="q")

@@ -1,7 +1,5 @@
 """FlashInfer's rotary embedding with a cosine and sine cache, in place on copies."""
 
-from __future__ import annotations
-
 from traceproof.dataset.definition import Definition
 from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Values

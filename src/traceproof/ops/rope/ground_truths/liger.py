@@ -1,7 +1,5 @@
 """Liger-Kernel's rotary embedding in Triton: halves of the rotated width, in place, on copies."""
 
-from __future__ import annotations
-
 from traceproof.dataset.definition import Definition
 from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Unsupported, Values

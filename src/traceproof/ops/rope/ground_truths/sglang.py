@@ -1,7 +1,5 @@
 """SGLang's rotary embedding, out of its kernel package: in place, on copies."""
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.dataset.definition import Definition

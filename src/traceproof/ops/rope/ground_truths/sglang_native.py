@@ -1,7 +1,5 @@
 """SGLang's rotary embedding in its native form."""
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.dataset.definition import Definition

@@ -1,7 +1,5 @@
 """FlashInfer's samplers; all trials of a case in one launch."""
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.dataset.definition import Definition

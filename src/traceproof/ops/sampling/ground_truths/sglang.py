@@ -4,8 +4,6 @@ On a GPU of NVIDIA SGLang hands the filters to FlashInfer, which would be no sec
 brings for other GPUs: Triton over PyTorch's sort, and they run on any.
 """
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.dataset.definition import Definition

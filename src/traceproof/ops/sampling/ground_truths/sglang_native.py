@@ -3,8 +3,6 @@
 With both it holds top-p against the probabilities before top-k, where definitions renormalise between them.
 """
 
-from __future__ import annotations
-
 import torch
 
 from traceproof.dataset.definition import Definition

@@ -1,7 +1,5 @@
 """Causal prefill over ragged keys and values, for grouped-query and multi-head latent attention alike."""
 
-from __future__ import annotations
-
 from traceproof.ops.adapter import signature
 
 RAGGED = signature("q k v qo_indptr kv_indptr sm_scale -> output lse", rows="q")

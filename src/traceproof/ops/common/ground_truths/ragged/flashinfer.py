@@ -1,7 +1,5 @@
 """FlashInfer's causal prefill over ragged keys and values; multi-head latent attention's too."""
 
-from __future__ import annotations
-
 from traceproof.dataset.definition import Definition
 from traceproof.ops.adapter import Adapter, Api, Outputs, dim, scalar, tensor
 from traceproof.ops.base import Values

@@ -1,7 +1,5 @@
 """PyTorch's attention over ragged keys and values."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from traceproof.dataset.definition import Definition
