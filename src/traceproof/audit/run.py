@@ -13,37 +13,13 @@ from traceproof.audit.source import Function, TestFile
 from traceproof.dataset.tree import Tree, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
-from traceproof.lint.model import Code
+from traceproof.lint.model import Code, codes
 from traceproof.untrusted.reading import MIB, read_bytes
 from traceproof.worker import Pool
 
 SECONDS = 180.0  # for one file, if nothing else is said; a reference over gigabytes of weights takes most of it
 LARGEST = 16 * MIB  # of a test file
-CODES: Mapping[str, Code] = {
-    code.code: code
-    for code in (
-        Code("TA000", "is no Python", "mend or remove the file"),
-        Code("TA101", "asserts nothing about an output", "assert on every output"),
-        Code("TA102", "returns its result instead of asserting it", "pytest looks at no return value: assert"),
-        Code("TA103", "swallows every exception", "catch what is expected, or nothing"),
-        Code("TA104", "as a script, succeeds whatever happens", "end with sys.exit(1) on a failure"),
-        Code("TA105", "returns silently without a GPU, and counts as passed", "pytest.skip with the reason"),
-        Code("TA106", "asserts shapes and NaN only", "compare with an oracle or a ground truth"),
-        Code("TA107", "passes without having compared anything (seen by running it)", "compare, or skip"),
-        Code("TA201", "tests a pasted copy of the reference", "load the definition's own reference"),
-        Code(
-            "TA202", "tests a pasted copy that differs from the reference", "load the definition's own reference"
-        ),
-        Code("TA203", "loads a definition that does not exist", "name one of the dataset's definitions"),
-        Code("TA204", "tests code that belongs to no definition", "add the definition, or remove the test"),
-        Code("TA301", "has a tolerance under which a wrong answer passes (seen by running it)", "tighten it"),
-        Code("TA302", "draws without a seed", "torch.manual_seed before drawing"),
-        Code("TA303", "uses identity page tables only", "permute the pages"),
-        Code("TA108", "holds no test", "name functions test_*, or remove the file"),
-        Code("TA109", "timed out (seen by running it)", "make it faster, or give more --seconds"),
-        Code("TA401", "calls an API that does not exist", "call what that version has"),
-    )
-}
+CODES: Mapping[str, Code] = codes("TA")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

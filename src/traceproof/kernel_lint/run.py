@@ -12,22 +12,9 @@ from traceproof.audit.source import dotted
 from traceproof.errors import TraceproofError
 from traceproof.kernel_lint.kernels import findings_of, kernels
 from traceproof.lint.baseline import read_baseline, split
-from traceproof.lint.model import Code
+from traceproof.lint.model import Code, codes
 
-CODES: Mapping[str, Code] = {
-    code.code: code
-    for code in (
-        Code("KL000", "is no Python", "mend the file, or leave it out"),
-        Code("KL101", "computes an address from the grid in 32 bits", "cast the program id: .to(tl.int64)"),
-        Code("KL102", "makes a block pointer", "use pointers with masks, or a tensor descriptor"),
-        Code("KL103", "reads or writes a last block without a mask", "give mask= or boundary_check="),
-        Code(
-            "KL104", "adds a 32-bit program id to an address", "cast it: .to(tl.int64); by itself it can not wrap"
-        ),
-        Code("KL201", "names the device cuda in a test", "use the suite's device"),
-        Code("KL202", "asks torch.cuda for the platform in a test", "use the suite's own check of its platform"),
-    )
-}
+CODES: Mapping[str, Code] = codes("KL")
 CHECKS = frozenset(
     {
         "torch.cuda.is_available",

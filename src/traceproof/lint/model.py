@@ -1,9 +1,12 @@
 """What a rule is, what it finds, and the list of all rules."""
 
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from traceproof.digests import digest_json
 from traceproof.lint.subject import Dataset, Subject
@@ -17,9 +20,6 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
-ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
-
-
 @dataclass(frozen=True, slots=True)
 class Code:
     """What a linter looks for: its code, what it finds, what to do, and how much it matters."""
@@ -27,7 +27,19 @@ class Code:
     code: str
     title: str
     todo: str
-    severity: Severity = Severity.WARNING
+    severity: Severity
+
+
+def codes(prefix: str) -> Mapping[str, Code]:
+    """The codes of one linter, all of which begin so, in order."""
+    return {code: Code(code, **said) for code, said in _stated().items() if code.startswith(prefix)}
+
+
+@cache
+def _stated() -> dict[str, dict[str, Any]]:
+    """What codes.toml says of each code."""
+    stated = tomllib.loads(Path(__file__).with_name("codes.toml").read_text(encoding="utf-8"))
+    return {code: said | {"severity": Severity(said["severity"])} for code, said in stated.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +97,7 @@ class Hit:
 
 
 Check = Callable[[Dataset], Iterator[Hit]]
+SubjectCheck = Callable[[Subject], Iterator[Hit]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,32 +117,28 @@ class Rule(Code):
 RULES: dict[str, Rule] = {}
 
 
-def rule(
-    code: str, title: str, severity: Severity, todo: str, *, needs_flashinfer: bool = False
-) -> Callable[[Check], Check]:
-    """Register a rule over the whole dataset."""
+def rule(code: str, *, needs_flashinfer: bool = False) -> Callable[[Check], Check]:
+    """Register a rule over the whole dataset; codes.toml says what it looks for."""
 
     def register(check: Check) -> Check:
         if code in RULES:
             raise ValueError(f"{code} is registered twice")
-        RULES[code] = Rule(code, title, todo, severity, check=check, needs_flashinfer=needs_flashinfer)
+        RULES[code] = Rule(code, **_stated()[code], check=check, needs_flashinfer=needs_flashinfer)
         return check
 
     return register
 
 
-def definition_rule(
-    code: str, title: str, severity: Severity, todo: str
-) -> Callable[[Callable[[Subject], Iterator[Hit]]], Callable[[Subject], Iterator[Hit]]]:
+def definition_rule(code: str) -> Callable[[SubjectCheck], SubjectCheck]:
     """Register a rule that looks at one definition at a time."""
 
-    def register(check: Callable[[Subject], Iterator[Hit]]) -> Callable[[Subject], Iterator[Hit]]:
+    def register(check: SubjectCheck) -> SubjectCheck:
         def over_all(dataset: Dataset) -> Iterator[Hit]:
             for subject in dataset.subjects:
                 for hit in check(subject):
                     yield Hit(hit.field, hit.evidence, subject.path, hit.line)
 
-        rule(code, title, severity, todo)(over_all)
+        rule(code)(over_all)
         return check
 
     return register

@@ -4,16 +4,14 @@ from collections.abc import Iterator
 
 from traceproof.dataset import expressions
 from traceproof.dataset.definition import DType
-from traceproof.lint.model import ERROR, WARNING, Hit, definition_rule, pointer
+from traceproof.lint.model import Hit, definition_rule, pointer
 from traceproof.lint.subject import Subject
 
 # Inputs with one entry a sequence; an index pointer has one more.
 PER_SEQUENCE = frozenset({"kv_last_page_len", "last_page_len", "seq_lens", "kv_lens", "qo_lens", "seqlens"})
 
 
-@definition_rule(
-    "TP201", "constraint names something unknown", ERROR, "Name an axis or an input, or define the axis."
-)
+@definition_rule("TP201")
 def unresolved_names(subject: Subject) -> Iterator[Hit]:
     """A name in a constraint that is no axis, no input and no output."""
     definition = subject.definition
@@ -23,12 +21,7 @@ def unresolved_names(subject: Subject) -> Iterator[Hit]:
             yield Hit(pointer("constraints", index), f"{constraint!r}: {name!r} is no axis, input or output")
 
 
-@definition_rule(
-    "TP202",
-    "constraint checks nothing",
-    WARNING,
-    "Remove it, or say what the shapes and const axes do not say already.",
-)
+@definition_rule("TP202")
 def idle_constraint(subject: Subject) -> Iterator[Hit]:
     """A constraint that the declared shapes or the const axes make true in any case."""
     const = subject.definition.const_axes
@@ -45,7 +38,7 @@ def idle_constraint(subject: Subject) -> Iterator[Hit]:
             yield Hit(pointer("constraints", index), f"{constraint!r}: {why}")
 
 
-@definition_rule("TP203", "constraint can not hold", ERROR, "Correct the constraint or the const axis.")
+@definition_rule("TP203")
 def false_constraint(subject: Subject) -> Iterator[Hit]:
     """A constraint that the const axes make false."""
     const = subject.definition.const_axes
@@ -55,9 +48,7 @@ def false_constraint(subject: Subject) -> Iterator[Hit]:
             yield Hit(pointer("constraints", index), f"{constraint!r} is false for the const axes")
 
 
-@definition_rule(
-    "TP204", "axis that nothing uses", WARNING, "Remove the axis, or use it in a shape or a constraint."
-)
+@definition_rule("TP204")
 def unused_axis(subject: Subject) -> Iterator[Hit]:
     """An axis that no shape, no constraint and no other axis names."""
     definition = subject.definition
@@ -71,12 +62,7 @@ def unused_axis(subject: Subject) -> Iterator[Hit]:
             yield Hit(pointer("axes", name), f"{axis.type} axis {name}{value} is in no shape and no constraint")
 
 
-@definition_rule(
-    "TP205",
-    "var axis that no given input decides",
-    WARNING,
-    "Let an input that is always given carry the axis, or make the optional input a required one.",
-)
+@definition_rule("TP205")
 def unbound_axis(subject: Subject) -> Iterator[Hit]:
     """A var axis in a shape, but not in the shape of an input that must be given."""
     definition = subject.definition
@@ -99,12 +85,7 @@ def _index_pointers(subject: Subject) -> dict[str, str]:
     return found
 
 
-@definition_rule(
-    "TP206",
-    "per-sequence tensor of the wrong length",
-    ERROR,
-    "Give index pointers an axis of n + 1 entries and every per-sequence tensor one of n.",
-)
+@definition_rule("TP206")
 def per_sequence_length(subject: Subject) -> Iterator[Hit]:
     """A tensor with one entry a sequence on an index pointer's axis, or the other way round."""
     pointers = _index_pointers(subject)
@@ -120,12 +101,7 @@ def per_sequence_length(subject: Subject) -> Iterator[Hit]:
             yield Hit(pointer("inputs", name, "shape"), evidence)
 
 
-@definition_rule(
-    "TP207",
-    "number of sequences not tied to the index pointer",
-    WARNING,
-    "Add the constraint, such as 'len_indptr == batch_size + 1'.",
-)
+@definition_rule("TP207")
 def untied_sequences(subject: Subject) -> Iterator[Hit]:
     """A per-sequence axis and an index pointer's axis that no constraint connects."""
     definition = subject.definition

@@ -4,18 +4,13 @@ import ast
 from collections.abc import Iterator
 
 from traceproof.dataset.expressions import evaluate
-from traceproof.lint.model import ERROR, WARNING, Hit, definition_rule, pointer
+from traceproof.lint.model import Hit, definition_rule, pointer
 from traceproof.lint.subject import Subject
 
 REFERENCE = pointer("reference")
 
 
-@definition_rule(
-    "TP301",
-    "run's parameters are not the inputs in order",
-    ERROR,
-    "Let run take the inputs, all of them, in the order of 'inputs': it is called by position.",
-)
+@definition_rule("TP301")
 def parameters(subject: Subject) -> Iterator[Hit]:
     """Parameters in another order than the inputs, too many or too few."""
     reference = subject.reference
@@ -26,9 +21,7 @@ def parameters(subject: Subject) -> Iterator[Hit]:
         yield Hit(REFERENCE, f"run({', '.join(reference.parameters)}); inputs: {', '.join(inputs)}")
 
 
-@definition_rule(
-    "TP302", "input that the reference never reads", WARNING, "Remove the input, or let the reference use it."
-)
+@definition_rule("TP302")
 def unread_input(subject: Subject) -> Iterator[Hit]:
     """An input whose value can not change the outputs: only its shape or dtype is looked at, or nothing."""
     reference = subject.reference
@@ -38,12 +31,7 @@ def unread_input(subject: Subject) -> Iterator[Hit]:
             yield Hit(pointer("inputs", name), f"{name}: {what}")
 
 
-@definition_rule(
-    "TP303",
-    "state changed in place that is not returned",
-    ERROR,
-    "Return the changed tensor as an output, or change a copy.",
-)
+@definition_rule("TP303")
 def unreturned_state(subject: Subject) -> Iterator[Hit]:
     """An input tensor that run writes to, and that no return hands back."""
     reference = subject.reference
@@ -69,12 +57,7 @@ def _values(statement: ast.Return) -> list[ast.expr]:
     return list(statement.value.elts) if isinstance(statement.value, ast.Tuple) else [statement.value]
 
 
-@definition_rule(
-    "TP304",
-    "output that is a copy of an input",
-    WARNING,
-    "Return what the kernel computes, or leave the output away.",
-)
+@definition_rule("TP304")
 def copied_output(subject: Subject) -> Iterator[Hit]:
     """An output whose values are those of an input in every case."""
     reference = subject.reference
@@ -91,12 +74,7 @@ def copied_output(subject: Subject) -> Iterator[Hit]:
             yield Hit(pointer("outputs", output), f"{output} holds the values of the input {source}, unchanged")
 
 
-@definition_rule(
-    "TP305",
-    "returned values are not the outputs in order",
-    ERROR,
-    "Return the outputs, all of them, in the order of 'outputs'.",
-)
+@definition_rule("TP305")
 def returned(subject: Subject) -> Iterator[Hit]:
     """A return with another number of values than outputs, or with the outputs' names in another order."""
     outputs = tuple(subject.definition.outputs)
@@ -113,7 +91,7 @@ def returned(subject: Subject) -> Iterator[Hit]:
             yield Hit(REFERENCE, f"{ast.unparse(statement)}; outputs: {', '.join(outputs)}")
 
 
-@definition_rule("TP306", "the reference contradicts the axes", ERROR, "Correct the reference or the axes.")
+@definition_rule("TP306")
 def contradicted_axes(subject: Subject) -> Iterator[Hit]:
     """An unpacked shape of another rank, or an assert that a const axis denies or a var axis may not obey."""
     definition = subject.definition

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from traceproof.dataset.definition import DType, TensorSpec
-from traceproof.lint.model import ERROR, WARNING, Hit, definition_rule, pointer
+from traceproof.lint.model import Hit, definition_rule, pointer
 from traceproof.lint.reference import root
 from traceproof.lint.subject import Subject
 
@@ -50,9 +50,7 @@ def _weights(subject: Subject) -> dict[str, TensorSpec]:
     }
 
 
-@definition_rule(
-    "TP221", "dtype that no kernel of this kind takes", ERROR, "Declare what the kernel takes, scales included."
-)
+@definition_rule("TP221")
 def impossible_dtype(subject: Subject) -> Iterator[Hit]:
     """FP4 weights in a wide type, an FP8 kind without an FP8 tensor, an index that is no integer."""
     inputs = subject.definition.inputs
@@ -76,12 +74,7 @@ def _scaled(name: str, subject: Subject) -> bool:
     return any(other.startswith((name, "output")) for other in scales)
 
 
-@definition_rule(
-    "TP222",
-    "low-precision tensor without a scale",
-    WARNING,
-    "Add the scale as an input, or say in the description where it is folded in.",
-)
+@definition_rule("TP222")
 def missing_scale(subject: Subject) -> Iterator[Hit]:
     """An FP8 or FP4 input for which no input carries a scale."""
     for name, spec in subject.definition.inputs.items():
@@ -89,12 +82,7 @@ def missing_scale(subject: Subject) -> Iterator[Hit]:
             yield Hit(pointer("inputs", name), f"{name} is {spec.dtype}; no input is a scale for it")
 
 
-@definition_rule(
-    "TP223",
-    "declared dtype is not what the tensor holds",
-    WARNING,
-    "Split the packed tensor into inputs of their own types, or describe the bytes in its description.",
-)
+@definition_rule("TP223")
 def reinterpreted(subject: Subject) -> Iterator[Hit]:
     """An input whose bytes the reference views as another dtype."""
     inputs = subject.definition.inputs

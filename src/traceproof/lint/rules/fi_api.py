@@ -4,18 +4,13 @@ from collections.abc import Iterator
 
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
-from traceproof.lint.model import ERROR, NOTE, Hit, definition_rule, pointer, rule
+from traceproof.lint.model import Hit, definition_rule, pointer, rule
 from traceproof.lint.subject import Dataset, Subject
 from traceproof.ops.registry import ground_truth, record
 from traceproof.stacks import TAGGED
 
 
-@definition_rule(
-    "TP421",
-    "no FlashInfer call named",
-    NOTE,
-    "Add fi_api:<dotted name>, so that the ground truth is the one that was meant.",
-)
+@definition_rule("TP421")
 def missing_api(subject: Subject) -> Iterator[Hit]:
     """No fi_api tag on a kind that FlashInfer serves."""
     definition = subject.definition
@@ -24,13 +19,7 @@ def missing_api(subject: Subject) -> Iterator[Hit]:
         yield Hit(pointer("tags"), f"no fi_api:*, though FlashInfer has kernels for {definition.op_type}")
 
 
-@rule(
-    "TP422",
-    "FlashInfer has no such name",
-    ERROR,
-    "Name a function or class that this FlashInfer exports.",
-    needs_flashinfer=True,
-)
+@rule("TP422", needs_flashinfer=True)
 def unresolvable_api(dataset: Dataset) -> Iterator[Hit]:
     """A fi_api tag whose dotted name does not exist in the FlashInfer given."""
     if dataset.flashinfer is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from traceproof.dataset.definition import Dialect
 from traceproof.dataset.tree import Broken, file_text, strict_json
-from traceproof.lint.model import ERROR, NOTE, WARNING, Hit, definition_rule, pointer, rule
+from traceproof.lint.model import Hit, definition_rule, pointer, rule
 from traceproof.lint.subject import Dataset, Subject
 
 SHARED = re.compile(r"inputs and outputs share the names (\[.*?\])")
@@ -27,12 +27,7 @@ def _shared_names(dataset: Dataset, broken: Broken) -> list[str]:
     return []
 
 
-@rule(
-    "TP101",
-    "file outside the schema",
-    ERROR,
-    "Mend the file by definition.md; nothing else can be said about it before.",
-)
+@rule("TP101")
 def schema(dataset: Dataset) -> Iterator[Hit]:
     """A definition file that can not be read as one."""
     for broken in dataset.tree.broken:
@@ -41,12 +36,7 @@ def schema(dataset: Dataset) -> Iterator[Hit]:
             yield Hit("", rest, broken.path)
 
 
-@rule(
-    "TP106",
-    "another dialect than the published schema",
-    NOTE,
-    "Nothing, unless the file is to go into the public dataset: write it by definition.md then.",
-)
+@rule("TP106")
 def dialect(dataset: Dataset) -> Iterator[Hit]:
     """A definition that FlashInfer dumped or that is SOL-ExecBench's, and what was made of it."""
     for entry in dataset.tree.definitions.values():
@@ -56,7 +46,7 @@ def dialect(dataset: Dataset) -> Iterator[Hit]:
             yield Hit("", note, entry.path)
 
 
-@rule("TP102", "name taken twice", ERROR, "Rename one of the two definitions, or remove it.")
+@rule("TP102")
 def duplicate_name(dataset: Dataset) -> Iterator[Hit]:
     """Two definition files that hold the same name."""
     for broken in dataset.tree.broken:
@@ -64,7 +54,7 @@ def duplicate_name(dataset: Dataset) -> Iterator[Hit]:
             yield Hit(pointer("name"), broken.what, broken.path)
 
 
-@rule("TP103", "path disagrees with name or op_type", WARNING, "Move the file, or correct its name or op_type.")
+@rule("TP103")
 def misplaced(dataset: Dataset) -> Iterator[Hit]:
     """A definition that is not at definitions/<op_type>/<name>.json."""
     for note in dataset.tree.notes:
@@ -79,12 +69,7 @@ def misplaced(dataset: Dataset) -> Iterator[Hit]:
                 yield Hit("", f"the definition's name and op_type say {expected}", file)
 
 
-@rule(
-    "TP104",
-    "input and output share a name",
-    ERROR,
-    "Give the output a name of its own, also where a kernel writes it over the input.",
-)
+@rule("TP104")
 def shared_name(dataset: Dataset) -> Iterator[Hit]:
     """A name that is both an input and an output."""
     for broken in dataset.tree.broken:
@@ -92,12 +77,7 @@ def shared_name(dataset: Dataset) -> Iterator[Hit]:
             yield Hit(pointer("outputs", name), f"{name!r} is an input and an output", broken.path)
 
 
-@definition_rule(
-    "TP105",
-    "the name tells a number that the definition does not hold",
-    WARNING,
-    "Correct the name, the const axis or the constant that it names.",
-)
+@definition_rule("TP105")
 def number_in_name(subject: Subject) -> Iterator[Hit]:
     """A number in the name that is no const axis and no constant of the reference."""
     constants = (node.value for node in subject.reference.nodes if isinstance(node, ast.Constant))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TypeGuard
 
 from traceproof.digests import digest_bytes
-from traceproof.lint.model import NOTE, WARNING, Hit, definition_rule, pointer, rule
+from traceproof.lint.model import Hit, definition_rule, pointer, rule
 from traceproof.lint.reference import parse_quietly
 from traceproof.lint.subject import Dataset, Subject
 
@@ -45,12 +45,7 @@ def _numbers(subject: Subject) -> set[int]:
     return {int(digits) for word in subject.words for digits in re.findall(r"[0-9]{1,18}", word)}
 
 
-@rule(
-    "TP311",
-    "constant that only the reference knows",
-    WARNING,
-    "Make it an input or a const axis, or tell it in the name; two models may differ in it.",
-)
+@rule("TP311")
 def hidden_constant(dataset: Dataset) -> Iterator[Hit]:
     """A number such as an eps that inputs, axes and the name do not tell."""
     for subjects in dataset.by_family.values():
@@ -66,12 +61,7 @@ def hidden_constant(dataset: Dataset) -> Iterator[Hit]:
                 yield Hit(REFERENCE, evidence, subject.path)
 
 
-@definition_rule(
-    "TP312",
-    "rows with nothing to attend to become NaN",
-    WARNING,
-    "Leave such rows at zero and their logarithm at -inf, like empty rows, or rule them out by a constraint.",
-)
+@definition_rule("TP312")
 def nan_rows(subject: Subject) -> Iterator[Hit]:
     """A causal mask of -inf before a softmax, with nothing that keeps whole rows from being masked."""
     definition = subject.definition
@@ -112,12 +102,7 @@ def skeleton(text: str) -> str:
     return digest_bytes(ast.dump(_Skeleton().visit(parse_quietly(text))).encode())
 
 
-@rule(
-    "TP313",
-    "references that differ only in constants",
-    NOTE,
-    "Nothing has to be done: a mistake in one of them is most likely in all of them.",
-)
+@rule("TP313")
 def clusters(dataset: Dataset) -> Iterator[Hit]:
     """Definitions whose references are the same computation with other constants."""
     found: dict[str, list[Subject]] = {}
@@ -130,12 +115,7 @@ def clusters(dataset: Dataset) -> Iterator[Hit]:
             yield Hit(REFERENCE, f"{len(subjects)} definitions: {names}{more}", subjects[0].path)
 
 
-@definition_rule(
-    "TP314",
-    "the kernel's second result is not returned",
-    WARNING,
-    "Return the sum of hidden states and residual as an output: the kernel writes it over the residual.",
-)
+@definition_rule("TP314")
 def unreturned_sum(subject: Subject) -> Iterator[Hit]:
     """A fused add whose sum, which every caller needs next, is no output."""
     definition = subject.definition

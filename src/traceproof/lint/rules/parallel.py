@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from traceproof.lint.model import ERROR, WARNING, Hit, definition_rule, pointer, rule
+from traceproof.lint.model import Hit, definition_rule, pointer, rule
 from traceproof.lint.subject import Dataset, Subject
 from traceproof.models import catalogue
 
@@ -24,7 +24,7 @@ def _sizes(subject: Subject, namespace: str) -> frozenset[int]:
     return frozenset(int(value) for value in subject.tags(namespace) if re.fullmatch(r"[1-9][0-9]{0,8}", value))
 
 
-@definition_rule("TP411", "ep disagrees with the experts", ERROR, "Let ep be num_experts / num_local_experts.")
+@definition_rule("TP411")
 def expert_parallel(subject: Subject) -> Iterator[Hit]:
     """An ep tag that the numbers of experts deny, or experts split over ranks without an ep tag."""
     const = subject.definition.const_axes
@@ -41,12 +41,7 @@ def expert_parallel(subject: Subject) -> Iterator[Hit]:
         yield Hit(pointer("tags"), f"{given}, but no ep:{experts // local}")
 
 
-@rule(
-    "TP412",
-    "tp disagrees with the heads of the same model elsewhere",
-    WARNING,
-    "Correct tp, the model or the number of heads: heads times tp is the model's own number.",
-)
+@rule("TP412")
 def tensor_parallel(dataset: Dataset) -> Iterator[Hit]:
     """Definitions of one model and op_type for which no common number of heads is possible."""
     groups: dict[tuple[str, str, str], list[tuple[Subject, frozenset[int]]]] = {}
@@ -70,12 +65,7 @@ def tensor_parallel(dataset: Dataset) -> Iterator[Hit]:
                 yield Hit(pointer("tags"), evidence, subject.path)
 
 
-@definition_rule(
-    "TP413",
-    "tp or ep disagrees with the model's config",
-    ERROR,
-    "Correct tp or ep, the model or the axis: axis times ranks is what the model's config.json says.",
-)
+@definition_rule("TP413")
 def model_config(subject: Subject) -> Iterator[Hit]:
     """Heads times tp, or local experts times ep, that no rank count gives for a model whose config is bundled.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from traceproof.dataset.definition import DType
-from traceproof.lint.model import ERROR, NOTE, WARNING, Hit, definition_rule, pointer, rule
+from traceproof.lint.model import Hit, definition_rule, pointer, rule
 from traceproof.lint.subject import Dataset, Subject
 from traceproof.ops.registry import record
 
@@ -25,12 +25,7 @@ QUANTIZATIONS = frozenset({*LOW_PRECISION.values(), "int8", "int4", "nvfp4", "mx
 PARALLEL = re.compile(r"(?i)tensor[- ]parallel(?:ism)?(?: size)?\s*(?:=|of)?\s*(\d+)|\bTP\s*=?\s*(\d+)")
 
 
-@definition_rule(
-    "TP401",
-    "tag that the schema does not know",
-    NOTE,
-    "Use a namespace and a value of definition.md, or have them added there.",
-)
+@definition_rule("TP401")
 def unknown_tag(subject: Subject) -> Iterator[Hit]:
     """A namespace, flag or value outside definition.md and the published custom."""
     values = {"stage": STAGES, "status": STATUSES, "quantization": QUANTIZATIONS}
@@ -49,9 +44,7 @@ def unknown_tag(subject: Subject) -> Iterator[Hit]:
             yield Hit(pointer("tags", index), f"{tag!r}: {why}")
 
 
-@definition_rule(
-    "TP402", "malformed tag", ERROR, "Write '<namespace>:<value>'; tp and ep take a positive whole number."
-)
+@definition_rule("TP402")
 def malformed_tag(subject: Subject) -> Iterator[Hit]:
     """An empty value, a repeated tag, a tp or ep that is no positive number."""
     tags = subject.definition.tags
@@ -70,7 +63,7 @@ def _quantized(subject: Subject) -> list[str]:
     return sorted(found)
 
 
-@definition_rule("TP403", "missing tag", WARNING, "Add the tag: selections and the website go by it.")
+@definition_rule("TP403")
 def missing_tag(subject: Subject) -> Iterator[Hit]:
     """No status or model, no stage where the kind has some, no quantization, or no tp that is stated."""
     definition = subject.definition
@@ -87,7 +80,7 @@ def missing_tag(subject: Subject) -> Iterator[Hit]:
         yield Hit(pointer("tags"), f"no tp:*, though the description says {stated[0]!r}")
 
 
-@definition_rule("TP404", "tags contradict each other or the definition", ERROR, "Keep the one that is true.")
+@definition_rule("TP404")
 def contradictory_tags(subject: Subject) -> Iterator[Hit]:
     """Two statuses, a stage that the name denies, a quantization no tensor has, a tp the description denies."""
     for problems in (_repeated, _wrong_stage, _wrong_quantization, _wrong_parallelism):
@@ -148,7 +141,7 @@ def _better_names(counts: Counter[str]) -> dict[str, str]:
     return better
 
 
-@rule("TP405", "one model under two names", WARNING, "Use one spelling all over the dataset.")
+@rule("TP405")
 def model_aliases(dataset: Dataset) -> Iterator[Hit]:
     """Model tags that differ only in punctuation or case, or in a size that only one model of that name has."""
     counts = Counter(model for subject in dataset.subjects for model in subject.tags("model"))
@@ -162,7 +155,7 @@ def model_aliases(dataset: Dataset) -> Iterator[Hit]:
                 yield Hit(pointer("tags", index), evidence, subject.path)
 
 
-@rule("TP406", "tag that all others of its kind carry", NOTE, "Add the tag, or remove it from the others.")
+@rule("TP406")
 def drifting_tags(dataset: Dataset) -> Iterator[Hit]:
     """A namespace or flag that most definitions of one kind have, and this one has not."""
     for subjects in dataset.by_family.values():

@@ -10,7 +10,7 @@ from traceproof.dataset import expressions
 from traceproof.dataset.definition import Definition, DType
 from traceproof.dataset.tree import WorkloadLine
 from traceproof.dataset.workload import RandomInput, ScalarInput
-from traceproof.lint.model import ERROR, NOTE, WARNING, Hit, pointer, rule
+from traceproof.lint.model import Hit, pointer, rule
 from traceproof.lint.rules.dtypes import INDICES
 from traceproof.lint.subject import Dataset
 
@@ -29,12 +29,7 @@ def _hit(line: WorkloadLine, where: tuple[str, ...], evidence: str) -> Hit:
     return Hit(pointer(*where), f"{line.trace.workload.uuid}: {evidence}", line.path, line.line)
 
 
-@rule(
-    "TP501",
-    "workload line that can not be used",
-    ERROR,
-    "Mend the line by trace.md, move it to its definition's file, or remove it.",
-)
+@rule("TP501")
 def unusable(dataset: Dataset) -> Iterator[Hit]:
     """A line outside the schema or in the wrong file, or a file that no definition has the name of."""
     for name, workloads in dataset.workloads.items():
@@ -45,7 +40,7 @@ def unusable(dataset: Dataset) -> Iterator[Hit]:
                 yield Hit("", f"no definition is named {name!r}", file)
 
 
-@rule("TP502", "axes that the definition does not have", ERROR, "Give every var axis a size, and nothing else.")
+@rule("TP502")
 def axes(dataset: Dataset) -> Iterator[Hit]:
     """An unknown or const axis in the line, or a var axis without a size."""
     for definition, line in _lines(dataset):
@@ -61,12 +56,7 @@ def axes(dataset: Dataset) -> Iterator[Hit]:
                 yield _hit(line, AXES, f"no size for the var axis {name}")
 
 
-@rule(
-    "TP503",
-    "inputs that the definition does not have",
-    ERROR,
-    "Give every input a source of its kind, and nothing else.",
-)
+@rule("TP503")
 def inputs(dataset: Dataset) -> Iterator[Hit]:
     """An unknown input, a missing one, a scalar for a tensor or the other way round, a random index."""
     for definition, line in _lines(dataset):
@@ -106,7 +96,7 @@ def _scalar_problem(definition: Definition, name: str, value: float) -> str:
     return ""
 
 
-@rule("TP504", "scalar that can not be", ERROR, "Correct the value or the declared dtype.")
+@rule("TP504")
 def scalars(dataset: Dataset) -> Iterator[Hit]:
     """A scalar of another kind than declared, or out of its range."""
     for definition, line in _lines(dataset):
@@ -118,7 +108,7 @@ def scalars(dataset: Dataset) -> Iterator[Hit]:
                     yield _hit(line, (*INPUTS, name, "value"), f"{name} {problem}")
 
 
-@rule("TP505", "uuid used twice", ERROR, "Give the later line a uuid of its own: results are filed by it.")
+@rule("TP505")
 def duplicate_uuid(dataset: Dataset) -> Iterator[Hit]:
     """A uuid of an earlier line, in any file of the dataset."""
     seen: dict[str, WorkloadLine] = {}
@@ -128,7 +118,7 @@ def duplicate_uuid(dataset: Dataset) -> Iterator[Hit]:
             yield _hit(line, ("workload", "uuid"), f"first used at {first.path}:{first.line}")
 
 
-@rule("TP506", "line that repeats another", NOTE, "Remove it, unless it is meant to weigh the case twice.")
+@rule("TP506")
 def repeated(dataset: Dataset) -> Iterator[Hit]:
     """A line that differs from an earlier one of its file in nothing but the uuid."""
     seen: dict[str, WorkloadLine] = {}
@@ -139,7 +129,7 @@ def repeated(dataset: Dataset) -> Iterator[Hit]:
             yield _hit(line, ("workload",), f"the same as {first.trace.workload.uuid}, line {first.line}")
 
 
-@rule("TP507", "axes that break a constraint", ERROR, "Correct the sizes or the constraint.")
+@rule("TP507")
 def broken_constraint(dataset: Dataset) -> Iterator[Hit]:
     """Sizes that make a constraint over axes false."""
     for definition, line in _lines(dataset):
@@ -164,12 +154,7 @@ def _keys_and_values(definition: Definition) -> tuple[str, int] | None:
     return axis, definition.const_axes.get("page_size", 1) if paged else 1
 
 
-@rule(
-    "TP508",
-    "more queries than keys in a causal operation",
-    WARNING,
-    "Capture it again with all keys (a call over a cached prefix alone is not causal), or drop the line.",
-)
+@rule("TP508")
 def causality(dataset: Dataset) -> Iterator[Hit]:
     """A causal prefill whose queries outnumber all keys, so that some sequence has q_len > kv_len."""
     for definition, line in _lines(dataset):
@@ -182,12 +167,7 @@ def causality(dataset: Dataset) -> Iterator[Hit]:
             yield _hit(line, AXES, f"{queries} = {sizes[queries]}, {most}")
 
 
-@rule(
-    "TP511",
-    "indices into an empty cache",
-    ERROR,
-    "Give the cache as many pages as the indices need, or drop the line.",
-)
+@rule("TP511")
 def empty_cache(dataset: Dataset) -> Iterator[Hit]:
     """A line with page indices whose cache has no page."""
     for definition, line in _lines(dataset):
@@ -204,12 +184,7 @@ def empty_cache(dataset: Dataset) -> Iterator[Hit]:
                 yield _hit(line, (*AXES, axis), evidence)
 
 
-@rule(
-    "TP509",
-    "tensor file that is not there",
-    NOTE,
-    "Fetch the blob folder (with Git LFS) to run these lines; they are skipped without it.",
-)
+@rule("TP509")
 def missing_blobs(dataset: Dataset) -> Iterator[Hit]:
     """Lines of a workload file that name tensor files which this copy of the dataset lacks."""
     for workloads in dataset.workloads.values():
@@ -229,12 +204,7 @@ def _single(value: float) -> float:
         return math.copysign(math.inf, value)
 
 
-@rule(
-    "TP510",
-    "scalar that drifts between the lines of one file",
-    NOTE,
-    "Write one value, with all its digits; where two models are meant, that is a definition each.",
-)
+@rule("TP510")
 def drifting_scalar(dataset: Dataset) -> Iterator[Hit]:
     """Different values of one scale in one workload file; whether they differ in float32 is said."""
     for workloads in dataset.workloads.values():
