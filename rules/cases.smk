@@ -16,7 +16,8 @@ checkpoint cases:
         store=f"{FLOW.results}/store",
         store_gb=FLOW.store_gb,
         actors=len(FLOW.actors) - 1,
+        weak=FLOW.weak_flag,
     shell:
         "PYTHONPATH=src {params.python:q} scripts/cases.py --dataset {params.dataset:q} --stack {input.stack:q}"
         " --selection {params.selection:q} --store {params.store:q} --store-gb {params.store_gb:q}"
-        " --actors {params.actors:q} --out {output:q} --log {log:q}"
+        " --actors {params.actors:q} {params.weak:q} --out {output:q} --log {log:q}"

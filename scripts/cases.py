@@ -10,6 +10,7 @@ from typing import Any
 from traceproof.pipeline import entry
 from traceproof.pipeline.stages import volume
 from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.plan_inits import Inits
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--dataset", type=Path, required=True)
@@ -19,6 +20,9 @@ PARSER.add_argument("--out", type=Path, required=True)
 PARSER.add_argument("--store", type=Path, required=True)
 PARSER.add_argument("--store-gb", type=json.loads, required=True, help="what the store may grow to, or null")
 PARSER.add_argument("--actors", type=int, required=True, help="how many compute a case, the oracle aside")
+PARSER.add_argument(
+    "--allow-weak-isolation", action="store_true", help="run `init` where it can not be isolated whole"
+)
 PARSER.add_argument("--log", type=Path, required=True)
 
 
@@ -29,7 +33,11 @@ def main() -> None:
     }
     if fields["workloads"] == "auto":
         fields["workloads"] = json.loads(options.stack.read_text(encoding="utf-8"))["device_type"] == "cuda"
-    plans = plan(options.dataset, options.out, Selection(**fields))
+    inits = Inits(options.store, (options.dataset,), weak=options.allow_weak_isolation)
+    try:
+        plans = plan(options.dataset, options.out, Selection(**fields), inits)
+    finally:
+        inits.close()
     volume.check(plans, options.store, actors=options.actors, limit_gb=options.store_gb)
 
 

@@ -18,6 +18,7 @@ from traceproof.pipeline.stages.judge import judge
 from traceproof.pipeline.stages.judge_settings import JudgeSettings
 from traceproof.pipeline.stages.manifest import Manifest
 from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.plan_inits import Inits
 from traceproof.pipeline.stages.report import summarise as summary_of
 from traceproof.pipeline.stages.stack_workers import StackWorkers
 from traceproof.worker import Limits, shared
@@ -48,12 +49,13 @@ class Run:
         self.selection = selection or Selection(sizes=("small",))
         self.limits = limits
         self.weak = False
+        self.inits: Inits | None = None
 
     def verify(self, *actors: str, code: str = "0") -> dict[str, Rows]:
         """Plan, run reference, oracle and the actors named, judge; verdict rows by definition."""
         rows: dict[str, Rows] = defaultdict(list)
         with sharing():
-            for cases in plan(self.dataset, self.out / "cases", self.selection):
+            for cases in plan(self.dataset, self.out / "cases", self.selection, self.inits):
                 for name in ("reference", "oracle", *actors):
                     self._actor(cases, name)
                 for row in self.judge(cases.stem, "reference", "oracle", *actors, code=code):

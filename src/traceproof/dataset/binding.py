@@ -5,7 +5,31 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+HELD = "_input"  # behind an input's name: of the output of `run_of_init` that holds it
 HEADER = "\n\n# The call by position, added where the definition was read.\n"
+RUN_OF_INIT = """import torch
+
+
+def run({free}):
+    parts, made, found = [{call}], {{}}, {{}}
+    for part in parts:
+        parts += [value for value in part.values() if isinstance(value, dict)]
+        made.update(part)
+    kinds, needed = {kinds}, {needed}
+    lower = {{name.lower(): name for name in kinds}}
+    kept = (torch.Tensor, bool, int, float)
+    for name in [name for name, value in made.items() if isinstance(value, kept)]:
+        own = name if name in kinds else lower.get(name.lower())
+        if own is not None:
+            found[own] = made.pop(name)
+    for name in [name for name in needed if name not in found]:
+        for other, value in made.items():
+            tensor = isinstance(value, torch.Tensor)
+            if isinstance(value, kept) and kinds[name] == ((str(value.dtype), value.dim()) if tensor else None):
+                found[name] = made.pop(other)
+                break
+    return {{name + {held!r}: value for name, value in found.items()}}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +106,34 @@ def _run(definition: Mapping[str, Any], entry: Function, given: Mapping[str, str
     if changed and all(name in inputs for name in changed):
         lines += ["    if returned is None:", f"        returned = ({', '.join(map(str, changed))},)"]
     return "\n".join([*lines, "    return returned", ""])
+
+
+def run_of_init(
+    definition: Mapping[str, Any], entry: Function, free: Iterable[str], const: Mapping[str, int]
+) -> str:
+    """An `init` followed by a `run` that takes the free axes and a seed, and gives what it makes by input.
+
+    What it makes by phase of a call (`plan`, `run`) is put together. A value goes to the input of its name, else
+    to the first one left that must be given and has its dtype and number of dimensions. An axis that has a default
+    and is not fixed is left to it.
+    """
+    axes = ", ".join(
+        [*(f"{name!r}: {name}" for name in free), *(f"{name!r}: {size}" for name, size in const.items())]
+    )
+    known = {"axes": f"{{{axes}}}", "device": "'cpu'", "seed": "seed"}
+    known |= {name: repr(size) for name, size in const.items()} | {name: name for name in free}
+    keywords = ", ".join(f"{name}={known[name]}" for name in entry.parameters if name in known)
+    inputs = definition["inputs"]
+    kinds = {
+        name: None if spec["shape"] is None else (f"torch.{spec['dtype']}", len(spec["shape"]))
+        for name, spec in inputs.items()
+    }
+    needed = [name for name, spec in inputs.items() if not spec.get("optional")]
+    source = definition["init"].rstrip()
+    text = RUN_OF_INIT.format(
+        free=", ".join([*free, "seed"]), call=f"{entry.name}({keywords})", kinds=kinds, needed=needed, held=HELD
+    )
+    return f"{source}{HEADER}{text}"
 
 
 def _given(entry: Function, definition: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, str]:

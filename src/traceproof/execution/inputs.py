@@ -2,15 +2,18 @@
 
 import math
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, fingerprint_each
 from traceproof.ops.base import TORCH_DTYPES, Op, Values
-from traceproof.ops.cases import WORKLOADS, Case
+from traceproof.ops.cases import Case
 from traceproof.ops.generic_inputs import draw_spec
 
+DESCRIBED = "inputs"  # key of a case's drawing instructions: what is to be had for each input
+RANDOM = MappingProxyType({"type": "random"})
 HOST_BYTES = 8 << 20  # of inputs: a CPU draws that many in 16 ms
 
 
@@ -49,19 +52,22 @@ def make_inputs(
 ) -> Values:
     """The inputs of a case on `device`, in the definition's order.
 
-    A workload line's blobs are relative to `dataset`, the dataset's root.
+    Those that a case describes (a workload line's, or what an `init` made) are taken from there; its
+    blobs are relative to `dataset`, the dataset's root.
 
     Raises:
         FileNotFoundError: a workload's blob is missing.
         ValueError: a workload's tensor contradicts the definition.
     """
     draw = Draw(definition=definition.name, case=case.id, seed=case.seed, device=device)
-    if case.size != WORKLOADS:
+    if DESCRIBED not in case.params:
         return op.inputs(definition, case, draw)
     values: Values = {}
     for name, spec in definition.inputs.items():
-        described = case.params["inputs"][name]
-        if described["type"] == "scalar":
+        described = case.params[DESCRIBED].get(name, RANDOM)
+        if described is RANDOM and spec.optional:
+            values[name] = None
+        elif described["type"] == "scalar":
             values[name] = described["value"]
         elif described["type"] == "random":
             values[name] = draw_spec(definition, spec, name, case, draw)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import torch
+
 from traceproof.dataset.axes import System
 from traceproof.dataset.definition import Definition, DType
 from traceproof.draw import Draw
@@ -77,6 +79,16 @@ class GenericOp(Op):
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """Close for floating point and exact for the rest, where anything but an oracle says what is right."""
         return {name: _comparison(spec.dtype) for name, spec in definition.outputs.items()}
+
+    def tells_apart(self, definition: Definition, one: Values, other: Values) -> bool:
+        """Whether the inputs differ at all: what an `init` made is the same for any seed of ours."""
+        pairs = [(one[name], other[name]) for name in definition.inputs]
+        return any(
+            not torch.equal(first, second)
+            if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)
+            else first is not second and first != second
+            for first, second in pairs
+        )
 
     def mutated(self, definition: Definition) -> frozenset[str]:
         """Inputs that an output is written to."""

@@ -15,6 +15,7 @@ from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.pipeline.records import BrokenFile, OpTypePlan, PlannedCase, PlannedDefinition, SkipNote
 from traceproof.pipeline.stages.hidden import hidden_cases
 from traceproof.pipeline.stages.large import is_large
+from traceproof.pipeline.stages.plan_inits import Inits
 from traceproof.reasons import Skip
 from traceproof.store import file_digest, write_if_changed
 from traceproof.text import printable
@@ -51,8 +52,14 @@ class Selection:
     met: set[str] = field(default_factory=set)
 
 
-def plan(dataset: Path, out: Path, selection: Selection) -> list[Path]:
+def plan(dataset: Path, out: Path, selection: Selection, inits: Inits | None = None) -> list[Path]:
     """Write `out/<op_type>.json` for each op_type selected; an unchanged file keeps its time, a stale one goes.
+
+    Args:
+        dataset: a folder of definitions.
+        out: the folder of the plans.
+        selection: what to plan.
+        inits: what runs definitions' own `init`; None: they are not run, and inputs are drawn by role.
 
     Raises:
         TraceproofError: a selected name does not exist, or the dataset has no definitions.
@@ -62,7 +69,7 @@ def plan(dataset: Path, out: Path, selection: Selection) -> list[Path]:
     written = []
     for op_type, names in sorted(groups.items()):
         path = out / f"{op_type}.json"
-        planned = _op_type_plan(tree, op_type, names, selection)
+        planned = _op_type_plan(tree, op_type, names, selection, inits)
         write_if_changed(path, planned.as_text())
         written.append(path)
     _check_cases(selection, groups)
@@ -133,11 +140,15 @@ def _closest(name: str, known: Iterable[str]) -> str:
     return f"close to it: {', '.join(matches)}" if matches else "nothing there resembles it"
 
 
-def _op_type_plan(tree: Tree, op_type: str, names: Iterable[str], selection: Selection) -> OpTypePlan:
+def _op_type_plan(
+    tree: Tree, op_type: str, names: Iterable[str], selection: Selection, inits: Inits | None
+) -> OpTypePlan:
     definitions: dict[str, PlannedDefinition] = {}
     broken = [item for item in tree.broken if _group(item) == op_type and not selection.definitions]
     for name in sorted(names):
         planned = _definition_plan(tree, tree.definitions[name], selection, broken)
+        if planned is not None and inits is not None:
+            planned = planned.holding(inits.filled(tree.definitions[name].definition, planned.cases))
         if planned is not None:
             definitions[name] = planned
     told = tuple(BrokenFile(path=printable(item.path.as_posix()), message=item.message) for item in broken)

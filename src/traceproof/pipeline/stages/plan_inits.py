@@ -1,0 +1,113 @@
+"""Cases whose inputs a definition's own `init` makes: called while planning, kept, and read by every actor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from traceproof.dataset.definition import Definition
+from traceproof.digests import digest_json
+from traceproof.execution.init_inputs import InitError, Made, Maker, maker
+from traceproof.ops.cases import Case
+from traceproof.ops.generic import GenericOp
+from traceproof.owner import own_folder
+from traceproof.pipeline.records import PlannedCase
+from traceproof.pipeline.stages.stack_workers import StackWorkers
+from traceproof.store import Store, file_digest
+from traceproof.worker import GIB, Limits, Pool
+
+LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=6 * GIB)
+DRAWN = "by init"
+
+
+@dataclass(frozen=True)
+class Inits:
+    """Calls of `init`; the store keeps what each gave.
+
+    Attributes:
+        store: of the results.
+        conceal: folders that strangers' code does not see.
+        weak: whether it may run where isolation is not whole.
+    """
+
+    store: Path
+    conceal: Sequence[Path] = ()
+    weak: bool = False
+
+    def filled(self, definition: Definition, planned: Sequence[PlannedCase]) -> list[PlannedCase]:
+        """The cases with inputs made by `init` in place of those drawn by role, if it can be run here.
+
+        Whoever wrote `init` knows which values are allowed, so tied, tiny and large ones are left out. Where it
+        gives none, all cases are drawn by role, and say why.
+        """
+        drawn = [entry for entry in planned if entry.skip is None and entry.case.params.get("drawn")]
+        wanted = [entry for entry in drawn if entry.case.size != "adversarial"]
+        wanted.sort(key=lambda entry: not (entry.repeat or entry.hidden))  # without these, no case is judged whole
+        if definition.init is None or not wanted:
+            return list(planned)
+        made: dict[str, PlannedCase] = {}
+        why = ""
+        try:
+            with maker(definition, self._pool, LIMITS) as source:
+                for entry in wanted:
+                    try:
+                        made[entry.id] = self._case(source, entry)
+                    except InitError as error:
+                        why = why or str(error)
+                        if entry.repeat or entry.hidden:
+                            raise
+        except InitError as error:
+            return [_noted(entry, str(error)) if entry in drawn else entry for entry in planned]
+        if not made:
+            return [_noted(entry, why) if entry in drawn else entry for entry in planned]
+        return [made.get(entry.id, entry) for entry in planned if entry.id in made or entry not in drawn]
+
+    def close(self) -> None:
+        """End the workers, if there are any."""
+        if "_pool" in vars(self):
+            self._pool.close()
+
+    @cached_property
+    def _pool(self) -> Pool:
+        return StackWorkers().untrusted(conceal=[self.store, *self.conceal], weak=self.weak)
+
+    def _case(self, source: Maker, entry: PlannedCase) -> PlannedCase:
+        """One case with inputs that `init` makes, or made before."""
+        definition, case = source.definition, entry.case
+        key = digest_json([definition.digest, torch.__version__, dict(case.axes), case.seed])
+        kept = Store(self.store, "inputs")
+        before = kept.record(key)
+        whole = before is not None and kept.whole(key, before)
+        record = before if before and whole else self._kept(kept, key, source.make(case.axes, case.seed))
+        path = str(kept.tensors_path(key).absolute())
+        inputs: dict[str, Any] = {
+            name: {"type": "scalar", "value": value} for name, value in record["scalars"].items()
+        }
+        loaded = {name: {"type": "safetensors", "path": path, "tensor_key": name} for name in record["names"]}
+        params = {"drawn": DRAWN, "inputs": inputs | loaded}
+        filled = Case(case.id, case.size, record["axes"], case.seed, params)
+        blobs = {path: file_digest(Path(path))} if loaded else {}
+        need = GenericOp(definition.op_type).memory(definition, filled)
+        update = {"case": filled, "digest": filled.digest, "memory": need, "blobs": blobs}
+        return entry.model_copy(update=update)
+
+    def _kept(self, kept: Store, key: str, made: Made) -> dict[str, Any]:
+        self.store.mkdir(parents=True, exist_ok=True)
+        with own_folder("scratch", self.store) as folder:
+            path = folder / "inputs.safetensors"
+            save_file({name: value.contiguous() for name, value in made.tensors.items()}, path)
+            record = {"axes": dict(made.axes), "scalars": dict(made.scalars), "names": sorted(made.tensors)}
+            return kept.finish(key, record, path)
+
+
+def _noted(entry: PlannedCase, why: str) -> PlannedCase:
+    """A case drawn by role, which says why its inputs are not those of `init`."""
+    case = entry.case
+    noted = Case(case.id, case.size, case.axes, case.seed, {**case.params, "init": why})
+    return entry.model_copy(update={"case": noted, "digest": noted.digest})

@@ -1,0 +1,165 @@
+"""A definition's own `init` makes its inputs: behind policy and isolation, checked, the same for every actor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dialect_samples import GATED, changed
+from pipeline import Rows, Run, verdicts
+
+from traceproof.dataset.dialects import read
+from traceproof.execution.init_inputs import InitError, Made, maker
+from traceproof.execution.inputs import make_inputs
+from traceproof.execution.source import strangers
+from traceproof.ops.generic import GenericOp
+from traceproof.pipeline.records import OpTypePlan, PlannedCase
+from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.plan_inits import DRAWN, Inits
+from traceproof.worker import Limits, Pool
+
+LIMITS = Limits(seconds=20.0, setup_seconds=60.0)
+INIT = """
+import torch
+
+
+def _init(*, num_tokens: int, hidden_size: int = 0, blocks: int = 0, device="cuda", seed: int = 0):
+    torch.manual_seed(seed)
+    tokens = 2 * num_tokens
+    return {
+        "plan": {"order": torch.randperm(tokens, device=device).to(torch.int32), "room": torch.empty(1 << 20)},
+        "run": {"Values": torch.randn(tokens, hidden_size, device=device), "gain": 3, "layout": "NHD"},
+    }
+"""
+SAMPLE: dict[str, Any] = {
+    "name": "ordered",
+    "op_type": "unheard_of",
+    "tags": ["fi_api:flashinfer.unheard_of"],
+    "axes": {
+        "num_tokens": {"type": "var"},
+        "hidden_size": {"type": "const", "value": 8},
+        "blocks": {"type": "var"},
+    },
+    "constraints": ["blocks == num_tokens // 2"],
+    "inputs": {
+        "values": {"shape": ["num_tokens", "hidden_size"], "dtype": "float32"},
+        "order": {"shape": ["num_tokens"], "dtype": "int32"},
+        "gain": {"shape": None, "dtype": "int32"},
+        "bias": {"shape": ["hidden_size"], "dtype": "float32", "optional": True},
+    },
+    "outputs": {"y": {"shape": ["num_tokens", "hidden_size"], "dtype": "float32"}},
+    "reference": (
+        "import torch\n\n\ndef _ordered(values, order, gain, bias=None):\n"
+        "    assert bias is None and torch.equal(order.long().sort().values, torch.arange(len(order)))\n"
+        "    return values[order.long()] * (gain / 10)\n"
+    ),
+    "init": INIT,
+}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with strangers() as found:
+        yield found
+
+
+def made(pool: Pool, wanted: int = 3, **changes: Any) -> Made:  # noqa: ANN401 - JSON
+    definition = read(changed(SAMPLE, **changes)).definition
+    with maker(definition, pool, LIMITS) as source:
+        return source.make({"num_tokens": wanted, "blocks": 1}, seed=5)
+
+
+def test_sizes_and_values_are_those_that_init_gives(pool: Pool) -> None:
+    found = made(pool)
+    assert found.axes == {"num_tokens": 6, "blocks": 3}
+    assert found.scalars == {"gain": 3}
+    assert set(found.tensors) == {"values", "order"}
+    assert found.tensors["values"].shape == (6, 8)
+    assert torch.equal(found.tensors["order"].sort().values, torch.arange(6, dtype=torch.int32))
+    assert torch.equal(found.tensors["values"], made(pool).tensors["values"])
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ({"init": INIT.replace("torch.int32", "torch.int64")}, "init gives order as torch.int64"),
+        ({"init": INIT.replace("tokens, hidden_size,", "tokens, 9,")}, "with hidden_size = 8"),
+        (
+            {"init": INIT.replace('"Values": torch.randn(tokens, hidden_size, device=device), ', "")},
+            "no tensor for values",
+        ),
+        ({"init": INIT.replace("tokens = 2", "raise ValueError('no such size')\n    tokens = 2")}, "no such size"),
+        ({"init": INIT.replace("import torch", "import os, torch", 1)}, "init may not run: .*import: os"),
+        ({"constraints": ["num_tokens > 100"]}, "violate the constraints"),
+    ],
+)
+def test_what_is_not_of_the_definition_is_refused_and_said(pool: Pool, what: dict[str, Any], said: str) -> None:
+    with pytest.raises(InitError, match=said):
+        made(pool, **what)
+
+
+def planned(tmp_path: Path, **changes: Any) -> dict[str, PlannedCase]:  # noqa: ANN401 - JSON
+    (tmp_path / "dump").mkdir(exist_ok=True)
+    (tmp_path / "dump" / "ordered.json").write_text(json.dumps(changed(SAMPLE, **changes)))
+    inits = Inits(tmp_path / "store")
+    try:
+        (path,) = plan(tmp_path / "dump", tmp_path / "cases", Selection(sizes=("small",)), inits)
+    finally:
+        inits.close()
+    return {entry.id: entry for entry in OpTypePlan.read(path).definitions["ordered"].cases}
+
+
+def test_a_plan_takes_them_for_every_case_and_keeps_them(tmp_path: Path) -> None:
+    entries = planned(tmp_path)
+    assert {entry.case.params["drawn"] for entry in entries.values()} == {DRAWN}
+    assert [entry.id for entry in entries.values() if entry.hidden] == ["hidden-0"]
+    assert not [name for name in entries if name.startswith("adversarial")]
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*.safetensors")}
+    assert planned(tmp_path) == entries
+    assert kept == {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*.safetensors")}
+    definition = read(SAMPLE).definition
+    case = entries["small-1"].case
+    values = make_inputs(GenericOp("unheard_of"), definition, case, device=torch.device("cpu"))
+    assert list(values) == list(definition.inputs)
+    assert (values["gain"], values["bias"]) == (3, None)
+
+
+def test_where_init_can_not_run_inputs_are_drawn_by_role_and_say_why(tmp_path: Path) -> None:
+    entries = planned(tmp_path, init=INIT.replace("import torch", "import flashinfer, torch", 1))
+    assert {entry.case.params["drawn"] for entry in entries.values()} == {"by role"}
+    assert all("import: flashinfer" in entry.case.params["init"] for entry in entries.values())
+
+
+def verified(tmp_path: Path, **changes: Any) -> Rows:  # noqa: ANN401 - JSON
+    planned(tmp_path, **changes)
+    run = Run(tmp_path / "dump", tmp_path / "out", limits=LIMITS)
+    run.inits = Inits(tmp_path / "store")
+    try:
+        return run.verify()["ordered"]
+    finally:
+        run.inits.close()
+
+
+def test_a_reference_that_needs_the_inputs_of_its_init_is_judged_on_them(tmp_path: Path) -> None:
+    rows = verified(tmp_path)
+    assert verdicts(rows) == {("pass", None)}
+    assert {row["grade"] for row in rows if row["output"] == "y"} == {"consistent"}
+
+
+def test_a_reference_that_remembers_the_inputs_of_its_init_fails(tmp_path: Path) -> None:
+    remembers = (
+        "KEPT = []\n\n\ndef _ordered(values, order, gain, bias=None):\n"
+        "    if not KEPT:\n        KEPT.append(values[order.long()] * (gain / 10))\n    return KEPT[0]\n"
+    )
+    assert any(verdict in {"fail", "error"} for verdict, _ in verdicts(verified(tmp_path, reference=remembers)))
+
+
+def test_an_upstream_gated_activation_keeps_its_own_inputs(tmp_path: Path) -> None:
+    (tmp_path / "one.json").write_text(json.dumps(GATED))
+    (path,) = plan(tmp_path, tmp_path / "cases", Selection(sizes=("small",)), Inits(tmp_path / "store"))
+    cases = OpTypePlan.read(path).definitions["silu_and_mul_h64"].cases
+    assert not [entry for entry in cases if "drawn" in entry.case.params]
