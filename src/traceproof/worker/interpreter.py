@@ -39,6 +39,9 @@ CACHES = tuple(prefix for stack in STACKS.values() for prefix in stack.variables
 # glibc gives large blocks back to the kernel as soon as they are free, and faults them in again, page by page, for
 # the next temporary: most of the time of arithmetic on tensors of megabytes. Trusted workers keep what they had.
 KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
+# A thread of OpenMP that waits for the next parallel region spins for milliseconds: with two threads, operations
+# on small tensors then cost up to five times the processor time. Workers' threads sleep at once.
+SLEEPS = {"OMP_WAIT_POLICY": "PASSIVE"}
 # A driver sets up eight channels to a GPU for a process, and processes wait for each other's. Here one will do.
 FEW_CHANNELS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
@@ -85,6 +88,7 @@ class Recipe:
             "PYTHONUNBUFFERED": "1",
             "PYTHONUSERBASE": user_base,
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking whether there is a GPU must not start CUDA
+            **SLEEPS,
             **(KEEPS_MEMORY if trusted else {}),
             **{name: os.environ[name] for name in PASSED if name in os.environ},
             **{name: value for name, value in os.environ.items() if trusted and name.startswith(CACHES)},
