@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from traceproof.ops.registry import ground_truth
-from traceproof.stacks import MAIN, STACK_OF, TRUTHS
+from traceproof.ops.registry import ground_truth, known
+from traceproof.stacks import MAIN, STACK_OF, STACKS, TAGGED, TRUTHS
 
 if TYPE_CHECKING:
     from traceproof.actors.base import Actor
@@ -61,9 +61,17 @@ def _truth(name: str) -> ActorInfo:
 
 
 def for_op_type(op_type: str) -> tuple[str, ...]:
-    """The actors that have something to say of an op_type: a ground truth only if it has adapters for it."""
+    """The actors that have something to say of an op_type: a ground truth only if it has adapters for it.
+
+    Of an op_type without a folder, definitions may name the function that they were dumped from.
+    """
+    named = () if op_type in known() else STACKS[TAGGED].truths[:1]
     return tuple(
-        name for name, info in ACTORS.items() if not info.source or ground_truth(op_type, info.source) is not None
+        name
+        for name, info in ACTORS.items()
+        if not info.source
+        or ground_truth(op_type, info.source) is not None
+        or name in {truth.name for truth in named}
     )
 
 

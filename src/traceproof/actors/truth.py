@@ -23,7 +23,7 @@ class Truth(Actor):
     def unavailable(self, definition: Definition, op: Op) -> Unavailable | None:
         """No adapter for this form, a machine that can not run it, an absent package, a vanished API."""
         del op
-        adapter = lookup.adapter(self.name, definition)
+        adapter = lookup.serving(self.name, definition)
         if adapter is None:
             return Unavailable(
                 Skip.NO_ADAPTER, f"{self.name} has no adapter for this form of {definition.op_type}"
@@ -34,6 +34,9 @@ class Truth(Actor):
         api = resolve(STACKS[STACK_OF[self.name]], adapter.apis)
         if isinstance(api, Unavailable):
             return api
+        refused = adapter.refuses(api, definition)
+        if refused is not None:
+            return refused
         self._adapter, self._api = adapter, api
         return None
 

@@ -109,6 +109,7 @@ class Adapter:
         call: (api, definition, inputs) -> outputs by name, fresh tensors.
         trials: (api, definition, inputs, trials, seed) -> outputs with a leading axis of trials.
         modules: what the stack compiles for this definition on a GPU of the given compute capability.
+        refuses: (api, definition) -> why the installed call can not serve it; None: it can.
         sm: compute capabilities it runs on, first and last; None: no GPU needed (it runs on either).
     """
 
@@ -122,6 +123,7 @@ class Adapter:
     dtypes: frozenset[str] | None = None
     trials: Callable[[Api, Definition, Values, int, int], Outputs] | None = None
     modules: Callable[[Definition, tuple[int, int]], tuple[Module, ...]] = field(default=lambda _, __: ())
+    refuses: Callable[[Api, Definition], Unavailable | None] = field(default=lambda _, __: None)
     sm: tuple[tuple[int, int], tuple[int, int]] | None = None
 
     def matches(self, definition: Definition) -> bool:

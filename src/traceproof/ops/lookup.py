@@ -5,7 +5,9 @@ from functools import cache
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops.adapter import Adapter
+from traceproof.ops.api_call import api_adapter
 from traceproof.ops.registry import ground_truth, known
+from traceproof.stacks import STACK_OF, STACKS
 
 
 @cache
@@ -26,3 +28,10 @@ def adapters(name: str, op_type: str) -> tuple[Adapter, ...]:
 def adapter(name: str, definition: Definition) -> Adapter | None:
     """The first adapter of a ground truth that has the definition's form."""
     return next((item for item in adapters(name, definition.op_type) if item.matches(definition)), None)
+
+
+def serving(name: str, definition: Definition) -> Adapter | None:
+    """That adapter, else the call that the definition itself names; None: there is neither."""
+    stack = STACKS[STACK_OF[name]]
+    first = stack.truths[0].name == name
+    return adapter(name, definition) or (api_adapter(stack, definition) if first else None)

@@ -92,6 +92,8 @@ class Stack:
         origin: its repository and releases; outputs are then keyed by the code that an op_type can reach in the
             package. None: by its version.
         tagged: whether it is what the dataset's `fi_api:` tags name functions of.
+        parameters: `module:function`, which says for a function's dotted name and a definition's inputs which
+            parameter takes each, and which element of a tuple, if it is one; empty: nothing says so.
         linear_attention: whether its own tests are those of linear attention that `traceproof coverage` reads.
         main: whether planning, references, oracles and judging run in it.
         reads_models: whether it is built to read models with, and runs no kernel.
@@ -119,6 +121,7 @@ class Stack:
     prepare: str = ""
     origin: Origin | None = None
     tagged: bool = False
+    parameters: str = ""
     linear_attention: bool = False
     main: bool = False
     reads_models: bool = False

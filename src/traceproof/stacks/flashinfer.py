@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import importlib.util
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,21 @@ def prepare() -> None:
             environment.FLASHINFER_AOT_DIR = Path(libraries)
 
 
+def parameters(function: str, inputs: tuple[str, ...]) -> Mapping[str, tuple[str, int | None]]:
+    """What the template of a function says of inputs: the parameter of each, and the element of its tuple.
+
+    A function has several templates where its forms differ; that with these inputs counts. Empty: there is none.
+    """
+    logging: Any = importlib.import_module("flashinfer.api_logging")
+    for original, template, _ in getattr(logging, "_TRACE_REGISTRY", ()):
+        if f"{original.__module__}.{original.__qualname__}" == function and tuple(template.inputs) == inputs:
+            return {
+                name: (getattr(one, "param", None) or name, getattr(one, "tuple_idx", None))
+                for name, one in template.inputs.items()
+            }
+    return {}
+
+
 STACK = Stack(
     name="flashinfer",
     truths=(GroundTruth(name="flashinfer", label="FlashInfer", calls="FlashInfer's kernel", priority=10),),
@@ -88,6 +104,7 @@ STACK = Stack(
         data={"csrc": "csrc", "include": "include", "cutlass": "3rdparty/cutlass", "spdlog": "3rdparty/spdlog"},
     ),
     tagged=True,
+    parameters="traceproof.stacks.flashinfer:parameters",
     toolkit=True,
     needs_nvcc=True,  # its kernels are compiled before a run
     build_seconds={  # 0.6.13 on an H200

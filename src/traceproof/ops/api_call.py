@@ -1,0 +1,199 @@
+"""Ground truth of any definition that names the function it was dumped from, by that function's own parameters.
+
+Hand-written adapters come first. Here a tag `fi_api:` says which function a definition is of, and the package's
+own template which parameter takes which input; where it has no template, names are compared.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from traceproof.dataset.definition import Definition, Dialect, TensorSpec
+from traceproof.ops.adapter import Adapter, Outputs, Signature, sizes
+from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.reasons import Skip, Unavailable
+from traceproof.stacks.base import Stack
+
+TAG = "fi_api:"
+ANY_GPU = ((0, 0), (99, 9))  # which one it needs, the function says
+RUNS_ON = "is_compute_capability_supported"  # attribute of a function that says so
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an input goes: a parameter, or an element of the tuple that it takes."""
+
+    parameter: str
+    element: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """How a function is called for a definition.
+
+    Attributes:
+        inputs: place of each input.
+        asked: parameters by which it is asked to return an output.
+        axes: parameters that take the size of the axis of their name.
+        written: outputs that the function writes to an argument, by the argument's parameter.
+        returned: the other outputs, in the order in which it returns them.
+    """
+
+    inputs: Mapping[str, Place]
+    asked: tuple[str, ...]
+    axes: tuple[str, ...]
+    written: Mapping[str, str]
+    returned: tuple[str, ...]
+
+
+def api_adapter(stack: Stack, definition: Definition) -> Adapter | None:
+    """The adapter of a definition dumped from a function of a stack's package; None: it names none.
+
+    A method is none: its object has to be made and planned first, which only a hand-written adapter knows.
+    """
+    named = next((tag.removeprefix(TAG) for tag in definition.tags if tag.startswith(TAG)), "")
+    module, _, function = named.rpartition(".")
+    of_package = named.startswith(f"{stack.package}.") and not module.rpartition(".")[2][:1].isupper()
+    if definition.dialect is not Dialect.TRACE_DUMP or not stack.tagged or not of_package:
+        return None
+    key = f"{module}:{function}"
+    parameters = partial(_parameters, stack, named)
+    return Adapter(
+        named.removeprefix(f"{stack.package}."),
+        Signature(frozenset(definition.inputs), frozenset(), frozenset(definition.outputs), None),
+        apis=(key,),
+        call=lambda api, wanted, inputs: call(api[key], wanted, inputs, parameters(wanted)),
+        refuses=lambda api, wanted: refused(api[key], wanted, parameters(wanted)),
+        sm=ANY_GPU,
+    )
+
+
+def _parameters(stack: Stack, named: str, definition: Definition) -> Mapping[str, tuple[str, int | None]]:
+    """What the package's own template says of the inputs; empty: it has none of that form."""
+    module, _, name = stack.parameters.partition(":")
+    if not module:
+        return {}
+    find: Callable[[str, tuple[str, ...]], Mapping[str, tuple[str, int | None]]]
+    find = getattr(importlib.import_module(module), name)
+    return find(named, tuple(definition.inputs))
+
+
+def refused(
+    function: Callable[..., Any], definition: Definition, parameters: Mapping[str, tuple[str, int | None]]
+) -> Unavailable | None:
+    """Why a function can not be called for a definition on this GPU; None: it can."""
+    runs_on = getattr(function, RUNS_ON, None)
+    if runs_on is not None and torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        if not runs_on(major * 10 + minor):
+            return Unavailable(Skip.NEEDS_SM, f"the function says that it does not run on SM {major}.{minor}")
+    bound = binding(function, definition, parameters)
+    return Unavailable(Skip.NO_ADAPTER, bound) if isinstance(bound, str) else None
+
+
+def binding(
+    function: Callable[..., Any], definition: Definition, parameters: Mapping[str, tuple[str, int | None]]
+) -> Binding | str:
+    """How to call a function for a definition, or why it is not told."""
+    known = inspect.signature(function).parameters
+    inputs = _places(known, definition, parameters)
+    lost = [name for name in definition.inputs if name not in inputs and not definition.inputs[name].optional]
+    if lost:
+        return f"no parameter of {getattr(function, '__name__', 'it')} takes {', '.join(lost)}"
+    taken = {place.parameter for place in inputs.values()}
+    written: dict[str, str] = {}
+    for name, spec in definition.outputs.items():
+        named = (spec.param or name, name, name.removesuffix("_out"))
+        own = [one for one in named if one in known]
+        if own and (own[0] in taken or known[own[0]].default is inspect.Parameter.empty or spec.param == own[0]):
+            written[name] = own[0]
+    returned = tuple(name for name in definition.outputs if name not in written)
+    asked = tuple(f"return_{name}" for name in definition.outputs if f"return_{name}" in {*known} - taken)
+    sized = {
+        axis for spec in definition.inputs.values() for axis in spec.shape or ()
+    } | definition.const_axes.keys()
+    axes = []
+    for name, parameter in known.items():
+        needed = parameter.default is inspect.Parameter.empty and parameter.kind in NAMED
+        if needed and name not in {*taken, *written.values()}:
+            if name not in sized:
+                return f"its parameter {name} is no input of the definition"
+            axes.append(name)
+    return Binding(inputs, asked, tuple(axes), written, returned)
+
+
+NAMED = (
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+    inspect.Parameter.POSITIONAL_ONLY,
+)
+
+
+def _places(
+    known: Mapping[str, inspect.Parameter],
+    definition: Definition,
+    parameters: Mapping[str, tuple[str, int | None]],
+) -> dict[str, Place]:
+    """The place of every input that has one: by the template, by its name, then by its name in lower case."""
+    lower = {name.lower(): name for name in known}
+    found = {}
+    for name in definition.inputs:
+        parameter, element = parameters.get(name, (lower.get(name.lower(), name), None))
+        if parameter in known:
+            found[name] = Place(parameter, element)
+    return found
+
+
+def call(
+    function: Callable[..., Any],
+    definition: Definition,
+    inputs: Values,
+    parameters: Mapping[str, tuple[str, int | None]],
+) -> Outputs:
+    """Call a function on copies of the inputs; gives the outputs that it returned, or wrote to its arguments.
+
+    Raises:
+        TypeError: it takes or returns something else than the definition says.
+    """
+    bound = binding(function, definition, parameters)
+    if isinstance(bound, str):
+        raise TypeError(bound)
+    axes = sizes(definition, inputs)
+    given: dict[str, Any] = dict.fromkeys(bound.asked, True) | {name: axes[name] for name in bound.axes}
+    elements: dict[str, dict[int, Any]] = {}
+    for name, place in bound.inputs.items():
+        value = inputs[name]
+        copied = value.clone() if isinstance(value, torch.Tensor) else value
+        if copied is None:
+            continue
+        if place.element is None:
+            given[place.parameter] = copied
+        else:
+            elements.setdefault(place.parameter, {})[place.element] = copied
+    given |= {name: tuple(parts[index] for index in sorted(parts)) for name, parts in elements.items()}
+    for name, parameter in bound.written.items():
+        if parameter not in given:
+            given[parameter] = _empty(definition, definition.outputs[name], axes, inputs)
+    returned = function(**given)
+    outputs = {name: given[parameter] for name, parameter in bound.written.items()}
+    values = list(returned) if isinstance(returned, tuple | list) else [returned]
+    values = [value for value in values if isinstance(value, torch.Tensor)]
+    if len(values) < len(bound.returned):
+        raise TypeError(f"it returned {len(values)} tensors for the outputs {list(bound.returned)}")
+    return outputs | dict(zip(bound.returned, values, strict=False))
+
+
+def _empty(definition: Definition, spec: TensorSpec, axes: Mapping[str, int], inputs: Values) -> torch.Tensor:
+    """An output argument."""
+    device = next(value.device for value in inputs.values() if isinstance(value, torch.Tensor))
+    dtype = TORCH_DTYPES.get(spec.dtype)
+    if dtype is None or any(axis not in axes for axis in spec.shape or ()):
+        raise TypeError(f"an output argument of dtype {spec.dtype} and shape {spec.shape} can not be made")
+    return torch.empty(definition.shape_of(spec, axes) or (), dtype=dtype, device=device)

@@ -1,0 +1,191 @@
+"""A definition that names the function it was dumped from is called by that function's own parameters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from dialect_samples import changed
+
+from traceproof.actors import registry as actors
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.dialects import read
+from traceproof.ops import lookup
+from traceproof.ops.api_call import Binding, api_adapter, binding, call, refused
+from traceproof.ops.base import Values
+from traceproof.reasons import Skip
+from traceproof.stacks import STACKS, TAGGED
+
+STACK = STACKS[TAGGED]
+SAMPLE: dict[str, Any] = {
+    "name": "scaled",
+    "op_type": "unheard_of",
+    "tags": [f"fi_api:{STACK.package}.made_up.scaled", "status:verified"],
+    "axes": {"rows": {"type": "var"}, "width": {"type": "const", "value": 4}},
+    "inputs": {
+        "hidden_states": {"shape": ["rows", "width"], "dtype": "float32"},
+        "Gain": {"shape": ["width"], "dtype": "float32"},
+        "bias": {"shape": ["width"], "dtype": "float32", "optional": True},
+    },
+    "outputs": {"y": {"shape": ["rows", "width"], "dtype": "float32"}},
+    "check": "",
+}
+PARAMETERS = {"hidden_states": ("input", None)}
+
+
+def definition(**changes: Any) -> Definition:  # noqa: ANN401 - JSON
+    return read(changed(SAMPLE, **changes)).definition
+
+
+def values(**further: Any) -> Values:  # noqa: ANN401 - tensors and scalars
+    made = {"hidden_states": torch.arange(8.0).reshape(2, 4), "Gain": torch.full((4,), 2.0), "bias": None}
+    return {**made, **further}
+
+
+def called(
+    function: Callable[..., Any],
+    wanted: Definition | None = None,
+    parameters: Mapping[str, tuple[str, int | None]] = PARAMETERS,
+    **further: Any,  # noqa: ANN401 - tensors and scalars
+) -> Mapping[str, torch.Tensor]:
+    return call(function, wanted or definition(), values(**further), parameters)
+
+
+WANTED = torch.arange(8.0).reshape(2, 4) * 2
+
+
+def test_inputs_go_to_the_template_s_parameters_and_to_those_of_their_names_in_any_case() -> None:
+    def scaled(input: torch.Tensor, gain: torch.Tensor, bias: object = "left out") -> torch.Tensor:  # noqa: A002
+        assert bias == "left out"
+        return input * gain
+
+    assert torch.equal(called(scaled)["y"], WANTED)
+
+
+def test_an_output_argument_is_made_and_read_after_the_call() -> None:
+    def scaled(y: torch.Tensor, input: torch.Tensor, gain: torch.Tensor) -> None:  # noqa: A002
+        torch.mul(input, gain, out=y)
+
+    assert torch.equal(called(scaled)["y"], WANTED)
+
+
+def test_what_is_modified_in_place_is_a_copy_and_read_after_the_call() -> None:
+    wanted = definition(
+        outputs={"output": {"shape": ["rows", "width"], "dtype": "float32", "param": "input"}},
+    )
+    mine = values()
+
+    def scaled(input: torch.Tensor, gain: torch.Tensor) -> None:  # noqa: A002
+        input.mul_(gain)
+
+    assert torch.equal(call(scaled, wanted, mine, PARAMETERS)["output"], WANTED)
+    assert torch.equal(mine["hidden_states"], values()["hidden_states"])  # type: ignore[arg-type]
+
+
+def test_tuples_come_back_in_order_and_what_may_be_returned_is_asked_for() -> None:
+    two = {"y": SAMPLE["outputs"]["y"], "lse": {"shape": ["rows"], "dtype": "float32"}}
+
+    def scaled(input: torch.Tensor, gain: torch.Tensor, *, return_lse: bool = False) -> Any:  # noqa: A002, ANN401
+        return (input * gain, input.sum(-1)) if return_lse else input * gain
+
+    found = called(scaled, definition(outputs=two))
+    assert torch.equal(found["y"], WANTED)
+    assert torch.equal(found["lse"], values()["hidden_states"].sum(-1))  # type: ignore[union-attr]
+
+
+def test_elements_of_a_tuple_are_put_together() -> None:
+    parameters = {"hidden_states": ("cache", 0), "Gain": ("cache", 1)}
+
+    def scaled(cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return cache[0] * cache[1]
+
+    assert torch.equal(called(scaled, parameters=parameters)["y"], WANTED)
+
+
+def test_a_size_that_the_function_asks_for_is_the_axis_s() -> None:
+    def scaled(input: torch.Tensor, gain: torch.Tensor, width: int, rows: int) -> torch.Tensor:  # noqa: A002
+        assert (width, rows) == (4, 2)
+        return input * gain
+
+    assert torch.equal(called(scaled)["y"], WANTED)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda input, gain, workspace: input, "its parameter workspace is no input"),  # noqa: A006, ARG005
+        (lambda gain: gain, "takes hidden_states"),
+    ],
+)
+def test_what_is_not_told_is_a_typed_skip(function: Callable[..., Any], said: str) -> None:
+    found = refused(function, definition(), PARAMETERS)
+    assert found is not None
+    assert found.reason is Skip.NO_ADAPTER
+    assert said in found.message
+    with pytest.raises(TypeError, match=said):
+        called(function)
+
+
+def test_too_few_tensors_are_an_error() -> None:
+    with pytest.raises(TypeError, match="returned 0 tensors"):
+        called(lambda input, gain: None)  # noqa: A006, ARG005
+
+
+def test_a_gpu_that_the_function_does_not_run_on_is_a_typed_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scaled(input: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        return input * gain
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    scaled.is_compute_capability_supported = lambda number: number >= 100  # type: ignore[attr-defined]
+    found = refused(scaled, definition(), PARAMETERS)
+    assert found is not None
+    assert found.reason is Skip.NEEDS_SM
+    scaled.is_compute_capability_supported = lambda number: number == 90  # type: ignore[attr-defined]
+    assert refused(scaled, definition(), PARAMETERS) is None
+
+
+def test_only_functions_of_the_tagged_package_are_called() -> None:
+    assert api_adapter(STACK, definition()) is not None
+    for tag in ("fi_api:os.system", f"fi_api:{STACK.package}.decode.Wrapper.run", "status:verified"):
+        assert api_adapter(STACK, definition(tags=[tag])) is None
+    assert STACK.truths[0].name in actors.for_op_type("unheard_of")
+
+
+def test_without_a_gpu_the_actor_skips_by_type() -> None:
+    found = lookup.serving(STACK.truths[0].name, definition())
+    assert found is not None
+    blocked = found.blocked(definition(), torch.device("cpu"))
+    assert blocked is not None
+    assert blocked.reason is Skip.NO_CUDA
+
+
+def test_the_template_of_the_same_inputs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scaled(input: torch.Tensor, cache: tuple[torch.Tensor, ...]) -> None:  # noqa: A002
+        del input, cache
+
+    def template(**inputs: tuple[str | None, int | None]) -> SimpleNamespace:
+        described = {
+            name: SimpleNamespace(param=param, tuple_idx=place) for name, (param, place) in inputs.items()
+        }
+        return SimpleNamespace(inputs=described)
+
+    scaled.__module__, scaled.__qualname__ = f"{STACK.package}.made_up", "scaled"
+    module: Any = ModuleType(f"{STACK.package}.api_logging")
+    module._TRACE_REGISTRY = [
+        (scaled, template(other=(None, None)), "other"),
+        (scaled, template(hidden_states=("input", None), Gain=("cache", 0), bias=("cache", 1)), "this"),
+    ]
+    package = ModuleType(STACK.package)
+    monkeypatch.setitem(sys.modules, STACK.package, package)
+    monkeypatch.setitem(sys.modules, f"{STACK.package}.api_logging", module)
+    adapter = api_adapter(STACK, definition())
+    assert adapter is not None
+    assert adapter.refuses({adapter.apis[0]: scaled}, definition()) is None
+    bound = binding(scaled, definition(), {"hidden_states": ("input", None), "Gain": ("cache", 0)})
+    assert isinstance(bound, Binding)
+    assert bound.inputs["Gain"].element == 0
