@@ -196,7 +196,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory, out: Path) -> dict[str, Rows]
     selection = Selection(sizes=("small",), cases=("small-0", "edge-empty"))
     limits = Limits(seconds=3.0, memory_bytes=1 << 30, output_bytes=1 << 16)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(policy, "check", lambda _: [])
+        patch.setattr(policy, "check", lambda *_: [])
         return Run(root, out, selection=selection, limits=limits).verify()
 
 

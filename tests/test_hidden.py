@@ -74,7 +74,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory, planned: list[dict[str, objec
         write(root, rmsnorm(name, reference(body, head=head)))
     write(root, rmsnorm("good"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(policy, "check", lambda _: [])
+        patch.setattr(policy, "check", lambda *_: [])
         return Run(root, tmp_path_factory.mktemp("results"), selection=SELECTION, limits=LIMITS).verify()
 
 

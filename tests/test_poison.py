@@ -11,7 +11,7 @@ from definitions import rmsnorm, write
 
 from traceproof.actors.reference import Reference
 from traceproof.dataset.tree import read_definition
-from traceproof.execution.runner import UNWRITTEN, poisoned
+from traceproof.execution.poison import UNWRITTEN, poisoned
 from traceproof.ops.registry import for_definition
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]

@@ -60,6 +60,7 @@ class Failure(StrEnum):
     ALIAS = "aliased_output"
     SUBCLASS = "tensor_subclass"
     CACHED = "cached_answer"
+    OVERRUN = "out_of_bounds"
 
 
 class Error(StrEnum):

@@ -23,7 +23,8 @@ from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution import caches
 from traceproof.execution.inputs import drawing_device, fingerprints, make_inputs, place
-from traceproof.execution.runner import CUDA_LOST, cuda_is_lost, plain_tensor
+from traceproof.execution.runner import CUDA_LOST, cuda_is_lost
+from traceproof.execution.tensor_files import plain_tensor
 from traceproof.execution.transfer import same_bits
 from traceproof.ops import registry as ops
 from traceproof.ops.base import Op, Values

@@ -8,7 +8,7 @@ from typing import Any
 
 from traceproof.actors.base import Actor
 from traceproof.dataset.definition import Definition
-from traceproof.execution.runner import poisoned
+from traceproof.execution.poison import poisoned
 from traceproof.ops.base import Op, Values
 from traceproof.worker import policy
 from traceproof.worker.model import Refused

@@ -24,6 +24,9 @@ class Language(StrEnum):
     CPP = "cpp"
     CUDA = "cuda"
     TILELANG = "tilelang"
+    CUTLASS = "cutlass"
+    CUTEDSL = "cutedsl"
+    CUTILE = "cutile"
 
 
 class Binding(StrEnum):

@@ -33,9 +33,9 @@ def project_folders() -> list[Path]:
     return [root / "src", root / "tests", root / "examples"] if (root / "Snakefile").is_file() else [package]
 
 
-def refusal(source: str) -> ItemOutcome | None:
+def refusal(source: str, rules: policy.Rules = policy.REFERENCE) -> ItemOutcome | None:
     """What comes of a source that the policy refuses; None: it may run."""
-    refusals = policy.check(source)
+    refusals = policy.check(source, rules)
     if not refusals:
         return None
     return ItemOutcome(index=0, status=Status.REFUSED, message="; ".join(map(str, refusals)))
@@ -53,6 +53,10 @@ class CallRequest:
         fill: what memory without a value holds; None: whatever lies there.
         threads: torch's.
         mode: of `traceproof.untrusted.shadow`; empty: the code as it is.
+        destinations: how many of the last inputs are places of outputs that the code writes.
+        how: the call is made, see `runner.SAME_MEMORY` and beside it.
+        surrounded: whether the inputs' surroundings count: on a GPU they are kept too.
+        size: of the file of inputs, bytes.
     """
 
     inputs: Sequence[Mapping[str, Any]]
@@ -63,6 +67,10 @@ class CallRequest:
     fill: float | None = NAN
     threads: int = 1
     mode: str = ""
+    destinations: int = 0
+    how: str = ""
+    surrounded: bool = False
+    size: int = 0
 
 
 class Caller:
@@ -92,6 +100,7 @@ def calling(  # noqa: PLR0913 - one worker, spelled out
     root: Path | None = None,
     device: str = "cpu",
     fill: float | None = NAN,
+    solution: Mapping[str, Any] | None = None,
 ) -> Iterator[Caller]:
     """Load a source, which the policy must have passed, in a new worker at the first call.
 
@@ -104,10 +113,12 @@ def calling(  # noqa: PLR0913 - one worker, spelled out
         root: the folder that its own is made in; None: that for temporary files.
         device: where it gets its inputs.
         fill: what memory without a value holds while it is loaded.
+        solution: files and an entry point in the place of the source, see `unpacked.load`.
     """
     token = f"m{secrets.token_hex(6)}"
     own = replace(limits, file_bytes=need + SCRATCH_ROOM, message_bytes=ANSWER_BYTES)
     payload = {"source": source, "name": token, "device": device, "threads": 1, "fill": fill}
+    payload["solution"] = solution
     with (
         own_folder("scratch", root) as folder,
         pool.session(

@@ -1,89 +1,34 @@
-"""Runs a stranger's reference: the only module of this project beside `traceproof.worker` in its process.
+"""Runs a stranger's reference or solution: nothing else of this project but `traceproof.worker` is in its process.
 
-It knows no definition, op, oracle or case; `traceproof.untrusted.shadow` belongs to it. Inputs come as a file that
-is mapped into memory, outputs go to another as bare bytes; what the answer says of them is checked by who reads it
-(`traceproof.actors.measure`). Standard library and torch only.
+It knows no definition, op, oracle or case; `unpacked` and `traceproof.untrusted.shadow` belong to it. Inputs
+come as a file that is mapped into memory, outputs go to another as bare bytes; what the answer says of them is
+checked by who reads it (`traceproof.actors.measure`). Standard library and torch only.
 """
 
-import functools
 import linecache
-import math
-import mmap
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from traceproof.execution import caches
+from traceproof.execution import caches, unpacked
+from traceproof.execution.poison import poisoned
+from traceproof.execution.tensor_files import plain_tensor, read_mapped, views, write_outputs
 from traceproof.untrusted import shadow
 
 CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
-ALIGNMENT = 64  # bytes; tensors of a file start at multiples of it
 PACKAGE = __name__.partition(".")[0]
 NAME_CHARACTERS = 200
+# How a call is made; empty: as any other.
+SAME_MEMORY = "same memory"  # with its inputs where those of the call before lay
+STREAM = "stream"  # on another CUDA stream
+GRAPH = "graph"  # captured as a CUDA graph, and replayed
 COPIED_BYTES = 2 << 30  # of inputs that are copied on a GPU rather than read back from it after each call
-
-# Functions that give tensors without values, by where their names are looked up.
-UNWRITTEN: tuple[tuple[Any, str], ...] = (
-    (torch, "empty"),
-    (torch, "empty_like"),
-    (torch, "empty_strided"),
-    (torch, "empty_permuted"),
-    (torch.Tensor, "new_empty"),
-    (torch.Tensor, "new_empty_strided"),
-)
-
-
-@contextmanager
-def poisoned(fill: float | None = math.nan) -> Iterator[None]:
-    """While it is active, `torch.empty` and the like give filled tensors on any device.
-
-    A reference that forgets to write a part of such memory gives whatever lay there: zeros of a fresh page, or its
-    own earlier and right answer. The functions themselves are replaced: to look at every call of torch would cost
-    loops over small tensors half as much again.
-
-    Args:
-        fill: of floating-point memory; integers get the largest one for NaN, else `fill` cut to their range. None:
-            memory is left as it is.
-    """
-    if fill is None:
-        yield
-        return
-    own = [(owner, name, vars(owner).get(name)) for owner, name in UNWRITTEN]
-    for owner, name in UNWRITTEN:
-        setattr(owner, name, _filling(getattr(owner, name), fill))
-    try:
-        yield
-    finally:
-        for owner, name, before in own:
-            if before is None:
-                delattr(owner, name)  # inherited
-            else:
-                setattr(owner, name, before)
-
-
-def _filling(allocate: Callable[..., torch.Tensor], fill: float) -> Callable[..., torch.Tensor]:
-    @functools.wraps(allocate)
-    def filled(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 - whatever torch's function takes
-        value = allocate(*args, **kwargs)
-        with torch.no_grad():
-            return value.fill_(_fill(value.dtype, fill))
-
-    return filled
-
-
-def _fill(dtype: torch.dtype, fill: float) -> float | int | bool:
-    if dtype.is_floating_point or dtype.is_complex:
-        return fill if math.isnan(fill) else max(-240.0, min(240.0, fill))  # in the range of every float
-    if dtype == torch.bool:
-        return True
-    return torch.iinfo(dtype).max if math.isnan(fill) else int(abs(fill)) % torch.iinfo(dtype).max
 
 
 def load_module(source: str, name: str) -> ModuleType:
@@ -101,15 +46,19 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
     """Called once in a worker: loads the source; the result makes one call.
 
     Args:
-        payload: `source`, `name` (drawn for this worker), `device`, `threads`.
+        payload: `source`, or `solution` in its place (see `unpacked.load`), `name` (drawn for this worker),
+            `device`, `threads`, `fill`.
         scratch: the worker's folder.
     """
     _forget_the_project()
     torch.set_num_threads(payload["threads"])
     caches.use_own(scratch)
     with poisoned(payload["fill"]):  # names taken out of torch here are called later
-        module = load_module(payload["source"], payload["name"])
-    return _Caller(module.run, torch.device(payload["device"]), scratch).answer
+        if payload["solution"] is None:
+            run = load_module(payload["source"], payload["name"]).run
+        else:
+            run = unpacked.load(payload["solution"], payload["name"], scratch)
+    return _Caller(run, torch.device(payload["device"]), scratch).answer
 
 
 def _forget_the_project() -> None:
@@ -127,6 +76,7 @@ class _Caller:
     def __init__(self, run: Callable[..., Any], device: torch.device, scratch: Path) -> None:
         self._run, self._device, self._scratch = run, device, scratch
         self._held: list[Any] = []
+        self._inputs: list[Any] = []  # of the call before
 
     def answer(self, item: dict[str, Any]) -> dict[str, Any] | None:
         """Make one call (the item is an `Order`, with whether to `hold` what it returned); None: there is none.
@@ -149,14 +99,14 @@ class _Caller:
     def _answer(self, item: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(item["threads"])
         mapped = read_mapped(self._scratch / item["data"], item["inputs"])
-        inputs = [value.to(self._device) if isinstance(value, torch.Tensor) else value for value in mapped]
         on_gpu = self._device.type == "cuda"
+        inputs = self._placed(item, mapped)
         before = copies(inputs) if on_gpu else None
         with poisoned(item["fill"]):
-            returned, odd = self._followed(item, inputs) if item["mode"] else self._returned(item, inputs)
+            returned, odd = self._called(item, inputs)
         self._synchronise()  # a copy to the host waits for the current stream alone
         values = [value for _, value in returned]
-        addresses = [_address(value) for value in inputs]
+        addresses = [_address(value) for value in inputs[: len(inputs) - item["destinations"]]]
         held = {_address(value) for value in self._held} - {None}
         aliased = []
         for index, value in enumerate(values):
@@ -165,10 +115,70 @@ class _Caller:
                 aliased.append(index)
             addresses.append(address)
         outputs = write_outputs(self._scratch / item["out"], returned)
-        written = write_back(mapped, inputs, before) if on_gpu else []
+        written = write_back(mapped, inputs, before) if on_gpu and item["how"] != SAME_MEMORY else []
+        if on_gpu and item["surrounded"] and item["how"] != SAME_MEMORY:
+            self._write_whole(item, inputs)
         if not item["mode"]:
             self._held = values if item["hold"] else []
+            self._inputs = inputs
         return {"outputs": outputs, "aliased": aliased, "subclassed": sorted(odd), "written": written}
+
+    def _placed(self, item: dict[str, Any], mapped: Sequence[Any]) -> list[Any]:
+        """Inputs as a call gets them: in the file itself, on a GPU, or in the memory of the call before.
+
+        On a GPU, inputs with surroundings lie in one buffer as they do in the file.
+        """
+        if item["how"] == SAME_MEMORY:
+            for place, value in zip(self._inputs, mapped, strict=True):
+                if isinstance(value, torch.Tensor):
+                    place.copy_(value)
+            return [
+                place if isinstance(place, torch.Tensor) else value
+                for place, value in zip(self._inputs, mapped, strict=True)
+            ]
+        tensors = [value for value in mapped if isinstance(value, torch.Tensor)]
+        if self._device.type != "cuda" or not item["surrounded"] or not tensors:
+            return [value.to(self._device) if isinstance(value, torch.Tensor) else value for value in mapped]
+        whole = torch.from_file(str(self._scratch / item["data"]), size=item["size"], dtype=torch.uint8)
+        return views(whole.to(self._device), item["inputs"])
+
+    def _called(
+        self, item: dict[str, Any], inputs: Sequence[Any]
+    ) -> tuple[list[tuple[str | None, Any]], set[int]]:
+        """What a call returns, in the form of `_returned`, made as the order says."""
+        if item["mode"]:
+            return self._followed(item, inputs)
+        if item["how"] == STREAM:
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                return self._returned(item, inputs)
+        if item["how"] == GRAPH:
+            return self._replayed(item, inputs)
+        return self._returned(item, inputs)
+
+    def _replayed(
+        self, item: dict[str, Any], inputs: Sequence[Any]
+    ) -> tuple[list[tuple[str | None, Any]], set[int]]:
+        """What a CUDA graph gives that was captured on other contents: a replay must compute, not repeat."""
+        kept = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+        floats = [value for value in inputs if isinstance(value, torch.Tensor) and value.is_floating_point()]
+        for value in floats:  # whole numbers may be places, which have to stay in range
+            value.copy_(value.flip(0) if value.dim() else value)
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._returned(item, inputs)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            returned, odd = self._returned(item, inputs)
+        for place, value in zip(inputs, kept, strict=True):
+            if isinstance(place, torch.Tensor):
+                place.copy_(value)
+        graph.replay()
+        self._synchronise()
+        return returned, odd
 
     def _returned(
         self, item: dict[str, Any], inputs: Sequence[Any]
@@ -181,7 +191,7 @@ class _Caller:
         odd: set[int] = set()
         for seed in item["seeds"]:
             torch.manual_seed(seed)
-            entries = _entries(self._run(*inputs))
+            entries = self._entries_of(inputs, item["destinations"])
             odd |= {
                 place
                 for place, (_, value) in enumerate(entries)
@@ -193,12 +203,27 @@ class _Caller:
         columns = zip(*draws, strict=True)
         return [(column[0][0], torch.stack([value for _, value in column])) for column in columns], odd
 
+    def _entries_of(self, inputs: Sequence[Any], destinations: int) -> list[tuple[str | None, Any]]:
+        """One call; the last `destinations` of the inputs are the places of its outputs."""
+        if not destinations:
+            return _entries(self._run(*inputs))
+        self._run(*inputs)
+        return [(None, value) for value in inputs[len(inputs) - destinations :]]
+
     def _followed(
         self, item: dict[str, Any], inputs: Sequence[Any]
     ) -> tuple[list[tuple[str | None, Any]], set[int]]:
         """What one draw returns under a mode of `shadow`, in the form of `_returned`."""
         torch.manual_seed(item["seeds"][0])
         return shadow.run(item["mode"], self._run, inputs, _entries), set()
+
+    def _write_whole(self, item: dict[str, Any], inputs: Sequence[Any]) -> None:
+        """Write a GPU's buffer of inputs with their surroundings back to the file."""
+        place = torch.from_file(
+            str(self._scratch / item["data"]), shared=True, size=item["size"], dtype=torch.uint8
+        )
+        storage = next(value for value in inputs if isinstance(value, torch.Tensor)).untyped_storage()
+        place.copy_(torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage))
 
     def _synchronise(self) -> None:
         if self._device.type == "cuda":
@@ -249,68 +274,3 @@ def _address(value: object) -> int | None:
     if type(value) is not torch.Tensor or not value.numel():
         return None
     return value.untyped_storage().data_ptr()
-
-
-def plain_tensor(value: Any) -> torch.Tensor:  # noqa: ANN401 - what strangers return
-    """The value as a plain CPU tensor that shares memory with nothing; a Python scalar becomes a 0-d tensor.
-
-    Raises:
-        TypeError: it is neither a tensor nor a number.
-    """
-    if isinstance(value, torch.Tensor):
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - what it holds, not what its class makes of it
-            bare = torch.Tensor.as_subclass(value, torch.Tensor)
-            return bare.detach().to("cpu", copy=True).contiguous()
-    if isinstance(value, bool | int | float):
-        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
-    raise TypeError(f"an output is a {type(value).__name__}, not a tensor or a number")
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype's name as messages have it."""
-    return str(dtype).removeprefix("torch.")
-
-
-def aligned(count: int) -> int:
-    """The next place where a tensor may start."""
-    return -(-count // ALIGNMENT) * ALIGNMENT
-
-
-def read_mapped(path: Path, specs: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The values of a file of inputs: tensors that lie in the file itself, each a storage of its own, and scalars.
-
-    What a call changes in them stands in the file.
-    """
-    values: list[Any] = []
-    with path.open("r+b") as file:
-        size = os.fstat(file.fileno()).st_size
-        held = mmap.mmap(file.fileno(), size) if size else None
-    for spec in specs:
-        if "dtype" not in spec:
-            values.append(spec["value"])
-            continue
-        dtype = getattr(torch, spec["dtype"])
-        count = math.prod(spec["shape"])
-        if count and held is not None:
-            flat = torch.frombuffer(held, dtype=dtype, count=count, offset=spec["offset"])
-        else:
-            flat = torch.empty(0, dtype=dtype)
-        values.append(flat.reshape(spec["shape"]))
-    return values
-
-
-def write_outputs(path: Path, returned: Sequence[tuple[str | None, Any]]) -> list[dict[str, Any]]:
-    """Write outputs one after another, each from the next multiple of ALIGNMENT on; gives what they are."""
-    described: list[dict[str, Any]] = []
-    with path.open("wb") as file:
-        for index, (name, value) in enumerate(returned):
-            if value is None:
-                continue
-            plain = plain_tensor(value)
-            raw = plain.reshape(-1).view(torch.uint8) if plain.numel() else torch.empty(0, dtype=torch.uint8)
-            described.append(
-                {"index": index, "name": name, "dtype": dtype_name(plain.dtype), "shape": list(plain.shape)}
-            )
-            file.write(raw.numpy().data)
-            file.write(bytes(aligned(raw.numel()) - raw.numel()))
-    return described

@@ -1,14 +1,16 @@
-"""A definition's reference, or another source in its place, run shut in from a process that has torch.
+"""A definition's reference, or other code in its place, run shut in from a process that has torch.
 
-Mutants, laws, extraction's check and generated tests call strangers' code here. The pipeline, whose supervisor has
-no torch, does the same with another worker for drawing and measuring (`traceproof.pipeline.stages.reference`).
+Mutants, laws, extraction's check, generated tests and solutions call strangers' code here. The pipeline, whose
+supervisor has no torch, does the same with another worker for drawing and measuring
+(`traceproof.pipeline.stages.reference`).
 """
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import traceproof
 from traceproof.dataset.definition import Definition
@@ -22,7 +24,7 @@ from traceproof.execution.caller import (
     refusal,
 )
 from traceproof.execution.case import Subject
-from traceproof.execution.transfer import Taken, Transfer
+from traceproof.execution.transfer import PLAIN, Layout, Taken, Transfer
 from traceproof.ops import registry
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import Case
@@ -54,21 +56,41 @@ class Source:
     definition: Definition
     op: Op
     caller: Caller
+    device: str = "cpu"
 
-    def run(self, case: Case, inputs: Values, *, seed: int, trials: int = 0, mode: str = "") -> Taken:
+    def run(
+        self,
+        case: Case,
+        inputs: Values,
+        *,
+        seed: int,
+        trials: int = 0,
+        layout: Layout = PLAIN,
+        **order: Any,  # noqa: ANN401 - what else a CallRequest says
+    ) -> Taken:
         """What one call leaves; several draws are stacked along a new first axis.
 
-        `mode` is one of `traceproof.untrusted.shadow`, for a single draw.
+        Of the rest of a `CallRequest`, `mode` is one of `traceproof.untrusted.shadow`, for a single draw.
 
         Raises:
             CallError: it left no outputs.
         """
         token = secrets.token_hex(8)
         data, out = f"{token}.in", f"{token}.out"
-        transfer = Transfer(self.definition, self.op, self.caller.folder)
-        sent = transfer.send(inputs, data)
+        transfer = Transfer(self.definition, self.op, self.caller.folder, on_gpu=self.device != "cpu")
+        sent = transfer.send(inputs, data, layout=layout, case=case)
         seeds = [seed, *((seed + trial * GOLDEN) % (1 << 63) for trial in range(1, trials))]
-        request = CallRequest(inputs=sent.specs, data=data, out=out, seeds=seeds, trials=bool(trials), mode=mode)
+        request = CallRequest(
+            inputs=sent.specs,
+            data=data,
+            out=out,
+            seeds=seeds,
+            trials=bool(trials),
+            destinations=sent.destinations,
+            surrounded=bool(layout.room),
+            size=sent.size,
+            **order,
+        )
         outcome = self.caller.call(request)
         try:
             if outcome.status is Status.OK:
@@ -83,12 +105,16 @@ class Source:
         return self.run(subject.case, subject.inputs, seed=subject.seed, trials=subject.trials).outputs
 
 
-def strangers(*, gpu: bool = False) -> Pool:
-    """Workers for strangers' code, which find the runner imported and see nothing else of this project."""
+def strangers(*, gpu: bool = False, conceal: Sequence[Path] = (), weak: bool = True) -> Pool:
+    """Workers for strangers' code, which find the runner imported and see nothing else of this project.
+
+    The arguments are those of `Pool`.
+    """
     where = Path(traceproof.__file__).resolve().parents[1]
     env = {"PYTHONPATH": str(where), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     without = CUDA_REFUSES if gpu else ()
-    return Pool(preload=PRELOAD, conceal=project_folders(), env=env, gpu=gpu, without=without)
+    hidden = [*project_folders(), *conceal]
+    return Pool(preload=PRELOAD, conceal=hidden, env=env, gpu=gpu, without=without, weak=weak)
 
 
 @contextmanager
@@ -101,6 +127,7 @@ def loaded(  # noqa: PLR0913 - one worker, spelled out
     source: str | None = None,
     device: str = "cpu",
     ours: bool = False,
+    solution: Mapping[str, Any] | None = None,
 ) -> Iterator[Source]:
     """A definition's reference, or another source in its place, read by the policy and loaded in a new worker.
 
@@ -112,15 +139,16 @@ def loaded(  # noqa: PLR0913 - one worker, spelled out
         source: the code; None: the reference.
         device: where it gets its inputs.
         ours: whether we have added to a text that the policy has passed.
+        solution: files and an entry point in the place of a source, which the policy has passed.
 
     Raises:
         CallError: the policy refuses it.
     """
     text = definition.reference if source is None else source
-    refused = None if ours else refusal(text)
+    refused = None if ours or solution is not None else refusal(text)
     if refused is not None:
         raise CallError(refused)
     op, _ = registry.for_definition(definition)
-    name = f"reference of {definition.name}"
-    with calling(pool, text, name=name, limits=limits, need=need, device=device) as caller:
-        yield Source(definition, op, caller)
+    name = f"{'reference of' if solution is None else 'solution to'} {definition.name}"
+    with calling(pool, text, name=name, limits=limits, need=need, device=device, solution=solution) as caller:
+        yield Source(definition, op, caller, device)

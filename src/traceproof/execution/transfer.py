@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.execution.runner import aligned, dtype_name
-from traceproof.ops.base import Op, Tensors, Values
+from traceproof.execution.poison import filler
+from traceproof.execution.tensor_files import aligned, dtype_name
+from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.untrusted.border import (
     MOST_OUTPUTS,
@@ -33,13 +34,45 @@ DTYPES: Mapping[str, torch.dtype] = {
 ROOM = 64 << 20  # bytes that outputs may take beside what the definition says: wrong shapes are verdicts too
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where inputs lie in their file.
+
+    Attributes:
+        room: bytes around each tensor, a multiple of 64; 0: they lie side by side, as near as alignment lets them.
+        byte: what the bytes around tensors hold.
+        shift: elements by which each tensor begins after a multiple of 64 bytes.
+        destinations: whether places for the outputs follow the inputs.
+        fill: what these places hold.
+    """
+
+    room: int = 0
+    byte: int = 0
+    shift: int = 0
+    destinations: bool = False
+    fill: float = math.nan
+
+
+PLAIN = Layout()
+
+
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Inputs that lie in a file: on the CPU, what the caller is told of each, and the size of the file."""
+    """Inputs that lie in a file: on the CPU, what the caller is told of each, and the size of the file.
+
+    `gaps` are the places of bytes around tensors, each with the name of a tensor beside it.
+    """
 
     values: Values
     specs: list[dict[str, Any]]
     size: int
+    layout: Layout = PLAIN
+    gaps: tuple[tuple[str, int, int], ...] = ()
+
+    @property
+    def destinations(self) -> int:
+        """How many places for outputs there are."""
+        return len(self.specs) - len(self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +84,11 @@ class Taken:
     aliased: list[str]
     subclassed: list[str]
     surplus: list[str]
+    overrun: list[str]
 
     @property
     def facts(self) -> dict[str, list[str]]:
-        """All but the outputs."""
+        """All but the outputs, and but the tensors beside which memory was written."""
         names = ("mutated", "aliased", "subclassed", "surplus")
         return {name: getattr(self, name) for name in names}
 
@@ -72,12 +106,27 @@ class Transfer:
     folder: Path
     on_gpu: bool = False
 
-    def send(self, values: Values, data: str) -> Sent:
-        """Write inputs into a new file."""
+    def send(self, values: Values, data: str, *, layout: Layout = PLAIN, case: Case | None = None) -> Sent:
+        """Write inputs into a new file; the sizes of places for outputs follow from the case."""
         kept = {k: v.detach().cpu() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
-        specs, parts, size = _laid_out(list(kept.values()))
+        places = self._destinations(case, layout.fill) if layout.destinations and case is not None else {}
+        specs, parts, gaps, size = _laid_out({**kept, **places}, layout)
         new_file(self.folder / data, parts)
-        return Sent(kept, specs, size)
+        return Sent(kept, specs, size, layout, tuple(gaps))
+
+    def _destinations(self, case: Case, fill: float) -> Values:
+        """Filled places of the outputs that the definition always has."""
+        found: Values = {}
+        for name, spec in self.definition.outputs.items():
+            dtype = TORCH_DTYPES.get(spec.dtype)
+            if dtype is None:
+                raise BorderError(
+                    f"the definition leaves open what the output {name} holds: it can not be written to"
+                )
+            if not spec.optional:
+                shape = self.definition.shape_of(spec, case.axes) or ()
+                found[f"output {name}"] = torch.empty(shape, dtype=dtype).fill_(filler(dtype, fill))
+        return found
 
     def take(self, sent: Sent, said: object, case: Case, *, data: str, out: str) -> Taken:
         """Take what a call left, and remove its files.
@@ -94,6 +143,7 @@ class Transfer:
             aliased=[name for name in _named(names, answer.aliased) if not self._is_in_place(name)],
             subclassed=_named(names, answer.subclassed),
             surplus=surplus,
+            overrun=self._overrun(sent, self.folder / data) if sent.layout.room else [],
         )
         for name in (data, out):
             (self.folder / name).unlink(missing_ok=True)
@@ -148,7 +198,7 @@ class Transfer:
         data = memoryview(read_regular(path, most=sent.size, exactly=sent.size))
         allowed = self.op.mutated(self.definition)
         found = []
-        for index, ((name, value), spec) in enumerate(zip(sent.values.items(), sent.specs, strict=True)):
+        for index, ((name, value), spec) in enumerate(zip(sent.values.items(), sent.specs, strict=False)):
             if not isinstance(value, torch.Tensor) or name in allowed or not value.numel():
                 continue
             if places is not None and index not in places:
@@ -159,21 +209,41 @@ class Transfer:
                 found.append(name)
         return sorted(found)
 
+    @staticmethod
+    def _overrun(sent: Sent, path: Path) -> list[str]:
+        """Names of tensors beside which bytes were changed."""
+        data = memoryview(read_regular(path, most=sent.size, exactly=sent.size))
+        byte = bytes([sent.layout.byte])
+        return sorted({name for name, start, end in sent.gaps if data[start:end] != byte * (end - start)})
 
-def _laid_out(values: Sequence[Any]) -> tuple[list[dict[str, Any]], list[bytes | memoryview], int]:
-    """Inputs as bytes, one after another, and where each lies; scalars stand beside."""
+
+def _laid_out(
+    values: Mapping[str, Any], layout: Layout
+) -> tuple[list[dict[str, Any]], list[bytes | memoryview], list[tuple[str, int, int]], int]:
+    """Inputs as bytes, one after another, where each lies, and what lies between; scalars stand beside."""
     specs: list[dict[str, Any]] = []
     parts: list[bytes | memoryview] = []
+    gaps: list[tuple[str, int, int]] = []
     place = 0
-    for value in values:
+
+    def leave(name: str, end: int) -> None:
+        parts.append(bytes([layout.byte]) * (end - place))
+        gaps.append((name, place, end))
+
+    for name, value in values.items():
         if not isinstance(value, torch.Tensor):
             specs.append({"value": value})
             continue
         raw = raw_bytes(value)
-        specs.append({"dtype": dtype_name(value.dtype), "shape": list(value.shape), "offset": place})
-        parts += [raw.numpy().data, bytes(aligned(raw.numel()) - raw.numel())]
-        place += aligned(raw.numel())
-    return specs, parts, place
+        start = place + layout.room + layout.shift * value.element_size()
+        leave(name, start)
+        specs.append({"dtype": dtype_name(value.dtype), "shape": list(value.shape), "offset": start})
+        parts.append(raw.numpy().data)
+        place = start + raw.numel()
+        end = aligned(place + layout.room)
+        leave(name, end)
+        place = end
+    return specs, parts, gaps, place
 
 
 def raw_bytes(value: torch.Tensor) -> torch.Tensor:

@@ -1,135 +1,27 @@
-"""What a reference may say, read off its syntax tree before it runs; names what it refuses.
+"""What a reference or a solution may say, read off its syntax tree before it runs; names what it refuses.
 
 This is not the wall: a determined stranger gets around any reading of Python, and the sandbox is there for that.
-It finds out, with a line number, what no reference has a reason to do, on machines without a sandbox too.
+It finds out, with a line number, what no such code has a reason to do, on machines without a sandbox too.
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from traceproof.worker.policy_tables import (
+    ALLOWED_DUNDERS,
+    MODULES_WITHIN,
+    REFERENCE,
+    REFUSED_ATTRIBUTES,
+    REFUSED_NAMES,
+    REFUSED_PATHS,
+    SOLUTION,
+    Rules,
+)
 from traceproof.worker.scopes import locals_of
 
-ALLOWED_IMPORTS: Mapping[str, str] = {
-    "__future__": "annotations",
-    "abc": "class declarations",
-    "cmath": "mathematics",
-    "collections": "containers",
-    "dataclasses": "class declarations",
-    "einops": "rearranging tensors",
-    "enum": "class declarations",
-    "functools": "higher-order functions",
-    "itertools": "iteration",
-    "math": "mathematics",
-    "numbers": "mathematics",
-    "numpy": "arrays; its readers and writers of files are refused below",
-    "torch": "tensors; its readers, writers, loaders and switches are refused below",
-    "typing": "annotations",
-    "typing_extensions": "annotations",
-}
-
-FILES = "reads or writes files"
-LOADS = "loads or compiles code"
-PROCESSES = "starts or talks to other processes"
-SWITCHES = "changes PyTorch for all code of the process, the measuring code too"
-EVALUATES = "evaluates strings as code"
-# Refused with everything below them.
-REFUSED_PATHS: Mapping[str, str] = {
-    "torch.load": FILES,
-    "torch.save": FILES,
-    "torch.from_file": FILES,
-    "torch.serialization": FILES,
-    "torch.package": FILES,
-    "torch.profiler": FILES,
-    "torch.autograd.profiler": FILES,
-    "torch.UntypedStorage": FILES,
-    "torch.TypedStorage": FILES,
-    "torch.hub": LOADS,
-    "torch.jit": LOADS,
-    "torch.compile": LOADS,
-    "torch.export": LOADS,
-    "torch.onnx": LOADS,
-    "torch.classes": LOADS,
-    "torch.library": LOADS,
-    "torch.ops.load_library": LOADS,
-    "torch.ops.import_module": LOADS,
-    "torch.utils": LOADS,
-    "torch.multiprocessing": PROCESSES,
-    "torch.distributed": PROCESSES,
-    "torch.overrides": SWITCHES,
-    "torch.backends": SWITCHES,
-    "torch.testing": SWITCHES,
-    "torch.set_default_dtype": SWITCHES,
-    "torch.set_default_device": SWITCHES,
-    "torch.set_default_tensor_type": SWITCHES,
-    "torch.set_num_threads": SWITCHES,
-    "torch.set_num_interop_threads": SWITCHES,
-    "torch.set_flush_denormal": SWITCHES,
-    "torch.set_float32_matmul_precision": SWITCHES,
-    "torch.use_deterministic_algorithms": SWITCHES,
-    "numpy.load": FILES,
-    "numpy.save": FILES,
-    "numpy.savez": FILES,
-    "numpy.savez_compressed": FILES,
-    "numpy.loadtxt": FILES,
-    "numpy.savetxt": FILES,
-    "numpy.genfromtxt": FILES,
-    "numpy.fromfile": FILES,
-    "numpy.fromregex": FILES,
-    "numpy.memmap": FILES,
-    "numpy.DataSource": FILES,
-    "numpy.lib": FILES,
-    "numpy.ctypeslib": LOADS,
-    "numpy.f2py": LOADS,
-    "numpy.testing": LOADS,
-    "typing.get_type_hints": EVALUATES,
-    "typing.ForwardRef": EVALUATES,
-    "typing_extensions.get_type_hints": EVALUATES,
-    "typing_extensions.evaluate_forward_ref": EVALUATES,
-}
-# Modules that allowed modules import for themselves, and so carry as attributes: torch.os, dataclasses.sys, ...
-WITHIN = (
-    "builtins ctypes gc glob importlib inspect io keyword multiprocessing os pathlib pickle platform posix shutil "
-    "signal socket subprocess sys tempfile textwrap threading tokenize types warnings weakref"
-)
-MODULES_WITHIN = frozenset(WITHIN.split())
-REFUSED_NAMES: Mapping[str, str] = {
-    "__builtins__": "reaches every builtin",
-    "__import__": LOADS,
-    "__loader__": LOADS,
-    "__spec__": LOADS,
-    "breakpoint": "starts a debugger",
-    "compile": EVALUATES,
-    "delattr": "changes objects by name",
-    "eval": EVALUATES,
-    "exec": EVALUATES,
-    "exit": "ends the process",
-    "globals": "reaches every name of the module",
-    "help": "starts a pager",
-    "input": "reads the terminal",
-    "locals": "reaches every name of the frame",
-    "open": FILES,
-    "quit": "ends the process",
-    "setattr": "changes objects by name",
-    "vars": "reaches every attribute of an object",
-}
-# Attributes of any object: frames lead to every variable of every caller; the rest writes files or shares memory.
-REFUSED_ATTRIBUTES: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("ag_frame", "cr_frame", "f_back", "f_builtins", "f_globals", "f_locals", "gi_frame", "tb_frame"),
-        "reaches the frames of the callers",
-    ),
-    **dict.fromkeys(("dump", "tofile", "from_file"), FILES),
-    **dict.fromkeys(("share_memory_", "share_memory"), PROCESSES),
-}
-OPERATORS = (
-    "abs add and bool call contains divmod enter eq exit float floordiv ge getitem gt index int invert iter le "
-    "len lt matmul mod mul ne neg next or pos pow radd repr rmatmul rmul round rsub rtruediv setitem str sub "
-    "truediv xor"
-)
-# What an operator or a statement does anyway, and plain facts.
-ALLOWED_DUNDERS = frozenset(f"__{name}__" for name in [*OPERATORS.split(), "doc", "init", "name", "version"])
+__all__ = ["REFERENCE", "SOLUTION", "Refusal", "Rules", "check"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -145,7 +37,7 @@ class Refusal:
         return f"line {self.line}, column {self.column}: {self.rule}: {self.what}"
 
 
-def check(source: str) -> list[Refusal]:
+def check(source: str, rules: Rules = REFERENCE) -> list[Refusal]:
     """Everything that the policy refuses in a module's source, in the order of the source; empty: it may run."""
     try:
         tree = ast.parse(source)
@@ -154,7 +46,7 @@ def check(source: str) -> list[Refusal]:
     except (ValueError, RecursionError, MemoryError) as error:
         return [Refusal(1, 1, "syntax", f"can not be parsed: {error or type(error).__name__}")]
     try:
-        return sorted(set(_Reading(tree).refusals()))
+        return sorted(set(_Reading(tree, rules).refusals()))
     except RecursionError:
         return [Refusal(1, 1, "syntax", "is nested too deeply to be looked through")]
 
@@ -162,8 +54,9 @@ def check(source: str) -> list[Refusal]:
 class _Reading:
     """One walk over a module, with the names that stand for modules and their parts."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, rules: Rules) -> None:
         self._tree = tree
+        self._rules = rules
         self._paths: dict[str, str] = {}  # local name: dotted path it stands for
         self._bases: set[int] = set()  # nodes that are looked into by an attribute access, or bound to a name
         for node in ast.walk(tree):
@@ -223,29 +116,29 @@ class _Reading:
                 for name in node.kwd_attrs:
                     yield from self._attribute_name(name)
 
-    @staticmethod
-    def _import(module: str) -> Iterator[tuple[str, str]]:
-        if module.partition(".")[0] not in ALLOWED_IMPORTS:
-            yield "import", f"{module} is not among the allowed modules ({', '.join(ALLOWED_IMPORTS)})"
+    def _import(self, module: str) -> Iterator[tuple[str, str]]:
+        if module.partition(".")[0] not in self._rules.imports:
+            yield "import", f"{module} is not among the allowed modules ({', '.join(sorted(self._rules.imports))})"
         else:
-            yield from _refused_path(module)
+            yield from self._refused_path(module)
 
     def _import_from(self, node: ast.ImportFrom) -> Iterator[tuple[str, str]]:
         if node.level or node.module is None:
-            yield "import", "a relative import: a reference is one file"
+            yield "import", "a relative import: name the module"
             return
         yield from self._import(node.module)
         for alias in node.names:
             if alias.name == "*":
                 yield "import", f"everything out of {node.module}: name what is needed"
-            elif node.module.partition(".")[0] in ALLOWED_IMPORTS:
-                yield from _refused_path(f"{node.module}.{alias.name}")
+            elif node.module.partition(".")[0] in self._rules.imports:
+                yield from self._refused_path(f"{node.module}.{alias.name}")
 
     def _attribute(self, node: ast.Attribute) -> Iterator[tuple[str, str]]:
         yield from self._attribute_name(node.attr)
         path = self._path(node)
-        if path is not None and not any(_refused_path(path.rpartition(".")[0])):  # the first refused part says it
-            yield from _refused_path(path)
+        before = "" if path is None else path.rpartition(".")[0]
+        if path is not None and not any(self._refused_path(before)):  # the first refused part says it
+            yield from self._refused_path(path)
         if isinstance(node.ctx, ast.Store | ast.Del):
             match node.value:
                 case ast.Call(func=ast.Name(id="type")):
@@ -267,7 +160,7 @@ class _Reading:
         if node.id in REFUSED_NAMES and (node.id.startswith("__") or id(node) not in self._locals):
             yield "name", f"{node.id} {REFUSED_NAMES[node.id]}"
         path = self._paths.get(node.id)
-        if path in ALLOWED_IMPORTS and isinstance(node.ctx, ast.Load) and id(node) not in self._bases:
+        if path in self._rules.imports and isinstance(node.ctx, ast.Load) and id(node) not in self._bases:
             yield "module", f"the module {path} is passed around as a value; only its attributes may be used"
 
     def _getattr(self, node: ast.Call) -> Iterator[tuple[str, str]]:
@@ -277,19 +170,25 @@ class _Reading:
             yield from self._attribute_name(name)
             path = self._path(node.args[0])
             if path is not None:
-                yield from _refused_path(f"{path}.{name}")
+                yield from self._refused_path(f"{path}.{name}")
 
+    def _refused_path(self, path: str) -> Iterator[tuple[str, str]]:
+        parts = path.split(".")
+        if parts[0] not in self._rules.imports:
+            return
+        named = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+        if named & self._rules.paths:
+            return
+        for end in range(2, len(parts) + 1):
+            prefix = ".".join(parts[:end])
+            if prefix in REFUSED_PATHS and not any(one.startswith(f"{prefix}.") for one in self._opened(path)):
+                yield "call", f"{prefix} {REFUSED_PATHS[prefix]}"
+                return
+        for part in parts[1:]:
+            if part in MODULES_WITHIN or (part.startswith("_") and not part.endswith("__")):
+                yield "attribute", f"{path} reaches inside the module {parts[0]}"
+                return
 
-def _refused_path(path: str) -> Iterator[tuple[str, str]]:
-    parts = path.split(".")
-    if parts[0] not in ALLOWED_IMPORTS:
-        return
-    for end in range(2, len(parts) + 1):
-        prefix = ".".join(parts[:end])
-        if prefix in REFUSED_PATHS:
-            yield "call", f"{prefix} {REFUSED_PATHS[prefix]}"
-            return
-    for part in parts[1:]:
-        if part in MODULES_WITHIN or (part.startswith("_") and not part.endswith("__")):
-            yield "attribute", f"{path} reaches inside the module {parts[0]}"
-            return
+    def _opened(self, path: str) -> Iterator[str]:
+        """Paths below this one that may be named, as `torch.utils.cpp_extension` below `torch.utils`."""
+        return (one for one in self._rules.paths if one.startswith(f"{path}."))

@@ -222,7 +222,8 @@ class References:
             fill=call.fill,
             threads=call.threads,
             mode=mode,
-            **files,
+            data=files["data"],
+            out=files["out"],
         )
         outcome = caller.call(request)
         if outcome.status is not Status.OK:

@@ -17,8 +17,8 @@ from traceproof.actors.execute import GOLDEN, call_actor
 from traceproof.dataset.definition import Definition
 from traceproof.execution.case import Subject, entries_of, expectation, solve
 from traceproof.execution.inputs import make_inputs
-from traceproof.execution.runner import plain_tensor
 from traceproof.execution.source import Source, loaded, strangers
+from traceproof.execution.tensor_files import plain_tensor
 from traceproof.execution.transfer import Taken
 from traceproof.judge.output import Ruling, judge_output
 from traceproof.ops import registry as ops

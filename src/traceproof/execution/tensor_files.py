@@ -1,0 +1,95 @@
+"""Files of inputs and outputs as the process of strangers' code reads and writes them.
+
+`traceproof.execution.transfer` is the other end. Standard library and torch only.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ALIGNMENT = 64  # bytes; tensors of a file start at multiples of it
+
+
+def plain_tensor(value: Any) -> torch.Tensor:  # noqa: ANN401 - what strangers return
+    """The value as a plain CPU tensor that shares memory with nothing; a Python scalar becomes a 0-d tensor.
+
+    Raises:
+        TypeError: it is neither a tensor nor a number.
+    """
+    if isinstance(value, torch.Tensor):
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - what it holds, not what its class makes of it
+            bare = torch.Tensor.as_subclass(value, torch.Tensor)
+            return bare.detach().to("cpu", copy=True).contiguous()
+    if isinstance(value, bool | int | float):
+        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    raise TypeError(f"an output is a {type(value).__name__}, not a tensor or a number")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype's name as messages have it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def aligned(count: int) -> int:
+    """The next place where a tensor may start."""
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+def read_mapped(path: Path, specs: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The values of a file of inputs: tensors that lie in the file itself, each a storage of its own, and scalars.
+
+    What a call changes in them stands in the file.
+    """
+    values: list[Any] = []
+    with path.open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        held = mmap.mmap(file.fileno(), size) if size else None
+    for spec in specs:
+        if "dtype" not in spec:
+            values.append(spec["value"])
+            continue
+        dtype = getattr(torch, spec["dtype"])
+        count = math.prod(spec["shape"])
+        if count and held is not None:
+            flat = torch.frombuffer(held, dtype=dtype, count=count, offset=spec["offset"])
+        else:
+            flat = torch.empty(0, dtype=dtype)
+        values.append(flat.reshape(spec["shape"]))
+    return values
+
+
+def views(whole: torch.Tensor, specs: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The values of a file of inputs whose bytes lie in one tensor."""
+    values: list[Any] = []
+    for spec in specs:
+        if "dtype" not in spec:
+            values.append(spec["value"])
+            continue
+        dtype = getattr(torch, spec["dtype"])
+        size = math.prod(spec["shape"]) * dtype.itemsize
+        values.append(whole[spec["offset"] : spec["offset"] + size].view(dtype).reshape(spec["shape"]))
+    return values
+
+
+def write_outputs(path: Path, returned: Sequence[tuple[str | None, Any]]) -> list[dict[str, Any]]:
+    """Write outputs one after another, each from the next multiple of ALIGNMENT on; gives what they are."""
+    described: list[dict[str, Any]] = []
+    with path.open("wb") as file:
+        for index, (name, value) in enumerate(returned):
+            if value is None:
+                continue
+            plain = plain_tensor(value)
+            raw = plain.reshape(-1).view(torch.uint8) if plain.numel() else torch.empty(0, dtype=torch.uint8)
+            described.append(
+                {"index": index, "name": name, "dtype": dtype_name(plain.dtype), "shape": list(plain.shape)}
+            )
+            file.write(raw.numpy().data)
+            file.write(bytes(aligned(raw.numel()) - raw.numel()))
+    return described

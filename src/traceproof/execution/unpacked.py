@@ -1,0 +1,66 @@
+"""A solution's files in the process of strangers' code: unpacked, built, the entry point found.
+
+Part of what runs beside `traceproof.execution.runner`: standard library and torch only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+COMPILED = (".cu", ".cpp", ".cc", ".cxx")
+BOUND = re.compile(r"\b(PYBIND11_MODULE|TORCH_LIBRARY|TVM_FFI_DLL_EXPORT_TYPED_FUNC)\b")
+
+
+def load(solution: Mapping[str, Any], name: str, scratch: Path) -> Callable[..., Any]:
+    """The function that a solution is called by.
+
+    Args:
+        solution: `files` (text by relative path), `entry` (`<file>::<function>`), `binding` (of compiled code).
+        name: of the module that it becomes.
+        scratch: the worker's folder.
+    """
+    folder = scratch / name
+    for path, text in solution["files"].items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    file, _, function = solution["entry"].partition("::")
+    if file.endswith(COMPILED):
+        return _built(folder, file, function, name, str(solution["binding"]))
+    sys.dont_write_bytecode = True
+    sys.path[:0] = [str((folder / file).parent), str(folder)]
+    spec = importlib.util.spec_from_file_location(name, folder / file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    found: Callable[..., Any] = getattr(module, function)
+    return found
+
+
+def _built(folder: Path, file: str, function: str, name: str, binding: str) -> Callable[..., Any]:
+    """Compile a solution and find its entry point; nvcc and ninja are found as PyTorch finds them."""
+    out = folder / "build"
+    out.mkdir()
+    sources = sorted(str(path) for path in folder.rglob("*") if path.suffix in COMPILED)
+    if binding == "tvm-ffi":
+        cpp = importlib.import_module("tvm_ffi.cpp")
+        kinds = {"cuda_files": [one for one in sources if one.endswith(".cu")]}
+        kinds["cpp_files"] = [one for one in sources if not one.endswith(".cu")]
+        module = cpp.load(name=name, build_directory=str(out), extra_include_paths=[str(folder)], **kinds)
+        return module[function]  # type: ignore[no-any-return]
+    if not any(BOUND.search(Path(one).read_text(encoding="utf-8")) for one in sources):
+        with (folder / file).open("a", encoding="utf-8") as source:
+            source.write(f'\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {{ m.def("{function}", &{function}); }}\n')
+    extension = importlib.import_module("torch.utils.cpp_extension")
+    module = extension.load(
+        name=name, sources=sources, extra_include_paths=[str(folder)], build_directory=str(out), verbose=False
+    )
+    return getattr(module, function)  # type: ignore[no-any-return]

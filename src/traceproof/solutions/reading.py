@@ -1,0 +1,214 @@
+"""Solutions out of files: the dataset's JSON, or a plain .py or .cu file; nothing of them is run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+
+from pydantic import ValidationError
+
+from traceproof.dataset.binding import entry_of
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.solution import Language, Solution
+from traceproof.dataset.tree import strict_json
+from traceproof.digests import digest_json
+from traceproof.errors import TraceproofError
+from traceproof.text import printable
+from traceproof.untrusted.reading import MIB, NotPlainError, read_bytes
+from traceproof.worker import policy
+from traceproof.worker.policy import Refusal
+
+MOST_BYTES = 16 * MIB  # of one file
+KINDS = (".json", ".py", ".cu")
+ENTRY = "run"  # of a plain file
+ON_CPU = frozenset({Language.PYTHON})  # languages that a machine without a GPU may have a use for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A solution to be judged.
+
+    Attributes:
+        name: its own, or its file's.
+        path: where it was read.
+        definition: the name it says it implements; empty: it does not say.
+        language: one of the schema's.
+        entry: `<file>::<function>`.
+        binding: of compiled code: `torch` or `tvm-ffi`.
+        destinations: whether it writes to outputs that it is given; None: by how many arguments it takes.
+        files: text by relative path.
+    """
+
+    name: str
+    path: str
+    definition: str
+    language: str
+    entry: str
+    binding: str
+    destinations: bool | None
+    files: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """Digest of what is run."""
+        return digest_json([self.language, self.entry, self.binding, dict(self.files)])
+
+    def as_json(self) -> dict[str, Any]:
+        """The candidate as a JSON object; `Candidate(**value)` gives it back."""
+        return {**asdict(self), "files": dict(self.files)}
+
+    @property
+    def parameters(self) -> tuple[str, ...] | None:
+        """Names of the entry point's parameters; None: they are not to be read off it."""
+        file, _, function = self.entry.partition("::")
+        found = entry_of(self.files[file], [function]) if file.endswith(".py") else None
+        return None if found is None or found.open else found.parameters
+
+    def settled(self, definition: Definition) -> Self:
+        """The candidate with its calling style decided for a definition.
+
+        Raises:
+            TraceproofError: it can not be called with the definition's inputs.
+        """
+        if self.destinations is not None:
+            return self
+        inputs, outputs = len(definition.inputs), len(definition.outputs)
+        taken = self.parameters
+        if taken is None:
+            return self._with(destinations=self._returns_nothing())
+        if len(taken) not in {inputs, inputs + outputs}:
+            raise TraceproofError(
+                f"{self.path}: {self.entry} takes {len(taken)} arguments ({', '.join(taken)})",
+                todo=f"{definition.name} has the inputs {', '.join(definition.inputs)}: take these and return the "
+                f"outputs, or take the outputs {', '.join(definition.outputs)} after them and write to them.",
+            )
+        return self._with(destinations=len(taken) != inputs)
+
+    def _returns_nothing(self) -> bool:
+        """Whether a compiled entry point is declared `void`: it writes to outputs that it is given."""
+        file, _, function = self.entry.partition("::")
+        return re.search(rf"\bvoid\s+{re.escape(function)}\s*\(", self.files[file]) is not None
+
+    def _with(self, **changes: Any) -> Self:  # noqa: ANN401 - fields
+        return type(self)(**{**self.as_json(), **changes})
+
+    @property
+    def refusals(self) -> list[tuple[str, Refusal]]:
+        """What the policy refuses in its Python files, with the file; compiled code is not read."""
+        own = {PurePosixPath(path).parts[0].removesuffix(".py") for path in self.files if path.endswith(".py")}
+        own |= {PurePosixPath(path).stem for path in self.files if path.endswith(".py")}
+        rules = policy.SOLUTION.beside(own - {"traceproof", "torch"})
+        return [
+            (path, refusal)
+            for path, text in self.files.items()
+            if path.endswith(".py")
+            for refusal in policy.check(text, rules)
+        ]
+
+
+def read(where: Path, entry: str | None = None) -> list[Candidate]:
+    """The solutions in a file, or in a folder in order of their paths.
+
+    Args:
+        where: the file or folder.
+        entry: the function to call, of a plain file; None: `run`.
+
+    Raises:
+        TraceproofError: there is none, or one can not be read.
+    """
+    if not where.exists():
+        raise TraceproofError(f"{where} does not exist", todo="Give a solution's file, or a folder of them.")
+    files = sorted(_files(where)) if where.is_dir() else [where]
+    if not files:
+        raise TraceproofError(f"{where} holds no solutions", todo=f"Give files that end with {', '.join(KINDS)}.")
+    problems: list[str] = []
+    found: list[Candidate] = []
+    for file in files:
+        try:
+            found.append(_read(file, entry))
+        except (ValueError, NotPlainError, OSError) as error:
+            problems.append(printable(f"{file}: {_told(error)}"))
+    if problems:
+        raise TraceproofError("solutions that can not be read", problems=problems)
+    return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.suffix in KINDS and path.is_file())
+
+
+def _read(file: Path, entry: str | None) -> Candidate:
+    text = read_bytes(file, most=MOST_BYTES).decode("utf-8")
+    if file.suffix == ".json":
+        return _of_record(Solution.model_validate(strict_json(text)), file)
+    if file.suffix not in KINDS:
+        raise ValueError(f"it is no solution: expected a file that ends with {', '.join(KINDS)}")
+    function = entry or ENTRY
+    if file.suffix == ".py":
+        return _plain(file, text, function)
+    binding = "tvm-ffi" if "tvm/ffi" in text else "torch"
+    return Candidate(
+        name=file.stem,
+        path=str(file),
+        definition="",
+        language=Language.CUDA,
+        entry=f"{file.name}::{function}",
+        binding=binding,
+        destinations=None,
+        files={file.name: text},
+    )
+
+
+def _plain(file: Path, text: str, function: str) -> Candidate:
+    there = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    if function not in there:
+        raise ValueError(f"it has no function {function}; name one as FILE::FUNCTION, there are: {', '.join(there)}")
+    return Candidate(
+        name=file.stem,
+        path=str(file),
+        definition="",
+        language=Language.TRITON if "triton" in _imported(text) else Language.PYTHON,
+        entry=f"{file.name}::{function}",
+        binding="torch",
+        destinations=None,
+        files={file.name: text},
+    )
+
+
+def _imported(text: str) -> set[str]:
+    """Names of the packages that a module imports."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names.append(node.module or "")
+    return {name.partition(".")[0] for name in names}
+
+
+def _of_record(solution: Solution, file: Path) -> Candidate:
+    compiled = solution.spec.language in {Language.CUDA, Language.CPP, Language.CUTLASS}
+    default = "tvm-ffi" if compiled and not solution.entry_file.endswith(".py") else "torch"
+    return Candidate(
+        name=solution.name,
+        path=str(file),
+        definition=solution.definition,
+        language=solution.spec.language,
+        entry=solution.spec.entry_point,
+        binding=str(solution.spec.binding or default),
+        destinations=solution.spec.destination_passing_style,
+        files={source.path: source.content for source in solution.sources},
+    )
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return "; ".join(
+            f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}"
+            for one in error.errors(include_input=False, include_url=False)[:5]
+        )
+    return str(error)

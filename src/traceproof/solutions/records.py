@@ -1,0 +1,161 @@
+"""What came of judging a solution: rows, properties, and the certificate that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from traceproof.pipeline.records import Record
+from traceproof.reasons import Verdict
+
+HOLDS, BROKEN, UNMEASURED = "holds", "broken", "not measured"
+ACCEPTED, REFUSED = "accepted", "refused"
+VERSION = 1
+
+
+class Row(Record):
+    """One output of one call, judged, or a call as a whole.
+
+    Attributes:
+        case, size, seed, axes: what it was called with.
+        variant: how the call was made, where it was not made as any other.
+        output: its name; `*` for the call as a whole.
+        verdict, reason, message: what came of it.
+        margin: the share of the gate's limit that was used; None: not a share.
+    """
+
+    case: str
+    size: str
+    seed: int
+    axes: dict[str, int]
+    variant: str = ""
+    output: str
+    verdict: Verdict
+    reason: str | None = None
+    message: str = ""
+    margin: float | None = None
+
+    @property
+    def bad(self) -> bool:
+        """Whether it is a failure or an error."""
+        return self.verdict in {Verdict.FAIL, Verdict.ERROR}
+
+
+class PropertyResult(Record):
+    """Whether the kernel has a property beyond right answers.
+
+    Attributes:
+        name, question: which one.
+        state: whether it holds.
+        detail: what was seen.
+        demanded: whether a solution without it is refused.
+    """
+
+    name: str
+    question: str
+    state: Literal["holds", "broken", "not measured"]
+    detail: str = ""
+    demanded: bool
+
+    @property
+    def bad(self) -> bool:
+        """Whether it decides against the solution."""
+        return self.demanded and self.state == BROKEN
+
+
+class PrecisionResult(Record):
+    """What the errors of an output say about the precision that was really used.
+
+    Attributes:
+        output: its name.
+        asked: what the definition says: dtypes of the inputs and of the output.
+        seen: what was found.
+        evidence: the figures that it stands on.
+    """
+
+    output: str
+    asked: str
+    seen: str
+    evidence: str
+
+
+class Trial(Record):
+    """What a judging process says of one solution."""
+
+    rows: tuple[Row, ...]
+    properties: tuple[PropertyResult, ...]
+    precision: tuple[PrecisionResult, ...]
+    isolation: str = ""
+
+
+class Digests(Record):
+    """What a certificate stands on: the definition, the solution's files, this project's code."""
+
+    definition: str
+    solution: str
+    code: str
+
+
+class Certificate(Record):
+    """Everything that a verdict over a solution stands on; see `verdict`.
+
+    Attributes:
+        solution, path, language, entry: what was judged.
+        definition, op_type, definition_path: what it was asked to compute.
+        verdict, reasons: what came of it, and why it was refused.
+        against: `oracle`, `shadow` (the reference in float64), or nothing.
+        hidden_seed: what the hidden cases follow from.
+        device, versions: where it was run.
+        repeat: the command that repeats it.
+        judged_at: the time, UTC.
+    """
+
+    version: Literal[1] = VERSION
+    solution: str
+    path: str
+    language: str
+    entry: str
+    definition: str
+    op_type: str
+    definition_path: str
+    verdict: Literal["accepted", "refused"]
+    reasons: tuple[str, ...]
+    against: str
+    rows: tuple[Row, ...]
+    properties: tuple[PropertyResult, ...]
+    precision: tuple[PrecisionResult, ...]
+    digests: Digests
+    hidden_seed: int
+    tolerance: float | None
+    isolation: str
+    device: str
+    versions: dict[str, str]
+    repeat: str
+    judged_at: str
+
+    @property
+    def accepted(self) -> bool:
+        """Whether nothing speaks against it."""
+        return self.verdict == ACCEPTED
+
+
+def objections(trial: Trial, outputs: int) -> Iterator[str]:
+    """Why a solution is refused; nothing: it is accepted.
+
+    Args:
+        trial: what was seen.
+        outputs: how many outputs the definition has.
+    """
+    seen: set[tuple[str, str | None, str]] = set()
+    for row in trial.rows:
+        key = (row.output, row.reason, row.variant)
+        if row.bad and key not in seen:
+            seen.add(key)
+            where = f"case {row.case}, seed {row.seed}{f', {row.variant}' if row.variant else ''}"
+            last = row.message.strip().splitlines()[-1] if row.message.strip() else ""
+            yield f"{row.reason}: {row.output} in {where}: {last}"
+    yield from (f"{one.name}: {one.detail}" for one in trial.properties if one.bad)
+    judged = {row.output for row in trial.rows if row.verdict is Verdict.PASS}
+    if not seen and len(judged - {"*"}) < outputs:
+        unjudged = next((row.message for row in trial.rows if row.verdict is Verdict.SKIP), "no case was run")
+        yield f"not judged: {unjudged}"

@@ -1,0 +1,266 @@
+"""Judges one solution: draws and solves its cases, has them called in another process, and rules on what came back.
+
+Runs in a process of ours that has torch. The solution runs in others (`traceproof.execution.source`), which get the
+inputs of one call at a time as a file, and nothing that is expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from traceproof.dataset.definition import Definition
+from traceproof.digests import digest_json
+from traceproof.execution.case import Subject, solve
+from traceproof.execution.source import CallError, Source, loaded, strangers
+from traceproof.execution.transfer import Layout, Taken
+from traceproof.judge.output import Ruling, surplus
+from traceproof.ops import registry
+from traceproof.ops.base import Op
+from traceproof.ops.cases import Case
+from traceproof.pipeline.records import FLOOR, REASONS, WHOLE, OpTypePlan, PlannedCase
+from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.reasons import Error, Failure, Verdict
+from traceproof.solutions.reading import Candidate
+from traceproof.solutions.records import Row, Trial
+from traceproof.untrusted import FLOAT64, OTHER_ORDER
+from traceproof.worker import Limits, Pool, Status
+
+ROOM, BYTE = 4096, 0xFF  # around inputs: NaN as a float, out of range as a place
+PATIENCE = 2  # timeouts after which the rest is not waited for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How to judge.
+
+    Attributes:
+        dataset: the folder that holds the definition, its workload lines and blobs.
+        conceal: what a solution must not see.
+        sizes, seed, hidden_seed, memory_limit, tolerance: as in config.yaml.
+        limits: of one call.
+        demanded: names of properties without which a solution is refused.
+        gpu: whether solutions get their inputs on a GPU.
+        weak: whether they may run where isolation is not whole.
+    """
+
+    dataset: str
+    conceal: tuple[str, ...]
+    sizes: tuple[str, ...]
+    seed: int
+    hidden_seed: int
+    memory_limit: int
+    tolerance: float | None
+    limits: dict[str, Any]
+    demanded: tuple[str, ...]
+    gpu: bool
+    weak: bool
+
+    def selection(self, name: str, *, hidden: bool) -> Selection:
+        """What is planned: all cases by the public seed, or by the hidden one."""
+        return Selection(
+            definitions=(name,),
+            sizes=self.sizes,
+            seed=self.hidden_seed if hidden else self.seed,
+            hidden_seed=self.hidden_seed,
+            workloads=not hidden,
+            memory_limit=self.memory_limit,
+        )
+
+
+def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Called once in a worker; the result judges `{"solution": ..., "definition": name}`."""
+    torch.set_num_threads(payload["threads"])
+    settings = Settings(**{key: tuple(v) if isinstance(v, list) else v for key, v in payload["settings"].items()})
+
+    def handle(item: dict[str, Any]) -> dict[str, Any]:
+        return judged(Candidate(**item["solution"]), item["definition"], settings, scratch).model_dump(mode="json")
+
+    return handle
+
+
+def judged(candidate: Candidate, name: str, settings: Settings, scratch: Path) -> Trial:
+    """What came of one solution to the definition of a name."""
+    from traceproof.solutions.precision import precision
+    from traceproof.solutions.properties import measure
+
+    definition, cases = planned(name, settings, scratch)
+    conceal = [scratch, *map(Path, settings.conceal)]
+    with strangers(gpu=settings.gpu, conceal=conceal, weak=settings.weak) as pool:
+        bench = Bench.of(definition, candidate, settings, pool)
+        rows = list(bench.rows(cases))
+        if any(row.bad for row in rows):
+            return Trial(rows=tuple(rows), properties=(), precision=())
+        properties, further = measure(bench, cases)
+        return Trial(rows=(*rows, *further), properties=properties, precision=tuple(precision(bench, cases)))
+
+
+def planned(name: str, settings: Settings, scratch: Path) -> tuple[Definition, list[PlannedCase]]:
+    """A definition and its cases: those that anybody can compute, and as many of a seed that nobody knew."""
+    found: dict[tuple[str, int], PlannedCase] = {}
+    for hidden in (False, True):
+        out = scratch / f"cases-{hidden}"
+        [path] = plan(Path(settings.dataset), out, settings.selection(name, hidden=hidden))
+        entry = OpTypePlan.read(path).definitions[name]
+        found |= {(case.id, case.case.seed): case for case in entry.cases}
+    return entry.parsed, list(found.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """A definition, a solution to it, and the workers that the solution runs in."""
+
+    definition: Definition
+    op: Op
+    candidate: Candidate
+    settings: Settings
+    pool: Pool
+    known: bool
+
+    @classmethod
+    def of(cls, definition: Definition, candidate: Candidate, settings: Settings, pool: Pool) -> Bench:
+        """The bench of a solution to a definition."""
+        op, unknown = registry.for_definition(definition)
+        return cls(
+            definition=definition, op=op, candidate=candidate, settings=settings, pool=pool, known=unknown is None
+        )
+
+    @property
+    def device(self) -> str:
+        """Where a solution gets its inputs."""
+        return "cuda" if self.settings.gpu else "cpu"
+
+    @property
+    def layout(self) -> Layout:
+        """Where inputs lie in an ordinary call."""
+        return Layout(room=ROOM, byte=BYTE, destinations=bool(self.candidate.destinations))
+
+    def source(self) -> AbstractContextManager[Source]:
+        """The solution in a new worker."""
+        solution = {
+            "files": dict(self.candidate.files),
+            "entry": self.candidate.entry,
+            "binding": self.candidate.binding,
+        }
+        return loaded(
+            self.definition,
+            self.pool,
+            limits=Limits.of_json(self.settings.limits),
+            need=self.settings.memory_limit,
+            device=self.device,
+            solution=solution,
+        )
+
+    def subject(self, case: Case) -> Subject:
+        """A case drawn and solved; by the reference's shadow where there is no oracle."""
+        found = solve(self.definition, case, dataset=Path(self.settings.dataset), seed=self.seed_of(case))
+        return found if self.known else replace(found, oracle=self._shadow(found))
+
+    def _shadow(self, subject: Subject) -> dict[str, torch.Tensor]:
+        """The reference in float64, and in another order of summation beside it; nothing where it can not be had."""
+        try:
+            with loaded(
+                self.definition,
+                self.pool,
+                limits=Limits.of_json(self.settings.limits),
+                need=self.settings.memory_limit,
+            ) as reference:
+                call = partial(reference.run, subject.case, subject.inputs, seed=subject.seed)
+                shadow, other = (call(mode=mode).outputs for mode in (FLOAT64, OTHER_ORDER))
+        except CallError:
+            return {}
+        return shadow | {f"{name}@{FLOOR}": value for name, value in other.items() if name in shadow}
+
+    def seed_of(self, case: Case) -> int:
+        """The seed of torch's generator in a case's calls; nobody can tell the case by it."""
+        return int(digest_json([self.settings.hidden_seed, case.id, case.seed]), 16) % (1 << 62)
+
+    def rows(self, cases: Sequence[PlannedCase]) -> Iterator[Row]:
+        """All cases, in an order that nobody knew, in one worker."""
+        order = [case for case in cases if case.skip is None]
+        Random(self.settings.hidden_seed).shuffle(order)  # noqa: S311 - an order
+        for case in cases:
+            if case.skip is not None:
+                yield _row(case.case, WHOLE, Ruling(Verdict.SKIP, case.skip.reason, case.skip.message, {}))
+        late = 0
+        with self.source() as source:
+            for case in order:
+                if late >= PATIENCE:
+                    message = f"not run: {PATIENCE} cases ran into the limit of time"
+                    yield _row(case.case, WHOLE, Ruling(Verdict.ERROR, Error.TIMEOUT, message, {}))
+                    continue
+                subject = self.subject(case.case)
+                try:
+                    taken = self.call(source, subject)
+                except CallError as error:
+                    late += error.outcome.status is Status.TIMEOUT
+                    yield refused(subject.case, error)
+                    continue
+                yield from self.rule(subject, taken)
+
+    def call(self, source: Source, subject: Subject, *, layout: Layout | None = None, **order: Any) -> Taken:  # noqa: ANN401 - of a CallRequest
+        """One call.
+
+        Raises:
+            CallError: it left no outputs.
+        """
+        trials = order.pop("trials", subject.trials)
+        return source.run(
+            subject.case,
+            subject.inputs,
+            seed=subject.seed,
+            trials=trials,
+            layout=layout or self.layout,
+            **order,
+        )
+
+    def rule(self, subject: Subject, taken: Taken, variant: str = "") -> Iterator[Row]:
+        """Rows of what a call left."""
+        for name, spec in self.definition.outputs.items():
+            if not (spec.optional and name not in taken.outputs):
+                ruling = subject.ruling(name, taken.outputs.get(name), self.settings.tolerance)
+                yield _row(subject.case, name, ruling, variant)
+        for name in taken.surplus:
+            yield _row(subject.case, name, surplus(name), variant)
+        for names, reason, told in (
+            (taken.mutated, Failure.MUTATION, "modified its inputs {}"),
+            (taken.aliased, Failure.ALIAS, "outputs {} share memory with others"),
+            (taken.subclassed, Failure.SUBCLASS, "outputs {} are no plain tensors"),
+            (taken.overrun, Failure.OVERRUN, "wrote beside {}, out of bounds"),
+        ):
+            if names:
+                yield _row(subject.case, WHOLE, Ruling(Verdict.FAIL, reason, told.format(names), {}), variant)
+
+
+def refused(case: Case, error: CallError, variant: str = "") -> Row:
+    """The row of a call that left no outputs."""
+    ruling = Ruling(Verdict.ERROR, REASONS[error.outcome.status], error.outcome.message, {})
+    return _row(case, WHOLE, ruling, variant)
+
+
+def bad(rows: Iterable[Row]) -> list[Row]:
+    """Failures and errors."""
+    return [row for row in rows if row.bad]
+
+
+def _row(case: Case, output: str, ruling: Ruling, variant: str = "") -> Row:
+    gate = ruling.details.get("gate") or {}
+    return Row(
+        case=case.id,
+        size=case.size,
+        seed=case.seed,
+        axes=dict(case.axes),
+        variant=variant,
+        output=output,
+        verdict=ruling.verdict,
+        reason=ruling.reason,
+        message=ruling.message,
+        margin=gate.get("margin"),
+    )
