@@ -17,6 +17,7 @@ from traceproof.cli import (
     diff,
     doctor,
     extract,
+    judge,
     lint,
     lint_kernels,
     outputs,
@@ -52,6 +53,7 @@ app.command("diff")(diff.diff_command)
 app.command("bisect")(bisect.bisect)
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
+app.command("judge")(judge.judge_command)
 app.command("show")(show.show)
 app.command("lint")(lint.lint_command)
 app.command("extract-kernel-definitions")(extract.extract_kernel_definitions)

@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from traceproof.dataset.source import CLOSED, Dataset, Text
+from traceproof.judge.kernel_properties import DEMANDED, PROPERTIES
 from traceproof.ops.cases import SIZES
 from traceproof.stacks import STACKS, TRUTHS
 from traceproof.stacks.base import Stack
@@ -106,6 +107,21 @@ class Limits(BaseModel):
     store_gb: Positive | None = None
 
 
+class Solutions(BaseModel):
+    """How solutions are judged beyond right answers."""
+
+    model_config = CLOSED
+    demanded: Names = DEMANDED
+
+    @field_validator("demanded")
+    @classmethod
+    def _known_properties(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = [name for name in value if name not in PROPERTIES]
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)} is no property of kernels; known: {', '.join(PROPERTIES)}")
+        return value
+
+
 class ModelChoice(BaseModel):
     """A model whose definitions are extracted first; a name alone is short for `name`."""
 
@@ -145,6 +161,7 @@ class Config(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     stacks: Stacks = Stacks()
     limits: Limits = Limits()
+    solutions: Solutions = Solutions()
     hidden_seed: Annotated[int, Field(ge=0, lt=1 << 48)] | None = None
     allow_weak_isolation: bool = False
     known: Path | None = None

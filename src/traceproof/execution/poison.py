@@ -3,8 +3,6 @@
 Standard library and torch only.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator

@@ -9,7 +9,7 @@ import linecache
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -106,10 +106,10 @@ class _Caller:
             returned, odd = self._called(item, inputs)
         self._synchronise()  # a copy to the host waits for the current stream alone
         values = [value for _, value in returned]
-        addresses = [_address(value) for value in inputs[: len(inputs) - item["destinations"]]]
+        addresses = [_address(value) for value in inputs]
         held = {_address(value) for value in self._held} - {None}
         aliased = []
-        for index, value in enumerate(values):
+        for index, value in enumerate(values if not item["destinations"] else []):
             address = _address(value)
             if address is not None and (address in addresses or address in held):
                 aliased.append(index)
@@ -264,9 +264,20 @@ def cuda_is_lost() -> bool:
 
 
 def _entries(returned: Any) -> list[tuple[str | None, Any]]:  # noqa: ANN401 - what strangers return
-    if isinstance(returned, Mapping):
-        return [(str(name)[:NAME_CHARACTERS], value) for name, value in returned.items()]
-    return [(None, value) for value in (returned if isinstance(returned, tuple | list) else [returned])]
+    """What was returned, by name where it has names: what a container holds, not what its class makes of it.
+
+    Raises:
+        TypeError: it may compute what it holds when it is looked at.
+    """
+    if isinstance(returned, dict):
+        return [(str(name)[:NAME_CHARACTERS], value) for name, value in dict.items(returned)]
+    if isinstance(returned, tuple):
+        return [(None, value) for value in tuple.__iter__(returned)]
+    if isinstance(returned, list):
+        return [(None, value) for value in list.__iter__(returned)]
+    if isinstance(returned, Iterable) and not isinstance(returned, torch.Tensor | str):
+        raise TypeError(f"a {type(returned).__name__} was returned: return a tensor, a tuple, a list or a dict")
+    return [(None, returned)]
 
 
 def _address(value: object) -> int | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import traceproof
 from traceproof.dataset.definition import Definition
+from traceproof.execution import caches
 from traceproof.execution.caller import (
     CUDA_REFUSES,
     PRELOAD,
@@ -105,16 +106,24 @@ class Source:
         return self.run(subject.case, subject.inputs, seed=subject.seed, trials=subject.trials).outputs
 
 
-def strangers(*, gpu: bool = False, conceal: Sequence[Path] = (), weak: bool = True) -> Pool:
+def strangers(
+    *,
+    gpu: bool = False,
+    conceal: Sequence[Path] = (),
+    weak: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> Pool:
     """Workers for strangers' code, which find the runner imported and see nothing else of this project.
 
     The arguments are those of `Pool`.
     """
     where = Path(traceproof.__file__).resolve().parents[1]
-    env = {"PYTHONPATH": str(where), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    given = dict(environment or {})
+    env = {**given, "PYTHONPATH": str(where), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     without = CUDA_REFUSES if gpu else ()
     hidden = [*project_folders(), *conceal]
-    return Pool(preload=PRELOAD, conceal=hidden, env=env, gpu=gpu, without=without, weak=weak)
+    readable = caches.readable(env)
+    return Pool(preload=PRELOAD, conceal=hidden, env=env, gpu=gpu, readable=readable, without=without, weak=weak)
 
 
 @contextmanager

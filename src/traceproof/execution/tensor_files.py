@@ -3,8 +3,6 @@
 `traceproof.execution.transfer` is the other end. Standard library and torch only.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import os

@@ -3,8 +3,6 @@
 Part of what runs beside `traceproof.execution.runner`: standard library and torch only.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re

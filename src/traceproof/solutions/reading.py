@@ -1,7 +1,5 @@
 """Solutions out of files: the dataset's JSON, or a plain .py or .cu file; nothing of them is run."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Mapping
@@ -17,14 +15,16 @@ from traceproof.dataset.solution import Language, Solution
 from traceproof.dataset.tree import strict_json
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
+from traceproof.stacks import STACKS
 from traceproof.text import printable
-from traceproof.untrusted.reading import MIB, NotPlainError, read_bytes
+from traceproof.untrusted.reading import MIB, read_bytes
 from traceproof.worker import policy
 from traceproof.worker.policy import Refusal
 
 MOST_BYTES = 16 * MIB  # of one file
 KINDS = (".json", ".py", ".cu")
 ENTRY = "run"  # of a plain file
+LIBRARIES = frozenset(stack.package for stack in STACKS.values() if stack.package)
 ON_CPU = frozenset({Language.PYTHON})  # languages that a machine without a GPU may have a use for
 
 
@@ -97,11 +97,16 @@ class Candidate:
         return type(self)(**{**self.as_json(), **changes})
 
     @property
+    def imported(self) -> set[str]:
+        """Names of the packages that its Python files import."""
+        return {name for path, text in self.files.items() if path.endswith(".py") for name in _imported(text)}
+
+    @property
     def refusals(self) -> list[tuple[str, Refusal]]:
         """What the policy refuses in its Python files, with the file; compiled code is not read."""
         own = {PurePosixPath(path).parts[0].removesuffix(".py") for path in self.files if path.endswith(".py")}
         own |= {PurePosixPath(path).stem for path in self.files if path.endswith(".py")}
-        rules = policy.SOLUTION.beside(own - {"traceproof", "torch"})
+        rules = policy.SOLUTION.beside({*(own - {"traceproof", "torch"}), *LIBRARIES})
         return [
             (path, refusal)
             for path, text in self.files.items()
@@ -130,7 +135,7 @@ def read(where: Path, entry: str | None = None) -> list[Candidate]:
     for file in files:
         try:
             found.append(_read(file, entry))
-        except (ValueError, NotPlainError, OSError) as error:
+        except (ValueError, SyntaxError, OSError) as error:
             problems.append(printable(f"{file}: {_told(error)}"))
     if problems:
         raise TraceproofError("solutions that can not be read", problems=problems)
@@ -166,7 +171,9 @@ def _read(file: Path, entry: str | None) -> Candidate:
 def _plain(file: Path, text: str, function: str) -> Candidate:
     there = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
     if function not in there:
-        raise ValueError(f"it has no function {function}; name one as FILE::FUNCTION, there are: {', '.join(there)}")
+        raise ValueError(
+            f"it has no function {function}; name one as FILE::FUNCTION, there are: {', '.join(there)}"
+        )
     return Candidate(
         name=file.stem,
         path=str(file),

@@ -1,16 +1,40 @@
 """What came of judging a solution: rows, properties, and the certificate that holds them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from traceproof.pipeline.records import Record
 from traceproof.reasons import Verdict
 
 HOLDS, BROKEN, UNMEASURED = "holds", "broken", "not measured"
-ACCEPTED, REFUSED = "accepted", "refused"
-VERSION = 1
+
+
+class Settings(Record):
+    """How a solution is judged, as the judging process is told.
+
+    Attributes:
+        dataset: the folder that holds the definition, its workload lines and blobs.
+        conceal: what a solution must not see.
+        sizes, seed, hidden_seed, memory_limit, tolerance: as in config.yaml.
+        limits: of one call.
+        demanded: names of properties without which a solution is refused.
+        gpu: whether solutions get their inputs on a GPU.
+        weak: whether they may run where isolation is not whole.
+        environment: variables for the workers that they run in.
+    """
+
+    dataset: str
+    conceal: tuple[str, ...]
+    sizes: tuple[str, ...]
+    seed: int
+    hidden_seed: int
+    memory_limit: int
+    tolerance: float | None
+    limits: dict[str, Any]
+    demanded: tuple[str, ...]
+    gpu: bool
+    weak: bool
+    environment: dict[str, str]
 
 
 class Row(Record):
@@ -110,7 +134,7 @@ class Certificate(Record):
         judged_at: the time, UTC.
     """
 
-    version: Literal[1] = VERSION
+    version: Literal[1] = 1
     solution: str
     path: str
     language: str
@@ -136,7 +160,7 @@ class Certificate(Record):
     @property
     def accepted(self) -> bool:
         """Whether nothing speaks against it."""
-        return self.verdict == ACCEPTED
+        return self.verdict == "accepted"
 
 
 def objections(trial: Trial, outputs: int) -> Iterator[str]:

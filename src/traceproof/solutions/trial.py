@@ -1,11 +1,12 @@
-"""Judges one solution: draws and solves its cases, has them called in another process, and rules on what came back.
+"""Judges one solution: draws and solves its cases, has them called elsewhere, and rules on what came back.
 
-Runs in a process of ours that has torch. The solution runs in others (`traceproof.execution.source`), which get the
-inputs of one call at a time as a file, and nothing that is expected.
+Runs in a process of ours that has torch. The solution runs in others (`traceproof.execution.source`), which get
+the inputs of one call at a time as a file, and nothing that is expected.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from traceproof.pipeline.records import FLOOR, REASONS, WHOLE, OpTypePlan, Plann
 from traceproof.pipeline.stages.plan import Selection, plan
 from traceproof.reasons import Error, Failure, Verdict
 from traceproof.solutions.reading import Candidate
-from traceproof.solutions.records import Row, Trial
+from traceproof.solutions.records import Row, Settings, Trial
 from traceproof.untrusted import FLOAT64, OTHER_ORDER
 from traceproof.worker import Limits, Pool, Status
 
@@ -37,48 +38,10 @@ ROOM, BYTE = 4096, 0xFF  # around inputs: NaN as a float, out of range as a plac
 PATIENCE = 2  # timeouts after which the rest is not waited for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How to judge.
-
-    Attributes:
-        dataset: the folder that holds the definition, its workload lines and blobs.
-        conceal: what a solution must not see.
-        sizes, seed, hidden_seed, memory_limit, tolerance: as in config.yaml.
-        limits: of one call.
-        demanded: names of properties without which a solution is refused.
-        gpu: whether solutions get their inputs on a GPU.
-        weak: whether they may run where isolation is not whole.
-    """
-
-    dataset: str
-    conceal: tuple[str, ...]
-    sizes: tuple[str, ...]
-    seed: int
-    hidden_seed: int
-    memory_limit: int
-    tolerance: float | None
-    limits: dict[str, Any]
-    demanded: tuple[str, ...]
-    gpu: bool
-    weak: bool
-
-    def selection(self, name: str, *, hidden: bool) -> Selection:
-        """What is planned: all cases by the public seed, or by the hidden one."""
-        return Selection(
-            definitions=(name,),
-            sizes=self.sizes,
-            seed=self.hidden_seed if hidden else self.seed,
-            hidden_seed=self.hidden_seed,
-            workloads=not hidden,
-            memory_limit=self.memory_limit,
-        )
-
-
 def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Called once in a worker; the result judges `{"solution": ..., "definition": name}`."""
     torch.set_num_threads(payload["threads"])
-    settings = Settings(**{key: tuple(v) if isinstance(v, list) else v for key, v in payload["settings"].items()})
+    settings = Settings.model_validate(payload["settings"])
 
     def handle(item: dict[str, Any]) -> dict[str, Any]:
         return judged(Candidate(**item["solution"]), item["definition"], settings, scratch).model_dump(mode="json")
@@ -88,18 +51,26 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
 
 def judged(candidate: Candidate, name: str, settings: Settings, scratch: Path) -> Trial:
     """What came of one solution to the definition of a name."""
-    from traceproof.solutions.precision import precision
+    definition, cases = planned(name, settings, scratch)
+    with workers(settings, scratch) as pool:
+        return tried(Bench.of(definition, candidate, settings, pool), cases)
+
+
+def workers(settings: Settings, scratch: Path) -> Pool:
+    """The workers that solutions run in, which see nothing of what is judged by."""
+    conceal = [scratch, *map(Path, settings.conceal)]
+    return strangers(gpu=settings.gpu, conceal=conceal, weak=settings.weak, environment=settings.environment)
+
+
+def tried(bench: Bench, cases: Sequence[PlannedCase]) -> Trial:
+    """All cases, and where none speaks against the solution, its properties."""
     from traceproof.solutions.properties import measure
 
-    definition, cases = planned(name, settings, scratch)
-    conceal = [scratch, *map(Path, settings.conceal)]
-    with strangers(gpu=settings.gpu, conceal=conceal, weak=settings.weak) as pool:
-        bench = Bench.of(definition, candidate, settings, pool)
-        rows = list(bench.rows(cases))
-        if any(row.bad for row in rows):
-            return Trial(rows=tuple(rows), properties=(), precision=())
-        properties, further = measure(bench, cases)
-        return Trial(rows=(*rows, *further), properties=properties, precision=tuple(precision(bench, cases)))
+    rows = list(bench.rows(cases))
+    if any(row.bad for row in rows):
+        return Trial(rows=tuple(rows), properties=(), precision=())
+    properties, further = measure(bench, cases)
+    return Trial(rows=(*rows, *further), properties=properties, precision=())
 
 
 def planned(name: str, settings: Settings, scratch: Path) -> tuple[Definition, list[PlannedCase]]:
@@ -107,10 +78,22 @@ def planned(name: str, settings: Settings, scratch: Path) -> tuple[Definition, l
     found: dict[tuple[str, int], PlannedCase] = {}
     for hidden in (False, True):
         out = scratch / f"cases-{hidden}"
-        [path] = plan(Path(settings.dataset), out, settings.selection(name, hidden=hidden))
+        [path] = plan(Path(settings.dataset), out, _selection(name, settings, hidden=hidden))
         entry = OpTypePlan.read(path).definitions[name]
         found |= {(case.id, case.case.seed): case for case in entry.cases}
     return entry.parsed, list(found.values())
+
+
+def _selection(name: str, settings: Settings, *, hidden: bool) -> Selection:
+    """What is planned: all cases by the public seed, or by the hidden one."""
+    return Selection(
+        definitions=(name,),
+        sizes=settings.sizes,
+        seed=settings.hidden_seed if hidden else settings.seed,
+        hidden_seed=settings.hidden_seed,
+        workloads=not hidden,
+        memory_limit=settings.memory_limit,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +146,13 @@ class Bench:
         found = solve(self.definition, case, dataset=Path(self.settings.dataset), seed=self.seed_of(case))
         return found if self.known else replace(found, oracle=self._shadow(found))
 
+    def solved_again(self, subject: Subject) -> Subject:
+        """The same case solved for the inputs that it has now."""
+        oracle = self.op.answers(self.definition, subject.inputs) if self.known else self._shadow(subject)
+        return replace(subject, oracle=oracle)
+
     def _shadow(self, subject: Subject) -> dict[str, torch.Tensor]:
-        """The reference in float64, and in another order of summation beside it; nothing where it can not be had."""
+        """The reference in float64, and in another order of summation; nothing where it can not be had."""
         try:
             with loaded(
                 self.definition,
@@ -205,8 +193,15 @@ class Bench:
                     continue
                 yield from self.rule(subject, taken)
 
-    def call(self, source: Source, subject: Subject, *, layout: Layout | None = None, **order: Any) -> Taken:  # noqa: ANN401 - of a CallRequest
-        """One call.
+    def call(
+        self,
+        source: Source,
+        subject: Subject,
+        *,
+        layout: Layout | None = None,
+        **order: Any,  # noqa: ANN401 - what else a CallRequest says
+    ) -> Taken:
+        """One call; where nothing is drawn, by a new seed of torch's generator, so that what depends on it varies.
 
         Raises:
             CallError: it left no outputs.
@@ -215,7 +210,7 @@ class Bench:
         return source.run(
             subject.case,
             subject.inputs,
-            seed=subject.seed,
+            seed=subject.seed if subject.trials else secrets.randbits(62),
             trials=trials,
             layout=layout or self.layout,
             **order,

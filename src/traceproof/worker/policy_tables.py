@@ -1,9 +1,8 @@
 """What `traceproof.worker.policy` allows and refuses: tables of names, each with the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 ALLOWED_IMPORTS: Mapping[str, str] = {
     "__future__": "annotations",
@@ -83,16 +82,14 @@ REFUSED_PATHS: Mapping[str, str] = {
     "typing_extensions.evaluate_forward_ref": EVALUATES,
 }
 KERNELS = "kernels: languages they are written in, and libraries that have them"
-# What a solution may say beyond a reference.
+# What a solution may say beyond a reference; the packages of stacks come beside it.
 SOLUTION_IMPORTS: Mapping[str, str] = {
     "contextlib": "context managers",
     "logging": "messages",
     "operator": "higher-order functions",
     "warnings": "messages",
-    **dict.fromkeys(
-        ("cuda", "cutlass", "deep_gemm", "fla", "flash_attn", "flashinfer", "liger_kernel", "sgl_kernel"), KERNELS
-    ),
-    **dict.fromkeys(("sglang", "tilelang", "triton", "tvm", "tvm_ffi"), KERNELS),
+    **dict.fromkeys(("cuda", "cutlass", "deep_gemm", "flash_attn", "liger_kernel", "sgl_kernel"), KERNELS),
+    **dict.fromkeys(("tilelang", "triton", "tvm", "tvm_ffi"), KERNELS),
 }
 SOLUTION_PATHS = frozenset(
     {"torch.compile", "torch.library", "torch.utils.cpp_extension", "torch._dynamo", "torch._inductor"}
@@ -154,9 +151,9 @@ class Rules:
     imports: frozenset[str]
     paths: frozenset[str] = frozenset()
 
-    def beside(self, modules: Iterable[str]) -> Rules:
+    def beside(self, modules: Iterable[str]) -> Self:
         """The same for code that may import some modules of its own."""
-        return Rules(self.imports | frozenset(modules), self.paths)
+        return type(self)(self.imports | frozenset(modules), self.paths)
 
 
 REFERENCE = Rules(frozenset(ALLOWED_IMPORTS))

@@ -1,0 +1,40 @@
+"""Properties of kernels that are measured beyond right answers. Standard library only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """A property.
+
+    Attributes:
+        question: what is asked.
+        demanded: whether a solution without it is refused, unless config.yaml says otherwise.
+        must_run: whether a wrong answer or a failure in its calls counts even where the property is only reported.
+    """
+
+    question: str
+    demanded: bool
+    must_run: bool = True
+
+
+PROPERTIES: Mapping[str, Property] = {
+    "determinism": Property("the same call again in the same process", demanded=False),
+    "process": Property("the same call in a new process, with nothing before it", demanded=True),
+    "order": Property("the same call after calls in other sizes", demanded=True),
+    "memory": Property("other values in memory that nobody has written", demanded=True),
+    "surroundings": Property("other values around the inputs, as reads out of bounds see them", demanded=True),
+    "addresses": Property("inputs at other addresses of the same alignment", demanded=True),
+    "contents": Property(
+        "other inputs in the memory of the last ones, with the same sums and ends", demanded=True
+    ),
+    "threads": Property("two threads in place of one", demanded=False),
+    "alignment": Property(
+        "inputs that begin one element after a multiple of 64 bytes", demanded=False, must_run=False
+    ),
+    "batch": Property("parts of a batch alone, and beside others", demanded=False),
+    "stream": Property("on another CUDA stream", demanded=True),
+    "graph": Property("captured as a CUDA graph and replayed on other contents", demanded=False, must_run=False),
+}
+DEMANDED = tuple(name for name, one in PROPERTIES.items() if one.demanded)

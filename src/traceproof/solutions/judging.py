@@ -1,0 +1,221 @@
+"""Has solutions judged: finds their definitions, starts the judging process, makes certificates.
+
+Runs in the driver, which has no torch.
+"""
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from traceproof.codedigest import code_digest
+from traceproof.config.schema import Config
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import read_definition, read_tree
+from traceproof.errors import TraceproofError
+from traceproof.ops import registry
+from traceproof.owner import own_folder
+from traceproof.pipeline.records import ORACLE, SHADOW
+from traceproof.pipeline.stages.hidden import BITS
+from traceproof.pipeline.stages.stack_workers import StackWorkers
+from traceproof.reasons import Error, Verdict
+from traceproof.solutions.reading import ON_CPU, Candidate
+from traceproof.solutions.records import Certificate, Digests, Row, Settings, Trial, objections
+from traceproof.worker import GIB, MIB, Isolation, Limits, Pool, Status
+
+SETUP = "traceproof.solutions.trial:setup"
+PRELOAD = ("torch", "traceproof.actors.preload")
+OVERALL = Limits(seconds=6 * 3600.0, setup_seconds=600.0, memory_bytes=None, output_bytes=GIB, message_bytes=GIB)
+SEED_BITS = 30  # of the hidden seed: cases take seeds up to 2**31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A definition that a solution is held against, and where it was found."""
+
+    definition: Definition
+    path: str
+    dataset: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """What judges: an interpreter with torch, its stack's record, and the configuration.
+
+    Attributes:
+        python: the interpreter.
+        record: of its stack: versions, device.
+        caches: folder for what is compiled on the way.
+        config: sizes, seed, limits, tolerance, properties that are demanded.
+        hidden_seed: what the hidden cases follow from.
+        conceal: what solutions do not see, beside this project and the dataset.
+    """
+
+    python: str
+    record: Mapping[str, Any]
+    caches: Path
+    config: Config
+    hidden_seed: int
+    conceal: Sequence[Path]
+
+    @property
+    def gpu(self) -> bool:
+        """Whether there is a GPU."""
+        return str(self.record["device_type"]) == "cuda"
+
+    def settings(self, asked: Asked, environment: Mapping[str, str]) -> dict[str, Any]:
+        """What the judging process is told."""
+        limits = self.config.limits
+        call = Limits(
+            seconds=limits.wall_s,
+            setup_seconds=limits.build_s,
+            memory_bytes=int(limits.memory_gb * GIB),
+            output_bytes=int(limits.output_mb * MIB),
+        )
+        settings = Settings(
+            dataset=str(asked.dataset),
+            conceal=tuple(str(path) for path in (*self.conceal, asked.dataset)),
+            sizes=self.config.test_sizes,
+            seed=self.config.seed,
+            hidden_seed=self.hidden_seed,
+            memory_limit=int(limits.memory_gb * GIB),
+            tolerance=self.config.tolerance,
+            limits=call.as_json(),
+            demanded=self.config.solutions.demanded,
+            gpu=self.gpu,
+            weak=self.config.allow_weak_isolation,
+            environment=dict(environment),
+        )
+        return settings.model_dump(mode="json")
+
+
+def new_hidden_seed() -> int:
+    """A number that nobody could know when the solution was written."""
+    return secrets.randbits(min(SEED_BITS, BITS)) + 1
+
+
+@contextmanager
+def asking(name: str, dataset: Path | None) -> Iterator[Asked]:
+    """The definition of a name in a dataset, or in a file of its own.
+
+    Raises:
+        TraceproofError: there is none.
+    """
+    if name.endswith(".json"):
+        file = Path(name).expanduser()
+        try:
+            definition = read_definition(file)
+        except (OSError, ValueError) as error:
+            todo = "Give a definition's file, or the name of one in the dataset."
+            raise TraceproofError(f"{name} can not be read as a definition: {error}", todo=todo) from error
+        with own_folder("traceproof") as root:
+            folder = root / "definitions" / definition.op_type
+            folder.mkdir(parents=True)
+            (folder / f"{definition.name}.json").write_text(json.dumps(definition.as_json()), encoding="utf-8")
+            yield Asked(definition=definition, path=str(file), dataset=root)
+        return
+    if dataset is None:
+        raise TraceproofError(f"there is no dataset to find {name} in", todo="Give one with --dataset.")
+    tree = read_tree(dataset)
+    entry = tree.definitions.get(name)
+    if entry is None:
+        close = get_close_matches(name, tree.definitions, n=3, cutoff=0.4) or sorted(tree.definitions)[:8]
+        todo = f"Give a name that it has as --definition, or a definition's file; e.g. {', '.join(close)}"
+        raise TraceproofError(f"{tree.root} has no definition {name!r}", todo=todo)
+    yield Asked(definition=entry.definition, path=str(tree.root / entry.path), dataset=tree.root)
+
+
+def blocked(candidate: Candidate, *, gpu: bool) -> str | None:
+    """Why a solution can not be run on this machine; None: it can."""
+    if candidate.language in ON_CPU or gpu:
+        return None
+    return f"{candidate.path} is a {candidate.language} kernel, which needs a GPU, and this machine has none"
+
+
+def judge(candidate: Candidate, asked: Asked, bar: Bar, *, repeat: str) -> Certificate:
+    """Judge one solution.
+
+    Raises:
+        TraceproofError: it can not be called at all, this machine can not isolate it, or judging broke off.
+    """
+    settled = candidate.settled(asked.definition)
+    refusals = settled.refusals
+    if refusals:
+        rows = tuple(_not_run(f"{path}, {refusal}") for path, refusal in refusals)
+        trial = Trial(rows=rows, properties=(), precision=())
+    else:
+        trial = _tried(settled, asked, bar)
+    against = ORACLE if registry.module(asked.definition.op_type) is not None else SHADOW
+    reasons = tuple(objections(trial, len([one for one in asked.definition.outputs.values() if not one.optional])))
+    return Certificate(
+        solution=candidate.name,
+        path=candidate.path,
+        language=candidate.language,
+        entry=candidate.entry,
+        definition=asked.definition.name,
+        op_type=asked.definition.op_type,
+        definition_path=asked.path,
+        verdict="refused" if reasons else "accepted",
+        reasons=reasons,
+        against=against,
+        rows=trial.rows,
+        properties=trial.properties,
+        precision=trial.precision,
+        digests=Digests(
+            definition=asked.definition.digest,
+            solution=candidate.digest,
+            code=_code(asked.definition.op_type),
+        ),
+        hidden_seed=bar.hidden_seed,
+        tolerance=bar.config.tolerance,
+        isolation=trial.isolation,
+        device=str(bar.record["device"]),
+        versions=dict(bar.record["versions"]),
+        repeat=f"{repeat} --hidden-seed {bar.hidden_seed}",
+        judged_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _code(op_type: str) -> str:
+    """Digest of the code that a verdict depends on."""
+    return code_digest("traceproof.solutions.trial", registry.module(op_type) or "traceproof.ops.generic")
+
+
+def _not_run(message: str) -> Row:
+    return Row(
+        case="none",
+        size="none",
+        seed=0,
+        axes={},
+        output="*",
+        verdict=Verdict.ERROR,
+        reason=Error.REFUSED,
+        message=message,
+    )
+
+
+def _tried(candidate: Candidate, asked: Asked, bar: Bar) -> Trial:
+    workers = StackWorkers.of(bar.caches, bar.record)
+    source = str(Path(__file__).resolve().parents[2])
+    environment = {**workers.environment, "PYTHONPATH": source}
+    with Pool(preload=PRELOAD, python=bar.python, env=environment, gpu=bar.gpu) as pool:
+        (outcome,) = pool.run_items(
+            setup=SETUP,
+            payload={"threads": 1, "settings": bar.settings(asked, workers.environment)},
+            items=[{"solution": candidate.as_json(), "definition": asked.definition.name}],
+            limits=OVERALL,
+            isolation=Isolation.TRUSTED,  # our own code, which has the solution called in workers that are not
+        )
+    if outcome.status is not Status.OK:
+        lines = outcome.message.strip().splitlines() or [str(outcome.status)]
+        raise TraceproofError(f"judging {candidate.path} broke off ({outcome.status})", problems=lines[-8:])
+    trial = Trial.model_validate(outcome.value)
+    shut_out = next((row for row in trial.rows if row.reason == Error.ISOLATION), None)
+    if shut_out is not None:
+        raise TraceproofError(f"{candidate.path} was not run", problems=[shut_out.message])
+    return trial

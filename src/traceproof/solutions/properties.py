@@ -1,0 +1,257 @@
+"""Properties of a kernel beyond right answers: what its bits depend on, and what it touches.
+
+Each is one more call of an ordinary case, judged as any other, whose bits are held against those of a first call.
+Where the kernel's own bits vary from run to run, the others say nothing of bits: only wrong answers count then.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from traceproof.execution.case import Subject
+from traceproof.execution.runner import GRAPH, SAME_MEMORY, STREAM
+from traceproof.execution.source import CallError, Source
+from traceproof.execution.transfer import Taken, same_bits
+from traceproof.judge.kernel_properties import PROPERTIES
+from traceproof.ops.base import Tensors, Values
+from traceproof.ops.cases import WORKLOADS, Case
+from traceproof.ops.laws import laws_of
+from traceproof.pipeline.records import PlannedCase
+from traceproof.solutions.records import BROKEN, HOLDS, UNMEASURED, PropertyResult, Row
+from traceproof.solutions.trial import Bench, refused
+
+LARGEST = 256 << 20  # bytes that the case of these calls may need
+OTHER_BYTE = 0x3C  # small positive floats, and large whole numbers
+OTHER_FILL = 96.0
+FAR = 64 * 129  # bytes: another room around inputs, so other addresses with the same alignment
+OTHERS = 3  # sizes between two calls that must agree
+DRAWS = 4  # of a sampler, in these calls
+SPLIT = "batch split and concatenated"
+
+
+@dataclass(slots=True)
+class _Measured:
+    """Results so far, and rows of calls whose answers were wrong."""
+
+    bench: Bench
+    subject: Subject
+    first: Taken
+    states: dict[str, tuple[str, str]] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def varies(self) -> bool:
+        """Whether bits differ from run to run."""
+        return self.states.get("determinism", (HOLDS, ""))[0] == BROKEN
+
+    def call(self, source: Source, name: str, subject: Subject | None = None, **order: Any) -> Taken | None:  # noqa: ANN401
+        """One call, judged; None: it left no outputs, which is the property's result."""
+        given = subject or self.subject
+        try:
+            taken = self.bench.call(source, given, trials=min(given.trials, DRAWS), **order)
+        except CallError as error:
+            self.states[name] = BROKEN, f"the call failed: {error.told}"
+            if PROPERTIES[name].must_run:
+                self.rows.append(refused(given.case, error, name))
+            return None
+        wrong = [] if given.trials else [row for row in self.bench.rule(given, taken, name) if row.bad]
+        if wrong:
+            self.states[name] = BROKEN, f"wrong: {wrong[0].output}: {wrong[0].message}"
+            self.rows += wrong if PROPERTIES[name].must_run else []
+            return None
+        return taken
+
+    def same(self, name: str, taken: Taken | None, first: Tensors | None = None) -> None:
+        """Hold a call's bits against the first one's."""
+        if taken is None:
+            return
+        if self.varies and name != "determinism":
+            self.states[name] = UNMEASURED, "its bits differ from run to run; the answer is right"
+            return
+        self.states[name] = _same(first or self.first.outputs, taken.outputs)
+
+
+def _same(first: Tensors, other: Tensors) -> tuple[str, str]:
+    names = sorted(name for name in first.keys() | other.keys() if not same_bits(first.get(name), other.get(name)))
+    if not names:
+        return HOLDS, "the same bits"
+    return BROKEN, f"other bits in {', '.join(names)}{_distance(first, other, names[0])}"
+
+
+def _distance(first: Tensors, other: Tensors, name: str) -> str:
+    """How far one output lies from the other, in words; nothing where they can not be held against each other."""
+    one, two = first.get(name), other.get(name)
+    if one is None or two is None or one.shape != two.shape or not one.numel():
+        return ""
+    apart = (one.double() - two.double()).abs().nan_to_num(float("inf"))
+    place = [int(index) for index in torch.unravel_index(apart.argmax(), apart.shape)] if apart.dim() else []
+    count = int((apart > 0).sum())
+    return f": {count} of {one.numel()} elements, most at {place}: {float(apart.max()):.3g} apart"
+
+
+def measure(bench: Bench, cases: Sequence[PlannedCase]) -> tuple[tuple[PropertyResult, ...], list[Row]]:
+    """All properties of a solution that has passed its cases, and rows of calls whose answers were wrong."""
+    base = chosen(cases)
+    if base is None:
+        why = f"no ordinary case needs less than {LARGEST >> 20} MiB"
+        return tuple(_result(bench, name, (UNMEASURED, why)) for name in PROPERTIES), []
+    subject = bench.subject(base.case)
+    with bench.source() as source:
+        first = bench.call(source, subject, trials=min(subject.trials, DRAWS))
+        found = _Measured(bench, subject, first)
+        found.same("determinism", found.call(source, "determinism"))
+        for step in (_memory, _addresses, _contents, _threads, _gpu, _batch):
+            step(found, source)
+        _after_others(found, source, cases)
+    with bench.source() as another:
+        found.same("process", found.call(another, "process"))
+    results = tuple(_result(bench, name, found.states.get(name)) for name in PROPERTIES)
+    return results, found.rows
+
+
+def chosen(cases: Sequence[PlannedCase]) -> PlannedCase | None:
+    """The largest ordinary case that these calls may take."""
+    fitting = [
+        case
+        for case in cases
+        if case.skip is None
+        and case.case.size not in {"edge", "adversarial", WORKLOADS}
+        and case.memory <= LARGEST
+    ]
+    return max(fitting, key=lambda case: (case.memory, case.id), default=None)
+
+
+def _result(bench: Bench, name: str, state: tuple[str, str] | None) -> PropertyResult:
+    found, detail = state or (UNMEASURED, "")
+    demanded = name in bench.settings.demanded
+    question = PROPERTIES[name].question
+    return PropertyResult.model_validate(
+        {"name": name, "question": question, "state": found, "detail": detail, "demanded": demanded}
+    )
+
+
+def _memory(found: _Measured, source: Source) -> None:
+    """Other values where there should be none: in new memory, in places for outputs, around inputs."""
+    layout = replace(found.bench.layout, fill=OTHER_FILL)
+    found.same("memory", found.call(source, "memory", fill=OTHER_FILL, layout=layout))
+    layout = replace(found.bench.layout, byte=OTHER_BYTE)
+    found.same("surroundings", found.call(source, "surroundings", layout=layout))
+
+
+def _addresses(found: _Measured, source: Source) -> None:
+    layout = found.bench.layout
+    far = replace(layout, room=layout.room + FAR)
+    found.same("addresses", found.call(source, "addresses", layout=far))
+    found.same("alignment", found.call(source, "alignment", layout=replace(layout, shift=1)))
+
+
+def _contents(found: _Measured, source: Source) -> None:
+    """Other contents where the last call had its inputs, with the same ends and sums."""
+    subject = found.subject
+    values = moved(subject.inputs)
+    if subject.trials or values is None:
+        found.states["contents"] = UNMEASURED, "no input can be changed so"
+        return
+    other = replace(subject, inputs=values)
+    try:
+        other = found.bench.solved_again(other)
+    except (RuntimeError, ValueError, IndexError) as error:
+        found.states["contents"] = UNMEASURED, f"the oracle does not take such inputs: {error}"
+        return
+    if found.call(source, "contents") is None:
+        return
+    taken = found.call(source, "contents", other, how=SAME_MEMORY)
+    if taken is not None:
+        fresh = found.call(source, "contents", other)
+        found.same("contents", taken, fresh.outputs if fresh is not None else None)
+
+
+def moved(inputs: Values) -> Values | None:
+    """Inputs of which the middle half of every row of floats is reversed; None: they have no such row."""
+    changed = dict(inputs)
+    for name, value in inputs.items():
+        if isinstance(value, torch.Tensor) and value.dtype in WIDE and value.dim() and value.shape[-1] >= 8:
+            low, high = value.shape[-1] // 4, value.shape[-1] * 3 // 4
+            copy = value.clone()
+            copy[..., low:high] = value[..., low:high].flip(-1)
+            changed[name] = copy
+    same = all(value is changed[name] for name, value in inputs.items())
+    return None if same else changed
+
+
+WIDE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+
+
+def _threads(found: _Measured, source: Source) -> None:
+    if found.bench.settings.gpu:
+        found.states["threads"] = UNMEASURED, "the kernel runs on a GPU"
+        return
+    found.same("threads", found.call(source, "threads", threads=2))
+
+
+def _gpu(found: _Measured, source: Source) -> None:
+    for name, how in (("stream", STREAM), ("graph", GRAPH)):
+        if not found.bench.settings.gpu:
+            found.states[name] = UNMEASURED, "no_cuda: there is no GPU here"
+        elif found.subject.trials:
+            found.states[name] = UNMEASURED, "a sampler draws"
+        else:
+            found.same(name, found.call(source, name, how=how))
+
+
+def _batch(found: _Measured, source: Source) -> None:
+    """The parts of a batch on their own must have the bits that they have beside others."""
+    bench, subject = found.bench, found.subject
+    law = next((one for one in laws_of(bench.definition) if one.name == SPLIT), None)
+    experiment = law.design(subject) if law is not None and not subject.trials else None
+    if experiment is None:
+        found.states["batch"] = UNMEASURED, "it is not known which parts of its inputs are independent"
+        return
+    if found.varies:
+        found.states["batch"] = UNMEASURED, "its bits differ from run to run"
+        return
+    outputs: list[Tensors] = [found.first.outputs]
+    for given in experiment.calls:
+        values = given(outputs) if callable(given) else given
+        part = replace(subject, inputs=values, case=_case_of(bench, subject.case, values))
+        try:
+            outputs.append(bench.call(source, part).outputs)
+        except CallError as error:
+            found.states["batch"] = BROKEN, f"a part of the batch alone: {error.told}"
+            return
+    parts, whole = experiment.sides(outputs)
+    found.states["batch"] = _same(whole, parts)
+
+
+def _case_of(bench: Bench, case: Case, values: Values) -> Case:
+    """The case with the sizes that some inputs have."""
+    axes = dict(case.axes)
+    for name, spec in bench.definition.inputs.items():
+        value = values[name]
+        if isinstance(value, torch.Tensor):
+            axes |= {axis: size for axis, size in zip(spec.shape or (), value.shape, strict=False) if axis in axes}
+    return replace(case, axes=axes)
+
+
+def _after_others(found: _Measured, source: Source, cases: Sequence[PlannedCase]) -> None:
+    """The same call again, after calls in other sizes."""
+    sizes = {tuple(sorted(found.subject.case.axes.items()))}
+    for case in _smallest(cases):
+        key = tuple(sorted(case.case.axes.items()))
+        if key in sizes or len(sizes) > OTHERS:
+            continue
+        sizes.add(key)
+        if found.call(source, "order", found.bench.subject(case.case)) is None:
+            return
+    found.same("order", found.call(source, "order"))
+
+
+def _smallest(cases: Sequence[PlannedCase]) -> Iterator[PlannedCase]:
+    """Cases that are run, from the one that needs least memory on."""
+    return iter(sorted((case for case in cases if case.skip is None and case.memory <= LARGEST), key=_need))
+
+
+def _need(case: PlannedCase) -> int:
+    return case.memory

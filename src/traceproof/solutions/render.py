@@ -1,0 +1,154 @@
+"""A certificate as a table for a terminal, as JSON, and as one HTML page that loads nothing."""
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from rich.console import Console
+from rich.table import Table
+
+from traceproof.reasons import Verdict
+from traceproof.solutions.records import Certificate, Row
+from traceproof.text import printable
+
+WIDTH = 118
+SHOWN = 6  # reasons under the table; the certificate has all
+TEMPLATE = "page.html.j2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """All rows of one output in one size."""
+
+    output: str
+    size: str
+    rows: tuple[Row, ...]
+
+    def count(self, verdict: Verdict) -> int:
+        """How many of the rows have a verdict."""
+        return sum(row.verdict is verdict for row in self.rows)
+
+    @property
+    def calls(self) -> int:
+        """How many rows there are."""
+        return len(self.rows)
+
+    @property
+    def passed(self) -> int:
+        """Rows that pass."""
+        return self.count(Verdict.PASS)
+
+    @property
+    def failed(self) -> int:
+        """Rows that fail."""
+        return self.count(Verdict.FAIL)
+
+    @property
+    def errors(self) -> int:
+        """Rows with nothing to compare."""
+        return self.count(Verdict.ERROR)
+
+    @property
+    def skipped(self) -> int:
+        """Rows that were not run."""
+        return self.count(Verdict.SKIP)
+
+    @property
+    def bad(self) -> bool:
+        """Whether any row speaks against the solution."""
+        return any(row.bad for row in self.rows)
+
+    @property
+    def shown_margin(self) -> str:
+        """The largest share of a gate's limit that was used."""
+        shares = [row.margin for row in self.rows if row.margin is not None]
+        return f"{max(shares):.3g}" if shares else ""
+
+    @property
+    def reason(self) -> str:
+        """Why the first bad or skipped row is so."""
+        first = next((row for row in self.rows if row.bad), None)
+        first = first or next((row for row in self.rows if row.verdict is Verdict.SKIP), None)
+        return str(first.reason) if first is not None else ""
+
+
+def lines(rows: Sequence[Row]) -> Iterator[Line]:
+    """The rows by output and size, in the order in which these are met."""
+    for output, size in dict.fromkeys((row.output, row.size) for row in rows):
+        yield Line(output=output, size=size, rows=tuple(r for r in rows if (r.output, r.size) == (output, size)))
+
+
+def facts(certificate: Certificate) -> list[tuple[str, str]]:
+    """What the verdict stands on, by name."""
+    return [
+        ("solution", f"{certificate.path} ({certificate.language}, {certificate.entry})"),
+        ("definition", f"{certificate.definition} ({certificate.op_type}), {certificate.definition_path}"),
+        ("held against", certificate.against),
+        ("digest of the solution", certificate.digests.solution),
+        ("digest of the definition", certificate.digests.definition),
+        ("digest of the judge", certificate.digests.code),
+        ("hidden seed", str(certificate.hidden_seed)),
+        ("tolerance", "the calibrated gates" if certificate.tolerance is None else f"{certificate.tolerance:g}"),
+        ("device", certificate.device),
+        ("versions", ", ".join(f"{name} {version}" for name, version in certificate.versions.items())),
+        ("isolation", certificate.isolation or "whole"),
+        ("judged at", certificate.judged_at),
+    ]
+
+
+def table(certificate: Certificate) -> str:
+    """The verdict for a terminal."""
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH)
+    grid = Table(title="Outputs by size", title_justify="left")
+    for heading in ("output", "size"):
+        grid.add_column(heading)
+    for heading in ("calls", "pass", "fail", "error", "skip", "worst margin"):
+        grid.add_column(heading, justify="right")
+    grid.add_column("reason")
+    for line in lines(certificate.rows):
+        numbers = (line.calls, line.passed, line.failed, line.errors, line.skipped)
+        grid.add_row(printable(line.output), line.size, *map(str, numbers), line.shown_margin, line.reason)
+    console.print(grid)
+    if certificate.properties:
+        console.print(_properties(certificate))
+    for text in _closing(certificate):
+        console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+    return out.getvalue()
+
+
+def _properties(certificate: Certificate) -> Table:
+    grid = Table(title="Properties", title_justify="left")
+    for heading in ("property", "state", "counts", "seen"):
+        grid.add_column(heading)
+    for one in certificate.properties:
+        counts = "demanded" if one.demanded else "reported"
+        grid.add_row(one.name, one.state, counts, printable(one.detail))
+    return grid
+
+
+def _closing(certificate: Certificate) -> Iterator[str]:
+    for one in certificate.precision:
+        yield f"precision of {one.output}: asked {one.asked}; seen {one.seen} ({one.evidence})"
+    word = certificate.verdict.upper()
+    yield f"{word}: {certificate.solution} for {certificate.definition} on {certificate.device}"
+    for reason in certificate.reasons[:SHOWN]:
+        yield f"  {reason}"
+    if len(certificate.reasons) > SHOWN:
+        yield f"  ... and {len(certificate.reasons) - SHOWN} more in the certificate"
+
+
+def as_json(certificate: Certificate) -> str:
+    """The certificate's file."""
+    return json.dumps(certificate.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
+
+
+def page(certificate: Certificate) -> str:
+    """One HTML page; whatever strangers wrote is escaped by the template's environment, nowhere else."""
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    found = environment.get_template(TEMPLATE)
+    return found.render(c=certificate, lines=list(lines(certificate.rows)), facts=facts(certificate)) + "\n"

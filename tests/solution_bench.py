@@ -1,0 +1,81 @@
+"""Judging solutions in this process, with workers that all of a file's tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from traceproof.dataset.definition import Definition
+from traceproof.judge.kernel_properties import DEMANDED
+from traceproof.pipeline.records import PlannedCase
+from traceproof.solutions.reading import Candidate
+from traceproof.solutions.records import Settings, Trial, objections
+from traceproof.solutions.trial import Bench, planned, tried, workers
+from traceproof.worker import Limits, Pool
+
+DATASET = Path(__file__).parent / "dataset"
+LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=2 << 30)
+
+
+def candidate(name: str, text: str, *, destinations: bool | None = None) -> Candidate:
+    """A solution in one Python file, entry point `run`."""
+    return Candidate(
+        name=name,
+        path=f"{name}.py",
+        definition="",
+        language="python",
+        entry="main.py::run",
+        binding="torch",
+        destinations=destinations,
+        files={"main.py": text},
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Judging:
+    """Workers, and plans that are made once."""
+
+    settings: Settings
+    pool: Pool
+    scratch: Path
+
+    @cache  # noqa: B019 - lives as long as the module's tests
+    def planned(self, name: str) -> tuple[Definition, list[PlannedCase]]:
+        """A definition and its cases."""
+        folder = self.scratch / name
+        folder.mkdir()
+        return planned(name, self.settings, folder)
+
+    def trial(self, solution: Candidate, definition: str) -> Trial:
+        """What came of a solution that the policy has not read."""
+        found, cases = self.planned(definition)
+        return tried(Bench.of(found, solution.settled(found), self.settings, self.pool), cases)
+
+    def reasons(self, solution: Candidate, definition: str) -> list[str]:
+        """Why it is refused; nothing: it is accepted."""
+        found, _ = self.planned(definition)
+        return list(objections(self.trial(solution, definition), len(found.outputs)))
+
+
+@contextmanager
+def judging(scratch: Path, *, dataset: Path = DATASET, sizes: Sequence[str] = ("small",)) -> Iterator[Judging]:
+    """A bench over a dataset, with a hidden seed of its own."""
+    settings = Settings(
+        dataset=str(dataset),
+        conceal=(str(dataset),),
+        sizes=tuple(sizes),
+        seed=0,
+        hidden_seed=987_654,
+        memory_limit=1 << 30,
+        tolerance=None,
+        limits=LIMITS.as_json(),
+        demanded=DEMANDED,
+        gpu=False,
+        weak=True,
+        environment={},
+    )
+    with workers(settings, scratch) as pool:
+        yield Judging(settings, pool, scratch)

@@ -1,0 +1,194 @@
+"""Solutions are read, judged by their definition's oracle, and get a certificate; bad use is told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from definitions import rmsnorm, write
+from solution_bench import DATASET, Judging, candidate, judging
+
+from traceproof.config.schema import Config
+from traceproof.dataset.definition import Definition
+from traceproof.environments.probe import probe
+from traceproof.errors import TraceproofError
+from traceproof.reasons import Verdict
+from traceproof.solutions.judging import Bar, asking, blocked, judge
+from traceproof.solutions.reading import Candidate, read
+from traceproof.solutions.records import Certificate
+from traceproof.solutions.render import as_json, page, table
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NAME = "rmsnorm_h96"
+NORM = """import torch
+
+
+def norm(hidden_states, weight):
+    x = hidden_states.float()
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+    return (y * weight.float()).to(hidden_states.dtype)
+"""
+RETURNS = f"{NORM}\n\ndef run(hidden_states, weight):\n    return norm(hidden_states, weight)\n"
+WRITES = f"{NORM}\n\ndef run(hidden_states, weight, output):\n    output.copy_(norm(hidden_states, weight))\n"
+WRONG = RETURNS.replace("1e-5", "1e-6")
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judging]:
+    with judging(tmp_path_factory.mktemp("judging")) as found:
+        yield found
+
+
+def states(bench: Judging, source: str) -> dict[str, str]:
+    """The state of each property of a solution."""
+    return {one.name: one.state for one in bench.trial(candidate("one", source), NAME).properties}
+
+
+@pytest.mark.parametrize("source", [RETURNS, WRITES], ids=["value-returning", "destination-passing"])
+def test_a_right_kernel_is_accepted_in_both_calling_styles(source: str, bench: Judging) -> None:
+    trial = bench.trial(candidate("right", source), NAME)
+    assert bench.reasons(candidate("right", source), NAME) == []
+    assert {row.seed for row in trial.rows} >= {0, 987_654}
+    assert {row.size for row in trial.rows} == {"small", "edge", "adversarial"}
+    measured = {one.name: one.state for one in trial.properties}
+    assert measured.pop("stream") == measured.pop("graph") == "not measured"
+    assert set(measured.values()) == {"holds"}
+
+
+def test_a_wrong_constant_is_refused_with_the_case_that_shows_it(bench: Judging) -> None:
+    reasons = bench.reasons(candidate("wrong", WRONG), NAME)
+    assert any("numerics: output in case adversarial-tiny" in reason for reason in reasons)
+
+
+def test_bits_that_depend_on_the_batch_are_reported_and_no_refusal(bench: Judging) -> None:
+    source = RETURNS.replace("y * weight", "y * (1 + 1e-3 / (1 + len(x))) * weight")
+    assert bench.reasons(candidate("batch", source), NAME) == []
+    found = states(bench, source)
+    assert found.pop("batch") == "broken"
+    assert "broken" not in found.values()
+
+
+def test_noise_is_reported_as_such_and_nothing_else_is_said_of_bits(bench: Judging) -> None:
+    source = RETURNS.replace("x.square()", "x.square().mul(1 + 2e-3 * torch.rand(()))")
+    found = states(bench, source)
+    assert found["determinism"] == "broken"
+    assert found["process"] == "not measured"
+
+
+def test_several_files_and_a_named_function(bench: Judging, tmp_path: Path) -> None:
+    record = {
+        "name": "two_files",
+        "definition": NAME,
+        "author": "somebody",
+        "spec": {
+            "language": "python",
+            "target_hardware": ["cpu"],
+            "entry_point": "kernels/main.py::entry",
+            "destination_passing_style": False,
+        },
+        "sources": [
+            {
+                "path": "kernels/main.py",
+                "content": "from inner import norm\n\n\ndef entry(x, weight):\n    return norm(x, weight)\n",
+            },
+            {"path": "inner.py", "content": NORM},
+        ],
+    }
+    (tmp_path / "two.json").write_text(json.dumps(record), encoding="utf-8")
+    [found] = read(tmp_path)
+    assert found.definition == NAME
+    assert not found.refusals
+    assert bench.reasons(found, NAME) == []
+
+
+def test_what_no_kernel_has_a_reason_to_say_is_refused_unread_by_python() -> None:
+    said = [str(one) for _, one in candidate("one", f"import gc\n{RETURNS}").refusals]
+    assert len(said) == 1
+    assert "gc is not among the allowed modules" in said[0]
+    assert not candidate("one", f"import triton\nfrom torch.utils import cpp_extension\n{RETURNS}").refusals
+    assert candidate("one", f"import traceproof\n{RETURNS}").refusals
+
+
+def _bar(tmp_path: Path) -> Bar:
+    config = Config.model_validate(
+        {"dataset": {"path": str(DATASET)}, "test_sizes": ["small"], "allow_weak_isolation": True}
+    )
+    return Bar(
+        python=sys.executable, record=probe(), caches=tmp_path, config=config, hidden_seed=5, conceal=[tmp_path]
+    )
+
+
+def _judged(source: str, tmp_path: Path) -> Certificate:
+    (tmp_path / "mine.py").write_text(source, encoding="utf-8")
+    [found] = read(tmp_path / "mine.py")
+    with asking(NAME, DATASET) as asked:
+        return judge(found, asked, _bar(tmp_path), repeat="traceproof judge mine.py")
+
+
+def test_a_certificate_says_what_was_asked_run_and_seen(tmp_path: Path) -> None:
+    certificate = _judged(RETURNS, tmp_path)
+    assert certificate.accepted
+    assert certificate.repeat == "traceproof judge mine.py --hidden-seed 5"
+    assert certificate.against == "oracle"
+    assert certificate.versions["torch"]
+    assert Certificate.model_validate_json(as_json(certificate)) == certificate
+    assert "ACCEPTED: mine for rmsnorm_h96" in table(certificate)
+
+
+def test_a_page_escapes_whatever_a_solution_says(tmp_path: Path) -> None:
+    certificate = _judged(f"import os\n{RETURNS}", tmp_path)
+    assert not certificate.accepted
+    assert "refused" in certificate.reasons[0]
+    hostile = certificate.model_copy(update={"solution": "<script>x</script>"})
+    assert "<script>" not in page(hostile)
+    assert "&lt;script&gt;" in page(hostile)
+
+
+def test_a_definition_in_a_file_of_its_own(tmp_path: Path) -> None:
+    file = write(tmp_path, rmsnorm("mine"))
+    with asking(str(file), None) as asked:
+        assert asked.definition.name == "mine"
+    with pytest.raises(TraceproofError, match="rmsnorm_h96"), asking("rmsnorm_96", DATASET):
+        pass
+
+
+def test_a_kernel_for_a_gpu_says_that_there_is_none(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(f"import triton\n{RETURNS}", encoding="utf-8")
+    (tmp_path / "two.cu").write_text("void run() {}\n", encoding="utf-8")
+    one, two = read(tmp_path)
+    assert (one.language, two.language) == ("triton", "cuda")
+    assert "needs a GPU" in (blocked(one, gpu=False) or "")
+    assert "needs a GPU" in (blocked(two, gpu=False) or "")
+    assert blocked(one, gpu=True) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("one.py", "x = 1\n", "it has no function run"),
+        ("one.py", "def run(:\n", "invalid syntax"),
+        ("one.json", "{}", "Field required"),
+        ("one.txt", "", "expected a file that ends with"),
+    ],
+)
+def test_what_can_not_be_read_is_told(file: str, text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text(text, encoding="utf-8")
+    with pytest.raises(TraceproofError) as told:
+        read(tmp_path / file)
+    assert said in str(told.value)
+
+
+def test_a_function_of_another_form_is_told() -> None:
+    definition: dict[str, Any] = rmsnorm("mine")
+    given: Candidate = candidate("one", "def run(x):\n    return x\n")
+    with pytest.raises(TraceproofError, match="takes 1 arguments"):
+        given.settled(Definition.model_validate(definition))
+
+
+def test_nothing_judged_is_no_pass(bench: Judging) -> None:
+    trial = bench.trial(candidate("one", RETURNS), NAME)
+    assert {row.verdict for row in trial.rows} == {Verdict.PASS}
