@@ -7,7 +7,9 @@ are the same everywhere; only the shift needs a mask, since torch shifts int64 a
 
 import hashlib
 from collections.abc import Iterator
+from functools import cache
 
+import numpy as np
 import torch
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -37,12 +39,44 @@ def _xor_shift(words: torch.Tensor, scratch: torch.Tensor, bits: int) -> None:
 
 
 def mix_(words: torch.Tensor, scratch: torch.Tensor) -> None:
-    """SplitMix64's finaliser over int64 `words`, in place; `scratch` has the same shape and is overwritten."""
+    """SplitMix64's finaliser over int64 `words`, in place; `scratch` has the same shape and is overwritten.
+
+    On a CPU by NumPy: its unsigned shifts need no mask, and its 64-bit products take a third of torch's time.
+    """
+    if words.device.type == "cpu":
+        _mix_on_host(words.numpy().view(np.uint64), scratch.numpy().view(np.uint64))
+        return
     _xor_shift(words, scratch, 30)
     words *= signed(MIX_1)
     _xor_shift(words, scratch, 27)
     words *= signed(MIX_2)
     _xor_shift(words, scratch, 31)
+
+
+def _mix_on_host(words: np.ndarray, scratch: np.ndarray) -> None:
+    for bits, factor in ((30, MIX_1), (27, MIX_2)):
+        np.right_shift(words, np.uint64(bits), out=scratch)
+        np.bitwise_xor(words, scratch, out=words)
+        np.multiply(words, np.uint64(factor), out=words)
+    np.right_shift(words, np.uint64(31), out=scratch)
+    np.bitwise_xor(words, scratch, out=words)
+
+
+@cache
+def _multiples(factor: int, count: int) -> torch.Tensor:
+    """The first `count` multiples of a factor: int64 on the CPU."""
+    return torch.arange(1, count + 1).mul_(signed(factor))
+
+
+def fill_multiples(words: torch.Tensor, factor: int, start: int, addend: int = 0) -> None:
+    """Overwrite int64 `words`, at most a chunk, with (start + 1 + i) * factor + addend for each place i."""
+    if words.device.type == "cpu":
+        known = _multiples(factor, chunk_words(words.device))[: len(words)]
+        torch.add(known, signed(start * factor + addend), out=words)
+        return
+    torch.arange(start + 1, start + 1 + len(words), out=words)
+    words *= signed(factor)
+    words += signed(addend)
 
 
 def chunk_words(device: torch.device) -> int:
@@ -76,9 +110,7 @@ def random_words(key: int, count: int, device: torch.device) -> torch.Tensor:
 
 def _fill(key: int, start: int, words: torch.Tensor, scratch: torch.Tensor) -> None:
     """Overwrite `words` with those of the stream from `start` on."""
-    torch.arange(start + 1, start + 1 + len(words), out=words)
-    words *= signed(GOLDEN)
-    words += signed(key)
+    fill_multiples(words, GOLDEN, start, key)
     mix_(words, scratch)
 
 

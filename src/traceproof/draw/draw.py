@@ -8,6 +8,7 @@ import torch
 from traceproof.draw.counter import (
     MASK,
     chunk_words,
+    fill_multiples,
     mix_,
     random_words,
     scalar_word,
@@ -194,8 +195,7 @@ def _hash_sums(tensor: torch.Tensor) -> torch.Tensor:
     for start in range(0, len(words), step):
         part = words[start : start + step]
         hashed, spare = scratch[0, : len(part)], scratch[1, : len(part)]
-        torch.arange(start + 1, start + 1 + len(part), out=hashed)
-        hashed *= signed(FINGERPRINT_SALTS[0])
+        fill_multiples(hashed, FINGERPRINT_SALTS[0], start)
         hashed ^= part
         mix_(hashed, spare)
         sums[0] += hashed.sum()
