@@ -46,8 +46,9 @@ def draws(known: Oracle, trials: int, seed: int, *, power: float = 1.0) -> torch
         (oracle((0.9, 0.1), STEEP, (1.0,), (0.25,) * 4), 24),
         (oracle((0.4, 0.3, 0.2, 0.1), (0.5, 0.5), optional=(2, 0)), 24),
         (oracle((0.001,) * 100 + (0.9,)), 30),
+        (oracle((0.5, *(0.005,) * 100), (0.5, *(0.005,) * 100)), 30),
     ],
-    ids=["3 draws", "40 draws", "rows alike", "rows of many kinds", "optional tokens", "rare tokens"],
+    ids=["3 draws", "40 draws", "rows alike", "rows of many kinds", "optional tokens", "rare tokens", "peaks"],
 )
 def test_right_samplers_fail_no_more_often_than_promised(known: Oracle, trials: int) -> None:
     promised, repeats = 0.05, 500
@@ -66,6 +67,16 @@ def test_a_right_sampler_passes_at_one_in_a_million() -> None:
 def test_wrong_weights_are_seen(power: float, trials: int) -> None:
     known = oracle(STEEP, STEEP)
     assert not judge_samples(draws(known, trials, 1, power=power), *known, 1e-6)[0]
+
+
+@pytest.mark.parametrize("power", [0.8, 1.2])
+def test_a_temperature_is_seen_in_the_log_probability_of_what_was_drawn(power: float) -> None:
+    peak = oracle((0.5, *(0.5 / 4096,) * 4096))
+    samples = draws(peak, 160, 1, power=power)
+    ok, fields = judge_samples(samples, *peak, 1e-6)
+    assert not ok
+    assert fields["p_bound"] < 1e-6
+    assert judge_samples(draws(peak, 160, 1), *peak, 1e-6)[0]
 
 
 def test_a_missing_token_is_seen() -> None:

@@ -13,6 +13,7 @@ from planted_moe import applies
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import fingerprint
+from traceproof.execution.case import solved
 from traceproof.ops.base import Tensors, Unsupported, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.moe import experts
@@ -121,6 +122,25 @@ def test_kernels_that_requantise_pass(definition: Definition, case: str) -> None
     kernels = planted_moe.KERNELS[form_of(definition).scaling]
     passing = {name for name, kernel in kernels.items() if passes(definition.name, case, kernel=kernel)}
     assert passing == kernels.keys() - planted_moe.TOO_COARSE
+
+
+@pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
+@pytest.mark.parametrize("factor", [1.01, 0.99])
+def test_a_reference_may_not_lose_what_a_kernel_may(definition: Definition, factor: float) -> None:
+    (subject,) = (it for it in solved(definition, ("medium",), 0) if it.case.id == "medium-1")
+    right = planted_moe.compute(form_of(definition), subject.inputs)
+    scaled = (right.to(torch.float32) * factor).to(right.dtype)
+    assert subject.ruling("output", right, reference=True).verdict == Verdict.PASS
+    assert subject.ruling("output", scaled, reference=False).verdict == Verdict.PASS
+    assert subject.ruling("output", scaled, reference=True).verdict == Verdict.FAIL
+
+
+@EVERY
+def test_a_reference_may_keep_intermediates_in_16_bits(definition: Definition) -> None:
+    kernel = planted_moe.KERNELS[Scaling.PLAIN]["bf16"]
+    for subject in solved(definition, ("medium",), 0):
+        output = planted_moe.compute(form_of(definition), subject.inputs, kernel=kernel)
+        assert subject.ruling("output", output, reference=True).verdict == Verdict.PASS, subject.case.id
 
 
 @pytest.mark.parametrize(

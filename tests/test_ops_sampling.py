@@ -18,7 +18,7 @@ from traceproof.ops.base import Unsupported, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.sampling.filters import support
 from traceproof.ops.sampling.oracle import OP
-from traceproof.ops.sampling.patterns import CLOSE_TO_P, FLAT, NOTHING, PACKS, PLAIN, TRICKY
+from traceproof.ops.sampling.patterns import CLOSE_TO_P, NOTHING, PACKS, PEAK, PLAIN, TRICKY
 
 BY_FILTER = {
     "k": ops.load("sampling", "top_k_sampling_from_probs_v1000"),
@@ -199,6 +199,22 @@ def test_a_mistake_is_seen_with_few_draws(filters: str, bug: str) -> None:
     assert all(rejected(BY_FILTER[filters], bug, seed) for seed in range(3))
 
 
+@EVERY
+@pytest.mark.parametrize("power", [0.8, 1.2])
+def test_another_temperature_is_seen_at_a_large_vocabulary(definition: Definition, power: float) -> None:
+    published = ops.variant(definition, vocab_size=PUBLISHED_VOCABULARY)
+    case = ops.case_named(published, "medium-1")
+    known = OP.oracle(published, ops.inputs_of(published, case))
+    tokens, probs, optional = (known[f"samples@{what}"] for what in ("tokens", "probs", "optional"))
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        for exponent, right in ((1.0, True), (power, False)):
+            weights = torch.where(probs > 0, probs**exponent, 0.0)
+            picks = torch.multinomial(weights, OP.trials(published, case), replacement=True, generator=generator)
+            ok, fields = judge_samples(tokens.gather(1, picks).T.contiguous(), tokens, probs, optional, 1e-6)
+            assert ok == right, fields
+
+
 @pytest.mark.parametrize("filters", ["p", "kp"])
 def test_a_p_of_zero_leaves_the_most_probable_token(filters: str) -> None:
     definition = BY_FILTER[filters]
@@ -243,7 +259,9 @@ def test_a_row_lies_in_the_whole_vocabulary() -> None:
     places = [row.nonzero().flatten().tolist() for row in probs]
     assert all(row[0] == 0 for row in places)
     assert all(row[-1] == 999 for row in places)
-    assert len({tuple(row) for row in places}) == len(places)
+    sparse = [tuple(row) for row in places if len(row) < 1000]
+    assert len(sparse) == 8
+    assert len(set(sparse)) == len(sparse)
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 3, 17])
@@ -257,14 +275,14 @@ def test_a_tiny_vocabulary_works(filters: str, vocabulary: int) -> None:
 def test_a_large_vocabulary_has_few_draws(definition: Definition) -> None:
     published = ops.variant(definition, vocab_size=PUBLISHED_VOCABULARY)
     draws = {case.id: OP.trials(published, case) * case.axes["batch_size"] for case in ops.cases(published)}
-    assert sum(draws.values()) <= 640  # of 4 to 8 ms each
+    assert sum(draws.values()) <= 712  # of 4 to 8 ms each
     assert draws["adversarial-dense"] <= 18
     assert OP.trials(published, Case("workload-1", "workloads", {"batch_size": 3}, 0, {"inputs": {}})) >= 1
 
 
 def test_the_patterns_are_what_their_names_say() -> None:
     assert all(list(one.weights) == sorted(one.weights, reverse=True) for pack in PACKS.values() for one in pack)
-    names = [pattern.name for pattern in (*PLAIN, *TRICKY, FLAT, CLOSE_TO_P, NOTHING)]
+    names = [pattern.name for pattern in (*PLAIN, *TRICKY, PEAK, CLOSE_TO_P, NOTHING)]
     assert len(set(names)) == len(names)
     by_name = {pattern.name: pattern for pattern in TRICKY}
     tied = by_name["tie-at-k"]

@@ -163,5 +163,5 @@ def refusal(subject: Subject, outputs: Tensors, original: Tensors, *, surplus: l
 
 def rule(subject: Subject, name: str, value: torch.Tensor) -> str:
     """The judge's objection to one output; empty if there is none."""
-    ruling = subject.ruling(name, value)
+    ruling = subject.ruling(name, value, reference=True)
     return "" if ruling.verdict == Verdict.PASS else f"{name} {ruling.reason}: {ruling.message}"

@@ -16,6 +16,7 @@ from traceproof.judge.output import Expected, Ruling, judge_output
 from traceproof.ops import answers, registry
 from traceproof.ops.base import TORCH_DTYPES, Op
 from traceproof.ops.cases import Case
+from traceproof.ops.compare import of_reference
 
 CPU = torch.device("cpu")
 
@@ -24,13 +25,16 @@ CPU = torch.device("cpu")
 class Subject(answers.Subject):
     """One case, drawn and solved, and what the judge says of outputs."""
 
-    def expected(self, name: str) -> Expected:
-        """What the judge expects of an output."""
-        return expectation(self.definition, self.op, self.case, name, entries_of(self.oracle, name))
+    def expected(self, name: str, *, reference: bool = False) -> Expected:
+        """What the judge expects of an output, of a kernel or of the reference."""
+        entries = entries_of(self.oracle, name)
+        return expectation(self.definition, self.op, self.case, name, entries, reference=reference)
 
-    def ruling(self, name: str, actual: torch.Tensor | None, tolerance: float | None = None) -> Ruling:
-        """The judge's ruling on an output."""
-        return judge_output(actual, self.expected(name), tolerance=tolerance)
+    def ruling(
+        self, name: str, actual: torch.Tensor | None, tolerance: float | None = None, *, reference: bool = False
+    ) -> Ruling:
+        """The judge's ruling on an output of a kernel or of the reference."""
+        return judge_output(actual, self.expected(name, reference=reference), tolerance=tolerance)
 
 
 def solve(
@@ -63,9 +67,13 @@ def expectation(  # noqa: PLR0913 - one output of one case
     name: str,
     entries: Mapping[str, torch.Tensor],
     *,
+    reference: bool = False,
     in_chunks: bool = False,
 ) -> Expected:
-    """What the judge expects of an output of a case, given the oracle's entries for it."""
+    """What the judge expects of an output of a case, given the oracle's entries for it.
+
+    `reference`: it is the definition's reference that gave the output, which may lose less than a kernel.
+    """
     spec = definition.outputs[name]
     trials = op.trials(definition, case)
     sizes = definition.shape_of(spec, case.axes)
@@ -73,10 +81,11 @@ def expectation(  # noqa: PLR0913 - one output of one case
     shape = (
         None if sizes is None else tuple(None if axis in definition.open_axes else size for axis, size in named)
     )
+    kind = op.comparisons(definition).get(name)
     return Expected(
         shape=(trials, *shape) if trials and shape is not None else shape,
         dtype=TORCH_DTYPES.get(spec.dtype),
         oracle=entries,
-        comparison=op.comparisons(definition).get(name),
+        comparison=of_reference(kind) if kind is not None and reference else kind,
         in_chunks=in_chunks,
     )

@@ -124,6 +124,6 @@ def _case_problems(source: Source, case: Case) -> Iterator[str]:
         yield error.told
         return
     for name in source.definition.outputs:
-        ruling = subject.ruling(name, outputs.get(name))
+        ruling = subject.ruling(name, outputs.get(name), reference=True)
         if ruling.verdict is not Verdict.PASS:
             yield f"{name}: {ruling.message}"

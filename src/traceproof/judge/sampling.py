@@ -9,10 +9,14 @@ magnitude at one in a million. So every tail here is a bound that holds for any 
   P(D >= x) <= exp(d - x) (x/d)^d for x > d (Agrawal, "Finite-sample concentration of the multinomial in
   relative entropy", 2020): half the G statistic, with a proven tail.
 
-Four families share the false-alarm rate equally, each divided by its number of tests: single tokens of single
+- The sum T of log q(token) over independent draws has P(T >= t) <= exp(-sup_s (s t - log E exp(s T))) and the same
+  below (Chernoff). Here E exp(s log q) is the sum of q ** (1 + s): the bound is the likelihood ratio of the best
+  other temperature, and no test of that size tells temperatures apart with fewer draws.
+
+Five families share the false-alarm rate equally, each divided by its number of tests: single tokens of single
 rows, and of rows that share a distribution; tokens of like rank pooled over rows, counted from the most and from
 the least probable one (a filter that drops its last token shows there); the share of the tokens that must be
-kept; the pooled G statistic.
+kept; the pooled G statistic; the pooled log-probability of what was drawn.
 """
 
 import math
@@ -21,7 +25,9 @@ from typing import Any
 
 import torch
 
-FAMILIES = 4
+FAMILIES = 5
+LARGEST_TILT = 8.0  # of a distribution's power that the temperature test looks at, either way
+BISECTIONS = 40
 RANKS_FROM_END = 3  # of a row's support: what an off-by-one filter adds or drops
 
 
@@ -106,6 +112,7 @@ def _worst(counts: torch.Tensor, probs: torch.Tensor, optional: torch.Tensor) ->
         *_ranks(counts, q, certain, seen),
         *_kept(seen, counts.sum(-1), share),
         *_pooled(counts, q, certain, seen),
+        *_tempered(counts, q, certain, seen),
     ]
     return min(tails, key=lambda tail: tail.log_p, default=_Tail(0.0, "nothing but optional tokens"))
 
@@ -198,3 +205,28 @@ def _pooled(counts: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: 
     log_p = freedom - statistic + freedom * math.log(statistic / freedom)
     what = f"all rows pooled: G = {2 * statistic:.1f} with {freedom} degrees of freedom"
     return [_Tail(_corrected(log_p, 1), what)]
+
+
+def _tempered(counts: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: torch.Tensor) -> list[_Tail]:
+    """The sum of log q over all draws, two-sided: what a sampler at another temperature gets wrong."""
+    shared, group = torch.unique(torch.where(certain, q, 0.0)[seen > 0], dim=0, return_inverse=True)
+    drawn = torch.zeros_like(shared).index_add_(0, group, (counts * certain)[seen > 0].to(shared.dtype))
+    trials = drawn.sum(-1)
+    log_q = torch.where(shared > 0, shared, 1.0).log()
+    total = float((drawn * log_q).sum())
+
+    def tilted(power: float) -> tuple[float, float]:
+        """By how much the draws' sum lies above what q ** `power` expects, and its log-likelihood ratio to q."""
+        exponents = (power * log_q).masked_fill(shared == 0, -math.inf)
+        expected = trials @ (torch.softmax(exponents, -1) * log_q).sum(-1)
+        ratio = (power - 1) * total - float(trials @ torch.logsumexp(exponents, -1))
+        return total - float(expected), ratio
+
+    low, high = 1 - LARGEST_TILT, 1 + LARGEST_TILT
+    for _ in range(BISECTIONS if len(shared) else 0):  # the ratio is concave in the power
+        middle = (low + high) / 2
+        low, high = (middle, high) if tilted(middle)[0] > 0 else (low, middle)
+    power = (low + high) / 2
+    ratio = tilted(power)[1] if len(shared) else 0.0
+    what = f"all rows pooled: drawn as if from the distribution to the power of {power:.2f}"
+    return [_Tail(_corrected(-max(ratio, 0.0), 2), what)]

@@ -53,8 +53,9 @@ TRICKY = (
     Pattern("close", tuple(range(4007, 3999, -1)), 3, 0.3, 0.5),  # alike in bfloat16: another choice shows
     Pattern("rounded", (7, 6, 5, 4, 3, 2, 2), 6, 0.85, 0.85),  # 29 is no power of two: float32 rounds
 )
-# One in five against 80 in a hundred each: squared they are 83 to 17, so that 40 draws tell a temperature
-FLAT = Pattern("one-and-many", (20, *(1,) * 80), WHOLE_VOCABULARY, 1.0, 1.0)
+# One token as likely as 8,192 others together: to the power of 1.2 it is 86 in 100, so that 128 draws tell. More
+# others would tell more, but at p = 1 the rounding of their sum in float32 could drop the last one.
+PEAK = Pattern("one-and-many", (8192, *(1,) * 8192), WHOLE_VOCABULARY, 1.0, 1.0)
 # .53 .47: the second token stays for p and goes for 0.96 p, so that 40 draws tell a p that is a little small
 CLOSE_TO_P = Pattern("p-just-above", (8, 7, 1), 2, 0.52, 0.55)
 # No mass at all is wanted: the most probable token, by a branch of its own in references
@@ -64,6 +65,6 @@ PACKS = {
     "single": PLAIN[:1],
     "plain": PLAIN,
     # rows alike but for their places are judged together
-    "weights": (PLAIN[2], FLAT, PLAIN[2], CLOSE_TO_P, PLAIN[2], FLAT, PLAIN[3], CLOSE_TO_P),
+    "weights": (PEAK, PLAIN[2], PEAK, CLOSE_TO_P, PEAK, PLAIN[3], PEAK, CLOSE_TO_P),
     "tricky": TRICKY,
 }

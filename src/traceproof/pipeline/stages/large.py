@@ -24,7 +24,7 @@ from traceproof.judge.output import Expected, Ruling, judge_form, numerics_of, r
 from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import LARGE_BYTES, Case
 from traceproof.ops.compare import IndexSet, Samples
-from traceproof.pipeline.records import WHOLE, PlannedCase, RunRecord
+from traceproof.pipeline.records import REFERENCE, WHOLE, PlannedCase, RunRecord
 from traceproof.reasons import Error, Verdict
 from traceproof.store import Store
 
@@ -103,7 +103,9 @@ class LargeCases:
             outputs = self.outputs.tensors(str(record.key), record.as_json())
             found[actor] = {name: surplus(name) for name in outputs if name not in self.definition.outputs}
             for name in self.definition.outputs:
-                expected = expectation(self.definition, self.op, case, name, {}, in_chunks=True)
+                expected = expectation(
+                    self.definition, self.op, case, name, {}, reference=actor == REFERENCE, in_chunks=True
+                )
                 form = judge_form(outputs.get(name), expected)
                 if form is not None:
                     found[actor][name] = form

@@ -204,7 +204,9 @@ class _CaseJudge:
         for name, spec in definition.outputs.items():
             if spec.optional and name not in outputs:
                 continue
-            held = expectation(definition, op, self.planned.case, name, oracle[name])
+            held = expectation(
+                definition, op, self.planned.case, name, oracle[name], reference=self.manifest.actor == REFERENCE
+            )
             ruling = judge_output(outputs.get(name), held, tolerance=self.settings.tolerance)
             if ruling.reason == Skip.NO_ORACLE and expected is not None and expected.shadow:
                 ruling = replace(ruling, message=f"{ruling.message}; no float64 shadow: {expected.shadow}")

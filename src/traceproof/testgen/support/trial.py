@@ -147,12 +147,12 @@ class Trial:
             if isinstance(outputs, Unavailable):
                 raise LookupError(f"{actor} does not run here: {outputs.message}")
             names = self.definition.outputs
-            self._rulings[key] = {name: self.rule(name, outputs.get(name), tolerance) for name in names}
+            reference = actor == REFERENCE
+            self._rulings[key] = {
+                name: self.subject.ruling(name, outputs.get(name), tolerance, reference=reference)
+                for name in names
+            }
         return self._rulings[key]
-
-    def rule(self, name: str, actual: torch.Tensor | None, tolerance: float | None) -> Ruling:
-        """The judge's ruling on one output, by the oracle."""
-        return self.subject.ruling(name, actual, tolerance)
 
     def compare(
         self, name: str, actual: torch.Tensor | None, truth: torch.Tensor, tolerance: float | None
