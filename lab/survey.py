@@ -80,10 +80,18 @@ def survey(listing: Listing, environment: Environment, only: Sequence[str]) -> l
 
 
 def _config(config: Mapping[str, Any], all_of_them: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """A default config with facts; `catalogue` names a bundled model in its place."""
+    """A default config with facts.
+
+    `without` names fields that it does not have, `text_config+` what its language part has in addition,
+    `catalogue` a bundled model in its place.
+    """
     if "catalogue" in own:
         return dict(catalogue.entries()[own["catalogue"]].config)
-    return {**config, **all_of_them, **own}
+    kept = {name: value for name, value in config.items() if name not in own.get("without", ())}
+    found = {**kept, **all_of_them, **{name: own[name] for name in own if name not in {"without", "text_config+"}}}
+    if "text_config+" in own:
+        found["text_config"] = {**found["text_config"], **own["text_config+"]}
+    return found
 
 
 def row(kind: str, config: Mapping[str, Any], reading: Reading | TraceproofError, *, own: bool) -> Row:
@@ -133,6 +141,8 @@ def main() -> None:
     listing = environment.listing()
     rows = survey(listing, environment, options.model_type)
     seconds = time.monotonic() - started
+    for kind, why in listing.without_defaults.items():
+        sys.stdout.write(f"not surveyed, transformers makes no default config: {kind}: {why}\n")
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "survey.json").write_text(json.dumps([asdict(one) for one in rows], indent=1) + "\n")
     (options.out / "survey.md").write_text(table(rows))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from traceproof.extract.bootstrap import behaviour, facts
+from traceproof.extract.bootstrap import behaviour, facts, watch
 from traceproof.extract.bootstrap.forks import forked
 
 
@@ -166,3 +168,54 @@ def test_jobs_in_forks_end_each_by_itself(tmp_path: Any) -> None:  # noqa: ANN40
     found = dict(forked(job, 4, workers=2, seconds=1.0))
     assert found == {0: "exit status 0", 1: "did not finish in 1 s", 2: "exit status 1", 3: "exit status 0"}
     assert {path.name for path in tmp_path.iterdir()} == {"0", "3"}
+
+
+def trailing(q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    kept, turned = q[..., :8], q[..., 8:]
+    return torch.cat((kept, gptj(turned, turned, cos[..., :8], sin[..., :8])[0]), -1)
+
+
+def test_channels_turned_behind_others_are_a_head_of_their_own() -> None:
+    given = [torch.empty(1, 2, 4, 16, device="meta")]
+    given += [torch.empty(1, 1, 4, 16, device="meta") for _ in range(2)]
+    assert behaviour.rotary(trailing, given, {}) == {"head_dim": 8, "rotary_dim": 8, "style": "gptj"}
+
+
+class Inlined(nn.Module):
+    """An MLP and attention whose activation and products are no modules, behind a step that wants values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(32, 32, device="meta")
+        self.choice = Choice()
+
+    def forward(self, *, input_ids: torch.Tensor, use_cache: bool) -> torch.Tensor:
+        assert not use_cache
+        x = self.choice(torch.empty(*input_ids.shape, 32, device="meta"))
+        heads = self.proj(functional.gelu(x, approximate="tanh")).unflatten(-1, (4, 8)).transpose(1, 2)
+        out: torch.Tensor = torch.matmul(torch.matmul(heads, heads.transpose(-1, -2)).softmax(-1), heads)
+        return out
+
+
+class Choice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(32, device="meta"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen: torch.Tensor = x[torch.nonzero(x[0, :, 0])]
+        return chosen
+
+
+def test_what_is_written_into_a_module_is_noted_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = ModuleType("transformers.modeling_utils")
+    vars(table)["ALL_ATTENTION_FUNCTIONS"] = type("Table", (), {"register": lambda *_: None})
+    monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
+    monkeypatch.setitem(sys.modules, table.__name__, table)
+    model, notes = Inlined(), watch.Notes()
+    forward = model.choice.forward
+    watch.run(model, notes)
+    assert notes.pointwise == {id(model): [{"function": "gelu_tanh", "width": 32}]}
+    seen = notes.attention[id(model)]
+    assert (seen["heads"], seen["kv_heads"], seen["qk_dim"], seen["vo_dim"]) == (4, 4, 8, 8)
+    assert model.choice.forward == forward

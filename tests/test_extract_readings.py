@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from extract_support import GOLDEN, golden, named, reading_of
 
-from traceproof.cli.extract import told_listing
+from traceproof.cli.extract import listing_json, told_listing
 from traceproof.errors import TraceproofError
 from traceproof.extract import config_json, formulas, kernels
 from traceproof.extract.bootstrap.versions import SUPPORTED, base_version
@@ -137,7 +137,7 @@ def test_the_summary_counts_what_is_described_and_names_what_is_not() -> None:
     found = definitions_of("qwen3", reading, config, Choices())
     assert {call.kind for call, _ in found.made} == {"linear", "gqa", "rotary", "experts", "sampling"}
     line = summary("qwen3", found.calls, found.left)
-    assert line == "qwen3: 8 of 13 kernel calls described; 5 not: 5 norm (readings differ)"
+    assert line == "qwen3: 8 of 14 kernel calls described; 6 not: 6 norm (readings differ)"
 
 
 def test_strict_refuses_a_model_of_which_one_call_is_not_confirmed() -> None:
@@ -319,12 +319,34 @@ def test_what_the_bootstrap_refuses_reaches_the_user(
 
 def test_the_list_tells_which_architectures_have_a_second_reading() -> None:
     listing = Listing(
-        "1.2", ("ALM", "Encoder"), {"a": {"architectures": ["ALM"]}, "b": {"architectures": ["BLM"]}}
+        "1.2",
+        ("ALM", "Encoder"),
+        {"a": {"architectures": ["ALM"]}, "b": {"architectures": ["BLM"]}},
+        {"c": "CLM: TypeError: no default"},
     )
     text = told_listing(listing)
     assert "1 causal language models that transformers has too" in text
     assert text.index("ALM") < text.index("1 other classes of SGLang 1.2") < text.index("Encoder")
     assert "BLM" not in text
+    assert "no default config: c: CLM: TypeError: no default" in text
+    data = listing_json(listing)
+    assert data["architectures"] == [
+        {"name": "ALM", "transformers_model_type": "a"},
+        {"name": "Encoder", "transformers_model_type": None},
+    ]
+    assert data["without_defaults"] == {"c": "CLM: TypeError: no default"}
+    assert {entry["name"] for entry in data["bundled"]} == set(catalogue.entries())
+
+
+def test_a_listing_names_the_models_that_have_no_default_config(tmp_path: Path) -> None:
+    answer: dict[str, object] = {
+        "sglang": "1.2",
+        "architectures": ["ALM"],
+        "defaults": {},
+        "without_defaults": {"c": "TypeError: x"},
+    }
+    listing = Environment(fake_interpreter(tmp_path, answer, 0)).listing()
+    assert listing == Listing("1.2", ("ALM",), {}, {"c": "TypeError: x"})
 
 
 def test_a_bootstrap_that_dies_is_an_error_and_no_reading(tmp_path: Path) -> None:

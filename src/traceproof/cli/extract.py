@@ -2,8 +2,10 @@
 
 import json
 import sys
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -78,7 +80,11 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
     Exit codes: 0 written or nothing new, 1 a conflict with the dataset is to be reviewed, 2 bad use or input.
     """
     if list_models:
-        _list(Environment(interpreter(READER, extract_python), sglang_path))
+        listing = Environment(interpreter(READER, extract_python), sglang_path).listing()
+        if json_file is None:
+            sys.stdout.write(told_bundled() + told_listing(listing))
+        else:
+            _write(listing_json(listing), json_file)
         return
     models = _models(model_name or [], config, hf_repo_id, revision, tp or [], ep or [])
     pages = _page_sizes(page_size or [])
@@ -97,8 +103,7 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
     publish(extraction, settings, dataset=dataset or output_dir, out=output_dir, report=report_dir)
     _summary(extraction, output_dir)
     if json_file is not None:
-        text = json.dumps(as_json(extraction), indent=1) + "\n"
-        sys.stdout.write(text) if str(json_file) == "-" else json_file.write_text(text, encoding="utf-8")
+        _write(as_json(extraction), json_file)
     conflicts = any(outcome.status == "conflict" for outcome in extraction.outcomes)
     if conflicts or extraction.clashes:
         raise typer.Exit(1)
@@ -137,11 +142,39 @@ def _page_sizes(given: list[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(given)) or PAGE_SIZES
 
 
-def _list(environment: Environment) -> None:
+def _write(value: Mapping[str, Any], file: Path) -> None:
+    text = json.dumps(value, indent=1) + "\n"
+    sys.stdout.write(text) if str(file) == "-" else file.write_text(text, encoding="utf-8")
+
+
+def told_bundled() -> str:
+    """Each bundled model in a line."""
+    lines = []
     for entry in catalogue.entries().values():
         usual = ", ".join(f"tp {item.tp} ep {item.ep}" for item in entry.parallel)
-        sys.stdout.write(f"{entry.slug:22} {entry.title:22} {usual:22} {entry.repository}\n")
-    sys.stdout.write(told_listing(environment.listing()))
+        lines.append(f"{entry.slug:22} {entry.title:22} {usual:22} {entry.repository}\n")
+    return "".join(lines)
+
+
+def listing_json(listing: Listing) -> dict[str, Any]:
+    """What `--list` says, for machines."""
+    kinds = {str(config["architectures"][0]): kind for kind, config in listing.defaults.items()}
+    return {
+        "bundled": [
+            {
+                "name": entry.slug,
+                "title": entry.title,
+                "repository": entry.repository,
+                "parallel": [asdict(one) for one in entry.parallel],
+            }
+            for entry in catalogue.entries().values()
+        ],
+        "version": listing.version,
+        "architectures": [
+            {"name": name, "transformers_model_type": kinds.get(name)} for name in listing.architectures
+        ],
+        "without_defaults": dict(listing.without_defaults),
+    }
 
 
 def told_listing(listing: Listing) -> str:
@@ -158,6 +191,7 @@ def told_listing(listing: Listing) -> str:
         f"{', '.join(both)}\n"
         f"\n{len(others)} other classes of SGLang {listing.version}, encoders and drafts among them; most "
         f"of these have no second reading, so that they need --single-reading:\n{', '.join(others)}\n"
+        + "".join(f"\nno default config: {kind}: {why}\n" for kind, why in listing.without_defaults.items())
     )
 
 

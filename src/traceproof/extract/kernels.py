@@ -111,7 +111,7 @@ def confirmed(
     calls: Sequence[Kernel], reading: Reading, config: Mapping[str, Any]
 ) -> tuple[list[Kernel], list[Unmapped], list[str]]:
     """Calls that transformers' model has too, those that it has otherwise or does not know, and other counts."""
-    evidence = Evidence(reading.second, config, reading.parallel, calls)
+    evidence = Evidence(reading, config, calls)
     judges = {kind: judge for extraction in extractions() for kind, judge in extraction.differs.items()}
     sources = {module.path: module.source for module in reading.modules if module.source}
     agreed, unmapped = [], []

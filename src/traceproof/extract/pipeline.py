@@ -220,6 +220,10 @@ def definitions_of(label: str, reading: Reading, config: Mapping[str, Any], choi
     """
     calls, left = kernels.from_reading(reading)
     counts: list[str] = []
+    pages, per_rank = choices.page_sizes, choices.rank_gemms
+    formed = {id(call) for call in calls if drafts([call], page_sizes=pages, rank_gemms=per_rank)[0]}
+    _, formless = drafts([call for call in calls if id(call) not in formed], page_sizes=pages, rank_gemms=per_rank)
+    calls, left = [call for call in calls if id(call) in formed], left + formless
     if choices.second_reading:
         calls, disagreed, counts = kernels.confirmed(calls, reading, config)
         left += disagreed
@@ -229,8 +233,8 @@ def definitions_of(label: str, reading: Reading, config: Mapping[str, Any], choi
                 problems=[told(one) for one in disagreed],
                 todo="Without --strict all other calls are written; --single-reading takes SGLang's word alone.",
             )
-    made, formless = drafts(kernels.merged(calls), page_sizes=choices.page_sizes, rank_gemms=choices.rank_gemms)
-    return Described(made, [*left, *formless], counts)
+    made, partly = drafts(kernels.merged(calls), page_sizes=pages, rank_gemms=per_rank)
+    return Described(made, [*left, *partly], counts)
 
 
 def told(item: Unmapped) -> str:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,11 @@ def parse(answer: Mapping[str, Any]) -> Reading:
     """A reading out of the bootstrap's JSON."""
     names = ("path", "parent", "parent_class", "class", "kind", "facts", "count")
     modules = tuple(
-        replace(Module(*(item[name] for name in names)), source=item.get("source", ""))
+        replace(
+            Module(*(item[name] for name in names)),
+            source=item.get("source", ""),
+            uses=tuple(item.get("uses", ())),
+        )
         for item in answer["modules"]
     )
     other = answer.get("second", {})
@@ -40,6 +44,7 @@ def parse(answer: Mapping[str, Any]) -> Reading:
         seconds=answer["seconds"],
         peak_mb=answer["peak_mb"],
         second=Second(seen, other.get("absent") or other.get("problem") or ""),
+        loads=tuple(answer.get("loads", ())),
     )
 
 
@@ -49,11 +54,13 @@ class Listing:
 
     Attributes:
         defaults: configs of transformers' causal language models by `model_type`.
+        without_defaults: why transformers makes no default config of the others, by `model_type`.
     """
 
     version: str
     architectures: tuple[str, ...]
     defaults: Mapping[str, Mapping[str, Any]]
+    without_defaults: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,8 @@ class Environment:
         [answer] = self._answers([None])
         if "error" in answer:
             raise _refusal(answer["error"], self)
-        return Listing(answer[STACKS[READER].package], tuple(answer["architectures"]), answer["defaults"])
+        names = tuple(answer["architectures"])
+        return Listing(answer[STACKS[READER].package], names, answer["defaults"], answer["without_defaults"])
 
     def _answers(self, jobs: Sequence[Mapping[str, Any] | None]) -> list[dict[str, Any]]:
         if not self.python.exists():

@@ -1,13 +1,11 @@
 """What transformers' model says of SGLang's kernel calls: each by itself, by kinds of modules and their facts."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from traceproof.models.catalogue import Parallel
 from traceproof.models.kernel import Kernel
-from traceproof.models.reading import Second, Seen
+from traceproof.models.reading import Reading, Seen
 
 Terms = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 FUSED = 8  # projections that one of SGLang's may be made of
@@ -20,17 +18,14 @@ class Evidence:
         config: the config.json, for what no module says (its quantisation).
         notes: calls that both have, but not as often.
         parallel: at which SGLang laid the model out; transformers' facts are those of all ranks.
+        loads: what SGLang's loader changes in the checkpoint's weights.
     """
 
-    def __init__(
-        self, second: Second, config: Mapping[str, Any], parallel: Parallel, calls: Sequence[Kernel]
-    ) -> None:
-        self.second, self.config, self.parallel = second, config, parallel
+    def __init__(self, reading: Reading, config: Mapping[str, Any], calls: Sequence[Kernel]) -> None:
+        self.second, self.config, self.parallel = reading.second, config, reading.parallel
+        self.loads = reading.loads
         self.notes: list[str] = []
-        self._totals: Counter[object] = Counter()
-        for call in calls:
-            self._totals[call.kind, call.facts] += call.count
-            self._totals[call.kind, call.facts, call.role] += call.count
+        self._calls = calls
 
     def of(self, kind: str) -> list[Seen]:
         """Transformers' modules of a kind."""
@@ -57,9 +52,9 @@ class Evidence:
         ]
         if not same:
             return self._nearest(call, wanted, found, kind)
-        own = self._totals[call.kind, call.facts], self._totals[call.kind, call.facts, call.role], call.count
-        if counted and not set(own) & _sums([module.count for module in same]):
-            self._note(call, own[0], sum(module.count for module in same))
+        if counted:
+            names = {name for _, facts in found for name in facts} & set(wanted)
+            self._count(call, [module.count for module in same], names)
         return None
 
     def _nearest(
@@ -88,9 +83,7 @@ class Evidence:
             rows |= {(size * module.facts["intermediate"], module.facts["hidden"]) for size in (1, 2)}
             counts += [module.count * module.facts["experts"]] * ((n, k) in rows)
         if counts:
-            own = self._totals[call.kind, call.facts], self._totals[call.kind, call.facts, role], call.count
-            if not set(own) & _sums(counts):
-                self._note(call, own[0], sum(counts))
+            self._count(call, counts, {"full_n", "full_k"})
             return None
         others = {tuple(shape) for group, _ in held for name, shape in group.facts.items() if _last(name) == role}
         if others:
@@ -99,10 +92,19 @@ class Evidence:
         why = f" ({self.second.problem})" if self.second.problem else ""
         return f"SGLang has {n} x {k}; transformers has no weights that make it{why}"
 
-    def _note(self, call: Kernel, own: int, other: int) -> None:
-        self.notes.append(
-            f"{', '.join(call.paths)}: {call.kind}: counted {own} times in SGLang, {other} in transformers"
-        )
+    def _count(self, call: Kernel, counts: Sequence[int], names: set[str]) -> None:
+        """Note a call that SGLang's modules of these facts, or those of its role, make more or less often."""
+
+        def known(one: Kernel) -> object:
+            return one.kind, {name: value for name, value in one.facts if name in names}
+
+        alike = [one for one in self._calls if known(one) == known(call)]
+        own = sum(one.count for one in alike)
+        if not {own, sum(one.count for one in alike if one.role == call.role), call.count} & _sums(counts):
+            self.notes.append(
+                f"{', '.join(call.paths)}: {call.kind}: counted {own} times in SGLang, "
+                f"{sum(counts)} in transformers"
+            )
 
 
 def _last(name: str) -> str:

@@ -21,6 +21,7 @@ class Module:
         facts: per-rank shapes and constants; which ones depends on the kind.
         count: how often it occurs.
         source: the line that makes it, as far as it was found.
+        uses: of a norm, how it is called: `alone`, `adding` a residual first; empty: nothing calls it.
     """
 
     path: str
@@ -31,6 +32,7 @@ class Module:
     facts: Mapping[str, Any]
     count: int
     source: str = field(default="", compare=False)
+    uses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Reading:
         architecture: SGLang's class of the model.
         experts: "routed only": SGLang may fuse shared experts into the routed ones where it launches on CUDA.
         seconds, peak_mb: what the reading cost.
+        loads: what SGLang's loader changes in the checkpoint's weights.
     """
 
     versions: Mapping[str, str]
@@ -75,6 +78,7 @@ class Reading:
     seconds: float
     peak_mb: int
     second: Second = field(default_factory=Second, compare=False)
+    loads: tuple[str, ...] = ()
 
     @property
     def vocab(self) -> int:

@@ -77,11 +77,13 @@ def _answer(folder: Path, number: int, answer: dict[str, Any]) -> None:
 
 def listing(version: str, adapter: Any) -> dict[str, Any]:  # noqa: ANN401 - a module
     """The architectures that can be read, and the configs of those that transformers knows as language models."""
+    defaults, without = second.defaults()
     return {
         "format": FORMAT,
         "sglang": version,
         "architectures": adapter.architectures(),
-        "defaults": second.defaults(),
+        "defaults": defaults,
+        "without_defaults": without,
     }
 
 
@@ -101,7 +103,7 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
         Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
         try:
             model = _built(adapter, Path(folder), tp, ep)
-            modules = describe(model)
+            modules, loads = describe(model), adapter.loading(model)
         except Exception as error:  # whatever SGLang raises about a config is the answer, told with its place
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}:{place.lineno} in {place.name}"
@@ -124,6 +126,7 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
         "tp": tp,
         "ep": ep,
         "experts": "routed only",
+        "loads": loads,
         "modules": modules,
         "second": other,
         "seconds": round(time.monotonic() - started, 2),

@@ -65,17 +65,19 @@ def rotary(function: Callable[..., Any], given: Sequence[Any], options: Mapping[
             last: torch.Tensor = row.reshape(-1, width)[-1]
             return last
 
-        turned = int((run(first.clone()) - first.reshape(-1, width)[-1]).abs().gt(1e-6).sum())
+        moves = (run(first.clone()) - first.reshape(-1, width)[-1]).abs().gt(1e-6)
+        turned, start = int(moves.sum()), int(moves.int().argmax())
         sources = []
         for channel in range(width):
             moved = first.clone()
             moved[..., channel] += 1.0
-            sources.append(bool((run(moved) - run(first.clone()))[0].abs() > 1e-6))
+            sources.append(bool((run(moved) - run(first.clone()))[start].abs() > 1e-6))
     except (*Tried, StopIteration):
         return None
-    pair = [channel for channel, moves in enumerate(sources) if moves and channel]
+    pair = [channel - start for channel, source in enumerate(sources) if source and channel != start]
     style = "gptj" if pair == [1] and turned > 2 else "neox" if pair == [turned // 2] else None
-    return {"head_dim": width, "rotary_dim": turned, "style": style}
+    # What stands behind channels that stay is a slice of the head, which SGLang turns by itself.
+    return {"head_dim": turned if start else width, "rotary_dim": turned, "style": style}
 
 
 def routing(block: nn.Module, experts: nn.Module, hidden: int) -> Facts | None:

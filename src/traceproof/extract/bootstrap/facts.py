@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from traceproof.extract.bootstrap.uses import uses
 from traceproof.ops.extraction import Facts, extractions
 
 LAYER_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -30,6 +31,7 @@ def describe(model: nn.Module) -> list[dict[str, Any]]:
         parent = path.rpartition(".")[0]
         holder = modules[parent] if path else None
         kind, facts = classify(module, holder)
+        called = uses(holder, path.rpartition(".")[2]) if kind == "norm" and holder is not None else []
         entry = {
             "path": LAYER_INDEX.sub("*", path),
             "parent": LAYER_INDEX.sub("*", parent) if path else None,
@@ -37,6 +39,7 @@ def describe(model: nn.Module) -> list[dict[str, Any]]:
             "class": type(module).__name__,
             "kind": kind,
             "facts": facts,
+            "uses": called,
         }
         key = repr(entry)
         found.setdefault(key, entry | {"count": 0, "source": source(holder, path)})["count"] += 1

@@ -9,44 +9,25 @@ numbers, routers on a few tokens (`behaviour`).
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Mapping
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from traceproof.extract.bootstrap import behaviour
+from traceproof.extract.bootstrap import behaviour, stubs
+from traceproof.extract.bootstrap.watch import CONVOLUTIONS, NAME, Notes, is_experts, run
 from traceproof.ops.extraction import Facts
 
 Theirs = Any  # objects of transformers
-NAME = "traceproof"  # of our attention function in transformers' table
-TOKENS = 8
-ROTARY = re.compile(r"\w*apply_\w*(rotary|rope)\w*")
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-MASKS = re.compile(r"create_\w*mask\w*")
 STATES = ("kv_lora_rank", "qk_rope_head_dim", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
 MAMBA = {"heads": "num_heads", "head_dim": "head_dim", "state": "ssm_state_size", "groups": "n_groups"}
 
 
 class Absent(Exception):  # noqa: N818 - an answer, not a fault
     """Transformers has no model of this config.json; the text says why."""
-
-
-@dataclass(slots=True)
-class Notes:
-    """What was seen while the model ran, by the module's identity."""
-
-    attention: dict[int, Facts] = field(default_factory=dict)
-    rotary: dict[int, list[Facts]] = field(default_factory=dict)
-    routing: dict[int, Facts] = field(default_factory=dict)
-    widths: dict[int, int] = field(default_factory=dict)
-    pending: list[Facts] = field(default_factory=list)
 
 
 def read(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +46,7 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
     hidden = model.get_input_embeddings().weight.shape[-1]
     _try_routers(model, notes, hidden)
     try:
-        _run(model, notes)
+        run(model, notes)
     except Exception as error:  # noqa: BLE001 - what ran until then stands; the rest is not known, and said
         problem = f"{type(error).__name__}: {error}"[:300]
     found: dict[str, dict[str, Any]] = {}
@@ -80,21 +61,21 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"architecture": type(model).__name__, "modules": list(found.values()), "problem": problem}
 
 
-def defaults() -> dict[str, dict[str, Any]]:
+def defaults() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """The configs of transformers' causal language models with its own defaults, by `model_type`.
 
-    Those that it can not make without arguments are left out.
+    And why a class makes none without arguments, by the same.
     """
     auto = import_module("transformers.models.auto.modeling_auto")
-    found = {}
+    found, without = {}, {}
     for kind, name in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
         try:
-            config = _configuration(kind)()
-        except Exception:  # noqa: BLE001, S112 - no default is no model
+            plain = json.loads(json.dumps(_configuration(kind)().to_dict(), default=str))
+        except Exception as error:  # noqa: BLE001 - what its class raises is told with its name
+            without[kind] = " ".join(f"{name}: {type(error).__name__}: {error}".split())[:300]
             continue
-        plain = json.loads(json.dumps(config.to_dict(), default=str))
         found[kind] = plain | {"architectures": [name]}
-    return found
+    return found, without
 
 
 def _configuration(kind: str) -> Any:  # noqa: ANN401 - a class of transformers
@@ -115,13 +96,14 @@ def _build(config: Mapping[str, Any]) -> Theirs:
     maker = getattr(package, name, None) or getattr(package, names.get(kind, ""), None)
     if maker is None:
         raise Absent(f"transformers has no language model of {kind}")
+    package.AutoModel._model_mapping._extra_content.clear()  # noqa: SLF001 - where SGLang puts classes of its own
     import_module("transformers.modeling_utils").AttentionInterface.register(NAME, lambda *_, **__: None)
 
     def made(**options: str) -> nn.Module:
         found = _configuration(kind).from_dict(dict(config) | {"model_type": kind})
         if not isinstance(found, maker.config_class):  # the language model alone of a config of several modalities
             found = found.get_text_config()
-        with torch.device("meta"):
+        with torch.device("meta"), stubs.towers_left_out():
             model: nn.Module = maker._from_config(found, **options)  # noqa: SLF001 - there is no public way
         return model
 
@@ -131,93 +113,18 @@ def _build(config: Mapping[str, Any]) -> Theirs:
         return made()
 
 
-class Watch:
-    """Our functions in the places where the model's modules look for theirs, while it is entered."""
-
-    def __init__(self, model: nn.Module, notes: Notes, mask: torch.Tensor | None) -> None:
-        self._model, self._notes, self._mask = model, notes, mask
-        self._undo = ExitStack()
-        self._tried: dict[object, Facts | None] = {}
-
-    def __enter__(self) -> None:
-        import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS.register(NAME, self._attention)
-        for name in {type(module).__module__ for module in self._model.modules()}:
-            if name.startswith("transformers.models."):
-                self._replace_functions(import_module(name))
-        for module in self._model.modules():
-            if _is_experts(module):
-                self._replace(module, "forward", lambda hidden, *_, **__: hidden)
-
-    def __exit__(self, *_: object) -> None:
-        self._undo.close()
-
-    def _replace_functions(self, source: ModuleType) -> None:
-        for name, value in list(vars(source).items()):
-            if callable(value) and ROTARY.fullmatch(name):
-                self._replace(source, name, partial(self._rotary, value))
-            elif callable(value) and MASKS.fullmatch(name):  # attention is not given what they decide by values
-                self._replace(source, name, lambda *_, **__: self._mask)
-
-    def _replace(self, holder: Theirs, name: str, value: Theirs) -> None:
-        before = vars(holder).get(name)
-        self._undo.callback(
-            partial(delattr, holder, name) if before is None else partial(setattr, holder, name, before)
-        )
-        setattr(holder, name, value)
-
-    def _attention(
-        self, module: Theirs, query: Theirs, key: Theirs, value: Theirs, *_: Theirs, **options: Theirs
-    ) -> Theirs:
-        notes = self._notes
-        notes.attention[id(module)] = behaviour.attention(module, query, key, value, options)
-        notes.rotary[id(module)], notes.pending = notes.pending, []
-        return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
-
-    def _rotary(self, original: Callable[..., Theirs], *given: Theirs, **options: Theirs) -> Theirs:
-        key = (original, *(getattr(one, "shape", None) for one in given))
-        if key not in self._tried:
-            self._tried[key] = behaviour.rotary(original, given, options)
-        seen = self._tried[key]
-        self._notes.pending += [seen] if seen else []
-        return original(*given, **options)
-
-
-def _run(model: nn.Module, notes: Notes) -> None:
-    for module in model.modules():
-        if not list(module.children()):
-            module.register_forward_pre_hook(lambda one, given: _note_width(notes, one, given))
-    tokens = torch.zeros(1, TOKENS, dtype=torch.long, device="meta")
-    try:
-        with Watch(model, notes, None), torch.no_grad():
-            model.eval()(input_ids=tokens, use_cache=False)
-    except (AttributeError, TypeError):  # it takes the mask apart itself
-        mask = torch.zeros(1, 1, TOKENS, TOKENS, device="meta")
-        with Watch(model, notes, mask), torch.no_grad():
-            model(input_ids=tokens, use_cache=False)
-
-
-def _note_width(notes: Notes, module: nn.Module, given: tuple[Any, ...]) -> None:
-    if given and isinstance(given[0], torch.Tensor) and given[0].dim():
-        notes.widths[id(module)] = given[0].shape[-1]
-
-
 def _try_routers(model: nn.Module, notes: Notes, hidden: int) -> None:
     """Once per class of block: its layers differ in nothing that a router does."""
     known: dict[type, Facts | None] = {}
     for holder in model.modules():
         for child in holder.children():
-            if not _is_experts(child):
+            if not is_experts(child):
                 continue
             if type(holder) not in known:
                 known[type(holder)] = behaviour.routing(holder, child, hidden)
             notes.routing[id(child)] = known[type(holder)] or {}
             for inner in child.children():  # their activation, which is not run
                 notes.widths[id(inner)] = int(_experts(child, hidden)["intermediate"])
-
-
-def _is_experts(module: nn.Module) -> bool:
-    own = [one for one in module.parameters(recurse=False) if one.dim() == 3]
-    return bool(own) and not isinstance(module, CONVOLUTIONS) and len({one.shape[0] for one in own}) == 1
 
 
 def _facts(module: nn.Module, notes: Notes, hidden: int) -> Iterator[tuple[str, Facts]]:
@@ -228,9 +135,11 @@ def _facts(module: nn.Module, notes: Notes, hidden: int) -> Iterator[tuple[str, 
         yield "attention", notes.attention[id(module)] | extra
     for turned in notes.rotary.get(id(module), ()):
         yield "rotary", turned
+    for written in notes.pointwise.get(id(module), ()):
+        yield "pointwise", written
     if isinstance(module, nn.Embedding):
         yield "embedding", {"vocab": shape[0], "hidden": shape[1]}
-    elif _is_experts(module):
+    elif is_experts(module):
         yield "experts", _experts(module, hidden) | notes.routing.get(id(module), {})
     elif hasattr(module, "A_log"):
         yield "state", _state(module)

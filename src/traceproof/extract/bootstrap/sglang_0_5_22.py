@@ -4,7 +4,10 @@ This is the only module that knows how SGLang starts up. It goes through SGLang'
 class directly skips decisions that the loader makes (0.5.22 then lays out 257 experts instead of 256).
 """
 
+import ast
+import inspect
 import logging
+import textwrap
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +15,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from traceproof.extract.bootstrap import stubs
 
 BACKENDS = ("fa3", "triton")  # of attention: those of a GPU, since some models refuse a CPU's
 QUIET = logging.ERROR  # SGLang warns about everything a CPU lacks; none of it concerns shapes
@@ -48,6 +54,17 @@ class PretendGroup:
     def ranks(self) -> list[int]:
         """All ranks."""
         return list(range(self.world_size))
+
+
+class OnMeta(TorchFunctionMode):
+    """Puts tensors that a model asks for on a GPU by name on the meta device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        """Replace a `device` that names a GPU."""
+        options = dict(kwargs or {})
+        if "cuda" in str(options.get("device")):
+            options["device"] = "meta"
+        return func(*args, **options)
 
 
 def prepare() -> None:
@@ -88,7 +105,7 @@ def build_model(folder: Path, *, tp: int, ep: int, backend: str) -> nn.Module:
     load_config = load.LoadConfig(load_format=load.LoadFormat.DUMMY)
     quantisation = loader._get_quantization_config(model_config, load_config)  # noqa: SLF001 - the loader's own step
     torch.set_default_dtype(model_config.dtype)
-    with torch.device("meta"):
+    with torch.device("meta"), OnMeta(), stubs.towers_left_out():
         model: nn.Module = loader._initialize_model(model_config, load_config, quantisation)  # noqa: SLF001
     return model
 
@@ -118,6 +135,27 @@ def _groups(tp: int, ep: int) -> dict[str, Any]:
         "pp_group": 1,
     }
     return {name: PretendGroup(size) for name, size in sizes.items()}
+
+
+def loading(model: nn.Module) -> list[str]:
+    """What the model's loader changes in a checkpoint's weights, so that its modules hold other numbers.
+
+    `norms plus one`: Gemma's factors, stored minus one. `rotary halves`: rows of queries and keys, reordered so
+    that neighbouring channels of a pair come to lie half a head apart.
+    """
+    found = []
+    for cls in type(model).__mro__:
+        loader = vars(cls).get("load_weights")
+        if loader is None or not cls.__module__.startswith("sglang."):
+            continue
+        nodes = list(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(loader)))))
+        added = [one.value for one in nodes if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add)]
+        if any(isinstance(value, ast.Constant) and value.value == 1.0 for value in added):
+            found.append("norms plus one")
+        if any(isinstance(one, ast.Attribute) and one.attr == "permute_qk_weight_for_rotary" for one in nodes):
+            found.append("rotary halves")
+        break
+    return found
 
 
 def architectures() -> list[str]:

@@ -5,11 +5,13 @@ that is missing and not named here stays an ImportError.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 STUBBED = ("torchvision", "vllm", "IPython")
 
@@ -64,3 +66,25 @@ def install() -> None:
     """
     import_module("transformers.utils.import_utils").is_torchvision_available()
     sys.meta_path.append(StubFinder())
+
+
+@contextmanager
+def towers_left_out() -> Iterator[None]:
+    """Have an encoder that transformers can not make for want of a package become an empty module.
+
+    SGLang and transformers both take some encoders of images and sound from `AutoModel`.
+    """
+    factory: Any = import_module("transformers").AutoModel
+    original = factory.from_config
+
+    def from_config(config: Any, **options: Any) -> Any:  # noqa: ANN401 - of transformers
+        try:
+            return original(config, **options)
+        except ImportError:
+            return import_module("torch").nn.Module()
+
+    factory.from_config = from_config
+    try:
+        yield
+    finally:
+        factory.from_config = original

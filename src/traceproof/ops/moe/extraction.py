@@ -59,6 +59,7 @@ def _top_k(module: Any, _parent: Any) -> Facts:  # noqa: ANN401
         "kept_groups": config.topk_group,
         "renormalise": config.renormalize,
         "scoring": config.scoring_func,
+        "own": config.custom_routing_function is not None,
         "bias": None if bias is None else _dtype(bias),
         "scaling_factor": config.routed_scaling_factor,
     }
@@ -248,6 +249,8 @@ def _call(module: Module, reading: Reading) -> Kernel | str:
     if not routers:
         return "its router has no top-k beside it, so the routing is not known"
     chosen = routers[-1].facts
+    if chosen["own"]:
+        return "experts with routing by a function of the model's own: no form"
     grouped = bool(chosen["grouped"]) and (chosen["groups"] or 1) > 1
     # SGLang's choice within groups takes a bias with sigmoid scores alone, whatever the scores are called.
     scoring = "sigmoid" if chosen["grouped"] and chosen["bias"] else chosen["scoring"]

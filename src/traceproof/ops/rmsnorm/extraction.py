@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from traceproof.models.kernel import Kernel, kernel
@@ -36,13 +36,13 @@ def _norm(variant: str) -> Callable[[Any, Any], Facts]:
 
 
 def norms(call: Kernel) -> Iterator[Draft]:
-    """The plain norm; on the residual stream also the one that adds the residual first."""
-    yield norm(call["hidden"], call["eps"], variant=call["variant"], fused=False)
-    if call["stream"]:
-        yield norm(call["hidden"], call["eps"], variant=call["variant"], fused=True)
+    """The plain norm, the one that adds the residual first, or both: whichever the model calls."""
+    for fused, use in ((False, "alone"), (True, "adding")):
+        if use in call["uses"].split():
+            yield norm(call["hidden"], call["eps"], variant=call["variant"], fused=fused, note=call.note)
 
 
-def norm(hidden: int, eps: float, *, variant: str, fused: bool) -> Draft:
+def norm(hidden: int, eps: float, *, variant: str, fused: bool, note: str = "") -> Draft:
     """(gemma_)(fused_add_)rmsnorm; eps stands in the reference and in the description."""
     prefix = "gemma_" if variant == "gemma" else ""
     kind = f"{prefix}fused_add_rmsnorm" if fused else f"{prefix}rmsnorm"
@@ -58,7 +58,7 @@ def norm(hidden: int, eps: float, *, variant: str, fused: bool) -> Draft:
     return Draft(
         name=f"{kind}_h{hidden}",
         op_type="rmsnorm",
-        description=f"{what}{form} over hidden_size={hidden}. Epsilon is {eps:g}.",
+        description=f"{what}{form} over hidden_size={hidden}. Epsilon is {eps:g}. {note}".strip(),
         axes={
             "batch_size": var("Number of rows (tokens, or tokens times heads)."),
             "hidden_size": const(hidden, "Width of a row."),
@@ -77,15 +77,20 @@ def _call(module: Module, reading: Reading) -> Kernel | str:
         return f"{facts['variant']} norm: no op_type"
     if facts["dtype"] is None:
         return "norm without a weight: no form"
-    # SGLang hands the residual to the norms that stand on it: those of a layer itself and of the whole model.
-    stream = facts["hidden"] == reading.hidden and (module.parent or "").endswith((".layers.*", "model"))
+    if not module.uses:
+        return "norm that nothing calls: SGLang holds it only"
     names = {name: facts[name] for name in ("variant", "hidden", "eps")}
-    return kernel("norm", count=module.count, path=module.path, stream=stream, **names)
+    note = "SGLang adds one to the stored weight when it loads it." if "norms plus one" in reading.loads else ""
+    return kernel("norm", count=module.count, path=module.path, note=note, uses=" ".join(module.uses), **names)
 
 
 def _differs(call: Kernel, evidence: Evidence) -> str | None:
-    names = ("variant", "hidden", "eps")
-    return evidence.differs(call, "norm", lambda facts: {name: facts[name] for name in names}, weight=True)
+    def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        stored = facts["variant"]
+        loaded = "plain" if stored == "gemma" and "norms plus one" in evidence.loads else stored
+        return {"variant": loaded, "hidden": facts["hidden"], "eps": facts["eps"]}
+
+    return evidence.differs(call, "norm", terms)
 
 
 EXTRACTION = Extraction(

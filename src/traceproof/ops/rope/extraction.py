@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from traceproof.models.kernel import Kernel, kernel
@@ -63,8 +64,13 @@ def _call(module: Module, _: Reading) -> Kernel:
 
 def _differs(call: Kernel, evidence: Evidence) -> str | None:
     """A function of transformers is given a head, or those of its channels alone that it turns."""
-    terms = {"rotary_dim", "style"}
-    wrong = evidence.differs(call, "rotary", lambda facts: {name: facts[name] for name in terms}, counted=False)
+
+    def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        stored = facts["style"]
+        loaded = "neox" if stored == "gptj" and "rotary halves" in evidence.loads else stored
+        return {"rotary_dim": facts["rotary_dim"], "style": loaded}
+
+    wrong = evidence.differs(call, "rotary", terms, counted=False)
     heads = {module.facts["head_dim"] for module in evidence.of("rotary")}
     heads |= {module.facts["qk_dim"] for module in evidence.of("attention")}
     if wrong is None and call["head_dim"] not in heads:
