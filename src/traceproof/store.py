@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
-from traceproof.untrusted.border import BorderError, read_json, read_regular
+from traceproof.untrusted.border import BorderError, read_json, read_regular, regular_digest
 
 if TYPE_CHECKING:
     import torch
@@ -180,7 +180,7 @@ class Store:
             return True
         path = self.tensors_path(digest)
         try:
-            found = hashlib.sha256(read_regular(path, most=LARGEST)).hexdigest()
+            found = regular_digest(path, most=LARGEST)
         except BorderError as error:
             self._dropped(digest, str(error))
             return False

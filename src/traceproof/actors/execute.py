@@ -23,7 +23,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution import caches
 from traceproof.execution.inputs import drawing_device, fingerprints, make_inputs, place
-from traceproof.execution.runner import CUDA_LOST, cuda_is_lost
+from traceproof.execution.runner import CUDA_LOST, cuda_is_lost, set_seed
 from traceproof.execution.tensor_files import plain_tensor
 from traceproof.execution.transfer import same_bits
 from traceproof.ops import registry as ops
@@ -132,7 +132,7 @@ class _Runner:
         drawn = self._drawn(case)
         before = fingerprints(drawn)
         inputs = place(drawn, self.device)
-        torch.manual_seed(case.seed)
+        set_seed(case.seed, self.device)
         started = time.perf_counter()
         returned = named_outputs(self.definition, self._call(case, inputs))
         self._synchronise()

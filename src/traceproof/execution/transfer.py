@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from traceproof.dataset.definition import Definition
@@ -19,13 +20,16 @@ from traceproof.ops.cases import Case
 from traceproof.untrusted.border import (
     MOST_OUTPUTS,
     NAME_CHARACTERS,
+    PIECE,
     Answer,
     BorderError,
+    RegularFile,
     Returned,
     answer_of,
     new_file,
     plain_text,
     read_regular,
+    regular_file,
 )
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -195,18 +199,14 @@ class Transfer:
         """
         if places is not None and not places:
             return []
-        data = memoryview(read_regular(path, most=sent.size, exactly=sent.size))
         allowed = self.op.mutated(self.definition)
         found = []
-        for index, ((name, value), spec) in enumerate(zip(sent.values.items(), sent.specs, strict=False)):
-            if not isinstance(value, torch.Tensor) or name in allowed or not value.numel():
-                continue
-            if places is not None and index not in places:
-                continue
-            raw = raw_bytes(value)
-            now = torch.frombuffer(data, dtype=torch.uint8, count=raw.numel(), offset=spec["offset"])
-            if not torch.equal(raw, now):
-                found.append(name)
+        with regular_file(path, most=sent.size, exactly=sent.size) as file:
+            for index, ((name, value), spec) in enumerate(zip(sent.values.items(), sent.specs, strict=False)):
+                if not isinstance(value, torch.Tensor) or name in allowed or not value.numel():
+                    continue
+                if (places is None or index in places) and not _holds(file, spec["offset"], raw_bytes(value)):
+                    found.append(name)
         return sorted(found)
 
     @staticmethod
@@ -246,6 +246,19 @@ def _laid_out(
     return specs, parts, gaps, place
 
 
+def _holds(file: RegularFile, start: int, raw: torch.Tensor) -> bool:
+    """Whether a file has some bytes from a place on."""
+    wanted = raw.numpy()
+    room = np.empty(PIECE, dtype=np.uint8)
+    for place in range(0, len(wanted), PIECE):
+        part = wanted[place : place + PIECE]
+        now = room[: len(part)]
+        file.fill(now.data, start + place)
+        if not np.array_equal(part, now):
+            return False
+    return True
+
+
 def raw_bytes(value: torch.Tensor) -> torch.Tensor:
     """A tensor's bytes."""
     if not value.numel():
@@ -258,7 +271,10 @@ def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     """Whether two tensors are the same in shape, dtype and every bit."""
     if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.equal(raw_bytes(one), raw_bytes(other))
+    raw = [raw_bytes(one), raw_bytes(other)]
+    if all(len(part) % 8 == 0 and part.storage_offset() % 8 == 0 for part in raw):
+        raw = [part.view(torch.int64) for part in raw]  # torch compares element by element
+    return torch.equal(*raw)
 
 
 def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:

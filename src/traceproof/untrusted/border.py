@@ -5,12 +5,14 @@ So only regular files are read, no link is followed, every size and count has a 
 `BorderError`, which belongs to the case that it was left by.
 """
 
+import hashlib
 import json
 import os
 import stat
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +25,7 @@ NAME_CHARACTERS = 64
 MESSAGE_CHARACTERS = 8000
 JSON_BYTES = 64 << 20  # of a record or a judged definition
 CHUNK = 1 << 24
+PIECE = 1 << 18  # bytes that are read and looked at before the next are: they stay in the cache
 
 
 class BorderError(Exception):
@@ -76,8 +79,34 @@ def plain_text(text: str, most: int = MESSAGE_CHARACTERS) -> str:
     return text[-most:].encode("utf-8", errors="backslashreplace").decode("utf-8")
 
 
-def read_regular(path: Path, *, most: int, exactly: int | None = None) -> bytearray:
-    """The content of a regular file; never waits, and never follows a link in the last part of the path.
+@dataclass(frozen=True, slots=True)
+class RegularFile:
+    """A regular file that is open, and its size in bytes when it was opened."""
+
+    name: str
+    fd: int
+    size: int
+
+    def fill(self, room: memoryview, start: int) -> None:
+        """Read the bytes from `start` on into `room`.
+
+        Raises:
+            BorderError: the file holds fewer by now, or can not be read.
+        """
+        done = 0
+        while done < len(room):
+            try:
+                got = os.preadv(self.fd, [room[done : done + CHUNK]], start + done)
+            except OSError as error:
+                raise BorderError(f"{self.name} can not be read: {error}") from error
+            if not got:
+                raise BorderError(f"{self.name} was cut short while it was read")
+            done += got
+
+
+@contextmanager
+def regular_file(path: Path, *, most: int, exactly: int | None = None) -> Iterator[RegularFile]:
+    """Open a regular file; never waits, and never follows a link in the last part of the path.
 
     Args:
         path: the file.
@@ -99,18 +128,29 @@ def read_regular(path: Path, *, most: int, exactly: int | None = None) -> bytear
         if size > most or (exactly is not None and size != exactly):
             wanted = f"{exactly}" if exactly is not None else f"at most {most}"
             raise BorderError(f"{path.name} holds {size} bytes, not {wanted}")
-        data = bytearray(size)
-        view, done = memoryview(data), 0
-        while done < size:
-            got = os.preadv(fd, [view[done : done + CHUNK]], done)
-            if not got:
-                raise BorderError(f"{path.name} was cut short while it was read")
-            done += got
-    except OSError as error:
-        raise BorderError(f"{path.name} can not be read: {error}") from error
+        yield RegularFile(path.name, fd, size)
     finally:
         os.close(fd)
+
+
+def read_regular(path: Path, *, most: int, exactly: int | None = None) -> bytearray:
+    """The content of a regular file; the arguments and what is raised are those of `regular_file`."""
+    with regular_file(path, most=most, exactly=exactly) as file:
+        data = bytearray(file.size)
+        file.fill(memoryview(data), 0)
     return data
+
+
+def regular_digest(path: Path, *, most: int) -> str:
+    """SHA-256 of a regular file; the arguments and what is raised are those of `regular_file`."""
+    digest = hashlib.sha256()
+    room = memoryview(bytearray(PIECE))
+    with regular_file(path, most=most) as file:
+        for start in range(0, file.size, PIECE):
+            part = room[: min(PIECE, file.size - start)]
+            file.fill(part, start)
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def read_json(path: Path, *, most: int = JSON_BYTES) -> Any:  # noqa: ANN401 - any JSON value
