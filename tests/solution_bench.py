@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -56,12 +56,23 @@ class Judging:
 
     def reasons(self, solution: Candidate, definition: str) -> list[str]:
         """Why it is refused; nothing: it is accepted."""
+        return self.reasons_of(self.trial(solution, definition), definition)
+
+    def reasons_of(self, trial: Trial, definition: str) -> list[str]:
+        """Why what came of it is no acceptance."""
         found, _ = self.planned(definition)
-        return list(objections(self.trial(solution, definition), len(found.outputs)))
+        return list(objections(trial, len(found.outputs)))
 
 
 @contextmanager
-def judging(scratch: Path, *, dataset: Path = DATASET, sizes: Sequence[str] = ("small",)) -> Iterator[Judging]:
+def judging(
+    scratch: Path,
+    *,
+    dataset: Path = DATASET,
+    sizes: Sequence[str] = ("small",),
+    gpu: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Judging]:
     """A bench over a dataset, with a hidden seed of its own."""
     settings = Settings(
         dataset=str(dataset),
@@ -73,9 +84,9 @@ def judging(scratch: Path, *, dataset: Path = DATASET, sizes: Sequence[str] = ("
         tolerance=None,
         limits=LIMITS.as_json(),
         demanded=DEMANDED,
-        gpu=False,
+        gpu=gpu,
         weak=True,
-        environment={},
+        environment=dict(environment or {}),
     )
     with workers(settings, scratch) as pool:
         yield Judging(settings, pool, scratch)

@@ -77,6 +77,7 @@ class _Caller:
         self._run, self._device, self._scratch = run, device, scratch
         self._held: list[Any] = []
         self._inputs: list[Any] = []  # of the call before
+        self._graph: torch.cuda.CUDAGraph | None = None
 
     def answer(self, item: dict[str, Any]) -> dict[str, Any] | None:
         """Make one call (the item is an `Order`, with whether to `hold` what it returned); None: there is none.
@@ -162,23 +163,26 @@ class _Caller:
     ) -> tuple[list[tuple[str | None, Any]], set[int]]:
         """What a CUDA graph gives that was captured on other contents: a replay must compute, not repeat."""
         kept = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
-        floats = [value for value in inputs if isinstance(value, torch.Tensor) and value.is_floating_point()]
-        for value in floats:  # whole numbers may be places, which have to stay in range
-            value.copy_(value.flip(0) if value.dim() else value)
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor) and value.dim()]
+        for value in tensors:
+            if (
+                value.is_floating_point() and value.itemsize > 1
+            ):  # whole numbers may be places, which stay in range
+                value.copy_(value.flip(0))
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._returned(item, inputs)
+            self._returned(item, inputs)  # what is compiled or allocated on first use is not captured
         torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            returned, odd = self._returned(item, inputs)
+        self._graph = torch.cuda.CUDAGraph()  # which the outputs' memory belongs to
+        with torch.cuda.graph(self._graph):
+            returned = self._entries_of(inputs, item["destinations"])
         for place, value in zip(inputs, kept, strict=True):
             if isinstance(place, torch.Tensor):
                 place.copy_(value)
-        graph.replay()
+        self._graph.replay()
         self._synchronise()
-        return returned, odd
+        return returned, set()
 
     def _returned(
         self, item: dict[str, Any], inputs: Sequence[Any]
@@ -219,11 +223,12 @@ class _Caller:
 
     def _write_whole(self, item: dict[str, Any], inputs: Sequence[Any]) -> None:
         """Write a GPU's buffer of inputs with their surroundings back to the file."""
-        place = torch.from_file(
-            str(self._scratch / item["data"]), shared=True, size=item["size"], dtype=torch.uint8
-        )
-        storage = next(value for value in inputs if isinstance(value, torch.Tensor)).untyped_storage()
-        place.copy_(torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage))
+        held = next((value for value in inputs if isinstance(value, torch.Tensor)), None)
+        if held is None:
+            return
+        file = str(self._scratch / item["data"])
+        place = torch.from_file(file, shared=True, size=item["size"], dtype=torch.uint8)
+        place.copy_(torch.empty(0, dtype=torch.uint8, device=self._device).set_(held.untyped_storage()))
 
     def _synchronise(self) -> None:
         if self._device.type == "cuda":

@@ -102,11 +102,13 @@ def measure(bench: Bench, cases: Sequence[PlannedCase]) -> tuple[tuple[PropertyR
         first = bench.call(source, subject, trials=min(subject.trials, DRAWS))
         found = _Measured(bench, subject, first)
         found.same("determinism", found.call(source, "determinism"))
-        for step in (_memory, _addresses, _contents, _threads, _gpu, _batch):
+        for step in (_memory, _addresses, _contents, _threads, _batch):
             step(found, source)
+        _on_gpu(found, source, "stream", STREAM)
         _after_others(found, source, cases)
     with bench.source() as another:
         found.same("process", found.call(another, "process"))
+        _on_gpu(found, another, "graph", GRAPH)  # last: a capture that fails may leave the process useless
     results = tuple(_result(bench, name, found.states.get(name)) for name in PROPERTIES)
     return results, found.rows
 
@@ -191,14 +193,14 @@ def _threads(found: _Measured, source: Source) -> None:
     found.same("threads", found.call(source, "threads", threads=2))
 
 
-def _gpu(found: _Measured, source: Source) -> None:
-    for name, how in (("stream", STREAM), ("graph", GRAPH)):
-        if not found.bench.settings.gpu:
-            found.states[name] = UNMEASURED, "no_cuda: there is no GPU here"
-        elif found.subject.trials:
-            found.states[name] = UNMEASURED, "a sampler draws"
-        else:
-            found.same(name, found.call(source, name, how=how))
+def _on_gpu(found: _Measured, source: Source, name: str, how: str) -> None:
+    """A call that is made in a way that only a GPU has."""
+    if not found.bench.settings.gpu:
+        found.states[name] = UNMEASURED, "no_cuda: there is no GPU here"
+    elif found.subject.trials:
+        found.states[name] = UNMEASURED, "a sampler draws"
+    else:
+        found.same(name, found.call(source, name, how=how))
 
 
 def _batch(found: _Measured, source: Source) -> None:
