@@ -1,6 +1,5 @@
 """The axes of activations."""
 
-from traceproof.ops.common.coverage import ROWS, SCALE, rows_only, tame
-from traceproof.ops.space import Space
+from traceproof.ops.common.coverage import ROWS_AND_SCALE
 
-SPACE = Space(axes=(ROWS, SCALE), read=rows_only, reachable=tame)
+SPACE = ROWS_AND_SCALE

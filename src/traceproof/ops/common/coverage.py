@@ -69,3 +69,6 @@ def rows_and(axis: Axis, value: Callable[[Json], str]) -> Space:
         reachable=tame,
         fixed=frozenset({axis.name}),
     )
+
+
+ROWS_AND_SCALE = Space(axes=(ROWS, SCALE), read=rows_only, reachable=tame)

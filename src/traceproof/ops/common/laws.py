@@ -72,3 +72,30 @@ def scaled(*names: str, output: Side, factor: float = 2.0) -> Callable[[Subject]
         return other_inputs(subject.with_inputs(**changes), output, unchanged)
 
     return design
+
+
+def negated(*names: str) -> Callable[[Subject], Experiment]:
+    """Some inputs with the other sign, and so every output."""
+
+    def design(subject: Subject) -> Experiment:
+        values = subject.with_inputs(**{name: -subject.tensor(name) for name in names})
+        return other_inputs(values, lambda outputs: {name: -value for name, value in outputs.items()}, unchanged)
+
+    return design
+
+
+def columns(subject: Subject) -> Experiment:
+    """The last axis of the first output in another order, wherever it is the last one."""
+    specs = subject.definition.outputs
+    last = (next(iter(specs.values())).shape or ("",))[-1]
+    moved = [name for name, spec in subject.definition.inputs.items() if (spec.shape or ("",))[-1] == last]
+    moved = [name for name in moved if isinstance(subject.inputs[name], torch.Tensor)]
+    order = permutation(subject, subject.tensor(moved[0]).shape[-1])
+    return other_inputs(
+        subject.with_inputs(**{name: subject.tensor(name)[..., order] for name in moved}),
+        unchanged,
+        lambda outputs: {
+            name: value[..., order] if (specs[name].shape or ("",))[-1] == last else value
+            for name, value in outputs.items()
+        },
+    )

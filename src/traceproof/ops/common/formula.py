@@ -1,0 +1,255 @@
+"""Ops that one formula says in any precision: in float64 it is the oracle, in float32, rounded once, the floor."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from traceproof.dataset.definition import Definition, TensorSpec
+from traceproof.draw import Draw
+from traceproof.ops.answers import Answer, Subject
+from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Value, Values, ordered
+from traceproof.ops.cases import Case
+from traceproof.ops.common.constants import named_constants
+from traceproof.ops.compare import Close, Comparison
+
+SIZES: Mapping[str, tuple[int, ...]] = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+TENSOR = re.compile(r"(\w+)(?:\[([^\]]*)\])?(\?)?")
+# Beside plain values: a tiny scale, where an eps shows; an outlier column; a mean that is not zero.
+ADVERSARIAL: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {"tiny": {"scale": 1e-3}, "outlier": {"outlier": 300.0}, "offset": {"offset": 2.0}}
+)
+# One order of a float32 sum says nothing of another, which a kernel is free to take; nor does one exponential.
+WIDE = Close(factor=16.0, reason="a float32 output is rounded no more than the sums and exponentials before it")
+
+
+@dataclass(frozen=True, slots=True)
+class Wide:
+    """The inputs of a definition in the precision that a formula is evaluated in."""
+
+    definition: Definition
+    values: Values
+    dtype: torch.dtype
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """A tensor; one of floating point in the precision of the formula."""
+        value = self.values[name]
+        assert isinstance(value, torch.Tensor), name
+        return value.to(self.dtype) if value.dtype.is_floating_point else value
+
+    def __contains__(self, name: str) -> bool:
+        """Whether an input is given."""
+        return self.values.get(name) is not None
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A scalar input, else the number that the reference assigns to that name, else the default.
+
+        Raises:
+            Unsupported: there is none of them.
+        """
+        value = self.values.get(name)
+        if value is not None:
+            return float(value)
+        found = named_constants(self.definition).get(name, default)
+        if found is None:
+            raise Unsupported(f"the reference assigns no single number to a name {name.upper()}")
+        return float(found)
+
+
+Formula = Callable[[Wide], Tensors]
+
+
+class Form:
+    """Inputs and outputs of one form of an op, and its formula.
+
+    The text names each tensor with its axes, in any letters, `?` after what may be left out, and scalars bare:
+    `"x[n h] weight[h]? eps -> y[n h]"`. A number stands for itself.
+    """
+
+    def __init__(self, text: str, formula: Formula, *, constants: Iterable[str] = ()) -> None:
+        inputs, _, outputs = text.partition("->")
+        self.inputs, self.outputs = _parsed(inputs), _parsed(outputs)
+        self.formula = formula
+        self.constants = tuple(constants)
+
+    def misfit(self, definition: Definition) -> str | None:
+        """What of a definition is not of this form; None: nothing."""
+        needed = {name for name, (_, optional) in self.inputs.items() if not optional}
+        if not needed <= definition.inputs.keys() <= self.inputs.keys():
+            return f"inputs are {list(definition.inputs)}"
+        if not definition.outputs.keys() <= self.outputs.keys():
+            return f"outputs are {list(definition.outputs)}"
+        axes: dict[str, str] = {}
+        specs = {**definition.inputs, **definition.outputs}
+        for name, (letters, _) in {**self.inputs, **self.outputs}.items():
+            shape = specs[name].shape if name in specs else ()
+            if name in specs and (shape is None) != (letters is None):
+                return f"{name} has the shape {shape}"
+            if name not in specs or letters is None:
+                continue
+            if len(shape or ()) != len(letters):
+                return f"{name} has the shape {shape}"
+            if any(axes.setdefault(one, axis) != axis for one, axis in zip(letters, shape or (), strict=True)):
+                return f"{name} has the shape {shape}, where {axes} are known"
+        lacking = [
+            name for name in self.constants if name not in {*named_constants(definition), *definition.inputs}
+        ]
+        return f"the reference assigns no single number to a name {lacking[0].upper()}" if lacking else None
+
+    def axes(self, definition: Definition) -> dict[str, str]:
+        """The definition's axis for each letter."""
+        specs = {**definition.inputs, **definition.outputs}
+        return {
+            letter: axis
+            for name, (letters, _) in {**self.inputs, **self.outputs}.items()
+            if name in specs
+            for letter, axis in zip(letters or (), specs[name].shape or (), strict=True)
+        }
+
+
+def _parsed(text: str) -> dict[str, tuple[tuple[str, ...] | None, bool]]:
+    return {
+        match[1]: (None if match[2] is None else tuple(match[2].split()), bool(match[3]))
+        for match in TENSOR.finditer(text)
+    }
+
+
+class FormulaOp(Op):
+    """An op whose rows (the first axis of its outputs) are computed by themselves.
+
+    Args:
+        op_type: the folder's name.
+        forms: the forms it knows; the first that fits counts.
+        scalars: what scalar inputs get.
+        sizes: of further var axes by letter, taken in turn.
+        adversarial: cases beside the ordinary ones, by name: `scale`, `offset`, `outlier` of `data`.
+        data: inputs that these befall; empty: all of two axes and more.
+        gates: how outputs are compared, by name, where it is not `Close` (of float32 outputs WIDE).
+    """
+
+    def __init__(  # noqa: PLR0913 - one op, spelled out
+        self,
+        op_type: str,
+        *forms: Form,
+        scalars: Mapping[str, float] = NOTHING,
+        sizes: Mapping[str, Sequence[int]] = NOTHING,
+        adversarial: Mapping[str, Mapping[str, float]] = ADVERSARIAL,
+        data: Iterable[str] = (),
+        gates: Mapping[str, Comparison] = NOTHING,
+    ) -> None:
+        self.op_type = op_type  # type: ignore[misc] # one class stands for many op_types
+        self.forms, self.scalars, self.sizes = forms, scalars, sizes
+        self.adversarial, self.data, self.gates = adversarial, frozenset(data), gates
+
+    def check(self, definition: Definition) -> None:
+        """Known: one of `forms`, its rows being a var axis."""
+        self.form(definition)
+
+    def form(self, definition: Definition) -> Form:
+        """The form that a definition has.
+
+        Raises:
+            Unsupported: it has none; what the last one lacks is said.
+        """
+        why = "there is no form"
+        for form in self.forms:
+            misfit = form.misfit(definition)
+            if misfit is None:
+                self.row_axis(definition)
+                return form
+            why = misfit
+        raise Unsupported(why)
+
+    def row_axis(self, definition: Definition) -> str:
+        """The first axis of the first output."""
+        first = (next(iter(definition.outputs.values())).shape or ("",))[0]
+        if first not in definition.var_axes:
+            raise Unsupported(f"the rows {first!r} are no var axis")
+        return first
+
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
+        """The specification's batch sizes, none at all, and what is adversarial."""
+        rows = self.row_axis(definition)
+        letters = self.form(definition).axes(definition)
+        others = {axis: self.sizes[one] for one, axis in letters.items() if one in self.sizes and axis != rows}
+
+        def axes(count: int, turn: int) -> dict[str, int]:
+            return {rows: count} | {axis: wanted[turn % len(wanted)] for axis, wanted in others.items()}
+
+        turn = 0
+        for size in sizes:
+            for index, count in enumerate(SIZES[size]):
+                yield Case(f"{size}-{index}", size, axes(count, turn), seed)
+                turn += 1
+        yield Case("edge-empty", "edge", axes(0, 0), seed)
+        for turn, (name, params) in enumerate(self.adversarial.items()):
+            yield Case(f"adversarial-{name}", "adversarial", axes(5, turn), seed, dict(params))
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """Normal data; see `value`."""
+        values = {name: self.value(definition, name, spec, case, draw) for name, spec in definition.inputs.items()}
+        return ordered(definition, values)
+
+    def value(self, definition: Definition, name: str, spec: TensorSpec, case: Case, draw: Draw) -> Value:
+        """One input: a scalar of `scalars`, or normal values, with what befalls `data` in an adversarial case."""
+        shape = definition.shape_of(spec, case.axes)
+        if shape is None:
+            return self.scalars.get(name, 1.0)
+        dtype = TORCH_DTYPES[spec.dtype]
+        plain = dtype in {torch.float32, torch.float16, torch.bfloat16}
+        befallen = name in self.data if self.data else len(shape) > 1
+        params = case.params if befallen else {}
+        scale = float(params.get("scale", 1.0))
+        made = draw.normal(name, shape, dtype if plain else torch.float32, scale=scale)
+        if "offset" in params:
+            made += float(params["offset"])
+        if "outlier" in params:
+            made[..., shape[-1] // 3] = float(params["outlier"])
+        return made.to(dtype)
+
+    def oracle(self, definition: Definition, inputs: Values) -> Tensors:
+        """The formula in float64."""
+        return self._computed(definition, inputs, torch.float64, extras=True)
+
+    def floor(self, definition: Definition, inputs: Values) -> Tensors:
+        """The formula in float32, rounded once to the output's dtype; for outputs that are `Close` alone."""
+        low = self._computed(definition, inputs, torch.float32, extras=False)
+        kinds = self.comparisons(definition)
+        return {
+            name: low[name].to(TORCH_DTYPES[spec.dtype])
+            for name, spec in definition.outputs.items()
+            if isinstance(kinds[name], Close)
+        }
+
+    def _computed(self, definition: Definition, inputs: Values, dtype: torch.dtype, *, extras: bool) -> Tensors:
+        found = self.form(definition).formula(Wide(definition, inputs, dtype))
+        return {
+            name: value
+            for name, value in found.items()
+            if name in definition.outputs or (extras and name.partition("@")[0] in definition.outputs)
+        }
+
+    def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
+        """Close: one rounding of the output is the whole floor, but of a float32 one."""
+        return {
+            name: self.gates.get(name, WIDE if spec.dtype == "float32" else Close())
+            for name, spec in definition.outputs.items()
+        }
+
+    def mutated(self, definition: Definition) -> frozenset[str]:
+        """Inputs that an output is written to."""
+        return definition.in_place
+
+
+def by(name: str, formula: Callable[[Wide], Tensors | None], dtype: torch.dtype = torch.float32) -> Answer:
+    """An answer by another formula, rounded once; None where it does not apply."""
+
+    def make(subject: Subject) -> Tensors | None:
+        found = formula(Wide(subject.definition, subject.inputs, dtype))
+        return None if found is None else subject.rounded(found)
+
+    return Answer(name, make)
