@@ -1,0 +1,22 @@
+"""FlashInfer's layer norm: bfloat16 rows, weights in float32."""
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
+from traceproof.ops.base import Values
+from traceproof.ops.common.constants import named_constants
+from traceproof.ops.layernorm.ground_truths import NORM
+
+NAME = "flashinfer.norm:layernorm"
+
+
+def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    hidden, weight, bias = (tensor(inputs, name) for name in ("hidden_states", "weight", "bias"))
+    return {"output": api[NAME](hidden, weight, bias, named_constants(definition)["eps"])}
+
+
+def _accepts(definition: Definition) -> bool:
+    rows, weight = definition.inputs["hidden_states"], definition.inputs["weight"]
+    return rows.dtype == "bfloat16" and weight.dtype == "float32"
+
+
+ADAPTERS = (Adapter("norm.layernorm", NORM, apis=(NAME,), call=_norm, accepts=_accepts, sm=((7, 5), (12, 9))),)

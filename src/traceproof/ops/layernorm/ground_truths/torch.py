@@ -1,0 +1,20 @@
+"""PyTorch's layer norm, in float32 as kernels compute."""
+
+from dataclasses import replace
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
+from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.common.constants import named_constants
+from traceproof.ops.layernorm.ground_truths import NORM
+
+NAME = "torch.nn.functional:layer_norm"
+
+
+def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    hidden, weight, bias = (tensor(inputs, name).float() for name in ("hidden_states", "weight", "bias"))
+    y = api[NAME](hidden, (hidden.shape[-1],), weight, bias, eps=named_constants(definition)["eps"])
+    return {"output": y.to(TORCH_DTYPES[definition.outputs["output"].dtype])}
+
+
+ADAPTERS = (Adapter("functional.layer_norm", replace(NORM, rows=None), apis=(NAME,), call=_norm),)
