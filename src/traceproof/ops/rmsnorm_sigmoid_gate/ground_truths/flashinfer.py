@@ -1,0 +1,17 @@
+"""FlashInfer's gated norm, which writes to its input."""
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter, Api, Outputs, scalar, tensor
+from traceproof.ops.base import Values
+from traceproof.ops.rmsnorm_sigmoid_gate.ground_truths import GATED
+
+NAME = "flashinfer.norm:rmsnorm_sigmoid_gate"
+
+
+def _gated(api: Api, _: Definition, inputs: Values) -> Outputs:
+    output = tensor(inputs, "input").clone()
+    api[NAME](output, tensor(inputs, "gate"), eps=scalar(inputs, "eps"))
+    return {"output": output}
+
+
+ADAPTERS = (Adapter("norm.rmsnorm_sigmoid_gate", GATED, apis=(NAME,), call=_gated, sm=((8, 0), (12, 9))),)
