@@ -1,0 +1,15 @@
+"""FlashInfer's gated residual norm."""
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter, Api, Outputs
+from traceproof.ops.base import Values
+from traceproof.ops.gated_residual_rmsnorm.ground_truths import GATED
+
+NAME = "flashinfer.norm:gated_residual_rmsnorm"
+
+
+def _gated(api: Api, _: Definition, inputs: Values) -> Outputs:
+    return {"output": api[NAME](**inputs)}
+
+
+ADAPTERS = (Adapter("norm.gated_residual_rmsnorm", GATED, apis=(NAME,), call=_gated, sm=((8, 0), (12, 9))),)
