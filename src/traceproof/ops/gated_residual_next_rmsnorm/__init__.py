@@ -1,0 +1,5 @@
+"""A gated residual sum, and the RMS norm of it that the next layer reads."""
+
+from traceproof.ops.record import OpType
+
+OP = OpType(family="norm")
