@@ -1,0 +1,17 @@
+"""FlashInfer's batched product for new GPUs, whose B lies in columns."""
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
+from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.bmm_bf16.ground_truths import PRODUCT
+
+NAME = "flashinfer.gemm:bmm_bf16"
+
+
+def _product(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    b = tensor(inputs, "B").mT.contiguous().mT
+    dtype = TORCH_DTYPES[definition.outputs["C"].dtype]
+    return {"C": api[NAME](tensor(inputs, "A"), b, out_dtype=dtype)}
+
+
+ADAPTERS = (Adapter("gemm.bmm_bf16", PRODUCT, apis=(NAME,), call=_product, sm=((10, 0), (10, 3))),)

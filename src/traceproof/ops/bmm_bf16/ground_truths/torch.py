@@ -1,0 +1,16 @@
+"""PyTorch's product in float32, rounded once."""
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
+from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.bmm_bf16.ground_truths import PRODUCT
+
+NAME = "torch:bmm"
+
+
+def _product(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    a, b = tensor(inputs, "A").float(), tensor(inputs, "B").float()
+    return {"C": api[NAME](a, b).to(TORCH_DTYPES[definition.outputs["C"].dtype])}
+
+
+ADAPTERS = (Adapter("bmm", PRODUCT, apis=(NAME,), call=_product),)
