@@ -102,11 +102,11 @@ class Adapter:
     Attributes:
         name: shown in messages.
         signature: names of the definition's inputs and outputs.
-        accepts: further conditions on the form.
-        dtypes: of the floating-point inputs it takes; None: any.
+        call: (api, definition, inputs) -> outputs by name, fresh tensors.
         apis: API keys that `call` uses, out of the stack's table, or `module:attribute`.
         packages: further packages that the call needs and whose absence the stack would hide.
-        call: (api, definition, inputs) -> outputs by name, fresh tensors.
+        accepts: further conditions on the form.
+        dtypes: of the floating-point inputs it takes; None: any.
         trials: (api, definition, inputs, trials, seed) -> outputs with a leading axis of trials.
         modules: what the stack compiles for this definition on a GPU of the given compute capability.
         refuses: (api, definition) -> why the installed call can not serve it; None: it can.
@@ -115,9 +115,9 @@ class Adapter:
 
     name: str
     signature: Signature
-    _: KW_ONLY
     call: Callable[[Api, Definition, Values], Outputs]
     apis: tuple[str, ...]
+    _: KW_ONLY
     packages: tuple[str, ...] = ()
     accepts: Callable[[Definition], bool] = field(default=lambda _: True)
     dtypes: frozenset[str] | None = None

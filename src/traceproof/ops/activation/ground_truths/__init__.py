@@ -23,8 +23,8 @@ def fused(places: Mapping[str, str], call: Call, *, packages: tuple[str, ...] = 
         Adapter(
             place.replace(":", "."),
             GATED,
-            apis=(place,),
-            call=call,
+            call,
+            (place,),
             accepts=_accepts(kind),
             dtypes=names("float16 bfloat16"),
             packages=packages,

@@ -28,17 +28,13 @@ ANY_ROWS = replace(GATED, rows=None)  # PyTorch takes none, too
 
 ADAPTERS = (
     Adapter(
-        "functional.silu",
-        ANY_ROWS,
-        apis=(SILU,),
-        call=_silu,
-        accepts=lambda definition: activation_of(definition) == "silu",
+        "functional.silu", ANY_ROWS, _silu, (SILU,), accepts=lambda definition: activation_of(definition) == "silu"
     ),
     Adapter(
         "functional.gelu",
         ANY_ROWS,
-        apis=(GELU,),
-        call=_gelu,
+        _gelu,
+        (GELU,),
         accepts=lambda definition: activation_of(definition) in {"gelu", TANH},
     ),
 )

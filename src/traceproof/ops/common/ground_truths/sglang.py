@@ -47,9 +47,7 @@ def _adapter(
         outputs = kernel(api, inputs, operands(inputs))
         return {name: outputs[name] for name in definition.outputs}
 
-    return Adapter(
-        f"triton_ops.{key}_fwd", signature, apis=(key,), call=call, accepts=accepts, dtypes=DTYPES, sm=SM
-    )
+    return Adapter(f"triton_ops.{key}_fwd", signature, call, (key,), accepts=accepts, dtypes=DTYPES, sm=SM)
 
 
 def heads_fit(definition: Definition, query: str, kv_heads: int) -> bool:

@@ -46,8 +46,8 @@ ADAPTERS = (
     Adapter(
         "trtllm_batch_decode_with_kv_cache_mla",
         SPARSE,
-        apis=("sparse_mla",),
-        call=_call,
+        _call,
+        ("sparse_mla",),
         accepts=_accepts,
         sm=((10, 0), (10, 9)),
     ),

@@ -23,4 +23,4 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return {name: outputs[name] for name in definition.outputs}
 
 
-ADAPTERS = (Adapter("scaled_dot_product_attention", SPARSE, apis=("attention", "attention_kernels"), call=_call),)
+ADAPTERS = (Adapter("scaled_dot_product_attention", SPARSE, _call, ("attention", "attention_kernels")),)

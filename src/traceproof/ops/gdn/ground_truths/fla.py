@@ -77,11 +77,11 @@ ADAPTERS = (
     Adapter(
         "fused_recurrent_gated_delta_rule",
         DECODE,
-        apis=("recurrent",),
-        call=_decode,
+        _decode,
+        ("recurrent",),
         accepts=lambda definition: is_form(definition, Form.DECODE),
         sm=SM,
     ),
-    Adapter("fused_recurrent_gated_delta_rule on a pool", MTP, apis=("recurrent",), call=_mtp, sm=SM),
-    Adapter("chunk_gated_delta_rule", PREFILL, apis=("chunk",), call=_prefill, sm=SM),
+    Adapter("fused_recurrent_gated_delta_rule on a pool", MTP, _mtp, ("recurrent",), sm=SM),
+    Adapter("chunk_gated_delta_rule", PREFILL, _prefill, ("chunk",), sm=SM),
 )

@@ -88,8 +88,8 @@ ADAPTERS = (
     Adapter(
         "gdn_decode.gated_delta_rule_decode_pretranspose",
         DECODE,
-        apis=("gdn_decode",),
-        call=_decode,
+        _decode,
+        ("gdn_decode",),
         accepts=lambda definition: is_form(definition, Form.DECODE) and _wide(definition),
         packages=("cutlass",),
         sm=HOPPER_UP,
@@ -97,8 +97,8 @@ ADAPTERS = (
     Adapter(
         "gdn_decode.gated_delta_rule_mtp",
         MTP,
-        apis=("gdn_mtp",),
-        call=_mtp,
+        _mtp,
+        ("gdn_mtp",),
         accepts=_wide,
         packages=("cutlass",),
         sm=HOPPER_UP,
@@ -106,8 +106,8 @@ ADAPTERS = (
     Adapter(
         "gdn_prefill.chunk_gated_delta_rule",
         PREFILL,
-        apis=("gdn_prefill",),
-        call=_prefill,
+        _prefill,
+        ("gdn_prefill",),
         accepts=_wide,
         modules=lambda _, capability: (PREFILL_SM90,) if capability == (9, 0) else (),
         sm=HOPPER_UP,

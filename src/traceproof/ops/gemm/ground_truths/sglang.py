@@ -20,8 +20,8 @@ ADAPTERS = (
     Adapter(
         "batch_invariant_ops.matmul_persistent",
         PRODUCT,
-        apis=("matmul",),
-        call=_product,
+        _product,
+        ("matmul",),
         accepts=_accepts,
         dtypes=frozenset({"float16", "bfloat16"}),
         sm=((9, 0), (10, 9)),

@@ -15,4 +15,4 @@ def _linear(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 ANY_ROWS = replace(PRODUCT, rows=None)  # PyTorch takes none, too
 
-ADAPTERS = (Adapter("functional.linear", ANY_ROWS, apis=("linear",), call=_linear),)
+ADAPTERS = (Adapter("functional.linear", ANY_ROWS, _linear, ("linear",)),)

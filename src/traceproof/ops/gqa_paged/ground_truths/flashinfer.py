@@ -103,8 +103,8 @@ ADAPTERS = (
     Adapter(
         "BatchDecodeWithPagedKVCacheWrapper",
         DECODE,
-        apis=("decode",),
-        call=_decode,
+        _decode,
+        ("decode",),
         accepts=_accepts,
         modules=_decode_modules,
         sm=SM,
@@ -112,8 +112,8 @@ ADAPTERS = (
     Adapter(
         "BatchPrefillWithPagedKVCacheWrapper",
         PREFILL,
-        apis=("prefill_paged",),
-        call=_prefill,
+        _prefill,
+        ("prefill_paged",),
         accepts=_accepts,
         modules=_prefill_modules,
         sm=SM,

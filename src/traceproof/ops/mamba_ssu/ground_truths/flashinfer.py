@@ -24,8 +24,8 @@ ADAPTERS = (
     Adapter(
         "mamba.selective_state_update",
         UPDATE,
-        apis=("mamba",),
-        call=update,
+        update,
+        ("mamba",),
         accepts=_accepts,
         modules=_modules,
         sm=((8, 0), (12, 9)),

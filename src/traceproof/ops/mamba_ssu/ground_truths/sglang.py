@@ -3,6 +3,4 @@
 from traceproof.ops.adapter import Adapter
 from traceproof.ops.mamba_ssu.ground_truths.common import UPDATE, update
 
-ADAPTERS = (
-    Adapter("mamba_ssm.selective_state_update", UPDATE, apis=("mamba",), call=update, sm=((8, 0), (12, 9))),
-)
+ADAPTERS = (Adapter("mamba_ssm.selective_state_update", UPDATE, update, ("mamba",), sm=((8, 0), (12, 9))),)

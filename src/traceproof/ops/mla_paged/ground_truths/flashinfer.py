@@ -56,13 +56,5 @@ def _modules(definition: Definition, capability: tuple[int, int]) -> tuple[Modul
 
 
 ADAPTERS = (
-    Adapter(
-        "BatchMLAPagedAttentionWrapper",
-        EITHER,
-        apis=("mla",),
-        call=_call,
-        accepts=_accepts,
-        modules=_modules,
-        sm=SM,
-    ),
+    Adapter("BatchMLAPagedAttentionWrapper", EITHER, _call, ("mla",), accepts=_accepts, modules=_modules, sm=SM),
 )

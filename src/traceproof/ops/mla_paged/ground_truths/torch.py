@@ -18,4 +18,4 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return by_row(api, definition, inputs, q, keys)
 
 
-ADAPTERS = (Adapter("scaled_dot_product_attention", EITHER, apis=("attention", "attention_kernels"), call=_call),)
+ADAPTERS = (Adapter("scaled_dot_product_attention", EITHER, _call, ("attention", "attention_kernels")),)

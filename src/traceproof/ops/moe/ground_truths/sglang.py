@@ -126,7 +126,5 @@ SERVED = signature(
 )
 
 ADAPTERS = (
-    Adapter(
-        "fused_experts_impl", SERVED, apis=("experts", "router", "grouped_topk"), call=_call, sm=((8, 9), (12, 9))
-    ),
+    Adapter("fused_experts_impl", SERVED, _call, ("experts", "router", "grouped_topk"), sm=((8, 9), (12, 9))),
 )

@@ -40,8 +40,8 @@ def _adapters(plain: str, fused: str, offset: float) -> tuple[Adapter, Adapter]:
     norm = Adapter(
         f"norm.{plain}",
         NORM,
-        apis=(plain,),
-        call=_norm,
+        _norm,
+        (plain,),
         accepts=accepts,
         modules=lambda _, __: MODULES,
         sm=((7, 5), (12, 9)),

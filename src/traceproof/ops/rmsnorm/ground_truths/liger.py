@@ -34,13 +34,8 @@ def _fused_add(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 
 ADAPTERS = (
-    Adapter("rms_norm_forward", NORM, apis=("rms_norm",), call=_norm, accepts=_one_dtype, sm=SM),
+    Adapter("rms_norm_forward", NORM, _norm, ("rms_norm",), accepts=_one_dtype, sm=SM),
     Adapter(
-        "fused_add_rms_norm_forward",
-        FUSED_ADD,
-        apis=("fused_add_rms_norm",),
-        call=_fused_add,
-        accepts=_one_dtype,
-        sm=SM,
+        "fused_add_rms_norm_forward", FUSED_ADD, _fused_add, ("fused_add_rms_norm",), accepts=_one_dtype, sm=SM
     ),
 )

@@ -107,32 +107,30 @@ def _fused_module(definition: Definition, _: tuple[int, int]) -> tuple[Module, .
 
 
 ADAPTERS = (
-    Adapter(
-        "layernorm.norm.rmsnorm", NORM, apis=("rmsnorm",), call=_norm, accepts=_compiled, modules=_module, sm=SM
-    ),
+    Adapter("layernorm.norm.rmsnorm", NORM, _norm, ("rmsnorm",), accepts=_compiled, modules=_module, sm=SM),
     Adapter(
         "layernorm.norm.fused_add_rmsnorm",
         FUSED_ADD,
-        apis=("fused_add_rmsnorm",),
-        call=_fused_add,
+        _fused_add,
+        ("fused_add_rmsnorm",),
         accepts=_compiled_fused,
         modules=_fused_module,
         sm=SM,
     ),
-    Adapter("layernorm.fused_rmsnorm", NORM, apis=("triton_rmsnorm",), call=_triton, accepts=_plain, sm=SM),
+    Adapter("layernorm.fused_rmsnorm", NORM, _triton, ("triton_rmsnorm",), accepts=_plain, sm=SM),
     Adapter(
         "layernorm.minimax_m3_rmsnorm.gemma_rmsnorm",
         NORM,
-        apis=("triton_gemma_rmsnorm",),
-        call=_triton_gemma,
+        _triton_gemma,
+        ("triton_gemma_rmsnorm",),
         accepts=_gemma,
         sm=SM,
     ),
     Adapter(
         "layernorm.minimax_m3_rmsnorm.gemma_fused_add_rmsnorm",
         FUSED_ADD,
-        apis=("triton_gemma_fused_add_rmsnorm",),
-        call=_triton_gemma_fused_add,
+        _triton_gemma_fused_add,
+        ("triton_gemma_fused_add_rmsnorm",),
         accepts=_gemma,
         sm=SM,
     ),

@@ -32,7 +32,7 @@ def _is_gemma(definition: Definition) -> bool:
 
 
 ADAPTERS = (
-    Adapter("RMSNorm.forward_native", EITHER, apis=("RMSNorm",), call=_norm, accepts=_is_plain),
+    Adapter("RMSNorm.forward_native", EITHER, _norm, ("RMSNorm",), accepts=_is_plain),
     # Not with a residual: it rounds the sum before it norms it, which its own CUDA kernel does not.
-    Adapter("GemmaRMSNorm.forward_native", NORM, apis=("GemmaRMSNorm",), call=_norm, accepts=_is_gemma),
+    Adapter("GemmaRMSNorm.forward_native", NORM, _norm, ("GemmaRMSNorm",), accepts=_is_gemma),
 )

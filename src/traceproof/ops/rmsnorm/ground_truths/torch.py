@@ -26,4 +26,4 @@ def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 ANY_ROWS = replace(EITHER, rows=None)  # PyTorch takes none, too
 
-ADAPTERS = (Adapter("functional.rms_norm", ANY_ROWS, apis=("rms_norm",), call=_norm),)
+ADAPTERS = (Adapter("functional.rms_norm", ANY_ROWS, _norm, ("rms_norm",)),)

@@ -26,8 +26,8 @@ ADAPTERS = (
     Adapter(
         "apply_rope_with_cos_sin_cache_inplace",
         ROTARY,
-        apis=("rope",),
-        call=_call,
+        _call,
+        ("rope",),
         modules=lambda _, __: (Module("gen_rope"),),
         sm=((7, 5), (12, 9)),
     ),

@@ -26,4 +26,4 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return {"q_out": turned[0][0].transpose(0, 1), "k_out": turned[1][0].transpose(0, 1)}
 
 
-ADAPTERS = (Adapter("rope_forward", ROTARY, apis=("rope",), call=_call, accepts=_accepts, sm=((8, 0), (12, 9))),)
+ADAPTERS = (Adapter("rope_forward", ROTARY, _call, ("rope",), accepts=_accepts, sm=((8, 0), (12, 9))),)

@@ -37,8 +37,8 @@ ADAPTERS = (
     Adapter(
         "sgl_kernel.rotary_embedding",
         ROTARY,
-        apis=("rotary_embedding",),
-        call=_call,
+        _call,
+        ("rotary_embedding",),
         accepts=_accepts,
         packages=(KERNELS,),
         sm=((8, 0), (12, 9)),

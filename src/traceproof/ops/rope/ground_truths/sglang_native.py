@@ -23,4 +23,4 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return {"q_out": rotate(tensor(inputs, "q")), "k_out": rotate(tensor(inputs, "k"))}
 
 
-ADAPTERS = (Adapter("rotary_embedding.apply_rotary_emb", ROTARY, apis=("apply_rotary_emb",), call=_call),)
+ADAPTERS = (Adapter("rotary_embedding.apply_rotary_emb", ROTARY, _call, ("apply_rotary_emb",)),)

@@ -43,8 +43,8 @@ def _adapter(*filters: str) -> Adapter:
     return Adapter(
         f"sampling.{key}_sampling_from_probs",
         signature(f"probs {' '.join(filters)} -> samples"),
-        apis=(key,),
-        call=_call,
+        _call,
+        (key,),
         trials=_trials,
         modules=lambda _, __: (Module("gen_sampling"),),
         sm=((8, 0), (12, 9)),

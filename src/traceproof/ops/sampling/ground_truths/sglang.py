@@ -48,8 +48,8 @@ ADAPTERS = tuple(
     Adapter(
         "sampling.renorm_triton",
         signature(f"probs {filters} -> samples"),
-        apis=("top_k_renorm", "top_p_renorm", "sample"),
-        call=_call,
+        _call,
+        ("top_k_renorm", "top_p_renorm", "sample"),
         trials=_trials,
         sm=((8, 0), (12, 9)),
     )

@@ -38,8 +38,8 @@ ADAPTERS = tuple(
     Adapter(
         "sampler.top_k_top_p_min_p_sampling_from_probs_torch",
         signature(f"probs {only} -> samples"),
-        apis=("filter_and_sample",),
-        call=_call,
+        _call,
+        ("filter_and_sample",),
         trials=_trials,
     )
     for only in ("top_k", "top_p")

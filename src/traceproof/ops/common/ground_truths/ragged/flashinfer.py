@@ -48,8 +48,8 @@ ADAPTERS = (
     Adapter(
         "BatchPrefillWithRaggedKVCacheWrapper",
         RAGGED,
-        apis=("prefill_ragged",),
-        call=_prefill,
+        _prefill,
+        ("prefill_ragged",),
         accepts=_accepts,
         modules=_modules,
         sm=SM,
