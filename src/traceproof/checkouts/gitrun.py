@@ -57,17 +57,13 @@ FINAL: tuple[tuple[str, str, str], ...] = (
         "there is no repository at this address",
         "Check the address (git ls-remote URL).",
     ),
-    (
-        MOVED,
-        "the branch moved meanwhile",
-        "Run the same command again.",
-    ),
+    (MOVED, "the branch moved meanwhile", "Run the same command again."),
     (r"remote rejected", "the remote refuses it", "See what it says."),
     (r"dubious ownership", "git does not trust the folder's owner", "See `git help config`, safe.directory."),
 )
 CORRUPT = re.compile(
     r"corrupt|bad object|inflate|pack has bad|index-pack failed|invalid index-pack|unable to read tree"
-    r"|sha1 mismatch|loose object|missing blob|unable to read sha1|early EOF|bad pack|unexpected end",
+    r"|sha1 mismatch|loose object|missing blob|unable to read sha1|early EOF|bad pack|unexpected end"
 )
 
 

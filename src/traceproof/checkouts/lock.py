@@ -79,7 +79,6 @@ def resolve(url: str, ref: str, *, git: Git) -> str:
         )
     if not commits:
         raise TraceproofError(
-            f"{url} has no branch or tag {ref!r}",
-            todo="Check the name; a commit is given with all its 40 digits.",
+            f"{url} has no branch or tag {ref!r}", todo="Check the name; a commit is given with all its 40 digits."
         )
     return commits.pop()

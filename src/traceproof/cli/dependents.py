@@ -64,8 +64,7 @@ def _changed(root: Path, names: list[str]) -> dict[str, Any]:
     absent = [name for name in names if name not in tree.files]
     if absent:
         raise TraceproofError(
-            f"not in {root}: {', '.join(absent)}",
-            todo="For deleted files, compare two commits: --between A B.",
+            f"not in {root}: {', '.join(absent)}", todo="For deleted files, compare two commits: --between A B."
         )
     stack = stack_of(tree)
     if stack is None:

@@ -54,8 +54,7 @@ def publish(  # noqa: PLR0913 - one parameter an option
     ] = False,
     tests_output: Annotated[Path | None, typer.Option(help="What the tests printed, for the description.")] = None,
     coverage_clone: Annotated[
-        Path | None,
-        typer.Option(help="Prepare the coverage document's pull request as a branch of this clone."),
+        Path | None, typer.Option(help="Prepare the coverage document's pull request as a branch of this clone.")
     ] = None,
     coverage_file: Annotated[str, typer.Option(help="The coverage document in that clone.")] = COVERAGE,
     dataset: Annotated[

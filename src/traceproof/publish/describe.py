@@ -103,14 +103,7 @@ def _row(record: Record) -> Sequence[str]:
         margin = "" if gate["margin"] is None else f" {gate['margin']:.2f}"
         gates.append(f"{output}: {'+'.join(gate['kinds']) or 'exact'}{margin}")
     status = record.status if not record.reason else f"{record.status}: {record.reason}"
-    return (
-        record.actor,
-        status,
-        str(len(record.cases)),
-        str(record.compared),
-        ", ".join(gates),
-        record.date,
-    )
+    return (record.actor, status, str(len(record.cases)), str(record.compared), ", ".join(gates), record.date)
 
 
 def _repeat(bundle: Bundle) -> Iterator[str]:

@@ -104,12 +104,7 @@ def _class_rows(
         scratch /= name
         scratch.mkdir(exist_ok=True)
     (outcome,) = pool.run_items(
-        setup=SETUP,
-        payload=asked,
-        items=[name],
-        limits=limits,
-        isolation=Isolation.TRUSTED,
-        scratch=scratch,
+        setup=SETUP, payload=asked, items=[name], limits=limits, isolation=Isolation.TRUSTED, scratch=scratch
     )
     if outcome.status is not Status.OK:
         yield _broken(outcome, f"{outcome.status}: {outcome.message}")

@@ -47,11 +47,7 @@ def restrict(readable: Iterable[str], writable: Iterable[str], devices: Iterable
     size = 24 if scope else 16 if net else 8  # an older kernel takes the shorter struct
     rules = kernel.syscall("landlock_create_ruleset", attributes, size, 0)
     try:
-        for paths, rights in (
-            (readable, READ),
-            (writable, ~(MAKE_CHAR | MAKE_BLOCK)),
-            (devices, DEVICE),
-        ):
+        for paths, rights in ((readable, READ), (writable, ~(MAKE_CHAR | MAKE_BLOCK)), (devices, DEVICE)):
             for path in paths:
                 _allow(rules, path, rights & handled)
         kernel.syscall("landlock_restrict_self", rules, 0)

@@ -4,12 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 # A version is added here only with a golden reading of its own in tests/extract_golden.
-SUPPORTED: Mapping[str, str] = MappingProxyType(
-    {
-        "0.5.22": "sglang_0_5_22",
-        "0.5.23": "sglang_0_5_22",
-    }
-)
+SUPPORTED: Mapping[str, str] = MappingProxyType({"0.5.22": "sglang_0_5_22", "0.5.23": "sglang_0_5_22"})
 
 
 def base_version(version: str) -> str:

@@ -175,10 +175,7 @@ def _plans(
 
     lists = {
         "small": ([*drawn("small-0", 1, low=2, high=17)], [1, *drawn("small-1", 1, low=2, high=17)]),
-        "medium": (
-            [0, 1, page_size - 1, page_size, page_size + 1, 256],
-            [topk - 1, topk + 1, 2 * topk, topk],
-        ),
+        "medium": ([0, 1, page_size - 1, page_size, page_size + 1, 256], [topk - 1, topk + 1, 2 * topk, topk]),
         "large": (drawn("large-0", 32, low=512, high=2 * topk + 512), drawn("large-1", 64, low=512, high=2049)),
     }
     for size in sizes:

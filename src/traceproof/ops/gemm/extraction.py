@@ -49,11 +49,7 @@ def gemm(n: int, k: int, *, role: str, note: str = "", rank: bool = False) -> Dr
         name=f"gemm_n{n}_k{k}",
         op_type="gemm",
         description=f"General matrix multiply C = A @ B.T: {share}{role}. {note}".strip(),
-        axes={
-            "M": var("Number of tokens."),
-            "N": const(n, "Output features."),
-            "K": const(k, "Input features."),
-        },
+        axes={"M": var("Number of tokens."), "N": const(n, "Output features."), "K": const(k, "Input features.")},
         inputs={
             "A": tensor("M K", "float16", "Activations."),
             "B": tensor("N K", "float16", "Weight, one row an output feature."),

@@ -242,9 +242,7 @@ def _fp4(form: Form, definition: Definition, case: Case, draw: Draw) -> dict[str
     hidden = definition.inputs["hidden_states"]
     shape = _shape(definition, "hidden_states", case)
     rms = {"gemm1_weights": GATE_RMS / form.hidden**0.5, "gemm2_weights": 1 / ACTIVE_RMS / form.intermediate**0.5}
-    values: dict[str, Value] = {
-        "hidden_states": draw.normal("hidden_states", shape, TORCH_DTYPES[hidden.dtype]),
-    }
+    values: dict[str, Value] = {"hidden_states": draw.normal("hidden_states", shape, TORCH_DTYPES[hidden.dtype])}
     for name, size in rms.items():
         values[name] = _fp4_weights(_shape(definition, name, case), draw, name, size)
     return values
@@ -287,9 +285,4 @@ def _plain(form: Form, definition: Definition, case: Case, draw: Draw) -> dict[s
     }
 
 
-_DATA = {
-    Scaling.FP8_BLOCK: _fp8_block,
-    Scaling.FP8_TENSOR: _fp8_tensor,
-    Scaling.FP4: _fp4,
-    Scaling.PLAIN: _plain,
-}
+_DATA = {Scaling.FP8_BLOCK: _fp8_block, Scaling.FP8_TENSOR: _fp8_tensor, Scaling.FP4: _fp4, Scaling.PLAIN: _plain}

@@ -80,9 +80,4 @@ def pack(found: list[Support], device: torch.device) -> dict[str, torch.Tensor]:
         count = len(one.tokens)
         tokens[row, :count], probs[row, :count], optional[row, :count] = one.tokens, one.probs, one.optional
     first = tokens[:, 0] if width else torch.zeros(len(found), dtype=torch.int64, device=device)
-    return {
-        "samples": first,
-        "samples@tokens": tokens,
-        "samples@probs": probs,
-        "samples@optional": optional,
-    }
+    return {"samples": first, "samples@tokens": tokens, "samples@probs": probs, "samples@optional": optional}

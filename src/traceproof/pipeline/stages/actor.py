@@ -66,11 +66,7 @@ def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
             )
             records_of = _apart(references, planned.definitions)
     Manifest(
-        actor=job.actor,
-        op_type=planned.op_type,
-        code=job.code,
-        environment=dict(job.stack),
-        cases=records_of,
+        actor=job.actor, op_type=planned.op_type, code=job.code, environment=dict(job.stack), cases=records_of
     ).write(manifest)
 
 
@@ -78,10 +74,7 @@ def _run_trusted(
     job: Job, outputs: Store, store: Path, planned: OpTypePlan, progress: Progress
 ) -> dict[str, Records]:
     """Records of all definitions of an actor that is ours or a pinned package's, by name."""
-    with (
-        own_folder("scratch", store) as scratch,
-        job.stack_workers.pool(most=job.workers) as pool,
-    ):
+    with own_folder("scratch", store) as scratch, job.stack_workers.pool(most=job.workers) as pool:
         trusted = _Trusted(job, outputs, pool, scratch, planned.dataset, progress)
         return trusted.together(planned.definitions)
 

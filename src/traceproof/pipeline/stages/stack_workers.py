@@ -69,13 +69,7 @@ class StackWorkers:
             most=most,
         )
 
-    def untrusted(
-        self,
-        *,
-        conceal: Sequence[Path],
-        readable: Sequence[Path] = (),
-        weak: bool = False,
-    ) -> Pool:
+    def untrusted(self, *, conceal: Sequence[Path], readable: Sequence[Path] = (), weak: bool = False) -> Pool:
         """A job's access to workers for strangers' code, which find nothing of ours imported but the runner.
 
         The arguments are those of `Pool`; this project's own folders are concealed too.

@@ -91,12 +91,7 @@ class _Name:
 
 
 def align(  # noqa: PLR0913, PLR0917 - the kernel's own arguments
-    ids: torch.Tensor,
-    buckets: int,
-    block: int,
-    tokens: torch.Tensor,
-    experts: torch.Tensor,
-    total: torch.Tensor,
+    ids: torch.Tensor, buckets: int, block: int, tokens: torch.Tensor, experts: torch.Tensor, total: torch.Tensor
 ) -> None:
     """Sort (token, expert) pairs into blocks of one expert each; only indices, no arithmetic on values.
 

@@ -19,13 +19,7 @@ sys.path.insert(0, str(FOLDER))  # the support modules lie there
 from traceproof.dataset.definition import Definition  # noqa: E402 - after the line above
 from traceproof.ops.cases import ALWAYS, SIZES, WORKLOADS, Case  # noqa: E402
 from traceproof.stacks import PACKAGES, STACKS  # noqa: E402
-from traceproof.testgen.support.cases import (  # noqa: E402
-    cases_of,
-    cheapest,
-    is_slow,
-    read_definition,
-    workload_cases,
-)
+from traceproof.testgen.support.cases import cases_of, cheapest, is_slow, read_definition, workload_cases  # noqa: E402
 from traceproof.testgen.support.helpers import get_ground_truth, load_definition, reference_of  # noqa: E402
 from traceproof.testgen.support.suite import ReferenceTests  # noqa: E402
 from traceproof.testgen.support.trial import Trial, threads  # noqa: E402

@@ -6,11 +6,7 @@ from traceproof.ops.activation.ground_truths import fused
 from traceproof.ops.adapter import Api, Outputs, tensor
 from traceproof.ops.base import Values
 
-PLACES = {
-    SILU: "sgl_kernel:silu_and_mul",
-    GELU: "sgl_kernel:gelu_and_mul",
-    TANH: "sgl_kernel:gelu_tanh_and_mul",
-}
+PLACES = {SILU: "sgl_kernel:silu_and_mul", GELU: "sgl_kernel:gelu_and_mul", TANH: "sgl_kernel:gelu_tanh_and_mul"}
 
 
 def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:

@@ -6,7 +6,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops.adapter import Adapter, Api, Outputs, dim, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.gdn.forms import Form
-from traceproof.ops.gdn.ground_truths.common import (
+from traceproof.ops.gdn.ground_truths import (
     DECODE,
     MTP,
     PREFILL,
