@@ -43,38 +43,16 @@ def install(manager: Any) -> None:  # noqa: ANN401 - Snakemake has no types
 
 
 class LogHandler(LogHandlerBase):
-    """Writes to stderr."""
+    """Writes to stderr, in place of Snakemake's own output; Snakemake keeps its full log below .snakemake/log."""
+
+    writes_to_stream = has_filter = has_formatter = True
+    writes_to_file = needs_rulegraph = False
 
     def __post_init__(self) -> None:
         self._started = time.monotonic()
         self._names: dict[int, str] = {}
         self._finished = ""
         self._stopping = False
-
-    @property
-    def writes_to_stream(self) -> bool:
-        """Yes: it replaces Snakemake's own output."""
-        return True
-
-    @property
-    def writes_to_file(self) -> bool:
-        """No: Snakemake keeps its full log below .snakemake/log."""
-        return False
-
-    @property
-    def has_filter(self) -> bool:
-        """Yes: it chooses for itself."""
-        return True
-
-    @property
-    def has_formatter(self) -> bool:
-        """Yes: its own."""
-        return True
-
-    @property
-    def needs_rulegraph(self) -> bool:
-        """No."""
-        return False
 
     def interrupted(self, number: int, frame: FrameType | None) -> None:
         """Say at once what an interrupt does: Snakemake may end by the jobs that it stopped before it says so."""

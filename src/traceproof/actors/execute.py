@@ -4,9 +4,7 @@ import errno
 import gc
 import os
 import re
-import sys
 import time
-import traceback
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +21,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution import caches
 from traceproof.execution.inputs import drawing_device, fingerprints, make_inputs, place
-from traceproof.execution.runner import CUDA_LOST, cuda_is_lost, set_seed
+from traceproof.execution.runner import ending_if_lost, set_seed
 from traceproof.execution.tensor_files import plain_tensor
 from traceproof.execution.transfer import same_bits
 from traceproof.ops import registry as ops
@@ -112,20 +110,9 @@ class _Runner:
     scratch: Path
 
     def run(self, item: dict[str, Any]) -> dict[str, Any]:
-        """Run one case: `{"case": ..., "key": ..., "repeat": bool}`; gives what the manifest says of it.
-
-        An exception that leaves the GPU context unusable (an illegal address, say) ends the process, so that the
-        pool starts another and the next case is not blamed for this one.
-        """
-        try:
+        """Run one case: `{"case": ..., "key": ..., "repeat": bool}`; gives what the manifest says of it."""
+        with ending_if_lost(self.device):
             return self._run(item)
-        except Exception:
-            if self.device.type == "cuda" and cuda_is_lost():
-                traceback.print_exc()
-                sys.stderr.write("the CUDA context is lost: this worker ends\n")
-                sys.stderr.flush()
-                os._exit(CUDA_LOST)
-            raise
 
     def _run(self, item: dict[str, Any]) -> dict[str, Any]:
         case = Case(**item["case"])

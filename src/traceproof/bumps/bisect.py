@@ -10,7 +10,7 @@ from traceproof.bumps.touches import Touch, touch
 from traceproof.bumps.units import FileUnits
 from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.tree import CommitTree
-from traceproof.dependents.facts import uncollected
+from traceproof.dataset.tree import paused_collection
 from traceproof.errors import TraceproofError
 from traceproof.stacks import PACKAGES
 
@@ -115,7 +115,7 @@ class Bisection:
     def _touching(self, commits: Sequence[str]) -> list[tuple[str, Touch]]:
         """The first commit, and each one whose digest differs from the one before."""
         steps: list[tuple[str, Touch]] = []
-        with uncollected():
+        with paused_collection(kept=True):
             for commit in commits:
                 tree = CommitTree(self.repository, commit)
                 found = touch(self.stack, self.op_type, Sources(tree, PACKAGES[self.stack], self._parsed))

@@ -10,7 +10,7 @@ from traceproof.bumps.reach import Reach
 from traceproof.bumps.roots import roots
 from traceproof.bumps.units import EFFECTS, FileUnits
 from traceproof.checkouts.tree import Tree
-from traceproof.dependents.facts import uncollected
+from traceproof.dataset.tree import paused_collection
 from traceproof.digests import digest_bytes, digest_json
 from traceproof.pipeline.adapters import op_types
 from traceproof.stacks import PACKAGES
@@ -88,7 +88,7 @@ def touch(stack: str, op_type: str, sources: Sources) -> Touch:
 def touches(stack: str, tree: Tree, parsed: dict[str, FileUnits] | None = None) -> dict[str, Touch]:
     """The same for every op_type that the stack has adapters for; `parsed` keeps files for other commits."""
     sources = Sources(tree, PACKAGES[stack], parsed)
-    with uncollected():
+    with paused_collection(kept=True):
         return {op_type: touch(stack, op_type, sources) for op_type in op_types(stack)}
 
 

@@ -254,14 +254,20 @@ def read_tree(root: Path) -> Tree:
 
 
 @contextmanager
-def paused_collection() -> Iterator[None]:
-    """Pause the cyclic collector: walking the short-lived syntax trees takes it half of the reading time."""
+def paused_collection(*, kept: bool = False) -> Iterator[None]:
+    """Pause the cyclic collector: walking syntax trees takes it half of the reading time.
+
+    Args:
+        kept: whether what is made meanwhile stays; the next collection would walk all of it.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
+            if kept:
+                gc.freeze()
             gc.enable()
 
 

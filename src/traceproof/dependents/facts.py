@@ -1,11 +1,9 @@
 """What one Python file imports, wherever in it the import stands."""
 
 import ast
-import gc
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 IMPORTERS = frozenset({"import_module", "__import__", "importorskip", "find_spec", "run_module", "run_path"})
@@ -118,16 +116,3 @@ def _cython(content: bytes) -> Iterator[Import]:
             yield Import(module, taken, len(base) - len(module), line)
         else:
             yield from (Import(part.split()[0], (), 0, line) for part in plain.split(",") if part.strip())
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Without the garbage collector: syntax trees are millions of objects that stay, and it took half the time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.freeze()  # or the next collection walks all of it
-            gc.enable()

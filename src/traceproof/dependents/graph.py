@@ -13,8 +13,9 @@ from multiprocessing import get_context
 from typing import NamedTuple
 
 from traceproof.checkouts.tree import Tree, parents
+from traceproof.dataset.tree import paused_collection
 from traceproof.dependents import modules
-from traceproof.dependents.facts import ANYTHING, Facts, read_facts, uncollected
+from traceproof.dependents.facts import ANYTHING, Facts, read_facts
 from traceproof.dependents.modules import Modules
 
 PARALLEL_BYTES = 2_000_000  # of source; below it, starting processes takes longer than reading
@@ -88,7 +89,7 @@ class Graph:
     def of(cls, tree: Tree) -> Graph:
         """Read a tree."""
         index = Modules(tree)
-        with uncollected():
+        with paused_collection(kept=True):
             read = _read(tree, index.sources)
         graph = cls(tree, index, read)
         for path, facts in graph.facts.items():

@@ -80,22 +80,11 @@ class _Caller:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def answer(self, item: dict[str, Any]) -> dict[str, Any] | None:
-        """Make one call (the item is an `Order`, with whether to `hold` what it returned); None: there is none.
-
-        An exception that leaves the GPU context unusable (an illegal address, say) ends the process, so that the
-        pool starts another and the next case is not blamed for this one.
-        """
+        """Make one call (the item is an `Order`, with whether to `hold` what it returned); None: there is none."""
         if "inputs" not in item:
             return None
-        try:
+        with ending_if_lost(self._device):
             return self._answer(item)
-        except Exception:
-            if self._device.type == "cuda" and cuda_is_lost():
-                traceback.print_exc()
-                sys.stderr.write("the CUDA context is lost: this worker ends\n")
-                sys.stderr.flush()
-                os._exit(CUDA_LOST)
-            raise
 
     def _answer(self, item: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(item["threads"])
@@ -277,6 +266,23 @@ def cuda_is_lost() -> bool:
     except RuntimeError:
         return True
     return False
+
+
+@contextmanager
+def ending_if_lost(device: torch.device) -> Iterator[None]:
+    """End the process at an exception that leaves its GPU context unusable (an illegal address, say).
+
+    The pool starts another then, and the next case is not blamed for this one.
+    """
+    try:
+        yield
+    except Exception:
+        if device.type == "cuda" and cuda_is_lost():
+            traceback.print_exc()
+            sys.stderr.write("the CUDA context is lost: this worker ends\n")
+            sys.stderr.flush()
+            os._exit(CUDA_LOST)
+        raise
 
 
 def _entries(returned: Any) -> list[tuple[str | None, Any]]:  # noqa: ANN401 - what strangers return

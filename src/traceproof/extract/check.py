@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.definition import Definition
-from traceproof.worker import GIB, Isolation, Limits, Pool, Status, run_items
+from traceproof.worker import GIB, Isolation, Limits, Pool, Status
 
 if TYPE_CHECKING:
     from traceproof.execution.source import Source
@@ -62,17 +62,16 @@ def check(
         for definition, text in zip(definitions, texts, strict=True)
     ]
     source = str(Path(__file__).resolve().parents[2])
-    outcomes = run_items(
-        setup="traceproof.extract.check:setup",
-        payload={},
-        items=items,
-        limits=Limits(seconds=CASES * LIMITS.seconds, memory_bytes=None),
-        isolation=Isolation.TRUSTED,  # our own code, which has a worker of its own for each reference
-        preload=("torch", "traceproof.execution.source"),
-        python=python,
-        env={"PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
-    )
-    return [_finding(outcome.status, outcome.value, outcome.message) for outcome in outcomes]
+    environment = {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    with Pool(preload=("torch", "traceproof.execution.source"), python=python, env=environment) as pool:
+        outcomes = pool.run_items(
+            setup="traceproof.extract.check:setup",
+            payload={},
+            items=items,
+            limits=Limits(seconds=CASES * LIMITS.seconds, memory_bytes=None),
+            isolation=Isolation.TRUSTED,  # our own code, which has a worker of its own for each reference
+        )
+        return [_finding(outcome.status, outcome.value, outcome.message) for outcome in outcomes]
 
 
 def _finding(status: Status, value: Any, message: str) -> Finding:  # noqa: ANN401 - JSON

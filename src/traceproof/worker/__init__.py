@@ -1,7 +1,7 @@
 """Runs code that may crash, hang or be hostile, in a process of its own, under limits."""
 
 from traceproof.worker.model import GIB, KIB, MIB, Isolation, ItemOutcome, Limits, Refused, Status
-from traceproof.worker.pool import Pool, Session, run_items
+from traceproof.worker.pool import Pool, Session
 
 __all__ = [
     "GIB",
@@ -14,5 +14,4 @@ __all__ = [
     "Refused",
     "Session",
     "Status",
-    "run_items",
 ]

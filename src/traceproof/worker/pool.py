@@ -245,26 +245,6 @@ class Session:
         self._stack.close()
 
 
-def run_items(  # noqa: PLR0913 - the pool's and the request's
-    *,
-    setup: str,
-    payload: Any,  # noqa: ANN401 - any JSON value
-    items: Sequence[Any],
-    limits: Limits | None = None,
-    isolation: Isolation = Isolation.UNTRUSTED,
-    scratch: Path | None = None,
-    preload: Sequence[str] = ("torch",),
-    python: str | os.PathLike[str] | None = None,
-    env: Mapping[str, str] | None = None,
-    gpu: bool = False,
-) -> Iterator[ItemOutcome]:
-    """`Pool.run_items` with a pool of its own; for a single call."""
-    with Pool(preload=preload, python=python, env=env, gpu=gpu) as pool:
-        yield from pool.run_items(
-            setup=setup, payload=payload, items=items, limits=limits, isolation=isolation, scratch=scratch
-        )
-
-
 def _not_isolated(reach: str) -> ItemOutcome:
     message = (
         f"not run: on this machine strangers' code could reach {reach} (namespaces and Landlock are absent or not"

@@ -1,8 +1,11 @@
 """Quantised number formats: block scales, fp8, fp4, and what they cost. Shared by the ops and their tests."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
+
+Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -23,6 +26,16 @@ def scale_blocks(rows: torch.Tensor, scales: torch.Tensor, *, height: int, width
     """
     blocks = rows.view(scales.shape[0], height, scales.shape[1], width)
     return (blocks * scales.to(rows.dtype)[:, None, :, None]).view(rows.shape)
+
+
+def exact(values: torch.Tensor) -> torch.Tensor:
+    """No rounding at all."""
+    return values
+
+
+def to_bf16(values: torch.Tensor) -> torch.Tensor:
+    """Round to bfloat16, and widen again to the dtype given."""
+    return values.to(torch.bfloat16).to(values.dtype)
 
 
 def to_fp8(values: torch.Tensor) -> torch.Tensor:

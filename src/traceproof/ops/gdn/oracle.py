@@ -11,9 +11,10 @@ from traceproof.draw import Draw, HostDraw
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Value, Values, ordered
 from traceproof.ops.cases import Case
 from traceproof.ops.common.gates import FAST_EXP, FAST_EXP_FACTOR, plain_softplus, sigmoid, softplus
+from traceproof.ops.common.quant import Rounding, exact, to_bf16
 from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.gdn.forms import BUFFER, Form, Layout, axes, layout, plans
-from traceproof.ops.gdn.recurrence import Rounding, Tokens, exact, recur, through_bfloat16
+from traceproof.ops.gdn.recurrence import Tokens, recur
 
 # A chunk of 64 tokens passes through five products, the floor's token through two; measured with chunked
 # computations of our own (tests/test_ops_gdn.py, ops/gdn/chunked.py): up to 3.2 times the floor for the output,
@@ -90,7 +91,7 @@ class GatedDeltaRule(Op):
         in float32.
         """
         found = layout(definition)
-        rounding = through_bfloat16 if found.form is Form.PREFILL else exact
+        rounding = to_bf16 if found.form is Form.PREFILL else exact
         low = _run(found, inputs, torch.float32, rounding)
         return {name: low[name].to(TORCH_DTYPES[spec.dtype]) for name, spec in definition.outputs.items()}
 

@@ -1,21 +1,11 @@
 """The gated delta rule, token by token, over any number of sequences at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-Rounding = Callable[[torch.Tensor], torch.Tensor]
-
-
-def exact(operand: torch.Tensor) -> torch.Tensor:
-    """Products take their operands as they are."""
-    return operand
-
-
-def through_bfloat16(operand: torch.Tensor) -> torch.Tensor:
-    """Products take their operands in bfloat16 and accumulate in the operand's own dtype."""
-    return operand.to(torch.bfloat16).to(operand.dtype)
+from traceproof.ops.common.quant import Rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

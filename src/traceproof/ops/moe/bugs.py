@@ -9,32 +9,23 @@ from torch.nn.functional import gelu, silu
 
 from traceproof.ops.answers import Answer, Answers, Subject
 from traceproof.ops.base import Tensors, Values
-from traceproof.ops.common.quant import BLOCK, requantise_fp8, to_fp8
+from traceproof.ops.common.quant import BLOCK, Rounding, exact, requantise_fp8, to_bf16, to_fp8
 from traceproof.ops.moe import routing_bugs as routing
 from traceproof.ops.moe.experts import chosen
 from traceproof.ops.moe.form import Form, Scaling, form_of
 from traceproof.ops.moe.routing import Choice
 
-Rounding = Callable[[torch.Tensor], torch.Tensor]
 MXFP8_BLOCK = 32  # neighbours that share a scale where a kernel keeps activations beside fp4 weights in fp8
-
-
-def _keep(values: torch.Tensor) -> torch.Tensor:
-    return values
-
-
-def _bf16(values: torch.Tensor) -> torch.Tensor:
-    return values.to(torch.bfloat16).to(values.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
     """Where a kernel rounds: token, first product, activated product, an expert's result; and its activation."""
 
-    token: Rounding = _keep
-    first: Rounding = _keep
-    active: Rounding = _keep
-    result: Rounding = _keep
+    token: Rounding = exact
+    first: Rounding = exact
+    active: Rounding = exact
+    result: Rounding = exact
     activation: Rounding = silu
     backwards: bool = False  # experts and K in the opposite order
 
@@ -101,14 +92,16 @@ def _expert(form: Form, inputs: Values, expert: int, x: torch.Tensor, kernel: Ke
 def _requantised(subject: Subject, *, first: bool) -> Tensors | None:
     """As kernels keep activations: fp8 with the scales that go with the form of the weights."""
     kernels = {
-        Scaling.FP8_BLOCK: Kernel(first=requantise_fp8 if first else _bf16, active=requantise_fp8, result=_bf16),
-        Scaling.FP8_TENSOR: None if first else Kernel(active=to_fp8, result=_bf16),
+        Scaling.FP8_BLOCK: Kernel(
+            first=requantise_fp8 if first else to_bf16, active=requantise_fp8, result=to_bf16
+        ),
+        Scaling.FP8_TENSOR: None if first else Kernel(active=to_fp8, result=to_bf16),
         Scaling.FP4: None
         if first
         else Kernel(
             token=partial(requantise_fp8, block=MXFP8_BLOCK),
             active=partial(requantise_fp8, block=MXFP8_BLOCK),
-            result=_bf16,
+            result=to_bf16,
         ),
         Scaling.PLAIN: None,
     }
@@ -125,7 +118,9 @@ RIGHT = (
     Answer("float32 throughout", compute),
     Answer("experts and K in the opposite order", partial(compute, kernel=Kernel(backwards=True))),
     Answer("routing in float32, softmax first", _own_routing),
-    Answer("bfloat16 intermediates", partial(compute, kernel=Kernel(first=_bf16, active=_bf16, result=_bf16))),
+    Answer(
+        "bfloat16 intermediates", partial(compute, kernel=Kernel(first=to_bf16, active=to_bf16, result=to_bf16))
+    ),
     Answer("activations kept in fp8", partial(_requantised, first=False)),
     Answer("gemm1's result and activations kept in fp8", partial(_requantised, first=True)),
     Answer("float64", lambda subject: subject.rounded(subject.op.oracle(subject.definition, subject.inputs))),
