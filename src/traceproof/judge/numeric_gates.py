@@ -7,6 +7,7 @@ must know of the whole output is pooled before anything is held against a limit.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
@@ -46,22 +47,33 @@ class Rows:
     allowed: torch.Tensor
 
 
-class CloseGate:
-    """Error against the oracle, elementwise and by row, at most `factor` times the floor's, plus one rounding.
+Kind = TypeVar("Kind")
 
-    A row's own floor may be small by luck, so a row is also allowed what the whole output's floor loses in
-    proportion to its magnitude. That is why every chunk is pooled before the first one is held.
+
+class _Gate(Generic[Kind]):
+    """What gates begin with.
 
     Args:
         kind: the limits.
         dtype: the output's.
     """
 
+    def __init__(self, kind: Kind, dtype: torch.dtype) -> None:
+        self._kind = kind
+        self._rounding = unit_roundoff(dtype)
+
+
+class CloseGate(_Gate[Close]):
+    """Error against the oracle, elementwise and by row, at most `factor` times the floor's, plus one rounding.
+
+    A row's own floor may be small by luck, so a row is also allowed what the whole output's floor loses in
+    proportion to its magnitude. That is why every chunk is pooled before the first one is held.
+    """
+
     two_passes = True
 
     def __init__(self, kind: Close, dtype: torch.dtype) -> None:
-        self._kind = kind
-        self._rounding = unit_roundoff(dtype)
+        super().__init__(kind, dtype)
         self._lost_squares = self._error_energy = self._energy = 0.0
         self._scaled_rows = self._elements = 0
         self._ratios = {"largest error": 0.0, "row RMS": 0.0}
@@ -113,20 +125,11 @@ class CloseGate:
         return Gate("floor", ratios[which], detail)
 
 
-class BackwardGate:
-    """|actual - expected| <= limit * bound + one rounding, elementwise.
-
-    Args:
-        kind: the limits.
-        dtype: the output's.
-    """
+class BackwardGate(_Gate[Backward]):
+    """|actual - expected| <= limit * bound + one rounding, elementwise."""
 
     two_passes = False
-
-    def __init__(self, kind: Backward, dtype: torch.dtype) -> None:
-        self._kind = kind
-        self._rounding = unit_roundoff(dtype)
-        self._margin = 0.0
+    _margin = 0.0
 
     def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
         """One chunk."""
@@ -151,25 +154,17 @@ class BackwardGate:
         return Gate("backward", self._margin, f"backward error {units} (limit {self._kind.limit:g})")
 
 
-class QuantisedGate:
+class QuantisedGate(_Gate[Quantised]):
     """Relative RMS error of every row, and the slope against the oracle over the whole output.
 
     Roundings without a bias still tilt the slope, the more the fewer they are: by the size of the error at right
     angles to the oracle over the root of their number. The slope may be off by SIGMAS times that beyond its limit,
     so a wrong factor shows in exact answers, and in rounded ones where enough of them are averaged.
-
-    Args:
-        kind: the limits.
-        dtype: the output's.
     """
 
     two_passes = True
-
-    def __init__(self, kind: Quantised, dtype: torch.dtype) -> None:
-        self._kind = kind
-        self._rounding = unit_roundoff(dtype)
-        self._row_ratio = self._energy = self._product = self._across = 0.0
-        self._roundings: float | None = None
+    _row_ratio = _energy = _product = _across = 0.0
+    _roundings: float | None = None
 
     def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
         """One chunk. `roundings` among the entries: over how many equal roundings the slope averages, float64 [1].

@@ -20,6 +20,11 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
+def pointer(*parts: str | int) -> str:
+    """A JSON pointer (RFC 6901) of the given keys and indices."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
+
+
 @dataclass(frozen=True, slots=True)
 class Code:
     """What a linter looks for: its code, what it finds, what to do, and how much it matters."""
@@ -142,8 +147,3 @@ def definition_rule(code: str) -> Callable[[SubjectCheck], SubjectCheck]:
         return check
 
     return register
-
-
-def pointer(*parts: str | int) -> str:
-    """A JSON pointer (RFC 6901) of the given keys and indices."""
-    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)

@@ -8,7 +8,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
+from traceproof.ops.base import Op, Tensors, Values, rounded
 from traceproof.ops.cases import Case
 
 
@@ -41,8 +41,7 @@ class Subject:
 
     def rounded(self, outputs: Tensors) -> Tensors:
         """Outputs in the definition's dtypes, extras left out."""
-        specs = self.definition.outputs
-        return {name: outputs[name].to(TORCH_DTYPES[spec.dtype]) for name, spec in specs.items()}
+        return rounded(self.definition, outputs)
 
     def with_inputs(self, **changes: Any) -> Values:  # noqa: ANN401 - tensors and scalars
         """The inputs with some replaced."""

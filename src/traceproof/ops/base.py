@@ -143,6 +143,20 @@ class Op(ABC):
         return frozenset()
 
 
+def shapes_and_dtypes(
+    definition: Definition, case: Case, names: Iterable[str]
+) -> tuple[dict[str, tuple[int, ...]], dict[str, torch.dtype]]:
+    """Shapes of some inputs in a case, () for a scalar's, and their dtypes."""
+    specs = {name: definition.inputs[name] for name in names}
+    shapes = {name: definition.shape_of(spec, case.axes) or () for name, spec in specs.items()}
+    return shapes, {name: TORCH_DTYPES[spec.dtype] for name, spec in specs.items()}
+
+
+def rounded(definition: Definition, values: Tensors) -> Tensors:
+    """The definition's outputs out of these, each in its dtype."""
+    return {name: values[name].to(TORCH_DTYPES[spec.dtype]) for name, spec in definition.outputs.items()}
+
+
 def ordered(definition: Definition, values: Mapping[str, Any]) -> Values:
     """`values` in the order of the definition's inputs.
 

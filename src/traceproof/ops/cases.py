@@ -1,6 +1,6 @@
 """A case: one set of sizes and drawing instructions for one definition, decided before anything runs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,3 +51,11 @@ class Case:
     def digest(self) -> str:
         """Digest of everything in the case."""
         return digest_json(self.as_json())
+
+
+def by_size(sizes: Sequence[str], counts: Mapping[str, Sequence[int]], *, axis: str, seed: int) -> Iterator[Case]:
+    """A case for each count of the sizes asked for, with so many along one axis; last, an empty one."""
+    for size in sizes:
+        for index, count in enumerate(counts[size]):
+            yield Case(f"{size}-{index}", size, {axis: count}, seed)
+    yield Case("edge-empty", "edge", {axis: 0}, seed)

@@ -32,6 +32,11 @@ class Kind(StrEnum):
     BLOB = "blob"
 
 
+def traces_path(definition: Definition) -> str:
+    """Where flashinfer-bench looks for the traces of a definition's baseline."""
+    return f"{Kind.TRACES}/{BASELINE}/{definition.op_type}/{definition.name}.jsonl"
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A file that a bundle brings; of lines files (workloads, traces), only the lines that are its own."""
@@ -234,11 +239,6 @@ def _files(folder: Path, definition: Definition, found: Mapping[str, Any]) -> It
         own = [line for line in lines if line.strip() and json.loads(line).get("solution") == found["solution"]]
         if own:
             yield Piece(traces_path(definition), "".join(own).encode())
-
-
-def traces_path(definition: Definition) -> str:
-    """Where flashinfer-bench looks for the traces of a definition's baseline."""
-    return f"{Kind.TRACES}/{BASELINE}/{definition.op_type}/{definition.name}.jsonl"
 
 
 def resolve(bundle: Bundle, base: Base, *, allow_changes: bool) -> Change:

@@ -9,7 +9,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.ops.activation.forms import GELU, SILU, activation_of
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Values, ordered
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import Case, by_size
 from traceproof.ops.compare import Close, Comparison
 
 SIZES = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
@@ -36,10 +36,7 @@ class Activation(Op):
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The specification's batch sizes; gates far out, where an activation saturates, and around its dip."""
         rows = definition.var_axes[0]
-        for size in sizes:
-            for index, batch in enumerate(SIZES[size]):
-                yield Case(f"{size}-{index}", size, {rows: batch}, seed)
-        yield Case("edge-empty", "edge", {rows: 0}, seed)
+        yield from by_size(sizes, SIZES, axis=rows, seed=seed)
         yield Case("adversarial-large", "adversarial", {rows: 5}, seed, {"scale": 8.0})
         yield Case("adversarial-tiny", "adversarial", {rows: 5}, seed, {"scale": 1e-3})
         # The two forms of gelu lie farthest apart two to three to either side, where a gate rarely is.

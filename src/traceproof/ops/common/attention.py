@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.base import TORCH_DTYPES, Tensors, Unsupported, Values
+from traceproof.ops.base import Tensors, Unsupported, Values, rounded
 from traceproof.ops.compare import Close, Comparison
 
 MAX_LOGITS = 1 << 22  # logits held at once: 32 MiB in float64, three such arrays live at a time
@@ -128,7 +128,7 @@ def floor(definition: Definition, operands: Operands) -> Tensors:
     the LSE, is taken over the rounded weights: FlashInfer's kernels for Ampere get it from the tensor core too.
     """
     low = attention(operands, Precision(torch.float32, operands.q.dtype))
-    return {name: low[name].to(TORCH_DTYPES[spec.dtype]) for name, spec in definition.outputs.items()}
+    return rounded(definition, low)
 
 
 def comparisons(definition: Definition) -> Mapping[str, Comparison]:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from traceproof.dataset.definition import Definition, TensorSpec
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import Case
-from traceproof.ops.common.attention import MAX_LOGITS, Operands, comparisons, floor, oracle
+from traceproof.ops.common.attention import MAX_LOGITS, Operands, comparisons, const_size, floor, oracle
 from traceproof.ops.common.attention_cases import Plan, Planner
+from traceproof.ops.common.paging import paged_axes
 from traceproof.ops.compare import Comparison
 
 SOFTMAX_COPIES = 4  # logits, masked logits, probabilities and one temporary, as a reference in float32 holds them
@@ -86,3 +87,24 @@ def _elements(definition: Definition, spec: TensorSpec, case: Case) -> int:
     for size in definition.shape_of(spec, case.axes) or ():
         count *= size
     return count
+
+
+class PagedAttention(AttentionOp):
+    """Attention over pages.
+
+    Attributes:
+        query: the input whose rows are queries.
+        cache: the input [pages, page_size, ...] whose pages are counted.
+    """
+
+    query: str
+    cache: str
+
+    def page_size(self, definition: Definition) -> int:
+        """Tokens a page."""
+        return const_size(definition, self.cache, 1)
+
+    def axes(self, definition: Definition, plan: Plan) -> Mapping[str, int]:
+        """All var axes, told by where they stand."""
+        size = self.page_size(definition)
+        return paged_axes(definition, plan, query=self.query, cache=self.cache, page_size=size)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.ops.base import TORCH_DTYPES, Unsupported, Values, ordered
+from traceproof.ops.base import Unsupported, Values, ordered, shapes_and_dtypes
 from traceproof.ops.cases import Case
 from traceproof.ops.common.attention import (
     Operands,
@@ -52,9 +52,7 @@ class RaggedAttention(AttentionOp):
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Data in the case's style; nothing is padded, so there is no room for poison."""
-        specs = definition.inputs
-        shapes = {name: definition.shape_of(specs[name], case.axes) or () for name in ("q", "k", "v")}
-        dtypes = {name: TORCH_DTYPES[specs[name].dtype] for name in shapes}
+        shapes, dtypes = shapes_and_dtypes(definition, case, ("q", "k", "v"))
         heads, width = shapes["q"][1:]
         scale = float32(1 / math.sqrt(width))
         style = Style.of(case, width=width, scale=scale)

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -119,17 +119,24 @@ def _indptr(bounds: list[tuple[int, int]], parts: Sequence[int], like: torch.Ten
     return torch.tensor([0, *itertools.accumulate(lengths)], dtype=like.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Sequences:
-    """Sequences of an attention over pages or ragged rows."""
+@dataclass(frozen=True)
+class _Batch:
+    """Sequences that an index pointer tells apart."""
 
     definition: Definition
     values: Values
+    ends: ClassVar[str]  # name of the index pointer
 
     @property
     def count(self) -> int:
         """Number of sequences."""
-        return len(_tensor(self.values, "kv_indptr")) - 1
+        return len(_tensor(self.values, self.ends)) - 1
+
+
+class Sequences(_Batch):
+    """Sequences of an attention over pages or ragged rows."""
+
+    ends = "kv_indptr"
 
     @property
     def queries(self) -> list[tuple[int, int]]:
@@ -161,17 +168,10 @@ class Sequences:
         return {name: value[_places(self.queries, parts)] for name, value in outputs.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Prefilled:
+class Prefilled(_Batch):
     """Sequences of a recurrent prefill: tokens side by side, a state each."""
 
-    definition: Definition
-    values: Values
-
-    @property
-    def count(self) -> int:
-        """Number of sequences."""
-        return len(_tensor(self.values, "cu_seqlens")) - 1
+    ends = "cu_seqlens"
 
     @property
     def bounds(self) -> list[tuple[int, int]]:

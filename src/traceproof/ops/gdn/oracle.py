@@ -8,7 +8,16 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, HostDraw
-from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Value, Values, ordered
+from traceproof.ops.base import (
+    Op,
+    Tensors,
+    Unsupported,
+    Value,
+    Values,
+    ordered,
+    rounded,
+    shapes_and_dtypes,
+)
 from traceproof.ops.cases import Case
 from traceproof.ops.common.gates import FAST_EXP, FAST_EXP_FACTOR, plain_softplus, sigmoid, softplus
 from traceproof.ops.common.quant import Rounding, exact, to_bf16
@@ -47,8 +56,7 @@ class GatedDeltaRule(Op):
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal q, v and state, k of norm 1 as models feed it, gates from slow to fast."""
         found = layout(definition)
-        shapes = {name: definition.shape_of(spec, case.axes) or () for name, spec in definition.inputs.items()}
-        dtypes = {name: TORCH_DTYPES[spec.dtype] for name, spec in definition.inputs.items()}
+        shapes, dtypes = shapes_and_dtypes(definition, case, definition.inputs)
         kind = case.params.get("kind")
         small = 1e-3 if kind == "tiny" else 1.0
         drawn: dict[str, torch.Tensor] = {
@@ -93,7 +101,7 @@ class GatedDeltaRule(Op):
         found = layout(definition)
         rounding = to_bf16 if found.form is Form.PREFILL else exact
         low = _run(found, inputs, torch.float32, rounding)
-        return {name: low[name].to(TORCH_DTYPES[spec.dtype]) for name, spec in definition.outputs.items()}
+        return rounded(definition, low)
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """Close: chunks in bfloat16 round more often than the floor; float32 states feel hardware exponentials."""

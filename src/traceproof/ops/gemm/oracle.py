@@ -8,8 +8,8 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Values, ordered
-from traceproof.ops.cases import Case
+from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered, shapes_and_dtypes
+from traceproof.ops.cases import Case, by_size
 from traceproof.ops.compare import Backward, Comparison
 
 SIZES = {"small": (1, 2), "medium": (16,), "large": (64,)}  # rows of A; B is drawn anew for every case
@@ -65,17 +65,13 @@ class Gemm(Op):
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Few rows, since B is what costs; one adversarial case whose rows differ in kind."""
         rows = roles(definition).rows
-        for size in sizes:
-            for index, count in enumerate(SIZES[size]):
-                yield Case(f"{size}-{index}", size, {rows: count}, seed)
-        yield Case("edge-empty", "edge", {rows: 0}, seed)
+        yield from by_size(sizes, SIZES, axis=rows, seed=seed)
         yield Case("adversarial-rows", "adversarial", {rows: 6}, seed, {"rows": ["tiny", "outlier", "positive"]})
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal data; `params.rows` names what befalls the rows of A in turn (each element has its own bound)."""
         names = roles(definition)
-        shapes = {name: definition.shape_of(spec, case.axes) or () for name, spec in definition.inputs.items()}
-        dtypes = {name: TORCH_DTYPES[spec.dtype] for name, spec in definition.inputs.items()}
+        shapes, dtypes = shapes_and_dtypes(definition, case, definition.inputs)
         a = draw.normal(names.a, shapes[names.a], dtypes[names.a])
         kinds = case.params.get("rows", [])
         for row in range(len(a) if kinds else 0):

@@ -1,11 +1,10 @@
 """gqa_paged: grouped-query attention over a paged cache, decode and causal prefill."""
 
 import math
-from collections.abc import Mapping
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.ops.base import TORCH_DTYPES, Unsupported, Values, ordered
+from traceproof.ops.base import Unsupported, Values, ordered, shapes_and_dtypes
 from traceproof.ops.cases import Case
 from traceproof.ops.common.attention import (
     Operands,
@@ -16,10 +15,9 @@ from traceproof.ops.common.attention import (
     scale_of,
     tensor_of,
 )
-from traceproof.ops.common.attention_cases import Plan
 from traceproof.ops.common.attention_inputs import POISON, Style, lean
-from traceproof.ops.common.attention_op import AttentionOp
-from traceproof.ops.common.paging import check_paged, paged_axes, paged_layout, read_spans, unread
+from traceproof.ops.common.attention_op import PagedAttention
+from traceproof.ops.common.paging import check_paged, paged_layout, read_spans, unread
 
 RANKS = {
     "q": 3,
@@ -33,10 +31,11 @@ RANKS = {
 }
 
 
-class GqaPaged(AttentionOp):
+class GqaPaged(PagedAttention):
     """Decode without qo_indptr, causal prefill with it; sm_scale 1 / sqrt(head_dim); NHD cache layout."""
 
     op_type = "gqa_paged"
+    query, cache = "q", "k_cache"
 
     def check(self, definition: Definition) -> None:
         """Known: q [T, Hq, D], caches [pages, page_size, Hkv, D or Dv], kv_last_page_len unless page_size is 1."""
@@ -46,20 +45,9 @@ class GqaPaged(AttentionOp):
             raise Unsupported("k_cache and v_cache differ in their number of heads")
         check_paged(definition, caches=("k_cache", "v_cache"))
 
-    def page_size(self, definition: Definition) -> int:
-        """Tokens a page."""
-        return const_size(definition, "k_cache", 1)
-
-    def axes(self, definition: Definition, plan: Plan) -> Mapping[str, int]:
-        """All var axes, told by where they stand."""
-        page_size = self.page_size(definition)
-        return paged_axes(definition, plan, query="q", cache="k_cache", page_size=page_size)
-
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Data in the case's style over a permuted page table; rows that nobody may read hold poison."""
-        specs = definition.inputs
-        shapes = {name: definition.shape_of(specs[name], case.axes) or () for name in ("q", "k_cache", "v_cache")}
-        dtypes = {name: TORCH_DTYPES[specs[name].dtype] for name in shapes}
+        shapes, dtypes = shapes_and_dtypes(definition, case, ("q", "k_cache", "v_cache"))
         heads, width = shapes["q"][1:]
         scale = float32(1 / math.sqrt(width))
         style = Style.of(case, width=width, scale=scale)
@@ -67,7 +55,7 @@ class GqaPaged(AttentionOp):
         k = style.keys(draw, "k_cache", shapes["k_cache"], dtypes["k_cache"], outlier=True)
         v = style.values(draw, "v_cache", shapes["v_cache"], dtypes["v_cache"])
         q = style.tensor(draw, "q", shapes["q"], dtypes["q"])
-        sequences = layout.sequences(draw.device, causal="qo_indptr" in specs)
+        sequences = layout.sequences(draw.device, causal="qo_indptr" in definition.inputs)
         v.flatten(0, 1)[unread(sequences.rows, v)] = POISON
         leaning = lean(draw, style, sequences, heads=heads)
         q = leaning.added(q, k.flatten(0, 1)) if leaning else q

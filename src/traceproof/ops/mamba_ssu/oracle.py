@@ -6,7 +6,16 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, HostDraw
-from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Value, Values, ordered
+from traceproof.ops.base import (
+    Op,
+    Tensors,
+    Unsupported,
+    Value,
+    Values,
+    ordered,
+    rounded,
+    shapes_and_dtypes,
+)
 from traceproof.ops.cases import Case
 from traceproof.ops.common.gates import FAST_EXP, FAST_EXP_FACTOR, plain_softplus, softplus
 from traceproof.ops.compare import Close, Comparison
@@ -73,8 +82,7 @@ class MambaSsu(Op):
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Gates in the range that Mamba-2 initialises them to: A in -[1, 16], softplus(dt_bias) in [1e-3, 0.1]."""
-        shapes = {name: definition.shape_of(spec, case.axes) or () for name, spec in definition.inputs.items()}
-        dtypes = {name: TORCH_DTYPES[spec.dtype] for name, spec in definition.inputs.items()}
+        shapes, dtypes = shapes_and_dtypes(definition, case, definition.inputs)
         kind = case.params.get("kind")
         wide: dict[str, torch.Tensor] = {
             name: draw.normal(name, shapes[name], scale=1e-3 if kind == "tiny" else 1.0)
@@ -119,7 +127,7 @@ class MambaSsu(Op):
     def floor(self, definition: Definition, inputs: Values) -> Tensors:
         """The step in float32 from the stored inputs; output and new state rounded once, as kernels store them."""
         low = _step(inputs, torch.float32)
-        return {name: low[name].to(TORCH_DTYPES[spec.dtype]) for name, spec in definition.outputs.items()}
+        return rounded(definition, low)
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """Close: products in float32, one rounding when stored; a float32 state feels hardware exponentials."""

@@ -1,18 +1,15 @@
 """mla_paged: multi-head latent attention over a paged compressed cache, absorbed form, decode and prefill."""
 
-from collections.abc import Mapping
-
 import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.ops.base import TORCH_DTYPES, Unsupported, Values, ordered
+from traceproof.ops.base import Unsupported, Values, ordered, shapes_and_dtypes
 from traceproof.ops.cases import Case
 from traceproof.ops.common import mla
 from traceproof.ops.common.attention import Operands, const_size, require, scale_of, tensor_of
-from traceproof.ops.common.attention_cases import Plan
-from traceproof.ops.common.attention_op import AttentionOp
-from traceproof.ops.common.paging import check_paged, paged_axes, paged_layout, read_spans, unread
+from traceproof.ops.common.attention_op import PagedAttention
+from traceproof.ops.common.paging import check_paged, paged_layout, read_spans, unread
 
 RANKS = {
     "q_nope": 3,
@@ -28,10 +25,11 @@ RANKS = {
 DRAWN = ("q_nope", "q_pe", "ckv_cache", "kpe_cache")
 
 
-class MlaPaged(AttentionOp):
+class MlaPaged(PagedAttention):
     """Logits q_nope . ckv + q_pe . kpe, values ckv: the output stays in the compressed space."""
 
     op_type = "mla_paged"
+    query, cache = "q_nope", "ckv_cache"
 
     def check(self, definition: Definition) -> None:
         """Known: queries [T, H, Dckv] and [T, H, Dkpe], caches [pages, page_size, Dckv] and [.., Dkpe]."""
@@ -43,20 +41,9 @@ class MlaPaged(AttentionOp):
             raise Unsupported("q_nope and q_pe differ in their number of heads")
         check_paged(definition, caches=("ckv_cache", "kpe_cache"))
 
-    def page_size(self, definition: Definition) -> int:
-        """Tokens a page."""
-        return const_size(definition, "ckv_cache", 1)
-
-    def axes(self, definition: Definition, plan: Plan) -> Mapping[str, int]:
-        """All var axes, told by where they stand."""
-        page_size = self.page_size(definition)
-        return paged_axes(definition, plan, query="q_nope", cache="ckv_cache", page_size=page_size)
-
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Data in the case's style over a permuted page table; rows that nobody may read hold poison."""
-        specs = definition.inputs
-        shapes = {name: definition.shape_of(specs[name], case.axes) or () for name in DRAWN}
-        dtypes = {name: TORCH_DTYPES[specs[name].dtype] for name in DRAWN}
+        shapes, dtypes = shapes_and_dtypes(definition, case, DRAWN)
         kpe_width = shapes["kpe_cache"][-1]
         style = mla.style_of(case, ckv=shapes["ckv_cache"][-1], kpe=kpe_width)
         layout = paged_layout(case, draw, page_size=self.page_size(definition))
@@ -65,7 +52,7 @@ class MlaPaged(AttentionOp):
         for name in ("ckv_cache", "kpe_cache"):
             data[name] = style.keys(draw, name, shapes[name], dtypes[name], outlier=name == "kpe_cache")
         ckv, kpe = data["ckv_cache"].flatten(0, 1), data["kpe_cache"].flatten(0, 1)
-        sequences = layout.sequences(draw.device, causal="qo_indptr" in specs)
+        sequences = layout.sequences(draw.device, causal="qo_indptr" in definition.inputs)
         mla.poison_(ckv, unread(sequences.rows, data["ckv_cache"]))
         data["q_nope"], data["q_pe"] = mla.queries(
             draw, style, nope=data["q_nope"], pe=data["q_pe"], ckv=ckv, kpe=kpe, sequences=sequences

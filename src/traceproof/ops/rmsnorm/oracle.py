@@ -7,8 +7,8 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Values, ordered
-from traceproof.ops.cases import Case
+from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Values, ordered, rounded
+from traceproof.ops.cases import Case, by_size
 from traceproof.ops.common.constants import named_constants
 from traceproof.ops.compare import Close, Comparison
 
@@ -53,10 +53,7 @@ class RmsNorm(Op):
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The specification's batch sizes; beside them a tiny scale, where eps shows, and an outlier column."""
         rows = definition.var_axes[0]
-        for size in sizes:
-            for index, batch in enumerate(SIZES[size]):
-                yield Case(f"{size}-{index}", size, {rows: batch}, seed)
-        yield Case("edge-empty", "edge", {rows: 0}, seed)
+        yield from by_size(sizes, SIZES, axis=rows, seed=seed)
         yield Case("adversarial-tiny", "adversarial", {rows: 5}, seed, {"scale": 1e-3})
         yield Case("adversarial-outlier", "adversarial", {rows: 5}, seed, {"outlier": 300.0})
         # A mean that is not zero: it tells a root mean square from a standard deviation.
@@ -96,7 +93,7 @@ class RmsNorm(Op):
         bound n additions lose sqrt(n) roundings, of which the root leaves half; root and products add three.
         """
         low = self._norm(definition, inputs, torch.float32)
-        floors = {name: low[name].to(TORCH_DTYPES[spec.dtype]) for name, spec in definition.outputs.items()}
+        floors = rounded(definition, low)
         if definition.outputs.get("output") is not None and definition.outputs["output"].dtype == "float32":
             terms = floors["output"].shape[-1]
             lost = (terms**0.5 / 2 + 3) * torch.finfo(torch.float32).eps / 2

@@ -6,7 +6,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Values, ordered
+from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered, rounded, shapes_and_dtypes
 from traceproof.ops.cases import Case
 from traceproof.ops.common.rotary import Pairing, pairing
 from traceproof.ops.compare import Close, Comparison
@@ -72,8 +72,7 @@ class Rope(Op):
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal q and k; points of the unit circle; positions with repeats, 0 and the last one."""
-        shapes = {name: definition.shape_of(spec, case.axes) or () for name, spec in definition.inputs.items()}
-        dtypes = {name: TORCH_DTYPES[spec.dtype] for name, spec in definition.inputs.items()}
+        shapes, dtypes = shapes_and_dtypes(definition, case, definition.inputs)
         values: Values = {}
         for name in ("q", "k"):
             tensor = draw.normal(name, shapes[name], dtypes[name], scale=float(case.params.get("scale", 1.0)))
@@ -97,7 +96,7 @@ class Rope(Op):
     def floor(self, definition: Definition, inputs: Values) -> Tensors:
         """The rotation in float32, rounded once to the output's dtype, as kernels do it."""
         low = _rotate(definition, inputs, torch.float32)
-        return {name: low[name].to(TORCH_DTYPES[spec.dtype]) for name, spec in definition.outputs.items()}
+        return rounded(definition, low)
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """Close: one rounding of the output is the whole floor."""

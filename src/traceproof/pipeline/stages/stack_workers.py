@@ -57,33 +57,20 @@ class StackWorkers:
         """Layers of isolation that its workers do without."""
         return caller.CUDA_REFUSES if self.gpu else ()
 
+    def _pool(self, **more: Any) -> Pool:  # noqa: ANN401 - the other arguments of `Pool`
+        return Pool(env=self.environment, gpu=self.gpu, without=self.without, shared=True, **more)
+
     def pool(self, *, most: int | None = None, readable: Sequence[Path] = ()) -> Pool:
         """A job's access to workers; the arguments are those of `Pool`."""
-        return Pool(
-            preload=self.preload,
-            env=self.environment,
-            gpu=self.gpu,
-            readable=readable,
-            without=self.without,
-            shared=True,
-            most=most,
-        )
+        return self._pool(preload=self.preload, readable=readable, most=most)
 
     def untrusted(self, *, conceal: Sequence[Path], readable: Sequence[Path] = (), weak: bool = False) -> Pool:
         """A job's access to workers for strangers' code, which find nothing of ours imported but the runner.
 
         The arguments are those of `Pool`; this project's own folders are concealed too.
         """
-        return Pool(
-            preload=caller.PRELOAD,
-            env=self.environment,
-            gpu=self.gpu,
-            readable=readable,
-            without=self.without,
-            conceal=[*caller.project_folders(), *conceal],
-            weak=weak,
-            shared=True,
-        )
+        hidden = [*caller.project_folders(), *conceal]
+        return self._pool(preload=caller.PRELOAD, readable=readable, conceal=hidden, weak=weak)
 
     def on_host(self) -> Self:
         """The same stack's workers without a GPU, which draw inputs and measure what strangers' code did."""
