@@ -52,10 +52,15 @@ def _names(stack: str, op_type: str) -> tuple[set[str], set[str]]:
     reached = codedigest.closure(*adapter_modules(stack, op_type), BASE)
     texts, attributes = set(STACKS[stack].modules), set()
     for module in start | {name for name in reached if name.startswith("traceproof.ops")}:
-        nodes = list(ast.walk(ast.parse(codedigest.file_of(module).read_bytes())))
-        if module in reached:
-            attributes |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-        if module in start or module == BASE or CALLS in module:
-            constants = (node.value for node in nodes if isinstance(node, ast.Constant))
-            texts |= {value for value in constants if isinstance(value, str)}
+        held, named = _read(module)
+        attributes |= named if module in reached else set()
+        texts |= held if module in start or module == BASE or CALLS in module else set()
     return texts, attributes
+
+
+def _read(module: str) -> tuple[set[str], set[str]]:
+    """Texts and attributes in a module of ours."""
+    nodes = list(ast.walk(ast.parse(codedigest.file_of(module).read_bytes())))
+    constants = (node.value for node in nodes if isinstance(node, ast.Constant))
+    texts = {value for value in constants if isinstance(value, str)}
+    return texts, {node.attr for node in nodes if isinstance(node, ast.Attribute)}

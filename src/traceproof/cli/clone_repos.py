@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -47,16 +48,12 @@ def clone_repos(  # noqa: PLR0913 - one parameter an option
     available()
     lock, target_dir = lock or _home() / NAME, _folder(target_dir or _home() / "sources")
     pins = read_lock(lock)
-    changes = {
-        "branch": _pairs("--branch", branch),
-        "tag": _pairs("--tag", tag),
-        "commit": _pairs("--commit", commit),
-        "release": _pairs("--release", release),
-    }
+    options = {"branch": branch, "tag": tag, "commit": commit, "release": release}
+    changes = {name: _pairs(f"--{name}", given) for name, given in options.items()}
     urls = _pairs("--url", url)
     _check_values(urls, changes["commit"])
     chosen = names or sorted({*ORIGINS, *pins, *urls})
-    _known([*chosen, *(lfs or []), *(name for given in changes.values() for name in given)], {*pins, *urls})
+    _known([*chosen, *(lfs or []), *chain.from_iterable(changes.values())], {*pins, *urls})
     given = {name: _given(name, changes) for name in chosen}
     git = Git(Path.cwd(), Patience(stall=stall))
     found, unpinned = _pinned(given, pins, urls, git)
@@ -69,13 +66,13 @@ def clone_repos(  # noqa: PLR0913 - one parameter an option
         patience=git.patience,
     )
     value, known = clone_all(order, Progress())
-    records = {name: value["repositories"][name] for name in chosen}
-    failed = {name: record["error"] for name, record in records.items() if record["status"] == FAILED}
+    records = value["repositories"]
+    failed = {name: records[name]["error"] for name in chosen if records[name]["status"] == FAILED}
     _keep(lock, {name: pin for name, pin in known.items() if name not in failed})
     run.write_result(json_file, value)
     if failed:
         raise TraceproofError(
-            f"{len(failed)} of {len(records)} sources could not be brought to {target_dir}",
+            f"{len(failed)} of {len(chosen)} sources could not be brought to {target_dir}",
             problems=[f"{name}: {_one_line(error)}" for name, error in failed.items()],
         )
 

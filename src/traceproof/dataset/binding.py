@@ -139,31 +139,30 @@ def run_of_init(
 def _given(entry: Function, definition: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, str]:
     """What each parameter is given, as an expression over the inputs."""
     inputs = definition["inputs"]
-    given = {name: name for name in inputs if name in entry.parameters}
-    left = [name for name in inputs if name not in given]
-    folded = {name.lower(): name for name in left}
-    for parameter in entry.parameters:
-        if parameter not in given and parameter.lower() in folded:
-            given[parameter] = folded[parameter.lower()]
-    missing = [name for name in entry.required if name not in given]
-    for name in list(missing):
-        size = _size(name, definition)
-        if size is not None:
-            given[name] = size
-            missing.remove(name)
+    given = _by_name(entry, inputs)
+    left = [name for name in inputs if name not in entry.parameters]
+    sizes = {name: _size(name, definition) for name in entry.required if name not in given}
+    given |= {name: size for name, size in sizes.items() if size is not None}
+    missing = [name for name, size in sizes.items() if size is None]
     left = [name for name in left if name not in given.values() and not inputs[name].get("optional")]
-    if len(missing) == len(left):
-        given |= dict(zip(missing, left, strict=True))
-    else:
+    if len(missing) != len(left):
         for name in missing:
             note(f"reference: its parameter {name} is no input; None is passed")
-            given[name] = "None"
+    given |= dict(zip(missing, left if len(missing) == len(left) else ["None"] * len(missing), strict=True))
     if entry.open:
         given |= {name: name for name in left if name not in given.values()}
     unused = [name for name in inputs if name not in given.values()]
     if unused:
         note(f"reference: it does not take the inputs {unused}")
     return given
+
+
+def _by_name(entry: Function, inputs: Iterable[str]) -> dict[str, str]:
+    """The parameters that are called as an input is, or as one of the other inputs but for its case."""
+    given = {name: name for name in inputs if name in entry.parameters}
+    folded = {name.lower(): name for name in inputs if name not in given}
+    others = [name for name in entry.parameters if name not in given and name.lower() in folded]
+    return given | {name: folded[name.lower()] for name in others}
 
 
 def _size(name: str, definition: Mapping[str, Any]) -> str | None:

@@ -5,7 +5,7 @@ SOL-ExecBench say more than it has keys for, and leave open what it asks for; wh
 """
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,15 +60,21 @@ def recognise(value: Any) -> Dialect:  # noqa: ANN401 - any JSON value
     specs = [spec for spec in (*inputs.values(), *outputs.values()) if isinstance(spec, dict)]
     if "custom_inputs_entrypoint" in value or any(_is_expression(axis) for axis in axes.values()):
         return Dialect.SOL_EXECBENCH
-    tags = value.get("tags")
-    from_api = isinstance(tags, list) and any(isinstance(tag, str) and tag.startswith("fi_api:") for tag in tags)
     if {"init", "check"} & value.keys() or any("param" in spec for spec in specs):
         return Dialect.TRACE_DUMP
-    if from_api and ("reference" not in value or not _has_run(value["reference"])):
-        return Dialect.TRACE_DUMP
-    if from_api and any(isinstance(spec.get("dtype"), str) and _is_open(spec["dtype"]) for spec in specs):
-        return Dialect.TRACE_DUMP
-    return Dialect.PUBLISHED
+    return Dialect.TRACE_DUMP if _names_api(value) and _is_incomplete(value, specs) else Dialect.PUBLISHED
+
+
+def _names_api(value: Json) -> bool:
+    tags = value.get("tags")
+    return isinstance(tags, list) and any(isinstance(tag, str) and tag.startswith("fi_api:") for tag in tags)
+
+
+def _is_incomplete(value: Json, specs: Sequence[Json]) -> bool:
+    """Whether what a published definition has is left to the API's caller: `run`, or a dtype."""
+    if "reference" not in value or not _has_run(value["reference"]):
+        return True
+    return any(isinstance(spec.get("dtype"), str) and _is_open(spec["dtype"]) for spec in specs)
 
 
 def _is_expression(axis: object) -> bool:
@@ -88,6 +94,15 @@ def _has_run(reference: object) -> bool:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return True
     return not any(isinstance(node, ast.FunctionDef) for node in body) or entry_of(reference, ("run",)) is not None
+
+
+def _sizes(turned: Json) -> Iterator[tuple[str, str]]:
+    """Every axis that a tensor names, and which one does."""
+    for group in ("inputs", "outputs"):
+        for name, spec in turned[group].items():
+            shape = spec.get("shape") if isinstance(spec, dict) else None
+            sizes = shape if isinstance(shape, list) else []
+            yield from ((f"{group}.{name}", size) for size in sizes if isinstance(size, str))
 
 
 @dataclass
@@ -166,15 +181,12 @@ class Normaliser:
                 self._note(f"axes.{name} is {axis['value']}, which is no size: left out")
             else:
                 axes[name] = axis
-        for group in ("inputs", "outputs"):
-            for name, spec in turned[group].items():
-                shape = spec.get("shape") if isinstance(spec, dict) else None
-                for size in shape if isinstance(shape, list) else ():
-                    if isinstance(size, str) and size not in axes:
-                        made, axis = literal_axis(size)
-                        if made not in axes:
-                            axes[made] = axis
-                            self._note(f"{group}.{name}.shape names {size!r}, which axes does not define")
+        for where, size in _sizes(turned):
+            if size not in axes:
+                made, axis = literal_axis(size)
+                if made not in axes:
+                    axes[made] = axis
+                    self._note(f"{where}.shape names {size!r}, which axes does not define")
         return axes
 
     def _spec(self, where: str, spec: Any) -> Any:  # noqa: ANN401 - any JSON value

@@ -80,7 +80,7 @@ def evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value | None:
         return None
 
 
-def _evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value:  # noqa: PLR0911, C901 - one return per node type
+def _evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value:  # noqa: PLR0911 - one return per node type
     """Like `evaluate`.
 
     Raises:
@@ -92,27 +92,31 @@ def _evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value:  # noqa: PLR091
             return value
         case ast.Name(id=name):
             return axes[name]
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_evaluate(operand, axes)
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return not _evaluate(operand, axes)
+        case ast.UnaryOp(op=ast.USub() | ast.Not() as op, operand=operand):
+            value = _evaluate(operand, axes)
+            return not value if isinstance(op, ast.Not) else -value
         case ast.BinOp() if type(node.op) in Binary:
             return Binary[type(node.op)](_evaluate(node.left, axes), _evaluate(node.right, axes))
         case ast.BoolOp(op=op, values=operands):
-            values = [bool(_evaluate(value, axes)) for value in operands]
-            return all(values) if isinstance(op, ast.And) else any(values)
-        case ast.Compare(left=left, ops=[ast.In()], comparators=[ast.Tuple() | ast.List() as among]):
-            value = _evaluate(left, axes)
-            return any(value == _evaluate(one, axes) for one in among.elts)
+            return (all if isinstance(op, ast.And) else any)([bool(_evaluate(value, axes)) for value in operands])
         case ast.IfExp(test=test, body=body, orelse=otherwise):
             return _evaluate(body if _evaluate(test, axes) else otherwise, axes)
         case ast.Compare():
-            sides = [_evaluate(side, axes) for side in (node.left, *node.comparators)]
-            compared = [Compare[type(op)] for op in node.ops]  # a KeyError where it is no comparison of numbers
-            return all(map(operator.call, compared, sides, sides[1:]))
+            return _compared(node, axes)
         case ast.Call(func=ast.Name(id="min" | "max" as name), args=[_, _, *_]):
             return (min if name == "min" else max)(_evaluate(argument, axes) for argument in node.args)
     raise KeyError(ast.dump(node))
+
+
+def _compared(node: ast.Compare, axes: Mapping[str, int]) -> bool:
+    """Value of a comparison; raises as `_evaluate`, a KeyError where it is none of numbers."""
+    match node:
+        case ast.Compare(left=left, ops=[ast.In()], comparators=[ast.Tuple() | ast.List() as among]):
+            value = _evaluate(left, axes)
+            return any(value == _evaluate(one, axes) for one in among.elts)
+    sides = [_evaluate(side, axes) for side in (node.left, *node.comparators)]
+    compared = [Compare[type(op)] for op in node.ops]
+    return all(map(operator.call, compared, sides, sides[1:]))
 
 
 def last_of(definition: Definition, indptr: str) -> str | None:

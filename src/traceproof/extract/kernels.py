@@ -84,18 +84,25 @@ def _encoders(modules: Sequence[Module]) -> dict[str, str]:
     aside: dict[str, Module] = {}
     layered = set()
     for module in modules:
-        if not module.path or module.path.count(".") > 1 or "*" in module.path or module.kind not in HOLDERS:
+        if not _is_part(module.path) or module.kind not in HOLDERS:
             continue
         inner = [one for one in modules if _below(one.path, module.path)]
-        if DECODERS & {one.kind for one in inner} or all(one.kind in STRUCTURE for one in inner):
+        kinds = {one.kind for one in inner}
+        if DECODERS & kinds or kinds <= set(STRUCTURE):
             continue
         aside[module.path] = module
         if any(one.path.endswith(".*") for one in inner):
             layered.add(module.parent)
     found = {path: one.class_name for path, one in aside.items() if one.parent in layered}
-    return {
-        path: name for path, name in found.items() if not any(_below(path, one) for one in found if one != path)
-    }
+    return {path: name for path, name in found.items() if not _held(path, found)}
+
+
+def _is_part(path: str) -> bool:
+    return bool(path) and path.count(".") <= 1 and "*" not in path
+
+
+def _held(path: str, others: Iterable[str]) -> bool:
+    return any(_below(path, one) for one in others if one != path)
 
 
 def _kernel(module: Module, reading: Reading) -> Kernel | str:

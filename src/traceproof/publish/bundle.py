@@ -268,10 +268,14 @@ def _resolve(piece: Piece, old: bytes | None, change: Change, *, allow_changes: 
     elif piece.kind is Kind.TEST and not allow_changes:
         change.kept.append(piece.path)
     else:
-        change.files[piece.path] = new
-        found = [f"{piece.path}: {line}" for line in differences(old, new)]
-        change.differs += found
-        change.problems += [] if allow_changes else [f"{piece.path} exists and would change", *found]
+        _replace(piece.path, old, new, change, allowed=allow_changes)
+
+
+def _replace(path: str, old: bytes, new: bytes, change: Change, *, allowed: bool) -> None:
+    change.files[path] = new
+    found = [f"{path}: {line}" for line in differences(old, new)]
+    change.differs += found
+    change.problems += [] if allowed else [f"{path} exists and would change", *found]
 
 
 def _taken(bundle: Bundle, present: frozenset[str]) -> Iterator[str]:

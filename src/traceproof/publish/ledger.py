@@ -171,12 +171,10 @@ def keep(verdicts: Sequence[Path], path: Path, store: Path, *, references: Mappi
 
 
 def _record(rows: Sequence[VerdictRow], dates: Store, reference: str) -> Record:
-    first = rows[0]
-    fixed = [row for row in rows if not is_hidden(row.case)]  # others meet other hidden cases
+    first, fixed = rows[0], [row for row in rows if not is_hidden(row.case)]  # others meet other hidden cases
     compared = [row for row in fixed if row.verdict == Verdict.PASS and row.output != WHOLE]
     skipped = Counter(str(row.reason) for row in rows if row.verdict == Verdict.SKIP)
     known = next((row for row in rows if row.digests != RowDigests()), first)
-    inputs = sorted({(str(row.case), str(row.digests.inputs)) for row in compared})
     content: dict[str, Any] = {
         "definition": first.definition,
         "op_type": first.op_type,
@@ -187,19 +185,26 @@ def _record(rows: Sequence[VerdictRow], dates: Store, reference: str) -> Record:
         "compared": len(compared),
         "skipped": dict(sorted(skipped.items())),
         "gates": _gates(compared),
-        "digests": {
-            "definition": known.digests.definition,
-            "reference": digest_bytes(reference.encode()) if reference else None,
-            "code": known.digests.code,
-            "environment": known.digests.environment,
-            "inputs": digest_json(inputs),
-            "verdicts": digest_json([row.as_json() for row in fixed]),
-        },
+        "digests": _digests(known.digests, fixed, compared, reference),
         "versions": known.versions or {},
         "device": known.device,
         "seed": known.seed,
     }
     return Record(**content, date=_date(dates, digest_json(content)))
+
+
+def _digests(
+    known: RowDigests, fixed: Sequence[VerdictRow], compared: Sequence[VerdictRow], reference: str
+) -> dict[str, str | None]:
+    inputs = sorted({(str(row.case), str(row.digests.inputs)) for row in compared})
+    return {
+        "definition": known.definition,
+        "reference": digest_bytes(reference.encode()) if reference else None,
+        "code": known.code,
+        "environment": known.environment,
+        "inputs": digest_json(inputs),
+        "verdicts": digest_json([row.as_json() for row in fixed]),
+    }
 
 
 def _date(dates: Store, key: str) -> str:

@@ -85,6 +85,32 @@ def routing(block: nn.Module, experts: nn.Module, hidden: int) -> Facts | None:
 
     None: the block does not run by itself, or its experts are not told which tokens they get.
     """
+    watched = _watched(block, experts, hidden)
+    if watched is None:
+        return None
+    trial, tokens, given = watched
+    tensors = [one for one in given if isinstance(one, torch.Tensor)]
+    chosen = next((one for one in tensors if one.dtype == torch.long), None)
+    weights = next((one for one in tensors if one.is_floating_point()), None)
+    if chosen is None or weights is None or chosen.shape != weights.shape or chosen.shape[0] != ROWS:
+        return None
+    count = next(experts.parameters(recurse=False)).shape[0]
+    scoring: Facts = {"scoring": None, "renormalise": None}
+    for module in trial.modules():  # one of them is the router
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, torch.Tensor) and weight.shape == (count, hidden):
+            seen = _scoring(tokens[0] @ weight.float().T, chosen, weights.float())
+            scoring = seen if seen["scoring"] else scoring
+    return {"top_k": chosen.shape[1], **scoring, **_groups(trial)}
+
+
+def _watched(
+    block: nn.Module, experts: nn.Module, hidden: int
+) -> tuple[nn.Module, torch.Tensor, list[Any]] | None:
+    """A copy of a block, filled anew, the tokens [1, ROWS, hidden] it was given, and what its experts were given.
+
+    None: its experts are none of its own modules, or were given nothing.
+    """
     given: list[Any] = []
     try:
         trial = copy.deepcopy(block)
@@ -104,21 +130,11 @@ def routing(block: nn.Module, experts: nn.Module, hidden: int) -> Facts | None:
         with torch.no_grad():
             trial.eval()(tokens)
     except Tried:
-        pass  # what its experts were given until then is what counts
+        if not given:  # what its experts were given until then is what counts
+            return None
     except StopIteration:
         return None
-    chosen = next((one for one in given if isinstance(one, torch.Tensor) and one.dtype == torch.long), None)
-    weights = next((one for one in given if isinstance(one, torch.Tensor) and one.is_floating_point()), None)
-    if chosen is None or weights is None or chosen.shape != weights.shape or chosen.shape[0] != ROWS:
-        return None
-    count = next(experts.parameters(recurse=False)).shape[0]
-    scoring: Facts = {"scoring": None, "renormalise": None}
-    for module in trial.modules():  # one of them is the router
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, torch.Tensor) and weight.shape == (count, hidden):
-            seen = _scoring(tokens[0] @ weight.float().T, chosen, weights.float())
-            scoring = seen if seen["scoring"] else scoring
-    return {"top_k": chosen.shape[1], **scoring, **_groups(trial)}
+    return trial, tokens, given
 
 
 def _filled(module: nn.Module, generator: torch.Generator) -> None:
@@ -158,14 +174,17 @@ def leaf(module: nn.Module, width: int | None) -> Iterator[tuple[str, Facts]]:
     own = list(module.parameters(recurse=False))
     if any(one.dim() > 1 for one in own) or width is None:
         return
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(3, width, generator=generator) + 0.5
     if not own:
+        numbers = torch.linspace(-6.0, 6.0, 3 * width).reshape(3, width)
         for name, function in ACTIVATIONS.items():
-            numbers = torch.linspace(-6.0, 6.0, 3 * width).reshape(3, width)
             if _alike(module, numbers, function(numbers), within=STRICT):
                 yield "pointwise", {"function": name, "width": width}
                 return
+    yield from _norm(module, width, weighted=bool(own))
+
+
+def _norm(module: nn.Module, width: int, *, weighted: bool) -> Iterator[tuple[str, Facts]]:
+    rows = torch.randn(3, width, generator=torch.Generator().manual_seed(0)) + 0.5
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if eps is not None and not isinstance(eps, float):
         return
@@ -175,9 +194,9 @@ def leaf(module: nn.Module, width: int | None) -> Iterator[tuple[str, Facts]]:
         for name, one in list(trial.named_parameters(recurse=False)):
             value = torch.full(one.shape, weight if name == "weight" else 0.0)
             setattr(trial, name, nn.Parameter(value, requires_grad=False))
-        facts = {"hidden": width, "eps": eps, "weight": bool(own)}
+        facts = {"hidden": width, "eps": eps, "weight": weighted}
         if _alike(trial, rows, scaled):
-            yield "norm", facts | {"variant": "plain" if weight or not own else "gemma"}
+            yield "norm", facts | {"variant": "plain" if weight or not weighted else "gemma"}
             return
         if _alike(trial, rows, functional.layer_norm(rows, (width,), eps=eps or 0.0)):
             yield "norm", facts | {"variant": "layer"}

@@ -19,11 +19,12 @@ from traceproof.pipeline.records import (
     PlannedDefinition,
     RunRecord,
 )
+from traceproof.pipeline.stages.calls import Call
 from traceproof.pipeline.stages.job import Job
 from traceproof.pipeline.stages.lanes import lanes_of
 from traceproof.pipeline.stages.manifest import Manifest, Records
 from traceproof.pipeline.stages.progress import Progress
-from traceproof.pipeline.stages.reference import PATIENCE, Call, References
+from traceproof.pipeline.stages.reference import PATIENCE, References
 from traceproof.reasons import Skip
 from traceproof.store import Store, disk_errors
 from traceproof.worker import ItemOutcome, Pool, Status
@@ -99,11 +100,10 @@ def _parts(cases: Sequence[PlannedCase], *, apart: bool) -> list[Sequence[Planne
         return [cases]
     together = [planned for planned in cases if planned.repeat or planned.hidden]
     others = [planned for planned in cases if planned not in together]
-    long = [planned for planned in others if planned.trials >= MANY_TRIALS]
+    parts: list[Sequence[PlannedCase]] = [[planned] for planned in others if planned.trials >= MANY_TRIALS]
     rest = [planned for planned in others if planned.trials < MANY_TRIALS]
-    if any(planned.trials >= MANY_TRIALS for planned in together):
-        return [*([planned] for planned in long), together, *([rest] if rest else [])]
-    return [*([planned] for planned in long), *([[*rest, *together]] if rest or together else [])]
+    many = any(planned.trials >= MANY_TRIALS for planned in together)
+    return parts + [part for part in ([together, rest] if many else [[*rest, *together]]) if part]
 
 
 def _apart(references: References, entries: Mapping[str, PlannedDefinition]) -> dict[str, Records]:

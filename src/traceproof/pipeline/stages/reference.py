@@ -9,15 +9,16 @@ import errno
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from traceproof.digests import digest_json
-from traceproof.execution.caller import NAN, Caller, CallRequest, calling, refusal
+from traceproof.execution.caller import Caller, CallRequest, calling, refusal
 from traceproof.owner import own_folder
-from traceproof.pipeline.records import FLOOR, LASTING, SHADOW, PlannedCase, PlannedDefinition, RunRecord
+from traceproof.pipeline.records import FLOOR, LASTING, SHADOW, PlannedDefinition, RunRecord
+from traceproof.pipeline.stages.calls import Call, drawn_fill, join, seeds_of
 from traceproof.pipeline.stages.job import Job
 from traceproof.pipeline.stages.progress import Progress
 from traceproof.store import Store, disk_errors
@@ -25,56 +26,7 @@ from traceproof.untrusted import FLOAT64, OTHER_ORDER
 from traceproof.worker import MIB, Isolation, ItemOutcome, Pool, Session, Status
 
 MEASURE = "traceproof.actors.measure:setup"
-GOLDEN = 0x9E3779B97F4A7C15
 PATIENCE = 2  # timeouts of one definition after which its other cases are not waited for
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Call:
-    """One call of a reference, and what came of it.
-
-    Attributes:
-        planned: the case.
-        key: of its outputs.
-        first: outputs of an earlier call on the same inputs, which this one must meet bit by bit.
-        recall: whether to hold the outputs against those of the call before.
-        fill: what memory without a value holds; None: whatever lies there.
-        threads: torch's.
-        followed: whether it is made again in float64, and once more in another order of summation.
-    """
-
-    planned: PlannedCase
-    key: str
-    first: Path | None = None
-    recall: bool = False
-    fill: float | None = NAN
-    threads: int = 1
-    followed: bool = False
-    outcome: ItemOutcome | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    inputs: str = ""
-
-    @property
-    def case_id(self) -> str:
-        """The case's id."""
-        return self.planned.id
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether it was made and left outputs."""
-        return self.outcome is not None and self.outcome.status is Status.OK
-
-    @property
-    def timed_out(self) -> bool:
-        """Whether it ran into the limit."""
-        return self.outcome is not None and self.outcome.status is Status.TIMEOUT
-
-    def record(self) -> RunRecord:
-        """What is written of it."""
-        assert self.outcome is not None
-        if self.succeeded:
-            return RunRecord.ok(self.key, self.outcome, self.facts, inputs=self.inputs)
-        return RunRecord.error(self.key, self.outcome)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +56,15 @@ class References:
             for call in wanted:
                 call.outcome = refused
             return {call.case_id: self._finished(name, call, None) for call in wanted}
-        plain = [call for call in wanted if not call.planned.hidden]
-        hidden = [call for call in wanted if call.planned.hidden]
         for call in wanted:
             call.followed = entry.no_oracle is not None and not call.planned.trials
+        plain = [call for call in wanted if not call.planned.hidden]
+        hidden = [call for call in wanted if call.planned.hidden]
+        return self._run(name, entry, plain, hidden)
+
+    def _run(
+        self, name: str, entry: PlannedDefinition, plain: list[Call], hidden: Sequence[Call]
+    ) -> dict[str, RunRecord]:
         Random(digest_json([entry.digest, entry.nonce])).shuffle(plain)  # noqa: S311 - an order
         with own_folder("scratch", self.store) as done:
             again = {call.case_id: self._repeat(call, done) for call in plain if call.planned.repeat}
@@ -120,7 +77,7 @@ class References:
             }
             rest = [call for call in plain if call.case_id not in found]  # what is run again and did not fail
             for call in rest:
-                _join(call, again[call.case_id], hidden)
+                join(call, again[call.case_id], hidden)
             return found | {call.case_id: self._finished(name, call, done) for call in (*rest, *hidden)}
 
     def _made(
@@ -135,7 +92,7 @@ class References:
     def _repeat(call: Call, done: Path) -> Call:
         """One more call on a case's inputs, with other memory."""
         first = _outputs(done, call.key)
-        return Call(planned=call.planned, key=secrets.token_hex(16), first=first, fill=_drawn_fill())
+        return Call(planned=call.planned, key=secrets.token_hex(16), first=first, fill=drawn_fill())
 
     def _batches(self, plain: Sequence[Call], rest: Sequence[Call]) -> Iterator[Sequence[Call]]:
         """The calls of each worker: the repeat and the hidden cases have their own, which remembers nothing.
@@ -217,7 +174,7 @@ class References:
         planned = call.planned
         request = CallRequest(
             inputs=drawn.value["inputs"],
-            seeds=_seeds(call),
+            seeds=seeds_of(call),
             trials=bool(planned.trials),
             fill=call.fill,
             threads=call.threads,
@@ -291,38 +248,3 @@ class References:
 def _outputs(done: Path, key: str) -> Path:
     """Where measuring leaves a call's outputs."""
     return done / f"{key}.safetensors"
-
-
-def _join(call: Call, repeat: Call, hidden: Sequence[Call]) -> None:
-    """Add to a call what its repeat and the hidden cases after it showed."""
-    assert repeat.outcome is not None
-    if not repeat.succeeded:
-        call.outcome = replace(repeat.outcome, message=f"its second run: {repeat.outcome.message}")
-    remembered = any(other.facts.get("remembered", False) for other in hidden)
-    call.facts = {**call.facts, "varying": [], **_merged(call.facts, repeat.facts), "remembered": remembered}
-
-
-def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """What either of two runs did; `varying` is the second's to say."""
-    both = {
-        name: sorted({*first.get(name, []), *second.get(name, [])})
-        for name in ("mutated", "aliased", "subclassed")
-    }
-    return both | {name: second[name] for name in ("varying",) if name in second}
-
-
-def _drawn_fill() -> float:
-    """What memory without a value holds in a second run: another value in every run."""
-    return float(secrets.randbelow(200) + 20) * (1 if secrets.randbits(1) else -1)
-
-
-def _seeds(call: Call) -> list[int]:
-    """Seeds of torch's generator: one per trial, which follow from a number drawn for every results folder.
-
-    Where no trials are asked for, a second run has a seed of its own: an answer that depends on it varies.
-    """
-    planned = call.planned
-    if not planned.trials:
-        return [secrets.randbits(62) if call.first is not None else planned.case.seed]
-    start = int(digest_json([planned.nonce, planned.digest]), 16)
-    return [(start + trial * GOLDEN) % (1 << 63) for trial in range(planned.trials)]

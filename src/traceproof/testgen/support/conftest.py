@@ -189,14 +189,18 @@ def _chosen(fixture: str, tests: type[ReferenceTests], config: pytest.Config) ->
     seed = config.getoption("seed")
     cases = cases_of(definition, sizes, seed)
     ordinary = [case for case in cases if case.size not in ALWAYS]
-    workloads = config.getoption("workloads")
-    if workloads == "yes" or (workloads == "auto" and device_of(config).type == "cuda"):
+    if _wants_workloads(config):
         ordinary += workload_cases(dataset, definition, seed)
     if fixture == "cheap_trial":
         least = cheapest(definition, [case for case in ordinary if case.size != WORKLOADS])
         return [] if least is None else [_parameter(least, slow=False)]
     wanted = ordinary if fixture == "trial" else [case for case in cases if case.size in ALWAYS]
     return [_parameter(case, slow=is_slow(definition, case)) for case in wanted]
+
+
+def _wants_workloads(config: pytest.Config) -> bool:
+    asked = config.getoption("workloads")
+    return asked == "yes" or (asked == "auto" and device_of(config).type == "cuda")
 
 
 def _parameter(case: Case, *, slow: bool) -> Any:  # noqa: ANN401 - pytest's own type is private
