@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.pipeline.known import Known
-from traceproof.pipeline.records import VerdictRow
+from traceproof.pipeline.rows import VerdictRow
 from traceproof.pipeline.stages.actor import run
 from traceproof.pipeline.stages.job import Job
 from traceproof.pipeline.stages.judge import judge

@@ -24,7 +24,8 @@ from traceproof.ops import lookup, registry
 from traceproof.pipeline.records import RunRecord
 from traceproof.pipeline.stages.manifest import Manifest
 from traceproof.publish.baseline import solution
-from traceproof.publish.bundle import Folder, joined, resolve
+from traceproof.publish.bundle import Folder
+from traceproof.publish.change import joined, resolve
 from traceproof.publish.check import problems
 from traceproof.publish.ledger import Ledger, keep, tagged
 from traceproof.publish.parts import Answers, is_random, write_parts

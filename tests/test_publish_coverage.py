@@ -12,7 +12,8 @@ from publish_support import CASES, dataset, finished, row
 
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
-from traceproof.publish.bundle import Folder, resolve
+from traceproof.publish.bundle import Folder
+from traceproof.publish.change import resolve
 from traceproof.publish.check import problems
 from traceproof.publish.coverage import BEGIN, END, inserted, section
 from traceproof.publish.coverage_branch import BRANCH

@@ -12,7 +12,7 @@ from repository import Repository, own_dataset
 
 from traceproof.config.reading import config_of
 from traceproof.config.repeat_options import options
-from traceproof.pipeline.records import VerdictRow
+from traceproof.pipeline.rows import VerdictRow
 from traceproof.pipeline.stages.repeat import command
 from traceproof.reasons import Verdict
 

@@ -16,6 +16,11 @@ ENTITIES = str.maketrans({sign: f"&#{ord(sign)};" for sign in "{}<&@"})  # MDX r
 QUOTED = str.maketrans({"\\": "\\\\", '"': '\\"'})
 
 
+def names(text: str) -> frozenset[str]:
+    """`"q k v"` as a set of names."""
+    return frozenset(text.split())
+
+
 def printable(text: str) -> str:
     """`text` on one line, control characters escaped: what a stranger says must not steer the terminal."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

@@ -7,22 +7,17 @@ from typing import TypeGuard
 
 from traceproof.audit.findings import Finding, at
 from traceproof.audit.source import Function, TestFile, called, dotted, last_name
+from traceproof.text import names
 
 ASSERTING = re.compile(r"^(assert_\w+|assertEqual|assertTrue|fail|raises)$")
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-COMPARING = _names(
+COMPARING = names(
     "allclose assert_close isclose equal array_equal assert_allclose cosine_similarity mse_loss dist"
 )
-SHAPE_ONLY = _names("shape dtype device isnan isinf isfinite is_contiguous dim ndim any all len numel")
-RANDOM = _names("rand randn randint randperm rand_like randn_like randint_like multinomial normal bernoulli")
-IN_PLACE = _names("normal_ uniform_ random_ bernoulli_ exponential_")
-SEEDS = _names("manual_seed manual_seed_all seed seed_all set_seed setup_seed default_rng")
-SHUFFLES = _names("randperm shuffle permutation randint sample flip")
+SHAPE_ONLY = names("shape dtype device isnan isinf isfinite is_contiguous dim ndim any all len numel")
+RANDOM = names("rand randn randint randperm rand_like randn_like randint_like multinomial normal bernoulli")
+IN_PLACE = names("normal_ uniform_ random_ bernoulli_ exponential_")
+SEEDS = names("manual_seed manual_seed_all seed seed_all set_seed setup_seed default_rng")
+SHUFFLES = names("randperm shuffle permutation randint sample flip")
 INDEX_NAME = re.compile(r"(^|_)(indices|page_table|block_tables?|page_ids)$")
 BROAD = frozenset({"Exception", "BaseException"})
 

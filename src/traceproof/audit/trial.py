@@ -14,14 +14,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from traceproof.audit.absent import stand_in
 from traceproof.audit.process import RECORD
 from traceproof.execution.runner import load_module
 from traceproof.worker import policy
@@ -31,54 +30,6 @@ RATIOS = ("hit_ratio", "percent", "required_hit_ratio", "min_hit_ratio")
 Note = Callable[[Mapping[str, Any]], None]  # takes one line of the record
 SEED = 0
 PLENTY = 512  # for sizes that the test would have computed: how many pages there are, mostly
-
-
-class AbsentError(RuntimeError):
-    """A function of a package that is not installed was called."""
-
-
-class _Finder(MetaPathFinder, Loader):
-    """Finds the given packages and any module in them."""
-
-    def __init__(self, packages: frozenset[str]) -> None:
-        self._packages = packages
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        del path, target
-        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in self._packages else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        del module
-
-
-class _StandIn(ModuleType):
-    """Has every name; what is called raises."""
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any name
-        if name.startswith("__"):
-            raise AttributeError(name)
-        place = f"{self.__name__}.{name}"
-
-        def absent(*_: object, **__: object) -> None:
-            raise AbsentError(f"{place} was called, and its package is not installed")
-
-        return absent
-
-
-def stand_in(source: str) -> tuple[str, ...]:
-    """Let every absent package that the source imports be imported; gives their names."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
-    absent = frozenset(name for name in names if importlib.util.find_spec(name) is None)
-    sys.meta_path.append(_Finder(absent))
-    return tuple(sorted(absent))
 
 
 def run_pytest(path: Path, dataset: str, note: Note) -> None:

@@ -10,7 +10,7 @@ from traceproof.bumps.touches import Touch, touch
 from traceproof.bumps.units import FileUnits
 from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.tree import CommitTree
-from traceproof.dataset.tree import paused_collection
+from traceproof.dataset.files import paused_collection
 from traceproof.errors import TraceproofError
 from traceproof.stacks import PACKAGES
 

@@ -14,7 +14,7 @@ from traceproof.checkouts.lock import lock_digest
 from traceproof.checkouts.pin import Pin
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.records import VerdictRow, read_rows
+from traceproof.pipeline.rows import VerdictRow, read_rows
 from traceproof.store import write_json
 
 # What of a row two runs can be compared by.

@@ -10,7 +10,7 @@ from traceproof.bumps.reach import Reach
 from traceproof.bumps.roots import roots
 from traceproof.bumps.units import EFFECTS, FileUnits
 from traceproof.checkouts.tree import Tree
-from traceproof.dataset.tree import paused_collection
+from traceproof.dataset.files import paused_collection
 from traceproof.digests import digest_bytes, digest_json
 from traceproof.pipeline.adapters import op_types
 from traceproof.stacks import PACKAGES

@@ -14,7 +14,7 @@ from traceproof.bumps.keys import keyed
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.pipeline.flow import Pipeline
-from traceproof.pipeline.records import VerdictRow, read_rows
+from traceproof.pipeline.rows import VerdictRow, read_rows
 from traceproof.stacks import MAIN, truths_of
 from traceproof.store import write_json
 from traceproof.untrusted.tokens import without_secrets

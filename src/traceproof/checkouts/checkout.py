@@ -13,7 +13,8 @@ from filelock import FileLock, Timeout
 from git import Repo
 
 from traceproof.checkouts.contents import Wanted, bounded_tree, fetch, finish, set_remote
-from traceproof.checkouts.gitrun import Git, GitError, unlock
+from traceproof.checkouts.git_folder import unlock
+from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.checkouts.moving import State, update
 from traceproof.errors import TraceproofError
 from traceproof.store import disk_errors

@@ -18,15 +18,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception,
-    stop_after_attempt,
-    wait_exponential,
-    wait_random,
-)
+import tenacity
+from tenacity import RetryCallState, Retrying
 
+from traceproof.checkouts.git_folder import bytes_of_packs, unlock
 from traceproof.errors import TraceproofError
 from traceproof.text import redacted
 from traceproof.untrusted.tokens import HUB_TOKENS, without_secrets
@@ -58,7 +53,7 @@ FINAL: tuple[tuple[str, str, str], ...] = (
         "Check the address (git ls-remote URL).",
     ),
     (MOVED, "the branch moved meanwhile", "Run the same command again."),
-    (r"remote rejected", "the remote refuses it", "See what it says."),
+    ("remote rejected", "the remote refuses it", "See what it says."),
     (r"dubious ownership", "git does not trust the folder's owner", "See `git help config`, safe.directory."),
 )
 CORRUPT = re.compile(
@@ -131,10 +126,11 @@ class Git:
 
     def content(self, *arguments: str) -> bytes:
         """Like `network`, with the output's bytes."""
+        pause = self.patience.pause
         retrying = Retrying(
-            retry=retry_if_exception(lambda error: isinstance(error, GitError) and not error.final),
-            stop=stop_after_attempt(self.patience.attempts),
-            wait=wait_exponential(multiplier=self.patience.pause) + wait_random(0, self.patience.pause / 2),
+            retry=tenacity.retry_if_exception(lambda error: isinstance(error, GitError) and not error.final),
+            stop=tenacity.stop_after_attempt(self.patience.attempts),
+            wait=tenacity.wait_exponential(multiplier=pause) + tenacity.wait_random(0, pause / 2),
             before_sleep=self._again,
             reraise=True,
         )
@@ -197,7 +193,7 @@ class Git:
                     final=True,
                     todo="Look at what the repository holds, and give another commit.",
                 )
-            now = said.count + _bytes_of_packs(self.folder)
+            now = said.count + bytes_of_packs(self.folder)
             if now != size:
                 size, since = now, time.monotonic()
             elif time.monotonic() - since > self.patience.stall:
@@ -258,24 +254,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def unlock(folder: Path) -> None:
-    """Remove lock files of killed git processes; the folder's own lock says that none is running."""
-    for lock in (folder / ".git").rglob("*.lock"):
-        lock.unlink(missing_ok=True)
-
-
-def _bytes_of_packs(folder: Path) -> int:
-    """Bytes in a repository's packs, finished or coming in."""
-    total, own = 0, folder / ".git" if (folder / ".git").is_dir() else folder  # or a bare one
-    for pack in (own / "objects" / "pack", *(own / "modules").rglob("objects/pack")):
-        try:
-            with os.scandir(pack) as entries:
-                total += sum(entry.stat().st_size for entry in entries)
-        except OSError:  # not there yet, or a file that was renamed meanwhile
-            continue
-    return total
 
 
 def environment(*, lfs: bool = False, network: bool = False) -> Mapping[str, str]:

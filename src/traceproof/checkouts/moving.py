@@ -19,7 +19,8 @@ from traceproof.checkouts.contents import (
     note,
     set_remote,
 )
-from traceproof.checkouts.gitrun import Git, GitError, unlock
+from traceproof.checkouts.git_folder import unlock
+from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.errors import TraceproofError
 from traceproof.store import write_json
 

@@ -10,7 +10,7 @@ import typer
 
 from traceproof.cli import options, run
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.records import VerdictRow, read_rows
+from traceproof.pipeline.rows import VerdictRow, read_rows
 from traceproof.reasons import Verdict
 from traceproof.text import block, printable
 

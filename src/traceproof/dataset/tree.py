@@ -5,34 +5,35 @@ solutions/ and traces/, which nothing here reads. A folder that FlashInfer dumpe
 as <name>.json and nothing else.
 """
 
-import gc
-import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
-
-from pydantic import ValidationError
 
 from traceproof.dataset import dialects
 from traceproof.dataset.definition import Definition, Dialect
+from traceproof.dataset.files import (
+    DEFINITION_BYTES,
+    explain,
+    file_bytes,
+    file_text,
+    inside,
+    paused_collection,
+    strict_json,
+)
 from traceproof.dataset.trace import Trace
 from traceproof.errors import TraceproofError
 from traceproof.text import printable
-from traceproof.untrusted.reading import MIB, NotPlainError, read_bytes
+from traceproof.untrusted.reading import MIB, NotPlainError
 
 LFS_POINTER = b"version https://git-lfs"  # what git leaves in a blob's place where LFS is not installed
-DEFINITION_BYTES = 4 * MIB
 WORKLOAD_BYTES = 256 * MIB  # of one file
+LONGEST_MESSAGE = 1000  # characters of what is wrong with one file
 MOST_DEFINITIONS = 100_000
 MOST_LOOKED_AT = 100  # files of a folder that may hold dumped traces
-LONGEST_MESSAGE = 1000  # characters of what is wrong with one file
-PROBLEMS_SHOWN = 6  # of one file; the first few name the cause, the rest mostly follow from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class Tree:
         """
         try:
             path = (self.root / blob).resolve()
-            if not _inside(path, self.root) or not path.is_file():
+            if not inside(path, self.root) or not path.is_file():
                 return True
             with path.open("rb") as file:
                 return file.read(len(LFS_POINTER)) == LFS_POINTER
@@ -163,7 +164,7 @@ class Tree:
         try:
             trace = Trace.model_validate(strict_json(text))
         except (ValueError, RecursionError) as error:
-            return Broken(path, _explain(error), "mend the line by trace.md's schema, or remove it", line=number)
+            return Broken(path, explain(error), "mend the line by trace.md's schema, or remove it", line=number)
         if trace.definition != name:
             what = f"the line is for {trace.definition!r}, the file for {name!r}"
             return Broken(path, what, "move it to the file of its definition", line=number)
@@ -171,25 +172,6 @@ class Tree:
             return Broken(path, "the line carries a solution's result", "move it to traces/", line=number)
         missing = tuple(blob for blob in trace.workload.blobs if self.missing_blob(blob))
         return WorkloadLine(path, number, trace, missing)
-
-
-def strict_json(text: str) -> Any:  # noqa: ANN401 - any JSON value
-    """Parse JSON; an object that has a key twice is an error, since one of the two would be lost.
-
-    Raises:
-        ValueError: the text is not JSON, or repeats a key.
-        RecursionError: it is nested too deeply.
-    """
-    return json.loads(text, object_pairs_hook=_object)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = sorted({key for key in keys if keys.count(key) > 1})
-        raise ValueError(f"an object has the keys {repeated} more than once")
-    return found
 
 
 def is_dataset(root: Path) -> bool:
@@ -253,24 +235,6 @@ def read_tree(root: Path) -> Tree:
     return Tree(root, MappingProxyType(definitions), tuple(broken), tuple(_misplaced(definitions.values())))
 
 
-@contextmanager
-def paused_collection(*, kept: bool = False) -> Iterator[None]:
-    """Pause the cyclic collector: walking syntax trees takes it half of the reading time.
-
-    Args:
-        kept: whether what is made meanwhile stays; the next collection would walk all of it.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            if kept:
-                gc.freeze()
-            gc.enable()
-
-
 def _definition_files(root: Path) -> Iterator[Path]:
     below = root / "definitions"
     if below.is_dir() or below.name in {root.name, root.parent.name}:
@@ -295,33 +259,7 @@ def _read_entry(file: Path, root: Path) -> Entry | Broken:
     except (OSError, UnicodeDecodeError, NotPlainError) as error:
         return _unreadable(path, error)
     except (ValueError, RecursionError, MemoryError) as error:
-        return Broken(path, _explain(error), "mend the file by definition.md's schema, or remove it")
-
-
-def file_text(path: Path, root: Path | None, *, most: int = DEFINITION_BYTES) -> str:
-    """The text of a file of a dataset.
-
-    Raises:
-        OSError: it can not be read.
-        ValueError: it is no plain file of at most `most` bytes in the dataset, or not UTF-8.
-    """
-    return file_bytes(path, root, most=most).decode()
-
-
-def file_bytes(path: Path, root: Path | None, *, most: int) -> bytes:
-    """The content of a file of a dataset; raises as `file_text` does."""
-    try:
-        if root is not None and not _inside(path.resolve(), root.resolve()):
-            raise NotPlainError("is a link that leads out of the dataset")
-    except RuntimeError:  # of Path.resolve, before Python 3.13
-        raise NotPlainError("is a link that leads in a circle") from None
-    return read_bytes(path, most=most)
-
-
-def _inside(target: Path, root: Path) -> bool:
-    """Whether a resolved path lies in a dataset, or in the blobs that a hub's cache keeps beside its snapshots."""
-    blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root
-    return target.is_relative_to(root) or target.is_relative_to(blobs)
+        return Broken(path, explain(error), "mend the file by definition.md's schema, or remove it")
 
 
 def _unreadable(path: Path, error: OSError | ValueError) -> Broken:
@@ -349,24 +287,3 @@ def _no_dataset(root: Path) -> TraceproofError:
         todo += f" That may be {above}."
     state = "no *.json below it" if looked.is_dir() else "it does not exist"
     return TraceproofError(f"{root} is not a dataset", problems=[f"looked in {looked}: {state}"], todo=todo)
-
-
-def _explain(error: BaseException) -> str:
-    if isinstance(error, ValidationError):
-        found = [_explain_one(dict(detail)) for detail in error.errors(include_url=False, include_context=False)]
-        rest = len(found) - PROBLEMS_SHOWN
-        return "; ".join(found[:PROBLEMS_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
-    if isinstance(error, json.JSONDecodeError):
-        return f"not JSON: {error.msg} at line {error.lineno} column {error.colno}"
-    if isinstance(error, (RecursionError, MemoryError)):
-        return "nested too deeply to be parsed"
-    return str(error)
-
-
-def _explain_one(detail: Mapping[str, Any]) -> str:
-    where = ".".join(str(part) for part in detail["loc"])
-    text = str(detail["msg"]).removeprefix("Value error, ")
-    given = repr(detail["input"])
-    if detail["type"] not in {"missing", "value_error"} and len(given) <= 60:  # longer ones bury the message
-        text += f", not {given}"
-    return f"{where}: {text}" if where else text

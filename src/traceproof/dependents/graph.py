@@ -13,25 +13,15 @@ from multiprocessing import get_context
 from typing import NamedTuple
 
 from traceproof.checkouts.tree import Tree, parents
-from traceproof.dataset.tree import paused_collection
+from traceproof.dataset.files import paused_collection
 from traceproof.dependents import modules
 from traceproof.dependents.facts import ANYTHING, Facts, read_facts
 from traceproof.dependents.modules import Modules
+from traceproof.text import names
 
 PARALLEL_BYTES = 2_000_000  # of source; below it, starting processes takes longer than reading
 # What pytest or a build reads for the whole repository.
-SETTINGS = frozenset(
-    {
-        "pyproject.toml",
-        "setup.cfg",
-        "setup.py",
-        "pytest.ini",
-        ".pytest.ini",
-        "tox.ini",
-        "noxfile.py",
-        ".coveragerc",
-    }
-)
+SETTINGS = names("pyproject.toml setup.cfg setup.py pytest.ini .pytest.ini tox.ini noxfile.py .coveragerc")
 PROSE = re.compile(
     r"(^|/)(docs?|\.github)/|\.(md|rst|txt)$|(^|/)(LICENSE|NOTICE|AUTHORS|CITATION)[^/]*$", re.IGNORECASE
 )

@@ -13,17 +13,12 @@ from traceproof.errors import TraceproofError
 from traceproof.kernel_lint.kernels import findings_of, kernels
 from traceproof.lint.baseline import read_baseline, split
 from traceproof.lint.model import Code, codes
+from traceproof.text import names
 
 CODES: Mapping[str, Code] = codes("KL")
-CHECKS = frozenset(
-    {
-        "torch.cuda.is_available",
-        "torch.cuda.get_device_capability",
-        "torch.cuda.get_device_name",
-        "torch.cuda.get_device_properties",
-        "torch.cuda.device_count",
-        "torch.cuda.is_bf16_supported",
-    }
+CHECKS = names(
+    "torch.cuda.is_available torch.cuda.get_device_capability torch.cuda.get_device_name "
+    "torch.cuda.get_device_properties torch.cuda.device_count torch.cuda.is_bf16_supported"
 )
 
 

@@ -12,24 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from traceproof.text import names
+
 # Methods whose result shares memory with the tensor (reshape: mostly).
-VIEWS = frozenset(
-    {
-        "view",
-        "reshape",
-        "transpose",
-        "permute",
-        "squeeze",
-        "unsqueeze",
-        "expand",
-        "t",
-        "view_as",
-        "detach",
-        "flatten",
-        "unflatten",
-        "narrow",
-        "select",
-    }
+VIEWS = names(
+    "view reshape transpose permute squeeze unsqueeze expand t view_as detach flatten unflatten narrow select"
 )
 VIEW_ATTRIBUTES = frozenset({"T", "mT", "data"})
 # Methods whose result holds the same values, in other memory, another dtype or another shape.
@@ -37,21 +24,7 @@ COPIES = VIEWS | frozenset(
     {"clone", "contiguous", "to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda"}
 )
 NOT_IN_PLACE = frozenset({"requires_grad_", "share_memory_"})  # end in _ and change no values
-SHAPE_ONLY = frozenset(
-    {
-        "shape",
-        "size",
-        "device",
-        "dtype",
-        "ndim",
-        "dim",
-        "numel",
-        "stride",
-        "is_contiguous",
-        "is_cuda",
-        "element_size",
-    }
-)
+SHAPE_ONLY = names("shape size device dtype ndim dim numel stride is_contiguous is_cuda element_size")
 
 Functions = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from traceproof.dataset.tree import paused_collection, read_tree
+from traceproof.dataset.files import paused_collection
+from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.lint import rules as rules_package
 from traceproof.lint.baseline import read_baseline, split

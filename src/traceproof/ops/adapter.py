@@ -14,6 +14,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops.base import TORCH_DTYPES, Values
 from traceproof.reasons import Skip, Unavailable
 from traceproof.stacks.base import Module, Stack
+from traceproof.text import names
 
 Api = Mapping[str, Any]  # what an adapter's API keys stand for at the installed version
 Outputs = Mapping[str, torch.Tensor]
@@ -128,9 +129,9 @@ class Adapter:
 
     def matches(self, definition: Definition) -> bool:
         """Whether the definition has this adapter's form."""
-        names, wanted = definition.inputs.keys(), self.signature
+        given, wanted = definition.inputs.keys(), self.signature
         return (
-            wanted.inputs <= names <= wanted.inputs | wanted.optional
+            wanted.inputs <= given <= wanted.inputs | wanted.optional
             and definition.outputs.keys() <= wanted.outputs
             and self.accepts(definition)
         )
@@ -234,8 +235,3 @@ def dim(definition: Definition, name: str, axis: int) -> int | None:
     """
     shape = definition.inputs[name].shape or ()
     return definition.const_axes.get(shape[axis])
-
-
-def names(text: str) -> frozenset[str]:
-    """`"q k v"` as a set of names."""
-    return frozenset(text.split())

@@ -11,7 +11,6 @@ from typing import Any
 
 from traceproof.actors.registry import ACTORS, for_op_type
 from traceproof.checkouts.lock import NAME
-from traceproof.codedigest import SOURCE, code_digest
 from traceproof.config.reading import read_config
 from traceproof.config.repeat_options import options
 from traceproof.config.schema import Config
@@ -19,7 +18,8 @@ from traceproof.dataset.fetch import FETCHED, folder_of, scan_digest, untouched
 from traceproof.digests import digest_bytes, digest_json
 from traceproof.environments.building import FOLDER, INSTALLED, Installation, has_driver, resolve
 from traceproof.ops import registry
-from traceproof.pipeline.adapters import adapter_modules, compiles
+from traceproof.pipeline.adapters import compiles
+from traceproof.pipeline.code_digests import CodeDigests
 from traceproof.pipeline.load import Load
 from traceproof.pipeline.sources import Sources
 from traceproof.pipeline.stages.hidden import hidden_seed
@@ -29,7 +29,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class Pipeline(CodeDigests):
     """One configuration, as the rules need it. Paths are relative to `root`, the repository."""
 
     config: Config
@@ -106,12 +106,6 @@ class Pipeline:
             if all((self.root / stamp).exists() for stamp in self.environment(name))
         ]
         return [f"{self.results}/stacks/{name}.json" for name in there]
-
-    def jit_code(self, stack: str, op_type: str) -> str:
-        """Digest of the code that decides what is built for an op_type."""
-        return code_digest(
-            "traceproof.pipeline.jit", f"traceproof.stacks.{stack}", *adapter_modules(stack, op_type)
-        )
 
     @property
     def caches(self) -> str:
@@ -214,16 +208,6 @@ class Pipeline:
         return [str(model.config) for model in self.config.models if model.config is not None]
 
     @cached_property
-    def extract_code(self) -> str:
-        """Digest of what an extraction depends on: code, the texts of references, the bundled models."""
-        texts = [path for folder in ("extract", "models") for path in (SOURCE / folder).rglob("*")]
-        files = sorted(path for path in texts if path.suffix in {".py", ".json"})
-        files += sorted(registry.FOLDER.rglob("*.py.in"))
-        parts = (registry.module(op_type, "extraction") for op_type in registry.known())
-        code = code_digest("traceproof.extract.stage", *_ops(), *(name for name in parts if name is not None))
-        return digest_json([code, [digest_bytes(path.read_bytes()) for path in files]])
-
-    @cached_property
     def hidden_seed(self) -> int:
         """What the hidden cases follow from."""
         given = self.config.hidden_seed
@@ -286,29 +270,6 @@ class Pipeline:
         """What a job of an actor or a judge takes of the machine."""
         return Load(self.root / self.run / "cases", side_by_side=has_driver())
 
-    @cached_property
-    def cases_code(self) -> str:
-        """Digest of the code that planning depends on."""
-        return code_digest("traceproof.pipeline.stages.plan", *_ops())
-
-    def outputs_code(self, op_type: str, actor: str) -> str:
-        """Digest of the code that an actor's outputs depend on; it is part of their key in the store."""
-        return code_digest(*ACTORS[actor].code(op_type), *_op(op_type))
-
-    def actor_code(self, op_type: str, actor: str) -> str:
-        """Digest of all code of an actor's job, the running of workers included."""
-        return code_digest("traceproof.pipeline.stages.actor", *ACTORS[actor].code(op_type), *_op(op_type))
-
-    def judge_code(self, op_type: str) -> str:
-        """Digest of the code that verdicts depend on, what explains them included."""
-        bugs = registry.module(op_type, "bugs")
-        return code_digest("traceproof.pipeline.stages.judge", *_op(op_type), *([bugs] if bugs else []))
-
-    @cached_property
-    def report_code(self) -> str:
-        """Digest of the code that the summary depends on."""
-        return code_digest("traceproof.pipeline.stages.report")
-
     @property
     def force_flag(self) -> list[str]:
         """The flag that makes an actor run what the store holds; no parameter: the rule is forced, too."""
@@ -318,11 +279,3 @@ class Pipeline:
         """The op_types that were planned, all or those of one family; call it after the checkpoint `cases`."""
         planned = sorted(path.stem for path in (self.root / self.run / "cases").glob("*.json"))
         return [name for name in planned if family in {"", registry.record(name).family}]
-
-
-def _op(op_type: str) -> tuple[str, ...]:
-    return (registry.module(op_type) or "traceproof.ops.generic",)
-
-
-def _ops() -> tuple[str, ...]:
-    return tuple(name for op_type in registry.known() for name in _op(op_type))

@@ -20,7 +20,7 @@ from ruamel.yaml.error import YAMLError
 from traceproof.environments.versions import Window, windows
 from traceproof.errors import TraceproofError
 from traceproof.ops.cases import is_hidden
-from traceproof.pipeline.records import VerdictRow
+from traceproof.pipeline.rows import VerdictRow
 
 Names = Annotated[list[str], Field(min_length=1)]
 Digests = Annotated[dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]], Field(min_length=1)]

@@ -9,11 +9,13 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.files import strict_json
 from traceproof.dataset.solution import Solution
 from traceproof.dataset.trace import Status, Trace
-from traceproof.dataset.tree import LFS_POINTER, strict_json
+from traceproof.dataset.tree import LFS_POINTER
 from traceproof.dataset.workload import SafetensorsInput
-from traceproof.publish.bundle import Base, Bundle, Change, Kind, traces_path
+from traceproof.publish.bundle import Base, Bundle, Kind, traces_path
+from traceproof.publish.change import Change
 from traceproof.publish.ledger import STATUS, tagged
 
 SECRET = re.compile(rb"hf_[A-Za-z0-9]{20,}|HF_TOKEN\s*=\s*\S|-----BEGIN [A-Z ]*PRIVATE KEY")

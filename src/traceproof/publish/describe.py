@@ -3,7 +3,8 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
-from traceproof.publish.bundle import Bundle, Change
+from traceproof.publish.bundle import Bundle
+from traceproof.publish.change import Change
 from traceproof.publish.coverage import Row, table
 from traceproof.publish.ledger import REFERENCE, Ledger, Record
 from traceproof.text import markdown, printable, redacted

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from traceproof.checkouts.gitrun import MOVED, Git, GitError, Patience
 from traceproof.errors import TraceproofError
-from traceproof.publish.bundle import Bundle, Change
+from traceproof.publish.bundle import Bundle
+from traceproof.publish.change import Change
 from traceproof.publish.push import Again, Outcome, patiently, planned, unlike
 from traceproof.text import redacted
 

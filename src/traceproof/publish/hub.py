@@ -6,7 +6,6 @@ and whatever is said of a failure is cleared of it.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import tempfile
@@ -14,25 +13,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from traceproof.errors import TraceproofError
-from traceproof.publish.bundle import Bundle, Change
+from traceproof.publish.bundle import Bundle
+from traceproof.publish.change import Change
 from traceproof.publish.push import Again, Outcome, patiently, planned, silent, unlike
+from traceproof.publish.revision import Revision
 from traceproof.publish.transport import Watch, client_factory
 from traceproof.text import has_credentials, redacted
-from traceproof.untrusted.names import confined
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 PULL_REQUEST = re.compile(r"refs/pr/[1-9][0-9]*")
-COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-MOST_FILES = 500_000
 MAIN = "main"
 HUB = "huggingface.co"
 OPEN = frozenset({"open", "draft"})
@@ -88,7 +85,8 @@ class Hub:
         return token
 
     @cached_property
-    def _api(self) -> HfApi:
+    def api(self) -> HfApi:
+        """The library's client, with the token."""
         from huggingface_hub import HfApi, logging, set_client_factory
         from huggingface_hub.errors import HfHubHTTPError
 
@@ -179,8 +177,8 @@ class Hub:
             CommitOperationAdd(path_in_repo=path, path_or_fileobj=data) for path, data in sorted(files.items())
         ]
         deletes = [CommitOperationDelete(path_in_repo=path) for path in gone]
-        with self._answer("a commit"):
-            return self._api.create_commit(
+        with self.answer("a commit"):
+            return self.api.create_commit(
                 self.repository,
                 [*adds, *deletes],
                 commit_message=bundle.title,
@@ -193,24 +191,24 @@ class Hub:
 
     def _pull_request(self, bundle: Bundle) -> int | None:
         """Number of the bundle's open pull request: one that the token's owner opened, and nobody else."""
-        with self._answer("whose the token is"):
-            me = str(self._api.whoami()["name"])
-        with self._answer("pull requests"), self.watch.listing():
-            found = self._api.get_repo_discussions(
+        with self.answer("whose the token is"):
+            me = str(self.api.whoami()["name"])
+        with self.answer("pull requests"), self.watch.listing():
+            found = self.api.get_repo_discussions(
                 self.repository, repo_type="dataset", discussion_type="pull_request", author=me
             )
             for discussion in found:
                 ours = discussion.title == bundle.title and discussion.author == me
                 if not ours or discussion.status not in OPEN:
                     continue
-                details = self._api.get_discussion_details(self.repository, discussion.num, repo_type="dataset")
+                details = self.api.get_discussion_details(self.repository, discussion.num, repo_type="dataset")
                 opening = [event for event in details.events if event.type == "comment"][:1]
                 if any(event.author == me and _ends_with(event, bundle.marker) for event in opening):
                     return int(discussion.num)
         return None
 
     @contextmanager
-    def _answer(self, what: str) -> Iterator[None]:
+    def answer(self, what: str) -> Iterator[None]:
         """Tell of an answer that is none: the library takes any JSON for what it asked for, and stumbles."""
         try:
             yield
@@ -282,56 +280,3 @@ def _ends_with(event: Any, marker: str) -> bool:  # noqa: ANN401 - the library's
     """Whether the marker is a comment's last line: what stands above it may quote anything."""
     lines = str(getattr(event, "content", None) or "").split()
     return " ".join(lines[-2:]) == marker
-
-
-class Revision:
-    """A revision of the repository, as a base."""
-
-    def __init__(self, hub: Hub, name: str, cache: Path) -> None:
-        self._hub = hub
-        self._cache = cache
-        with hub._answer(f"the revision {name}"):  # noqa: SLF001 - its other half
-            info = hub._api.repo_info(hub.repository, repo_type="dataset", revision=name)  # noqa: SLF001
-            self.revision = str(info.sha)
-            if not COMMIT.fullmatch(self.revision):
-                raise ValueError(f"{self.revision[:80]!r} is no commit")
-
-    @cached_property
-    def _tree(self) -> dict[str, Any]:
-        from huggingface_hub.hf_api import RepoFile
-
-        api = self._hub._api  # noqa: SLF001 - its other half
-        with self._hub._answer("its files"), self._hub.watch.listing():  # noqa: SLF001
-            listed = api.list_repo_tree(
-                self._hub.repository, repo_type="dataset", revision=self.revision, recursive=True
-            )
-            found = {item.path: item for item in islice(listed, MOST_FILES + 1) if isinstance(item, RepoFile)}
-            if len(found) > MOST_FILES:
-                raise ValueError(f"more than {MOST_FILES} files")
-        return found
-
-    def paths(self) -> frozenset[str]:
-        """All files."""
-        return frozenset(self._tree)
-
-    def read(self, path: str) -> bytes | None:
-        """A file's content; None: it is not there."""
-        if path not in self._tree:
-            return None
-        api = self._hub._api  # noqa: SLF001 - its other half
-        with self._hub._answer(f"the file {path}"):  # noqa: SLF001
-            local = api.hf_hub_download(
-                self._hub.repository, path, repo_type="dataset", revision=self.revision, cache_dir=self._cache
-            )
-            confined(Path(local), within=self._cache)
-        return Path(local).read_bytes()
-
-    def holds(self, path: str, data: bytes) -> bool:
-        """Whether it has exactly this file, by its digest."""
-        item = self._tree.get(path)
-        if item is None:
-            return False
-        if item.lfs is not None:
-            return bool(item.lfs.sha256 == hashlib.sha256(data).hexdigest())
-        blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()  # as git does
-        return bool(item.blob_id == blob)

@@ -21,7 +21,8 @@ from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_bytes, digest_json
 from traceproof.errors import TraceproofError
 from traceproof.ops.cases import is_hidden
-from traceproof.pipeline.records import ORACLE, SHADOW, WHOLE, RowDigests, VerdictRow, read_rows
+from traceproof.pipeline.records import ORACLE, SHADOW, WHOLE
+from traceproof.pipeline.rows import RowDigests, VerdictRow, read_rows
 from traceproof.reasons import Verdict
 from traceproof.stacks import TRUTHS
 from traceproof.store import Store, write_text

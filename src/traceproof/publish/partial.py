@@ -3,6 +3,9 @@
 An adapter is written for every definition of its form; a baseline is for one. So whatever depends on the
 definition alone (its sizes, its form, constants read off its reference) is computed here and put in place,
 branches that it decides are folded, and the parameters that carried it are dropped.
+
+Kept, since nothing else gives the same files: torch.fx and other tracers record calls of tensors and lose what an
+adapter plans with Python numbers, and a template beside each adapter would be a second call that nobody verified.
 """
 
 import ast

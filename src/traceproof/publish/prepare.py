@@ -10,7 +10,8 @@ from typing import Any, Literal
 from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.dataset.tree import Tree, read_tree
 from traceproof.errors import TraceproofError
-from traceproof.publish.bundle import Base, Bundle, Change, Folder, assemble, resolve
+from traceproof.publish.bundle import Base, Bundle, Folder, assemble
+from traceproof.publish.change import Change, resolve
 from traceproof.publish.check import problems
 from traceproof.publish.coverage import Row, coverage
 from traceproof.publish.describe import description, file_list

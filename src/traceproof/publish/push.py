@@ -8,7 +8,8 @@ from typing import TypeVar
 from tenacity import RetryCallState, Retrying, retry_if_exception_type
 
 from traceproof.errors import TraceproofError
-from traceproof.publish.bundle import Base, Bundle, Change, resolve
+from traceproof.publish.bundle import Base, Bundle
+from traceproof.publish.change import Change, resolve
 from traceproof.publish.check import problems
 
 Result = TypeVar("Result")

@@ -27,6 +27,7 @@ from traceproof.untrusted.reading import read_bytes
 
 PLACE = Path("tests", "references")
 GENERATED = "generated"  # folder of a run that gets the tests of a dataset that is not to be changed
+WHOSE = {"edited": "was edited since it was written; --force writes it again", "foreign": "is not traceproof's"}
 SIZES = ("small", "medium")  # what tests run where nothing else is said; the suite has them too
 
 
@@ -82,21 +83,12 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         """The result as a JSON object."""
         rows = {
-            name: {
-                "definitions": count,
-                "with_tests_before": self.before[name],
-                "with_tests_after": self.after[name],
-            }
-            for name, count in sorted(self.total.items())
+            name: {"definitions": n, "with_tests_before": self.before[name], "with_tests_after": self.after[name]}
+            for name, n in sorted(self.total.items())
         }
         flagged = {name: list(lines) for name, lines in self.flagged.items()}
-        return {
-            "status": self.status,
-            "problems": self.problems,
-            "flagged": flagged,
-            "files": self.files,
-            "op_types": rows,
-        }
+        said = {"status": self.status, "problems": self.problems, "flagged": flagged}
+        return said | {"files": self.files, "op_types": rows}
 
 
 def generate(order: GenerateOptions, divergences: Divergences) -> Result:
@@ -206,23 +198,17 @@ def _clear_way(folder: Path, op_types: Mapping[str, Any], *, force: bool) -> Non
     problems = []
     found = state(folder / "conftest.py")
     if found == "foreign" or (found == "edited" and not force):
-        problems.append(f"{folder / 'conftest.py'} {_whose(found)}")
+        problems.append(f"{folder / 'conftest.py'} {WHOSE[found]}")
     support = folder / NAME / "__init__.py"
     if (folder / NAME).exists() and not _has(support, "add-reference-tests"):
-        problems.append(f"{folder / NAME} {_whose('foreign')}")
+        problems.append(f"{folder / NAME} {WHOSE['foreign']}")
     for op_type in op_types:
         path = folder / file_name(op_type)
         if path.exists() and not _has(path, MARKER):
-            problems.append(f"{path} {_whose('foreign')}")
+            problems.append(f"{path} {WHOSE['foreign']}")
     if problems:
         todo = "Move it away, or give another --output-dir. Nothing was written."
         raise TraceproofError("something else is in the way", problems=problems, todo=todo)
-
-
-def _whose(found: str) -> str:
-    return (
-        "was edited since it was written; --force writes it again" if found == "edited" else "is not traceproof's"
-    )
 
 
 def _has(path: Path, text: str) -> bool:

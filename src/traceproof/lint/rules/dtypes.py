@@ -7,6 +7,7 @@ from traceproof.dataset.definition import DType, TensorSpec
 from traceproof.lint.model import Hit, definition_rule, pointer
 from traceproof.lint.reference import root
 from traceproof.lint.subject import Subject
+from traceproof.text import names
 
 FP8 = frozenset({DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2})
 SCALED = FP8 | {DType.FLOAT4_E2M1}  # types whose few exponents need a scale beside them
@@ -14,21 +15,9 @@ INTEGERS = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
 # What 4-bit weights can be declared as: the type itself, or bytes that hold two.
 FP4_STORAGE = frozenset({DType.FLOAT4_E2M1, DType.INT8})
 # Inputs that index something, by their full name: kernels take 32 or 64-bit integers.
-INDICES = frozenset(
-    {
-        "kv_indptr",
-        "qo_indptr",
-        "kv_indices",
-        "kv_last_page_len",
-        "cu_seqlens",
-        "seq_lens",
-        "block_table",
-        "sparse_indices",
-        "topk_ids",
-        "state_batch_indices",
-        "initial_state_indices",
-        "positions",
-    }
+INDICES = names(
+    "kv_indptr qo_indptr kv_indices kv_last_page_len cu_seqlens seq_lens block_table sparse_indices "
+    "topk_ids state_batch_indices initial_state_indices positions"
 )
 
 

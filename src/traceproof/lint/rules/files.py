@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.dataset.definition import Dialect
-from traceproof.dataset.tree import Broken, file_text, strict_json
+from traceproof.dataset.files import file_text, strict_json
+from traceproof.dataset.tree import Broken
 from traceproof.lint.model import Hit, definition_rule, pointer, rule
 from traceproof.lint.subject import Dataset, Subject
 

@@ -165,17 +165,8 @@ def _deepseek(call: Kernel, *, twin: bool = False) -> Draft:
         "local_expert_offset": scalar("int32", "First expert on this rank."),
         "routed_scaling_factor": scalar("float32", "Factor of the routing weights."),
     }
-    reference = fill(
-        __package__,
-        "moe_fp8_ds_routing",
-        num_experts=experts,
-        num_local_experts=local,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        top_k=top_k,
-        n_group=groups,
-        topk_group=kept,
-    )
+    constants = {"num_experts": experts, "num_local_experts": local, "top_k": top_k, "n_group": groups}
+    constants |= {"topk_group": kept, "hidden_size": hidden, "intermediate_size": intermediate}
     name = f"topk{top_k}_ng{groups}_kg{kept}_e{local}_h{hidden}_i{intermediate}"
     return Draft(
         name=f"moe_fp8_block_scale_ds_routing_{name}",
@@ -188,7 +179,7 @@ def _deepseek(call: Kernel, *, twin: bool = False) -> Draft:
         constraints=CONSTRAINTS,
         inputs=inputs,
         outputs=OUTPUT,
-        reference=reference,
+        reference=fill(__package__, "moe_fp8_ds_routing", **constants),
         fi_api="fused_moe.trtllm_fp8_block_scale_moe",
         quantisation="float8_e4m3fn",
         tp=True,

@@ -21,17 +21,8 @@ from traceproof.judge.output import Expected
 from traceproof.ops import registry
 from traceproof.ops.base import Op
 from traceproof.ops.compare import IndexSet, Samples
-from traceproof.pipeline.records import (
-    ORACLE,
-    SHADOW,
-    WHOLE,
-    Arbitration,
-    GateResult,
-    PlannedCase,
-    PlannedDefinition,
-    RunRecord,
-    VerdictRow,
-)
+from traceproof.pipeline.records import ORACLE, SHADOW, WHOLE, PlannedCase, PlannedDefinition, RunRecord
+from traceproof.pipeline.rows import Arbitration, GateResult, VerdictRow
 from traceproof.reasons import Failure, Verdict
 from traceproof.stacks import TRUTHS
 from traceproof.store import Store

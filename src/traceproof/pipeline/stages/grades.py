@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from traceproof.pipeline.records import REFERENCE, SHADOW, WHOLE, VerdictRow
+from traceproof.pipeline.records import REFERENCE, SHADOW, WHOLE
+from traceproof.pipeline.rows import VerdictRow
 from traceproof.reasons import Grade, Verdict
 from traceproof.stacks import TRUTHS
 

@@ -9,15 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.records import (
-    REFERENCE,
-    WHOLE,
-    BrokenFile,
-    OpTypePlan,
-    PlannedDefinition,
-    VerdictRow,
-    rows_text,
-)
+from traceproof.pipeline.records import REFERENCE, WHOLE, BrokenFile, OpTypePlan, PlannedDefinition
+from traceproof.pipeline.rows import VerdictRow, rows_text
 from traceproof.pipeline.stages.judge_settings import REPLAY, JudgeSettings
 from traceproof.pipeline.stages.lanes import lanes_of
 from traceproof.pipeline.stages.manifest import Manifest

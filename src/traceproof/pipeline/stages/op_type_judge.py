@@ -20,10 +20,9 @@ from traceproof.pipeline.records import (
     OpTypePlan,
     PlannedCase,
     PlannedDefinition,
-    RowDigests,
     RunRecord,
-    VerdictRow,
 )
+from traceproof.pipeline.rows import RowDigests, VerdictRow
 from traceproof.pipeline.stages.arbitrator import Arbitrator, entries_of
 from traceproof.pipeline.stages.grades import graded
 from traceproof.pipeline.stages.judge_settings import REPLAY, JudgeSettings

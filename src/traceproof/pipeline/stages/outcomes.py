@@ -6,7 +6,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from traceproof.pipeline.records import REFERENCE, VerdictRow
+from traceproof.pipeline.records import REFERENCE
+from traceproof.pipeline.rows import VerdictRow
 from traceproof.reasons import Grade, Verdict
 
 

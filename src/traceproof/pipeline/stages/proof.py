@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from traceproof.pipeline.records import REFERENCE, SHADOW, WHOLE, VerdictRow
+from traceproof.pipeline.records import REFERENCE, SHADOW, WHOLE
+from traceproof.pipeline.rows import VerdictRow
 from traceproof.pipeline.stages.grades import shadow_grade
 from traceproof.reasons import Grade, Skip, Verdict
 from traceproof.stacks import STACK_OF, TRUTHS, distribution

@@ -6,7 +6,7 @@ says what else of a run's configuration belongs to it.
 
 import shlex
 
-from traceproof.pipeline.records import VerdictRow
+from traceproof.pipeline.rows import VerdictRow
 
 
 def command(row: VerdictRow, further: str) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from traceproof.pipeline.records import PlannedDefinition, RunRecord, VerdictRow
+from traceproof.pipeline.records import PlannedDefinition, RunRecord
+from traceproof.pipeline.rows import VerdictRow
 from traceproof.pipeline.stages.arbitrator import Arbitrator
 from traceproof.reasons import Verdict
 from traceproof.store import Store, disk_errors, write_json

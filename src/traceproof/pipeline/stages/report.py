@@ -11,7 +11,8 @@ from rich.table import Table
 
 from traceproof.actors.registry import ACTORS, PAIR
 from traceproof.pipeline.known import Known, read_known
-from traceproof.pipeline.records import REFERENCE, VerdictRow, read_rows
+from traceproof.pipeline.records import REFERENCE
+from traceproof.pipeline.rows import VerdictRow, read_rows
 from traceproof.pipeline.stages import proof
 from traceproof.pipeline.stages.outcomes import Outcomes, proved, sentence
 from traceproof.pipeline.stages.standing import KEY, standing

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops.activation.forms import activation_of
-from traceproof.ops.adapter import Adapter, Api, Outputs, names, signature
+from traceproof.ops.adapter import Adapter, Api, Outputs, signature
 from traceproof.ops.base import Values
+from traceproof.text import names
 
 Call = Callable[[Api, Definition, Values], Outputs]
 GATED = signature("input -> output", rows="input")

@@ -1,0 +1,126 @@
+"""Verdict rows: typed, checked once where they are read."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from traceproof.errors import TraceproofError
+from traceproof.pipeline.records import AGAIN, REFERENCE, Record, first_problem
+from traceproof.reasons import Grade, Skip, Verdict
+
+
+class GateResult(Record):
+    """By what an output was judged, and which share of the limit was used; None: unbounded, or not a share."""
+
+    kind: str
+    margin: float | None = None
+
+
+class RowDigests(Record):
+    """What a verdict stands on."""
+
+    definition: str | None = None
+    case: str | None = None
+    inputs: str | None = None
+    outputs: str | None = None
+    code: str | None = None
+    environment: str | None = None
+
+
+class Arbitration(Record):
+    """Which actors agree with a failing one, and which with the oracle; `with` and `against` in the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    ours: Annotated[tuple[str, ...], Field(alias="with")]
+    theirs: Annotated[tuple[str, ...], Field(alias="against")]
+    outvoted: tuple[str, ...]
+    recognised: tuple[str, ...]
+
+
+class VerdictRow(Record):
+    """One output of a case of an actor, or a case as a whole, judged.
+
+    Attributes:
+        definition, op_type, case, size, seed, axes: what was run; no case where the definition can not be read.
+        actor: who ran it; two ground truths that are held against each other are joined.
+        against: what it was held against.
+        output: its name, or WHOLE.
+        verdict, reason, message: what came of it.
+        isolation: what strangers' code could reach, where isolation was not whole.
+        worst, metrics, specification: figures of a numeric comparison.
+        tolerance: the user's, if it decided.
+        grade: how strong the proof is, of a reference's output that passed.
+        gate: by what it was judged.
+        digests, versions, device: what it stands on.
+        repeat: the command that repeats it.
+        arbitration: who agrees with whom, of a numeric failure.
+        replay: where its bundle lies, below the run's folder.
+        path: of a file that is no definition.
+    """
+
+    definition: str
+    op_type: str
+    case: str | None
+    size: str | None = None
+    seed: int | None = None
+    axes: dict[str, int] = Field(default_factory=dict)
+    actor: str
+    against: str | None = None
+    output: str
+    verdict: Verdict
+    reason: str | None = None
+    message: str = ""
+    isolation: str = ""
+    worst: list[dict[str, Any]] = Field(default_factory=list)
+    metrics: dict[str, Any] = Field(default_factory=dict)
+    specification: dict[str, float] = Field(default_factory=dict)
+    tolerance: float | None = None
+    grade: Grade | None = None
+    gate: GateResult | None = None
+    digests: RowDigests = RowDigests()
+    versions: dict[str, str] | None = None
+    device: str | None = None
+    repeat: str = ""
+    arbitration: Arbitration | None = None
+    replay: str = ""
+    path: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields that it was made with, as a JSON object."""
+        return self.model_dump(exclude_unset=True, by_alias=True)
+
+    def changed(self, **values: Any) -> Self:  # noqa: ANN401 - fields
+        """The row with other values of some fields."""
+        return self.model_copy(update=values)
+
+    @property
+    def bad(self) -> bool:
+        """Whether it is a failure or an error."""
+        return self.verdict in {Verdict.FAIL, Verdict.ERROR}
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether nobody judged a reference's numerics: that is no pass."""
+        return self.actor == REFERENCE and self.verdict == Verdict.SKIP and self.reason == Skip.NO_ORACLE
+
+
+def read_rows(path: Path) -> list[VerdictRow]:
+    """The rows of a verdict file.
+
+    Raises:
+        TraceproofError: it can not be read, or holds something else.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+        return [VerdictRow.model_validate_json(line) for line in lines]
+    except (OSError, ValidationError) as error:
+        problems = [first_problem(error)]
+        raise TraceproofError(f"the verdicts {path} cannot be read", problems=problems, todo=AGAIN) from error
+
+
+def rows_text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """What a verdict file holds, of rows as JSON objects."""
+    return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
