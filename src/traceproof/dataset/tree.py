@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from traceproof.dataset import dialects
 from traceproof.dataset.definition import Definition, Dialect
@@ -59,8 +60,7 @@ class Broken:
         return printable(f"{self.path}{f':{self.line}' if self.line else ''}: {what}; {self.todo}")
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """A file that can be used but stands in the wrong place."""
 
     path: Path

@@ -143,7 +143,7 @@ class Op(ABC):
         return frozenset()
 
 
-def shapes_and_dtypes(
+def specified(
     definition: Definition, case: Case, names: Iterable[str]
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, torch.dtype]]:
     """Shapes of some inputs in a case, () for a scalar's, and their dtypes."""

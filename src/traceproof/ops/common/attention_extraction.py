@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from traceproof.models.kernel import Kernel, kernel
+from traceproof.models.reading import Module
 from traceproof.ops.drafts import Axes, Tensors, const, scalar, tensor, var
 
 Facts = dict[str, Any]
@@ -52,6 +54,15 @@ def no_form(facts: Mapping[str, Any]) -> str | None:
     if "kv_lora_rank" not in facts and facts["qk_dim"] != facts["vo_dim"]:
         return f"attention of two widths: keys of {facts['qk_dim']}, values of {facts['vo_dim']}, no form"
     return None
+
+
+def called(module: Module, kind: str, **sizes: str) -> Kernel | str:
+    """The call of an attention whose sizes are these of its facts, or why the dataset has no form for it."""
+    refusal = no_form(module.facts)
+    if refusal is not None:
+        return refusal
+    found = {name: module.facts[fact] for name, fact in sizes.items()}
+    return kernel(kind, count=module.count, path=module.path, **found)
 
 
 PLAIN: Mapping[str, Any] = {"window": None, "logit_cap": None, "sinks": False}

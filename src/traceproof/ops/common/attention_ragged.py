@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.ops.base import Unsupported, Values, ordered, shapes_and_dtypes
+from traceproof.ops.base import Unsupported, Values, ordered, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.common.attention import (
     Operands,
@@ -52,7 +52,7 @@ class RaggedAttention(AttentionOp):
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Data in the case's style; nothing is padded, so there is no room for poison."""
-        shapes, dtypes = shapes_and_dtypes(definition, case, ("q", "k", "v"))
+        shapes, dtypes = specified(definition, case, ("q", "k", "v"))
         heads, width = shapes["q"][1:]
         scale = float32(1 / math.sqrt(width))
         style = Style.of(case, width=width, scale=scale)

@@ -11,7 +11,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, HostDraw
-from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered, shapes_and_dtypes
+from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.common import mla
 from traceproof.ops.common.attention import (
@@ -91,7 +91,7 @@ class SparseAttention(Op):
 
         Those two are what a kernel reads that takes -1 for an index, from the end or clamped to 0.
         """
-        shapes, dtypes = shapes_and_dtypes(definition, case, definition.inputs)
+        shapes, dtypes = specified(definition, case, definition.inputs)
         kpe_width = shapes["kpe_cache"][-1]
         style = mla.style_of(case, ckv=shapes["ckv_cache"][-1], kpe=kpe_width)
         data = {name: style.tensor(draw, name, shapes[name], dtypes[name]) for name in ("q_nope", "q_pe")}

@@ -8,16 +8,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, HostDraw
-from traceproof.ops.base import (
-    Op,
-    Tensors,
-    Unsupported,
-    Value,
-    Values,
-    ordered,
-    rounded,
-    shapes_and_dtypes,
-)
+from traceproof.ops.base import Op, Tensors, Unsupported, Value, Values, ordered, rounded, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.common.gates import FAST_EXP, FAST_EXP_FACTOR, plain_softplus, sigmoid, softplus
 from traceproof.ops.common.quant import Rounding, exact, to_bf16
@@ -56,7 +47,7 @@ class GatedDeltaRule(Op):
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal q, v and state, k of norm 1 as models feed it, gates from slow to fast."""
         found = layout(definition)
-        shapes, dtypes = shapes_and_dtypes(definition, case, definition.inputs)
+        shapes, dtypes = specified(definition, case, definition.inputs)
         kind = case.params.get("kind")
         small = 1e-3 if kind == "tiny" else 1.0
         drawn: dict[str, torch.Tensor] = {

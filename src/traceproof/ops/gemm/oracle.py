@@ -8,7 +8,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered, shapes_and_dtypes
+from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered, specified
 from traceproof.ops.cases import Case, by_size
 from traceproof.ops.compare import Backward, Comparison
 
@@ -71,7 +71,7 @@ class Gemm(Op):
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal data; `params.rows` names what befalls the rows of A in turn (each element has its own bound)."""
         names = roles(definition)
-        shapes, dtypes = shapes_and_dtypes(definition, case, definition.inputs)
+        shapes, dtypes = specified(definition, case, definition.inputs)
         a = draw.normal(names.a, shapes[names.a], dtypes[names.a])
         kinds = case.params.get("rows", [])
         for row in range(len(a) if kinds else 0):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from traceproof.models.kernel import Kernel, kernel
+from traceproof.models.kernel import Kernel
 from traceproof.ops.common.attention_extraction import (
     KV_PAGES,
     LEN_INDPTR,
@@ -15,8 +15,8 @@ from traceproof.ops.common.attention_extraction import (
     Q_ENDS,
     READERS,
     TOTAL_Q,
+    called,
     heads_of,
-    no_form,
     outputs,
     page_constants,
     page_size_axis,
@@ -45,78 +45,46 @@ def _gqa_data(rows: str, page_size: int, *, prefill: bool) -> Tensors:
     }
 
 
-def gqa_decode(heads: int, kv_heads: int, dim: int, page_size: int) -> Draft:
-    """One query token a sequence."""
-    axes = {
-        "batch_size": var("Number of sequences, one query token each."),
-        **heads_of(heads, kv_heads, dim),
-        "num_pages": NUM_PAGES,
-        "page_size": page_size_axis(page_size),
-        "len_indptr": LEN_INDPTR,
-        "num_kv_indices": NUM_INDICES,
-    }
+def _gqa(heads: int, kv_heads: int, dim: int, page_size: int, *, prefill: bool) -> Draft:
+    """One query token a sequence; in prefill several, the last of its tokens, causal."""
+    size, wide = page_size_axis(page_size), heads_of(heads, kv_heads, dim)
+    if prefill:
+        axes = {**wide, "page_size": size, "len_indptr": LEN_INDPTR, "total_q": TOTAL_Q}
+        axes |= {"num_kv_indices": NUM_INDICES, "num_pages": NUM_PAGES}
+        axes |= {"batch_size": var("Number of sequences in the batch.")} if page_size > 1 else {}
+    else:
+        axes = {"batch_size": var("Number of sequences, one query token each."), **wide, "num_pages": NUM_PAGES}
+        axes |= {"page_size": size, "len_indptr": LEN_INDPTR, "num_kv_indices": NUM_INDICES}
+    rows, stage = ("total_q", "prefill") if prefill else ("batch_size", "decode")
+    kind = "prefill_causal" if prefill else "decode"
+    what = "causal grouped-query attention prefill," if prefill else "grouped-query attention decode over a"
     sizes = {"num_qo_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "page_size": page_size}
     return Draft(
-        name=f"gqa_paged_decode_h{heads}_kv{kv_heads}_d{dim}_ps{page_size}",
+        name=f"gqa_paged_{kind}_h{heads}_kv{kv_heads}_d{dim}_ps{page_size}",
         op_type="gqa_paged",
-        description=f"Batched grouped-query attention decode over a paged KV cache (page_size={page_size}).",
+        description=f"Batched {what} paged KV cache (page_size={page_size}).",
         axes=axes,
-        constraints=["len_indptr == batch_size + 1", *KV_PAGES],
-        inputs=_gqa_data("batch_size", page_size, prefill=False),
-        outputs=outputs("batch_size", "head_dim"),
-        reference=fill(__package__, "gqa_paged_decode", **sizes, **page_constants(page_size)),
-        stage="decode",
-        fi_api=PAGED_DECODE,
-        tp=True,
-    )
-
-
-def gqa_prefill(heads: int, kv_heads: int, dim: int, page_size: int) -> Draft:
-    """Several query tokens a sequence, the last of its tokens; causal."""
-    axes = {
-        **heads_of(heads, kv_heads, dim),
-        "page_size": page_size_axis(page_size),
-        "len_indptr": LEN_INDPTR,
-        "total_q": TOTAL_Q,
-        "num_kv_indices": NUM_INDICES,
-        "num_pages": NUM_PAGES,
-    }
-    if page_size > 1:
-        axes["batch_size"] = var("Number of sequences in the batch.")
-    sizes = {"num_qo_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "page_size": page_size}
-    return Draft(
-        name=f"gqa_paged_prefill_causal_h{heads}_kv{kv_heads}_d{dim}_ps{page_size}",
-        op_type="gqa_paged",
-        description=f"Batched causal grouped-query attention prefill, paged KV cache (page_size={page_size}).",
-        axes=axes,
-        constraints=[Q_ENDS, *KV_PAGES],
-        inputs=_gqa_data("total_q", page_size, prefill=True),
-        outputs=outputs("total_q", "head_dim"),
-        reference=fill(__package__, "gqa_paged_prefill", **sizes, **page_constants(page_size)),
-        stage="prefill",
-        fi_api=PAGED_PREFILL,
+        constraints=[Q_ENDS if prefill else "len_indptr == batch_size + 1", *KV_PAGES],
+        inputs=_gqa_data(rows, page_size, prefill=prefill),
+        outputs=outputs(rows, "head_dim"),
+        reference=fill(__package__, f"gqa_paged_{stage}", **sizes, **page_constants(page_size)),
+        stage=stage,
+        fi_api=PAGED_PREFILL if prefill else PAGED_DECODE,
         tp=True,
     )
 
 
 def _call(module: Module, _: Reading) -> Kernel | str | None:
-    facts = module.facts
-    if "kv_lora_rank" in facts:
+    if "kv_lora_rank" in module.facts:
         return None
-    refusal = no_form(facts)
-    if refusal is not None:
-        return refusal
-    sizes: dict[str, Any] = {"heads": facts["heads"], "kv_heads": facts["kv_heads"], "dim": facts["qk_dim"]}
-    return kernel("gqa", count=module.count, path=module.path, **sizes)
+    return called(module, "gqa", heads="heads", kv_heads="kv_heads", dim="qk_dim")
 
 
 def _drafts(call: Kernel, choice: Choice) -> Iterator[Draft]:
     """Decode and causal prefill at each page size."""
-    sizes = (call["heads"], call["kv_heads"], call["dim"])
-    for page_size in choice.page_sizes:
-        yield gqa_decode(*sizes, page_size)
-    for page_size in choice.page_sizes:
-        yield gqa_prefill(*sizes, page_size)
+    for prefill in (False, True):
+        for page_size in choice.page_sizes:
+            yield _gqa(call["heads"], call["kv_heads"], call["dim"], page_size, prefill=prefill)
 
 
 def _differs(call: Kernel, evidence: Evidence) -> str | None:

@@ -4,7 +4,7 @@ import math
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.ops.base import Unsupported, Values, ordered, shapes_and_dtypes
+from traceproof.ops.base import Unsupported, Values, ordered, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.common.attention import (
     Operands,
@@ -47,7 +47,7 @@ class GqaPaged(PagedAttention):
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Data in the case's style over a permuted page table; rows that nobody may read hold poison."""
-        shapes, dtypes = shapes_and_dtypes(definition, case, ("q", "k_cache", "v_cache"))
+        shapes, dtypes = specified(definition, case, ("q", "k_cache", "v_cache"))
         heads, width = shapes["q"][1:]
         scale = float32(1 / math.sqrt(width))
         style = Style.of(case, width=width, scale=scale)

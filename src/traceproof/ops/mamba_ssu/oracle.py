@@ -6,16 +6,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, HostDraw
-from traceproof.ops.base import (
-    Op,
-    Tensors,
-    Unsupported,
-    Value,
-    Values,
-    ordered,
-    rounded,
-    shapes_and_dtypes,
-)
+from traceproof.ops.base import Op, Tensors, Unsupported, Value, Values, ordered, rounded, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.common.gates import FAST_EXP, FAST_EXP_FACTOR, plain_softplus, softplus
 from traceproof.ops.compare import Close, Comparison
@@ -82,7 +73,7 @@ class MambaSsu(Op):
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Gates in the range that Mamba-2 initialises them to: A in -[1, 16], softplus(dt_bias) in [1e-3, 0.1]."""
-        shapes, dtypes = shapes_and_dtypes(definition, case, definition.inputs)
+        shapes, dtypes = specified(definition, case, definition.inputs)
         kind = case.params.get("kind")
         wide: dict[str, torch.Tensor] = {
             name: draw.normal(name, shapes[name], scale=1e-3 if kind == "tiny" else 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from traceproof.models.kernel import Kernel, kernel
+from traceproof.models.kernel import Kernel
 from traceproof.ops.common.attention_extraction import (
     KV_PAGES,
     LEN_INDPTR,
@@ -15,7 +15,7 @@ from traceproof.ops.common.attention_extraction import (
     Q_ENDS,
     READERS,
     TOTAL_Q,
-    no_form,
+    called,
     outputs,
     page_constants,
     page_size_axis,
@@ -82,14 +82,9 @@ def _mla(heads: int, ckv: int, kpe: int, page_size: int, *, prefill: bool) -> Dr
 
 
 def _call(module: Module, _: Reading) -> Kernel | str | None:
-    facts = module.facts
-    if not facts.get("absorbed"):
+    if not module.facts.get("absorbed"):
         return None
-    refusal = no_form(facts)
-    if refusal is not None:
-        return refusal
-    sizes: dict[str, Any] = {"heads": facts["heads"], "ckv": facts["kv_lora_rank"], "kpe": facts["rope_dim"]}
-    return kernel("mla_absorbed", count=module.count, path=module.path, **sizes)
+    return called(module, "mla_absorbed", heads="heads", ckv="kv_lora_rank", kpe="rope_dim")
 
 
 def _differs(call: Kernel, evidence: Evidence) -> str | None:

@@ -4,7 +4,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.ops.base import Unsupported, Values, ordered, shapes_and_dtypes
+from traceproof.ops.base import Unsupported, Values, ordered, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.common import mla
 from traceproof.ops.common.attention import Operands, const_size, require, scale_of, tensor_of
@@ -43,7 +43,7 @@ class MlaPaged(PagedAttention):
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Data in the case's style over a permuted page table; rows that nobody may read hold poison."""
-        shapes, dtypes = shapes_and_dtypes(definition, case, DRAWN)
+        shapes, dtypes = specified(definition, case, DRAWN)
         kpe_width = shapes["kpe_cache"][-1]
         style = mla.style_of(case, ckv=shapes["ckv_cache"][-1], kpe=kpe_width)
         layout = paged_layout(case, draw, page_size=self.page_size(definition))

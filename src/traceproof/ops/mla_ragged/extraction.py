@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from traceproof.models.kernel import Kernel, kernel
+from traceproof.models.kernel import Kernel
 from traceproof.ops.common.attention_extraction import (
     LEN_INDPTR,
     PLAIN,
@@ -13,7 +13,7 @@ from traceproof.ops.common.attention_extraction import (
     RAGGED_AXES,
     RAGGED_CONSTRAINTS,
     READERS,
-    no_form,
+    called,
     outputs,
     plain,
     ragged,
@@ -56,14 +56,9 @@ def mla_ragged(call: Kernel) -> Draft:
 
 
 def _call(module: Module, _: Reading) -> Kernel | str | None:
-    facts = module.facts
-    if "kv_lora_rank" not in facts or facts.get("absorbed"):
+    if "kv_lora_rank" not in module.facts or module.facts.get("absorbed"):
         return None
-    refusal = no_form(facts)
-    if refusal is not None:
-        return refusal
-    sizes: dict[str, Any] = {"heads": facts["heads"], "qk": facts["qk_dim"], "vo": facts["vo_dim"]}
-    return kernel("mla_ragged", count=module.count, path=module.path, **sizes)
+    return called(module, "mla_ragged", heads="heads", qk="qk_dim", vo="vo_dim")
 
 
 def _differs(call: Kernel, evidence: Evidence) -> str | None:

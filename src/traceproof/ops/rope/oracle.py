@@ -6,7 +6,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered, rounded, shapes_and_dtypes
+from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered, rounded, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.common.rotary import Pairing, pairing
 from traceproof.ops.compare import Close, Comparison
@@ -72,7 +72,7 @@ class Rope(Op):
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal q and k; points of the unit circle; positions with repeats, 0 and the last one."""
-        shapes, dtypes = shapes_and_dtypes(definition, case, definition.inputs)
+        shapes, dtypes = specified(definition, case, definition.inputs)
         values: Values = {}
         for name in ("q", "k"):
             tensor = draw.normal(name, shapes[name], dtypes[name], scale=float(case.params.get("scale", 1.0)))

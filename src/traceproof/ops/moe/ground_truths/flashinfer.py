@@ -1,5 +1,7 @@
 """FlashInfer's TensorRT-LLM mixtures of experts: kernels of SM 10.x, fetched as binaries."""
 
+from functools import partial
+
 from traceproof.dataset.definition import Definition
 from traceproof.ops.adapter import Adapter, Api, Outputs, scalar, signature, tensor
 from traceproof.ops.base import Values
@@ -72,21 +74,17 @@ COMMON = "routing_logits hidden_states gemm1_weights gemm2_weights [routing_bias
 BLOCK = "hidden_states_scale gemm1_weights_scale gemm2_weights_scale [local_expert_offset] [routed_scaling_factor]"
 PER_TENSOR = "output1_scales_scalar output1_scales_gate_scalar output2_scales_scalar"
 
-ADAPTERS = (
+ADAPTERS = tuple(
     Adapter(
-        "trtllm_fp8_block_scale_moe",
-        signature(f"{COMMON} {BLOCK} -> output", rows="hidden_states"),
-        _fp8_block,
-        ("moe_fp8_block",),
-        accepts=lambda definition: _scaled(Scaling.FP8_BLOCK, definition),
+        name,
+        signature(f"{COMMON} {own} -> output", rows="hidden_states"),
+        call,
+        (api,),
+        accepts=partial(_scaled, scaling),
         sm=BLACKWELL,
-    ),
-    Adapter(
-        "trtllm_fp8_per_tensor_scale_moe",
-        signature(f"{COMMON} {PER_TENSOR} -> output", rows="hidden_states"),
-        _fp8_tensor,
-        ("moe_fp8_tensor",),
-        accepts=lambda definition: _scaled(Scaling.FP8_TENSOR, definition),
-        sm=BLACKWELL,
-    ),
+    )
+    for name, own, call, api, scaling in (
+        ("trtllm_fp8_block_scale_moe", BLOCK, _fp8_block, "moe_fp8_block", Scaling.FP8_BLOCK),
+        ("trtllm_fp8_per_tensor_scale_moe", PER_TENSOR, _fp8_tensor, "moe_fp8_tensor", Scaling.FP8_TENSOR),
+    )
 )
