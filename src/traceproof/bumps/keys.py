@@ -3,12 +3,12 @@
 So a bump reruns the op_types whose digest changes, and no others.
 """
 
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from traceproof import programs
 from traceproof.bumps.source import importable
 from traceproof.bumps.touches import touches
 from traceproof.checkouts.tree import FolderTree, PackageTree, Tree
@@ -30,7 +30,7 @@ FIND = (
 
 def package_root(python: str, stack: str) -> Path | None:
     """The folder that holds the stack's package in an environment; None: the package is not installed."""
-    done = subprocess.run([python, "-P", "-c", FIND, PACKAGES[stack]], check=False, text=True, capture_output=True)
+    done = programs.run([python, "-P", "-c", FIND, PACKAGES[stack]])
     origin = done.stdout.strip()
     return Path(origin).parent.parent if done.returncode == 0 and origin else None
 

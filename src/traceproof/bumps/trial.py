@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from traceproof import programs
 from traceproof.actors.registry import for_op_type
 from traceproof.bumps.keys import keyed
 from traceproof.digests import digest_json
@@ -18,8 +18,6 @@ from traceproof.pipeline.rows import VerdictRow, read_rows
 from traceproof.stacks import MAIN, truths_of
 from traceproof.store import write_json
 from traceproof.untrusted.tokens import without_secrets
-
-TAIL = 8  # lines of a failed stage that an error shows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,19 +128,11 @@ class Trial:
         path = [str(package)] if package is not None else []
         environment = {**without_secrets(), "PYTHONPATH": os.pathsep.join([*path, str(self.root / "src")])}
         command = [str(self.root / self.flow.python(stack)), *arguments]
-        done = subprocess.run(
-            command,
-            cwd=self.root,
-            env=environment,
-            check=False,
-            text=True,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-        )
+        done = programs.run(command, environment=environment, cwd=self.root)
         if done.returncode:
             raise TraceproofError(
                 f"{self.definition}: {' '.join(command[:3])} ... ended with {done.returncode}",
-                problems=[line for line in done.stderr.splitlines() if line.strip()][-TAIL:],
+                problems=programs.last_lines(done.stderr),
             )
         return done.stdout
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -24,8 +23,8 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, Field
 from urllib3.exceptions import HTTPError
 
+from traceproof import programs
 from traceproof.errors import TraceproofError
-from traceproof.untrusted.tokens import without_secrets
 
 PUBLIC = "https://pypi.org/simple"
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
@@ -120,7 +119,7 @@ def _is_sdist(name: str, package: str, version: str) -> bool:
 def _pip_options() -> dict[str, str]:
     """Options of pip by name; what stands later in pip's order of precedence wins."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"]
-    done = subprocess.run(command, check=False, text=True, capture_output=True, env=without_secrets())
+    done = programs.run(command)
     if done.returncode:
         raise TraceproofError("pip does not tell its configuration", problems=done.stderr.splitlines()[-3:])
     found: dict[tuple[int, str], str] = {}

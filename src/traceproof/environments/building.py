@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from traceproof import programs
 from traceproof.config.schema import Config
 from traceproof.digests import digest_json
 from traceproof.environments import toolkit
@@ -29,7 +30,6 @@ WHOLE = "whole.json"  # there too, written last: without it, it counts as half-b
 PINS = Path("envs")
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 CUDA_DRIVER = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # Linux; WSL
-TAIL = 8  # lines of a failed program's output that an error shows; the cause stands last
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def install_cpu(python: Path, pins: Path, environment: str) -> None:
     if environment != READER:  # SGLang's own requirements are gigabytes of CUDA
         attempts.append(registry)
     for attempt in attempts[:-1]:
-        if subprocess.run(attempt, check=False, capture_output=True, env=without_secrets()).returncode == 0:
+        if programs.run(attempt).returncode == 0:
             return
     _run(attempts[-1], environment)
 
@@ -172,7 +172,7 @@ def _run(command: Sequence[str], environment: str) -> None:
         raise TraceproofError(
             f"the environment {environment!r} could not be built: {' '.join(command[:6])} ... ended with "
             f"{done.returncode}",
-            problems=[line for line in done.stdout.splitlines() if line.strip()][-TAIL:],
+            problems=programs.last_lines(done.stdout),
             todo="Check the package index that pip and uv are set up for, or name an interpreter that has the "
             "packages in config.yaml (stacks.<name>.python).",
         )
@@ -189,11 +189,11 @@ def probe(stack: Installation, *, root: Path, path: Sequence[Path] = ()) -> dict
     command = [stack.python, "-P", "-m", "traceproof.environments.probe", stack.cuda_home]
     environment = {**without_secrets(), "PYTHONPATH": os.pathsep.join(map(str, [*path, root / "src"]))}
     try:
-        done = subprocess.run(command, check=False, text=True, capture_output=True, env=environment, cwd=root)
+        done = programs.run(command, environment=environment, cwd=root)
     except OSError as error:
         raise _unusable(stack, [str(error)]) from error
     if done.returncode:
-        raise _unusable(stack, [line for line in done.stderr.splitlines() if line.strip()][-TAIL:])
+        raise _unusable(stack, programs.last_lines(done.stderr))
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return {"stack": stack.name, **found, "digest": digest_json(found)}
 

@@ -2,14 +2,14 @@
 
 import json
 import os
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from traceproof import programs
 from traceproof.environments import toolkit
-from traceproof.environments.building import FOLDER, TAIL, has_driver
+from traceproof.environments.building import FOLDER, has_driver
 from traceproof.stacks import READER, truths_of
 
 HEADER = "lib/python*/site-packages/nvidia/cu*/include/cuda.h"
@@ -66,9 +66,9 @@ def _ask(environment: str, *, root: Path, libraries: str = "") -> dict[str, str 
             variables["LD_LIBRARY_PATH"] = os.pathsep.join([libraries, os.environ.get("LD_LIBRARY_PATH", "")])
         python = root / FOLDER / environment / "bin" / "python"
         command = [str(python), "-P", "-W", "ignore", "-m", *module]
-        done = subprocess.run(command, check=False, text=True, capture_output=True, env=variables, cwd=scratch)
+        done = programs.run(command, environment=variables, cwd=Path(scratch))
     if environment == READER or done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()][-TAIL:]
+        said = programs.last_lines(done.stderr)
         return {module[0]: "\n".join(said) or f"ended with {done.returncode}" if done.returncode else None}
     found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
     return found

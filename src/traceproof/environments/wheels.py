@@ -3,7 +3,6 @@
 import hashlib
 import platform
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,11 +11,11 @@ from pathlib import Path
 
 from packaging.markers import Marker
 
+from traceproof import programs
 from traceproof.checkouts.package_index import download_sdist
-from traceproof.environments.building import CPU_WHEELS, PINS, TAIL
+from traceproof.environments.building import CPU_WHEELS, PINS
 from traceproof.errors import TraceproofError
 from traceproof.stacks import UNHASHED
-from traceproof.untrusted.tokens import without_secrets
 
 # Of wheels, as their names end; the newest is Debian 13's. SGLang's wheel wants 2.34.
 GLIBC = ("2014", *(f"_2_{minor}" for minor in range(5, 42)))
@@ -106,10 +105,10 @@ def _download(wanted: Sequence[Pin], folder: Path, *, python: str, cpu: bool) ->
         command += ["--dest", str(folder), "--requirement", file.name]
         attempts = [command, [*command, "--extra-index-url", CPU_WHEELS]] if cpu else [command]
         for attempt in attempts:
-            done = subprocess.run(attempt, check=False, text=True, capture_output=True, env=without_secrets())
+            done = programs.run(attempt)
             if done.returncode == 0:
                 return None
-    return [line for line in done.stderr.splitlines() if line.strip()][-TAIL:]
+    return programs.last_lines(done.stderr)
 
 
 def _fetch_source(source: Pin, folder: Path) -> None:

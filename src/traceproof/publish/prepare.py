@@ -1,12 +1,12 @@
 """From a run's verdicts to bundles on disk: the dry run. Nothing here can send anything."""
 
 import json
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from traceproof import programs
 from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.dataset.tree import Tree, read_tree
 from traceproof.errors import TraceproofError
@@ -26,7 +26,6 @@ from traceproof.untrusted.tokens import without_secrets
 Per = Literal["definition", "op_type", "all"]
 LEDGER = "ledger.jsonl"
 TESTS = "tests.json"  # of a run: what its generated tests came to
-TAIL = 8  # lines of a failed program's output; the cause stands last
 
 
 class NothingVerifiedError(TraceproofError):
@@ -170,9 +169,9 @@ def _write_parts(source: Source, tree: Tree, names: Sequence[str], parts: Path) 
         oracle = source.run / "actors" / op_type / "oracle.json"
         command += ["--oracle", str(oracle), "--store", str(source.store)] if oracle.is_file() else []
         environment = without_secrets() | {"PYTHONPATH": str(source.root / "src")}
-        done = subprocess.run(command, check=False, text=True, capture_output=True, env=environment)
+        done = programs.run(command, environment=environment)
         if done.returncode:
-            said = [line for line in done.stderr.splitlines() if line.strip()][-TAIL:]
+            said = programs.last_lines(done.stderr)
             raise TraceproofError(f"the parts of op_type {op_type} could not be made", problems=said)
 
 

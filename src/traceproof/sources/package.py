@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -11,13 +10,13 @@ import zipfile
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from traceproof import programs
 from traceproof.checkouts.moving import State
 from traceproof.checkouts.package_index import download_sdist
 from traceproof.checkouts.pin import Pin
 from traceproof.digests import digest_files
 from traceproof.errors import TraceproofError
 from traceproof.store import disk_errors, write_json
-from traceproof.untrusted.tokens import without_secrets
 
 NOTE = ".traceproof-source.json"  # in an unpacked package: what it is, and the digest of its files
 
@@ -96,9 +95,7 @@ def _download(pin: Pin, folder: Path) -> Path:
         return download_sdist(str(pin.package), str(pin.version), folder, sha256=None)
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(folder), f"{pin.package}=={pin.version}"]
-    environment = without_secrets()
-    done = subprocess.run(command, check=False, capture_output=True, stdin=subprocess.DEVNULL, env=environment)
-    if done.returncode == 0:
+    if programs.run(command).returncode == 0:
         return next(folder.iterdir())
     return download_sdist(str(pin.package), str(pin.version), folder, sha256=None)
 

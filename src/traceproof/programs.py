@@ -1,0 +1,33 @@
+"""Running a program that gets no secrets and asks nothing, and what it said last."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from traceproof.untrusted.tokens import without_secrets
+
+LAST = 8  # lines of a failed program's output that an error shows; the cause stands last
+
+
+def run(
+    command: Sequence[str], *, environment: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, its output captured.
+
+    Args:
+        command: the program and its arguments.
+        environment: None: that of this process, without secrets.
+        cwd: where it runs; None: here.
+
+    Raises:
+        OSError: it can not be started.
+    """
+    given = without_secrets() if environment is None else environment
+    return subprocess.run(
+        command, check=False, text=True, capture_output=True, stdin=subprocess.DEVNULL, env=given, cwd=cwd
+    )
+
+
+def last_lines(said: str) -> list[str]:
+    """The last lines of a program's output, empty ones left out."""
+    return [line for line in said.splitlines() if line.strip()][-LAST:]
