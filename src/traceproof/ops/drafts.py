@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 from traceproof.dataset.definition import Definition
 from traceproof.stacks import PACKAGES, TAGGED
 
 Axes = dict[str, dict[str, Any]]
 Tensors = dict[str, dict[str, Any]]
+COMMON = "traceproof.ops.common"  # holds skeletons that several op_types have
 
 
 def const(value: int, description: str) -> dict[str, Any]:
@@ -36,23 +37,30 @@ def scalar(dtype: str, description: str) -> dict[str, Any]:
     return {"shape": None, "dtype": dtype, "description": description}
 
 
+class Filled(NamedTuple):
+    """A reference's text out of an op_type's skeleton."""
+
+    op_type: str
+    reference: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """A definition before it knows its models.
 
     Attributes:
+        filled: its reference, and the op_type whose package that is of.
         twin: a definition of the same form with small const axes, to check the reference by where the real sizes
             would not fit a few seconds or a gigabyte; None: check the definition itself.
         tp, ep: whether the parallelism is part of what it describes.
     """
 
     name: str
-    op_type: str
     description: str
     axes: Axes
     inputs: Tensors
     outputs: Tensors
-    reference: str
+    filled: Filled
     constraints: Sequence[str] = ()
     stage: str | None = None
     fi_api: str | None = None
@@ -61,6 +69,16 @@ class Draft:
     tp: bool = False
     ep: bool = False
     twin: Draft | None = field(default=None, repr=False)
+
+    @property
+    def op_type(self) -> str:
+        """The definition's op_type."""
+        return self.filled.op_type
+
+    @property
+    def reference(self) -> str:
+        """The reference's text."""
+        return self.filled.reference
 
     def definition(self, tags: Sequence[str]) -> Definition:
         """The definition with `tags`, checked by the strict model of the schema."""
@@ -90,8 +108,8 @@ class Draft:
         return [*found, *self.extra_tags]
 
 
-def fill(package: str | None, skeleton: str, **constants: float | str) -> str:
-    """The reference text `<skeleton>.py.in` of a package, its placeholders `$NAME` replaced.
+def fill(package: str | None, skeleton: str, **constants: float | str) -> Filled:
+    """The reference text `<skeleton>.py.in` of an op_type's package or of all, its placeholders `$NAME` replaced.
 
     Such texts are ours, written from the definitions' semantics; `traceproof.extract.check` holds every filled one
     against the op's float64 oracle.
@@ -99,5 +117,7 @@ def fill(package: str | None, skeleton: str, **constants: float | str) -> str:
     Raises:
         KeyError: a placeholder has no constant.
     """
-    text = resources.files(package or "").joinpath(f"{skeleton}.py.in").read_text(encoding="utf-8")
-    return Template(text).substitute(constants)
+    assert package is not None
+    places = [resources.files(place).joinpath(f"{skeleton}.py.in") for place in (package, COMMON)]
+    text = next(place for place in places if place.is_file()).read_text(encoding="utf-8")
+    return Filled(package.rpartition(".")[2], Template(text).substitute(constants))

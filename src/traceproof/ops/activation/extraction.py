@@ -54,7 +54,6 @@ def activation(kind: str, hidden: int) -> Draft:
     """One activation over halves of `hidden` channels on one rank."""
     return Draft(
         name=f"{kind}_and_mul_d{hidden}",
-        op_type="activation",
         description=f"{kind}(x[:, :d]) * x[:, d:] over rows of 2 * d channels, d={hidden}.",
         axes={
             "num_tokens": var("Number of tokens."),
@@ -63,7 +62,7 @@ def activation(kind: str, hidden: int) -> Draft:
         },
         inputs={"input": tensor("num_tokens input_size", "bfloat16", "Gate, then up.")},
         outputs={"output": tensor("num_tokens hidden_size", "bfloat16", "Activated gate times up.")},
-        reference=fill(__package__, "and_mul", hidden=hidden, activation=TEXTS[kind]),
+        filled=fill(__package__, "and_mul", hidden=hidden, activation=TEXTS[kind]),
         fi_api=f"activation.{kind}_and_mul",
         tp=True,
     )

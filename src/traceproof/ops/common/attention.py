@@ -220,3 +220,8 @@ def scale_of(values: Values) -> float:
 def float32(value: float) -> float:
     """`value` rounded to float32, as a kernel receives a scalar of that dtype."""
     return float(torch.tensor(value, dtype=torch.float32))
+
+
+def scale_for(width: int) -> float:
+    """The softmax scale of keys so wide: 1 / sqrt(width) in float32."""
+    return float32(1 / math.sqrt(width))

@@ -1,6 +1,5 @@
 """Causal attention over ragged keys and values: gqa_ragged and mla_ragged differ only in their head counts."""
 
-import math
 from collections.abc import Mapping
 
 from traceproof.dataset.definition import Definition
@@ -10,9 +9,9 @@ from traceproof.ops.cases import Case
 from traceproof.ops.common.attention import (
     Operands,
     const_size,
-    float32,
     require,
     require_ratio,
+    scale_for,
     scale_of,
     tensor_of,
 )
@@ -54,7 +53,7 @@ class RaggedAttention(AttentionOp):
         """Data in the case's style; nothing is padded, so there is no room for poison."""
         shapes, dtypes = specified(definition, case, ("q", "k", "v"))
         heads, width = shapes["q"][1:]
-        scale = float32(1 / math.sqrt(width))
+        scale = scale_for(width)
         style = Style.of(case, width=width, scale=scale)
         layout = ragged_layout(case)
         k = style.keys(draw, "k", shapes["k"], dtypes["k"], outlier=True)

@@ -93,7 +93,6 @@ def _decode(name: str, constants: dict[str, int]) -> Draft:
     old = "Recurrent state in k-last layout [B, H, V, K]; None counts as zeros."
     return Draft(
         name=f"gdn_decode_{name}",
-        op_type="gdn",
         description="Gated delta net decode: one token a sequence, states in k-last layout.",
         axes=axes,
         constraints=GDN_CONSTRAINTS,
@@ -107,7 +106,7 @@ def _decode(name: str, constants: dict[str, int]) -> Draft:
             "output": tensor(f"{rows} num_v_heads head_size", "bfloat16", "Attention output."),
             "new_state": _state("batch_size", "Updated state in k-last layout [B, H, V, K]."),
         },
-        reference=fill(__package__, "gdn_decode", **constants),
+        filled=fill(__package__, "gdn_decode", **constants),
         stage="decode",
         fi_api="gdn.gated_delta_rule_decode",
         extra_tags=("layout:k-last",),
@@ -126,7 +125,6 @@ def _mtp(name: str, constants: dict[str, int]) -> Draft:
     buffer = tensor("pool_size seq_len num_v_heads head_size head_size", "float32", BUFFER, optional=True)
     return Draft(
         name=f"gdn_mtp_{name}",
-        op_type="gdn",
         description="Gated delta net over a few draft tokens a sequence, k-last states in slots of a pool.",
         axes=axes,
         constraints=(*GDN_CONSTRAINTS, "seq_len > 1"),
@@ -142,7 +140,7 @@ def _mtp(name: str, constants: dict[str, int]) -> Draft:
             "output": tensor(f"{rows} num_v_heads head_size", "bfloat16", "Attention output."),
             "final_state": _state("pool_size", "The pool with each named slot after its last token."),
         },
-        reference=fill(__package__, "gdn_mtp", **constants),
+        filled=fill(__package__, "gdn_mtp", **constants),
         stage="mtp",
         fi_api="gdn.gated_delta_rule_mtp",
         extra_tags=("layout:k-last",),
@@ -161,7 +159,6 @@ def _prefill(name: str, constants: dict[str, int]) -> Draft:
     old = "Recurrent state in k-last layout [N, H, V, K]; None counts as zeros."
     return Draft(
         name=f"gdn_prefill_{name}",
-        op_type="gdn",
         description="Gated delta net prefill over whole sequences, states in k-last layout.",
         axes=axes,
         constraints=("len_cu_seqlens == num_seqs + 1", "total_seq_len == cu_seqlens[-1].item()"),
@@ -176,7 +173,7 @@ def _prefill(name: str, constants: dict[str, int]) -> Draft:
             "output": tensor(f"{rows} num_v_heads head_size", "bfloat16", "Attention output."),
             "new_state": _state("num_seqs", "Updated state in k-last layout [N, H, V, K]."),
         },
-        reference=fill(__package__, "gdn_prefill", **constants),
+        filled=fill(__package__, "gdn_prefill", **constants),
         stage="prefill",
         fi_api="gdn.chunk_gated_delta_rule",
         extra_tags=("layout:k-last",),

@@ -82,6 +82,11 @@ def layout(definition: Definition) -> Layout:
     return Layout(form, state, final, *sizes)
 
 
+def is_form(definition: Definition, form: Form) -> bool:
+    """Whether a definition is of a form."""
+    return layout(definition).form is form
+
+
 def _form(definition: Definition) -> tuple[Form, str, str]:
     """The form, with the names of the states before and after, told by the inputs' names."""
     inputs = set(definition.inputs)

@@ -47,7 +47,6 @@ def gemm(n: int, k: int, *, role: str, note: str = "", rank: bool = False) -> Dr
     share = "one rank's share of " if rank else ""
     return Draft(
         name=f"gemm_n{n}_k{k}",
-        op_type="gemm",
         description=f"General matrix multiply C = A @ B.T: {share}{role}. {note}".strip(),
         axes={"M": var("Number of tokens."), "N": const(n, "Output features."), "K": const(k, "Input features.")},
         inputs={
@@ -55,7 +54,7 @@ def gemm(n: int, k: int, *, role: str, note: str = "", rank: bool = False) -> Dr
             "B": tensor("N K", "float16", "Weight, one row an output feature."),
         },
         outputs={"C": tensor("M N", "float16", "Product.")},
-        reference=fill(__package__, "gemm", n=n, k=k),
+        filled=fill(__package__, "gemm", n=n, k=k),
         tp=rank,
         twin=twin,
     )

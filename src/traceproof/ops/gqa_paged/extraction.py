@@ -61,13 +61,12 @@ def _gqa(heads: int, kv_heads: int, dim: int, page_size: int, *, prefill: bool) 
     sizes = {"num_qo_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "page_size": page_size}
     return Draft(
         name=f"gqa_paged_{kind}_h{heads}_kv{kv_heads}_d{dim}_ps{page_size}",
-        op_type="gqa_paged",
         description=f"Batched {what} paged KV cache (page_size={page_size}).",
         axes=axes,
         constraints=[Q_ENDS if prefill else "len_indptr == batch_size + 1", *KV_PAGES],
         inputs=_gqa_data(rows, page_size, prefill=prefill),
         outputs=outputs(rows, "head_dim"),
-        reference=fill(__package__, f"gqa_paged_{stage}", **sizes, **page_constants(page_size)),
+        filled=fill(__package__, f"gqa_paged_{stage}", **sizes, **page_constants(page_size)),
         stage=stage,
         fi_api=PAGED_PREFILL if prefill else PAGED_DECODE,
         tp=True,

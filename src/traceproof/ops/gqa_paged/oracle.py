@@ -1,7 +1,5 @@
 """gqa_paged: grouped-query attention over a paged cache, decode and causal prefill."""
 
-import math
-
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.ops.base import Unsupported, Values, ordered, specified
@@ -9,9 +7,9 @@ from traceproof.ops.cases import Case
 from traceproof.ops.common.attention import (
     Operands,
     const_size,
-    float32,
     require,
     require_ratio,
+    scale_for,
     scale_of,
     tensor_of,
 )
@@ -49,7 +47,7 @@ class GqaPaged(PagedAttention):
         """Data in the case's style over a permuted page table; rows that nobody may read hold poison."""
         shapes, dtypes = specified(definition, case, ("q", "k_cache", "v_cache"))
         heads, width = shapes["q"][1:]
-        scale = float32(1 / math.sqrt(width))
+        scale = scale_for(width)
         style = Style.of(case, width=width, scale=scale)
         layout = paged_layout(case, draw, page_size=self.page_size(definition))
         k = style.keys(draw, "k_cache", shapes["k_cache"], dtypes["k_cache"], outlier=True)

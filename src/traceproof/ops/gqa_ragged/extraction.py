@@ -17,13 +17,12 @@ def gqa_ragged(heads: int, kv_heads: int, dim: int) -> Draft:
     sizes = {"num_qo_heads": heads, "num_kv_heads": kv_heads, "qk_dim": dim, "vo_dim": dim}
     return Draft(
         name=f"gqa_ragged_prefill_causal_h{heads}_kv{kv_heads}_d{dim}",
-        op_type="gqa_ragged",
         description="Batched grouped-query attention prefill over ragged inputs, causal.",
         axes=heads_of(heads, kv_heads, dim) | RAGGED_AXES,
         constraints=RAGGED_CONSTRAINTS,
         inputs=ragged("head_dim", "head_dim"),
         outputs=outputs("total_q", "head_dim"),
-        reference=fill("traceproof.ops.common", "ragged_prefill", **sizes),
+        filled=fill(__package__, "ragged_prefill", **sizes),
         stage="prefill",
         fi_api=RAGGED,
         tp=True,

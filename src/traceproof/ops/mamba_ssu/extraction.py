@@ -46,7 +46,6 @@ def _mamba(heads: int, dim: int, state: int, groups: int, *, twin: Draft | None 
     per_head = "batch_size nheads head_dim"
     return Draft(
         name=f"mamba_ssu_decode_h{heads}_d{dim}_s{state}_ng{groups}",
-        op_type="mamba_ssu",
         description="Mamba-2 selective state update, one token a sequence.",
         axes={
             "batch_size": var("Number of sequences."),
@@ -72,7 +71,7 @@ def _mamba(heads: int, dim: int, state: int, groups: int, *, twin: Draft | None 
             "output": tensor(per_head, "bfloat16", "Output."),
             "new_state": tensor("state_cache_size nheads head_dim dstate", "bfloat16", "The cache, updated."),
         },
-        reference=fill(__package__, "mamba_ssu_decode", nheads=heads, head_dim=dim, dstate=state, ngroups=groups),
+        filled=fill(__package__, "mamba_ssu_decode", nheads=heads, head_dim=dim, dstate=state, ngroups=groups),
         stage="decode",
         fi_api="mamba.selective_state_update",
         tp=True,

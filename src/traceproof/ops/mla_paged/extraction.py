@@ -68,13 +68,12 @@ def _mla(heads: int, ckv: int, kpe: int, page_size: int, *, prefill: bool) -> Dr
     masked = ", causal" if prefill else ""
     return Draft(
         name=f"mla_paged_{kind}_h{heads}_ckv{ckv}_kpe{kpe}_ps{page_size}",
-        op_type="mla_paged",
         description=f"Batched multi-head latent attention over a paged KV cache (page_size={page_size}){masked}.",
         axes=axes,
         constraints=[Q_ENDS if prefill else "len_indptr == batch_size + 1", *KV_PAGES],
         inputs=inputs,
         outputs=outputs(rows, "head_dim_ckv"),
-        reference=fill(__package__, skeleton, **sizes, **page_constants(page_size)),
+        filled=fill(__package__, skeleton, **sizes, **page_constants(page_size)),
         stage="prefill" if prefill else "decode",
         fi_api=MLA,
         tp=True,

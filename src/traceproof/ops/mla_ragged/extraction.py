@@ -40,15 +40,12 @@ def mla_ragged(call: Kernel) -> Draft:
     }
     return Draft(
         name=f"mla_ragged_prefill_causal_h{heads}_qk{qk}_vo{vo}",
-        op_type="mla_ragged",
         description="Batched multi-head latent attention prefill over ragged inputs, not absorbed, causal.",
         axes=axes,
         constraints=RAGGED_CONSTRAINTS,
         inputs=ragged("qk_dim", "vo_dim"),
         outputs=outputs("total_q", "vo_dim"),
-        reference=fill(
-            "traceproof.ops.common", "ragged_prefill", num_qo_heads=heads, num_kv_heads=heads, qk_dim=qk, vo_dim=vo
-        ),
+        filled=fill(__package__, "ragged_prefill", num_qo_heads=heads, num_kv_heads=heads, qk_dim=qk, vo_dim=vo),
         stage="prefill",
         fi_api=RAGGED,
         tp=True,

@@ -170,7 +170,6 @@ def _deepseek(call: Kernel, *, twin: bool = False) -> Draft:
     name = f"topk{top_k}_ng{groups}_kg{kept}_e{local}_h{hidden}_i{intermediate}"
     return Draft(
         name=f"moe_fp8_block_scale_ds_routing_{name}",
-        op_type="moe",
         description=(
             f"FP8 block scale mixture of experts with DeepSeek-V3 routing (n_group={groups}, topk_group={kept}); "
             "routed experts only."
@@ -179,7 +178,7 @@ def _deepseek(call: Kernel, *, twin: bool = False) -> Draft:
         constraints=CONSTRAINTS,
         inputs=inputs,
         outputs=OUTPUT,
-        reference=fill(__package__, "moe_fp8_ds_routing", **constants),
+        filled=fill(__package__, "moe_fp8_ds_routing", **constants),
         fi_api="fused_moe.trtllm_fp8_block_scale_moe",
         quantisation="float8_e4m3fn",
         tp=True,
@@ -215,7 +214,6 @@ def _renormalise(call: Kernel, *, fp8: bool, twin: bool = False) -> Draft:
         note = f" A rank holds {local} of {call['experts']} experts; the form routes over those alone."
     return Draft(
         name=f"moe_{kind}_renorm_topk{top_k}_e{local}_h{hidden}_i{intermediate}",
-        op_type="moe",
         description=(
             f"{'FP8 block scale' if fp8 else 'Bfloat16'} mixture of experts, weights renormalised over the "
             f"chosen; routed experts only.{note}"
@@ -224,7 +222,7 @@ def _renormalise(call: Kernel, *, fp8: bool, twin: bool = False) -> Draft:
         constraints=CONSTRAINTS,
         inputs={"routing_logits": logits, **(_fp8_data() if fp8 else plain)},
         outputs=OUTPUT,
-        reference=fill(__package__, "moe_fp8_renorm" if fp8 else "moe_bf16_renorm", top_k=top_k, **constants),
+        filled=fill(__package__, "moe_fp8_renorm" if fp8 else "moe_bf16_renorm", top_k=top_k, **constants),
         fi_api="fused_moe." + ("trtllm_fp8_block_scale_moe" if fp8 else "trtllm_bf16_moe"),
         quantisation="float8_e4m3fn" if fp8 else None,
         tp=True,

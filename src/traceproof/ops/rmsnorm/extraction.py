@@ -57,7 +57,6 @@ def norm(hidden: int, eps: float, *, variant: str, fused: bool, note: str = "") 
     form = " with the weight stored minus one (Gemma)" if prefix else ""
     return Draft(
         name=f"{kind}_h{hidden}",
-        op_type="rmsnorm",
         description=f"{what}{form} over hidden_size={hidden}. Epsilon is {eps:g}. {note}".strip(),
         axes={
             "batch_size": var("Number of rows (tokens, or tokens times heads)."),
@@ -65,7 +64,7 @@ def norm(hidden: int, eps: float, *, variant: str, fused: bool, note: str = "") 
         },
         inputs=inputs,
         outputs={"output": tensor(rows, "bfloat16", "Normalised rows.")},
-        reference=fill(__package__, kind, hidden_size=hidden, eps=repr(eps)),
+        filled=fill(__package__, kind, hidden_size=hidden, eps=repr(eps)),
         fi_api=f"norm.{api}",
         extra_tags=("fused",) if fused else (),
     )

@@ -32,7 +32,6 @@ def rope(call: Kernel) -> Draft:
     pairs = "channel i with channel i + rotary_dim / 2" if style == "neox" else "neighbouring channels"
     return Draft(
         name=f"rope_with_cos_sin_cache_{style}_style_d{head}_rd{rotary}",
-        op_type="rope",
         description=f"Rotary embedding of q and k, rotating {pairs} of the first {rotary} of {head} channels.",
         axes={
             "num_tokens": var("Number of tokens."),
@@ -52,7 +51,7 @@ def rope(call: Kernel) -> Draft:
             "q_out": tensor("num_tokens num_qo_heads head_size", "bfloat16", "Rotated queries."),
             "k_out": tensor("num_tokens num_kv_heads head_size", "bfloat16", "Rotated keys."),
         },
-        reference=fill(__package__, f"rope_{style}", head_size=head, rotary_dim=rotary),
+        filled=fill(__package__, f"rope_{style}", head_size=head, rotary_dim=rotary),
         fi_api="rope.apply_rope_with_cos_sin_cache_inplace",
     )
 

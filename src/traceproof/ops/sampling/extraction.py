@@ -33,7 +33,6 @@ def sampler(names: tuple[str, ...], vocab: int) -> Draft:
     order = ", top-k first" if len(names) > 1 else ""
     return Draft(
         name=f"{kind}_sampling_from_probs_v{vocab}",
-        op_type="sampling",
         description=f"Draws a token a row after a {' and '.join(names)} filter{order}, vocab_size={vocab}.",
         axes={
             "batch_size": var("Number of sequences."),
@@ -41,7 +40,7 @@ def sampler(names: tuple[str, ...], vocab: int) -> Draft:
         },
         inputs=inputs,
         outputs={"samples": tensor("batch_size", "int64", "Drawn tokens.")},
-        reference=fill(__package__, f"{kind}_sampling", vocab_size=vocab),
+        filled=fill(__package__, f"{kind}_sampling", vocab_size=vocab),
         fi_api=f"sampling.{kind}_sampling_from_probs",
         twin=sampler(names, 4096) if vocab > 4096 else None,  # drawing is what costs; the text is the same
     )

@@ -3,10 +3,8 @@
 import torch
 from torch.nn import functional
 
-from traceproof.dataset.definition import Definition
 from traceproof.ops.adapter import Api, signature, tensor
 from traceproof.ops.base import Values
-from traceproof.ops.gdn.forms import Form, layout
 
 GATES = "q k v A_log a dt_bias b scale"
 DECODE = signature(f"{GATES} state -> output new_state", rows="q")
@@ -14,11 +12,6 @@ MTP = signature(
     f"{GATES} initial_state initial_state_indices [intermediate_states_buffer] -> output final_state", rows="q"
 )
 PREFILL = signature(f"{GATES} state cu_seqlens -> output new_state")
-
-
-def is_form(definition: Definition, form: Form) -> bool:
-    """Whether a definition is of a form."""
-    return layout(definition).form is form
 
 
 def log_decay(inputs: Values) -> torch.Tensor:

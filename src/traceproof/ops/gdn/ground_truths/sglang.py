@@ -5,13 +5,12 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Values
-from traceproof.ops.gdn.forms import Form
+from traceproof.ops.gdn.forms import Form, is_form
 from traceproof.ops.gdn.ground_truths import (
     DECODE,
     MTP,
     PREFILL,
     beta,
-    is_form,
     log_decay,
     recurrent,
     scale,
