@@ -5,8 +5,6 @@ and shapes; the var axes follow from them. A number that it leaves out is drawn 
 out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field

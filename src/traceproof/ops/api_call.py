@@ -4,8 +4,6 @@ Hand-written adapters come first. Here a tag `fi_api:` says which function a def
 own template which parameter takes which input; where it has no template, names are compared.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable, Mapping

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from traceproof.dataset.binding import entry_of
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.files import strict_json
 from traceproof.dataset.solution import Language, Solution
-from traceproof.dataset.tree import strict_json
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.stacks import STACKS

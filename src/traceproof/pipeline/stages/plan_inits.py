@@ -1,7 +1,5 @@
 """Cases whose inputs a definition's own `init` makes: called while planning, kept, and read by every actor."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
