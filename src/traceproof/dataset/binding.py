@@ -144,17 +144,21 @@ def _given(entry: Function, definition: Mapping[str, Any], note: Callable[[str],
     sizes = {name: _size(name, definition) for name in entry.required if name not in given}
     given |= {name: size for name, size in sizes.items() if size is not None}
     missing = [name for name, size in sizes.items() if size is None]
-    left = [name for name in left if name not in given.values() and not inputs[name].get("optional")]
+    left = [name for name in _unused(left, given) if not inputs[name].get("optional")]
     if len(missing) != len(left):
         for name in missing:
             note(f"reference: its parameter {name} is no input; None is passed")
     given |= dict(zip(missing, left if len(missing) == len(left) else ["None"] * len(missing), strict=True))
     if entry.open:
-        given |= {name: name for name in left if name not in given.values()}
-    unused = [name for name in inputs if name not in given.values()]
+        given |= {name: name for name in _unused(left, given)}
+    unused = _unused(inputs, given)
     if unused:
         note(f"reference: it does not take the inputs {unused}")
     return given
+
+
+def _unused(names: Iterable[str], given: Mapping[str, str]) -> list[str]:
+    return [name for name in names if name not in given.values()]
 
 
 def _by_name(entry: Function, inputs: Iterable[str]) -> dict[str, str]:

@@ -3,8 +3,7 @@
 The tensors that the code sees are its own, so every decision it takes (dtypes, comparisons, indices) stays as it
 is; each operation on them is done on the shadows too, in float64. A rounding that is stated, by a cast to a
 narrower dtype or a copy into one, is made in the shadow as well. Only what an output itself was rounded to last is
-taken back: who compares allows for that rounding. Runs in the process of strangers' code; standard library and
-torch only.
+taken back: who compares allows for that rounding. Runs in the process of strangers' code: standard library, torch.
 """
 
 # Operations, their arguments and results are whatever torch's dispatcher has; a storage has no public identity.
@@ -56,27 +55,23 @@ class Float64(TorchDispatchMode):
         named = kwargs or {}
         name = func.overloadpacket.__name__
         tensors = _tensors((args, named))
-        floats = [one for one in tensors if one.is_floating_point()]
         _check(name, tensors)
-        if func is aten.view.dtype and floats and floats[0].element_size() > 1:
-            raise UnsupportedError(BITS_TAKEN)
-        if name == "_local_scalar_dense" and floats:
+        floats = [one for one in tensors if one.is_floating_point()]
+        if floats and name == "_local_scalar_dense":
             return self.value(floats[0]).item()
-        for one in floats:
-            self._buffers(one)  # before an operation in place changes what a new shadow would be made of
+        self._begin(func, floats)
         own = {_key(one) for one in tensors}
         decided = bool(floats) or any(map(self.decided, tensors))
         out = func(*args, **named)
         if not tensors:
             return out  # a constant, which its dtype rounds
-        made = _tensors(out)
-        _check(name, made)
+        _check(name, _tensors(out))
         if func._schema.is_mutable:
             self._changed(func, args, named, decided=decided)
             return out
-        fresh = [one for one in made if _key(one) not in own]
+        fresh = [one for one in _tensors(out) if _key(one) not in own]
         if decided:
-            self._note_decided([one for one in fresh if not one.is_floating_point()])
+            self._note_decided(fresh)
         if any(one.is_floating_point() for one in fresh):
             self._shadowed(func, args, named, out)
         return out
@@ -93,9 +88,17 @@ class Float64(TorchDispatchMode):
         """Whether whole numbers follow from floating-point ones, so that rounding may decide them."""
         return _key(tensor) in self._decided
 
+    def _begin(self, func: Any, floats: Sequence[torch.Tensor]) -> None:
+        """Make shadows before an operation in place changes what new ones would be made of."""
+        if func is aten.view.dtype and floats and floats[0].element_size() > 1:
+            raise UnsupportedError(BITS_TAKEN)
+        for one in floats:
+            self._buffers(one)
+
     def _note_decided(self, tensors: Sequence[torch.Tensor]) -> None:
         for one in tensors:
-            self._decided[_key(one)] = StorageWeakRef(one.untyped_storage())
+            if not one.is_floating_point():
+                self._decided[_key(one)] = StorageWeakRef(one.untyped_storage())
 
     def _buffers(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         key = _key(tensor)

@@ -222,6 +222,6 @@ def float32(value: float) -> float:
     return float(torch.tensor(value, dtype=torch.float32))
 
 
-def scale_for(width: int) -> float:
+def scale_by(width: int) -> float:
     """The softmax scale of keys so wide: 1 / sqrt(width) in float32."""
     return float32(1 / math.sqrt(width))

@@ -11,7 +11,7 @@ from traceproof.ops.common.attention import (
     const_size,
     require,
     require_ratio,
-    scale_for,
+    scale_by,
     scale_of,
     tensor_of,
 )
@@ -53,7 +53,7 @@ class RaggedAttention(AttentionOp):
         """Data in the case's style; nothing is padded, so there is no room for poison."""
         shapes, dtypes = specified(definition, case, ("q", "k", "v"))
         heads, width = shapes["q"][1:]
-        scale = scale_for(width)
+        scale = scale_by(width)
         style = Style.of(case, width=width, scale=scale)
         layout = ragged_layout(case)
         k = style.keys(draw, "k", shapes["k"], dtypes["k"], outlier=True)

@@ -9,7 +9,7 @@ from traceproof.ops.common.attention import (
     const_size,
     require,
     require_ratio,
-    scale_for,
+    scale_by,
     scale_of,
     tensor_of,
 )
@@ -47,7 +47,7 @@ class GqaPaged(PagedAttention):
         """Data in the case's style over a permuted page table; rows that nobody may read hold poison."""
         shapes, dtypes = specified(definition, case, ("q", "k_cache", "v_cache"))
         heads, width = shapes["q"][1:]
-        scale = scale_for(width)
+        scale = scale_by(width)
         style = Style.of(case, width=width, scale=scale)
         layout = paged_layout(case, draw, page_size=self.page_size(definition))
         k = style.keys(draw, "k_cache", shapes["k_cache"], dtypes["k_cache"], outlier=True)
