@@ -1,6 +1,7 @@
 """config.yaml: a closed schema, read once into a frozen object; nobody reads the raw mapping after that."""
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -107,6 +108,13 @@ class Limits(BaseModel):
     store_gb: Positive | None = None
 
 
+def _among(value: tuple[str, ...], known: Iterable[str], what: str) -> tuple[str, ...]:
+    unknown = [name for name in value if name not in known]
+    if unknown:
+        raise ValueError(f"{', '.join(unknown)} is no {what}; known: {', '.join(known)}")
+    return value
+
+
 class Solutions(BaseModel):
     """How solutions are judged beyond right answers."""
 
@@ -116,10 +124,7 @@ class Solutions(BaseModel):
     @field_validator("demanded")
     @classmethod
     def _known_properties(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        unknown = [name for name in value if name not in PROPERTIES]
-        if unknown:
-            raise ValueError(f"{', '.join(unknown)} is no property of kernels; known: {', '.join(PROPERTIES)}")
-        return value
+        return _among(value, PROPERTIES, "property of kernels")
 
 
 class ModelChoice(BaseModel):
@@ -185,10 +190,7 @@ class Config(BaseModel):
     @field_validator("truths")
     @classmethod
     def _known_truths(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        unknown = [name for name in value if name not in TRUTHS]
-        if unknown:
-            raise ValueError(f"{', '.join(unknown)} is no ground truth; known: {', '.join(TRUTHS)}")
-        return tuple(name for name in TRUTHS if name in value)
+        return tuple(name for name in TRUTHS if name in _among(value, TRUTHS, "ground truth"))
 
     @field_validator("test_sizes")
     @classmethod

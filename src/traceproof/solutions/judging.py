@@ -167,9 +167,7 @@ def judge(candidate: Candidate, asked: Asked, bar: Bar, *, repeat: str) -> Certi
         properties=trial.properties,
         precision=trial.precision,
         digests=Digests(
-            definition=asked.definition.digest,
-            solution=candidate.digest,
-            code=_code(asked.definition.op_type),
+            definition=asked.definition.digest, solution=candidate.digest, code=_code(asked.definition.op_type)
         ),
         hidden_seed=bar.hidden_seed,
         tolerance=bar.config.tolerance,

@@ -3,15 +3,4 @@
 from traceproof.worker.model import GIB, KIB, MIB, Isolation, ItemOutcome, Limits, Refused, Status
 from traceproof.worker.pool import Pool, Session
 
-__all__ = [
-    "GIB",
-    "KIB",
-    "MIB",
-    "Isolation",
-    "ItemOutcome",
-    "Limits",
-    "Pool",
-    "Refused",
-    "Session",
-    "Status",
-]
+__all__ = ["GIB", "KIB", "MIB", "Isolation", "ItemOutcome", "Limits", "Pool", "Refused", "Session", "Status"]

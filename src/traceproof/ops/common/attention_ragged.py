@@ -4,17 +4,9 @@ from collections.abc import Mapping
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.ops.base import Unsupported, Values, ordered, specified
+from traceproof.ops.base import Values, ordered, specified
 from traceproof.ops.cases import Case
-from traceproof.ops.common.attention import (
-    Operands,
-    const_size,
-    require,
-    require_ratio,
-    scale_by,
-    scale_of,
-    tensor_of,
-)
+from traceproof.ops.common.attention import Operands, require, require_ratio, scale_by, scale_of, tensor_of
 from traceproof.ops.common.attention_cases import Plan
 from traceproof.ops.common.attention_inputs import Style, lean
 from traceproof.ops.common.attention_op import AttentionOp
@@ -29,9 +21,7 @@ class RaggedAttention(AttentionOp):
     def check(self, definition: Definition) -> None:
         """Known: q [T, Hq, D], k [S, Hkv, D], v [S, Hkv, Dv], both indptr, sm_scale."""
         require(definition, RANKS)
-        require_ratio(definition, "q", "k")
-        if const_size(definition, "k", 1) != const_size(definition, "v", 1):
-            raise Unsupported("k and v differ in their number of heads")
+        require_ratio(definition, "q", "k", "v")
 
     def page_size(self, definition: Definition) -> int:
         """No pages."""

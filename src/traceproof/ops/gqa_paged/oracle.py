@@ -2,17 +2,9 @@
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.ops.base import Unsupported, Values, ordered, specified
+from traceproof.ops.base import Values, ordered, specified
 from traceproof.ops.cases import Case
-from traceproof.ops.common.attention import (
-    Operands,
-    const_size,
-    require,
-    require_ratio,
-    scale_by,
-    scale_of,
-    tensor_of,
-)
+from traceproof.ops.common.attention import Operands, require, require_ratio, scale_by, scale_of, tensor_of
 from traceproof.ops.common.attention_inputs import POISON, Style, lean
 from traceproof.ops.common.attention_op import PagedAttention
 from traceproof.ops.common.paging import check_paged, paged_layout, read_spans, unread
@@ -38,9 +30,7 @@ class GqaPaged(PagedAttention):
     def check(self, definition: Definition) -> None:
         """Known: q [T, Hq, D], caches [pages, page_size, Hkv, D or Dv], kv_last_page_len unless page_size is 1."""
         require(definition, RANKS, optional=("qo_indptr", "kv_last_page_len"))
-        require_ratio(definition, "q", "k_cache")
-        if const_size(definition, "k_cache", 2) != const_size(definition, "v_cache", 2):
-            raise Unsupported("k_cache and v_cache differ in their number of heads")
+        require_ratio(definition, "q", "k_cache", "v_cache")
         check_paged(definition, caches=("k_cache", "v_cache"))
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
