@@ -22,6 +22,7 @@ from publish_support import CASES, REPOSITORY, dataset, finished, row
 
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
+from traceproof.publish import push as pushing
 from traceproof.publish import transport
 from traceproof.publish.hub import Hub
 from traceproof.publish.prepare import Prepared, prepare
@@ -169,12 +170,13 @@ def test_what_is_no_answer_is_one_message(server: Server, prepared: Prepared, pl
         assert push(server, prepared)
 
 
-def test_an_endless_listing_is_cut(server: Server, prepared: Prepared) -> None:
+def test_an_endless_listing_is_cut(server: Server, prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "MOST_REQUESTS", 50)
     for place, answer in (("/discussions", endless), ("/tree/", next_page(server.endpoint))):
         server.answers = usual(path_of_lines(prepared)) | {place: answer}
         server.log.clear()
-        assert "a listing of more than 500 pages" in push(server, prepared)
-        assert len(server.log) < 520
+        assert "a listing of more than 50 pages" in push(server, prepared)
+        assert 50 < len(server.log) < 70
 
 
 @pytest.mark.parametrize(
@@ -242,13 +244,14 @@ def test_a_slow_answer_is_not_waited_for(
 
 def test_a_hub_that_can_not_be_reached_is_given_up_on(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", WRITER)
+    monkeypatch.setattr(pushing, "UNREACHED_SECONDS", 2.0)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and nobody listens
         hub = Hub(REPOSITORY, endpoint=f"http://127.0.0.1:{taken.getsockname()[1]}")
         began = time.monotonic()
         with pytest.raises(TraceproofError, match="cannot be reached"):
             hub.push(prepared.bundle, prepared.describe, allow_changes=False)
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize(

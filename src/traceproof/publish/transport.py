@@ -40,9 +40,9 @@ class Watch:
         self.left: int | None = None
 
     @contextmanager
-    def listing(self, most: int = MOST_REQUESTS) -> Iterator[None]:
-        """Let what is listed inside take so many requests."""
-        self.left = most
+    def listing(self) -> Iterator[None]:
+        """Let what is listed inside take no more than MOST_REQUESTS."""
+        self.left = MOST_REQUESTS
         try:
             yield
         finally:
