@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -162,7 +161,7 @@ def listing_json(listing: Listing) -> dict[str, Any]:
                 "name": entry.slug,
                 "title": entry.title,
                 "repository": entry.repository,
-                "parallel": [asdict(one) for one in entry.parallel],
+                "parallel": [one._asdict() for one in entry.parallel],
             }
             for entry in catalogue.entries().values()
         ],
