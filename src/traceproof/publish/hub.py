@@ -1,98 +1,26 @@
-"""Pushing to a dataset on a hub: a pull request with one commit, found again on the next run.
-
-The only module that holds a token: huggingface_hub reads it (HF_TOKEN, or the hub's own login) in this process,
-and whatever is said of a failure is cleared of it.
-"""
+"""Pushing to a dataset on a hub: a pull request with one commit, found again on the next run."""
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import Any
 
 from traceproof.errors import TraceproofError
 from traceproof.publish.bundle import Bundle
 from traceproof.publish.change import Change
-from traceproof.publish.push import Again, Outcome, patiently, planned, silent, unlike
-from traceproof.publish.revision import Revision
-from traceproof.publish.transport import Watch, client_factory
-from traceproof.text import has_credentials, redacted
+from traceproof.publish.connection import Connection, Revision
+from traceproof.publish.push import Outcome, patiently, planned, unlike
 
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
-
-REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 PULL_REQUEST = re.compile(r"refs/pr/[1-9][0-9]*")
 MAIN = "main"
-HUB = "huggingface.co"
 OPEN = frozenset({"open", "draft"})
-PASSING = frozenset({408, 429, 500, 502, 503, 504})
-MOVED = 412
-REFUSED = frozenset({401, 403})
 
 
-class Hub:
-    """A dataset repository on a hub.
-
-    Args:
-        repository: `<owner>/<name>`.
-        endpoint: the hub's address; empty: HF_ENDPOINT, or the public hub.
-
-    Raises:
-        TraceproofError: the repository's name is none, the endpoint no address of a hub, or there is no token.
-    """
-
-    def __init__(
-        self,
-        repository: str,
-        *,
-        endpoint: str = "",
-        pause: Callable[[float], None] = time.sleep,
-        say: Callable[[str], None] = silent,
-    ) -> None:
-        if not REPOSITORY.fullmatch(repository):
-            raise TraceproofError(f"{repository!r} is no dataset repository", todo="Give it as <owner>/<name>.")
-        self.repository = repository
-        self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT", "") or f"https://{HUB}").rstrip("/")
-        if not _is_address(self.endpoint):
-            raise TraceproofError(
-                f"{self.endpoint} is no address of a hub",
-                todo="Give it as https://<host>, without user, password or token; the token comes from HF_TOKEN.",
-            )
-        self.watch = Watch(self.endpoint)
-        self.pause, self.say = pause, say
-        if urlsplit(self.endpoint).hostname != HUB:
-            os.environ.setdefault("HF_HUB_DISABLE_XET", "1")  # read when huggingface_hub is imported
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-
-    @cached_property
-    def _token(self) -> str:
-        from huggingface_hub import get_token
-
-        token = get_token()
-        if not token:
-            raise TraceproofError(
-                f"there is no token for {self.endpoint}",
-                todo="Set HF_TOKEN for this command, or log in with `hf auth login`.",
-            )
-        return token
-
-    @cached_property
-    def api(self) -> HfApi:
-        """The library's client, with the token."""
-        from huggingface_hub import HfApi, logging, set_client_factory
-        from huggingface_hub.errors import HfHubHTTPError
-
-        logging.set_verbosity(40)  # ERROR
-        set_client_factory(client_factory(self.watch, HfHubHTTPError.__mro__[1]))
-        return HfApi(endpoint=self.endpoint, token=self._token, library_name="traceproof")
+class Hub(Connection):
+    """A dataset repository on a hub, and pull requests to it."""
 
     def push(self, bundle: Bundle, describe: Callable[[Change], str], *, allow_changes: bool) -> Outcome:
         """Open the bundle's pull request, or bring the one that is open up to date, and read it back.
@@ -107,7 +35,7 @@ class Hub:
         )
 
     def _attempt(self, bundle: Bundle, describe: Callable[[Change], str], *, allow_changes: bool) -> Outcome:
-        with self._errors(), tempfile.TemporaryDirectory() as scratch:
+        with self.errors(), tempfile.TemporaryDirectory() as scratch:
             main = Revision(self, MAIN, Path(scratch) / "main")
             change = planned(bundle, main, allow_changes=allow_changes)
             number = self._pull_request(bundle)
@@ -206,74 +134,6 @@ class Hub:
                 if any(event.author == me and _ends_with(event, bundle.marker) for event in opening):
                     return int(discussion.num)
         return None
-
-    @contextmanager
-    def answer(self, what: str) -> Iterator[None]:
-        """Tell of an answer that is none: the library takes any JSON for what it asked for, and stumbles."""
-        try:
-            yield
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            if isinstance(error, OSError):  # HTTP errors of some libraries, with another base as well
-                raise
-            said = self._clean(f"{type(error).__name__}: {error}")
-            raise TraceproofError(
-                f"{self.endpoint} was asked for {what}, and its answer is not what a hub answers",
-                problems=[said],
-                todo="Check the endpoint, or ask the hub's operator; nothing more was sent.",
-            ) from None
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Tell failures that pass from those that do not; neither names the token."""
-        from huggingface_hub.errors import HfHubHTTPError
-
-        transport: type[Exception] = HfHubHTTPError.__mro__[
-            1
-        ]  # HTTPError of whichever client the library is built on
-
-        try:
-            yield
-        except HfHubHTTPError as error:
-            self._http_error(error)
-        except (transport, OSError) as error:
-            said = self._clean(f"{type(error).__name__}: {error}")
-            raise Again(said, reached=self.watch.reached) from None
-        except RuntimeError as error:  # an upload in a thread; the cause is what happened
-            cause = error.__cause__
-            if isinstance(cause, HfHubHTTPError):
-                self._http_error(cause)
-            if isinstance(cause, TraceproofError):
-                raise cause from None
-            if isinstance(cause, (transport, OSError)):
-                raise Again(self._clean(f"{type(cause).__name__}: {cause}")) from None
-            raise
-
-    def _http_error(self, error: Any) -> None:  # noqa: ANN401 - HfHubHTTPError, imported late
-        status = error.response.status_code if error.response is not None else 0
-        said = self._clean(" ".join(str(error).split()))
-        if status == MOVED:
-            raise Again(f"the base moved ({said})", wait=0.0) from None
-        if status in PASSING:
-            asked = error.response.headers.get("Retry-After", "")
-            raise Again(f"{status}: {said}", wait=float(asked) if asked.isdigit() else None) from None
-        todo = "Check the repository's name and the endpoint."
-        if status in REFUSED:
-            todo = "The token must be valid and may open pull requests in this repository; nothing was committed."
-        raise TraceproofError(
-            f"{self.endpoint} refused to take {self.repository} ({status})", problems=[said], todo=todo
-        ) from None
-
-    def _clean(self, text: str) -> str:
-        return redacted(text.replace(self._token, "***"))[:400]
-
-
-def _is_address(endpoint: str) -> bool:
-    try:
-        parts = urlsplit(endpoint)
-        whole = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-    return whole and not has_credentials(endpoint)
 
 
 def _ends_with(event: Any, marker: str) -> bool:  # noqa: ANN401 - the library's record
