@@ -10,17 +10,8 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.gdn.forms import Form, is_form
-from traceproof.ops.gdn.ground_truths import (
-    DECODE,
-    MTP,
-    PREFILL,
-    beta,
-    log_decay,
-    recurrent,
-    scale,
-    state,
-    with_tokens,
-)
+from traceproof.ops.gdn.ground_truths import DECODE, MTP, PREFILL
+from traceproof.ops.gdn.ground_truths.common import beta, log_decay, recurrent, scale, state, with_tokens
 
 SM = ((8, 0), (12, 9))
 

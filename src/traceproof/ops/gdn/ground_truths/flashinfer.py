@@ -6,7 +6,8 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops.adapter import Adapter, Api, Outputs, dim, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.gdn.forms import Form, is_form
-from traceproof.ops.gdn.ground_truths import DECODE, MTP, PREFILL, beta, log_decay, scale, state, with_tokens
+from traceproof.ops.gdn.ground_truths import DECODE, MTP, PREFILL
+from traceproof.ops.gdn.ground_truths.common import beta, log_decay, scale, state, with_tokens
 from traceproof.stacks.base import Module
 
 HOPPER_UP = ((9, 0), (10, 9))

@@ -1,0 +1,62 @@
+"""What adapters of the gated delta rule share: the gates, the states, and which form a definition has."""
+
+import torch
+from torch.nn import functional
+
+from traceproof.ops.adapter import Api, tensor
+from traceproof.ops.base import Values
+
+
+def log_decay(inputs: Values) -> torch.Tensor:
+    """Natural logarithm of the decay, float32, shaped like `a`."""
+    a, bias = tensor(inputs, "a").float(), tensor(inputs, "dt_bias").float()
+    return -torch.exp(tensor(inputs, "A_log").float()) * functional.softplus(a + bias)
+
+
+def beta(inputs: Values) -> torch.Tensor:
+    """The update's rate, float32, shaped like `b`."""
+    return torch.sigmoid(tensor(inputs, "b").float())
+
+
+def scale(inputs: Values) -> float:
+    """The scale; None and 0 stand for 1 / sqrt(K)."""
+    given = inputs["scale"]
+    value = float(given) if given is not None else 0.0
+    return value or tensor(inputs, "q").shape[-1] ** -0.5
+
+
+def with_tokens(inputs: Values) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers of the sequences that have tokens, and their bounds.
+
+    The Triton kernels number chunks by the sequences that have one, so an empty sequence would shift all after it;
+    FlashInfer's kernel never ends where one is empty.
+    """
+    bounds = tensor(inputs, "cu_seqlens")
+    rows = torch.nonzero(bounds[1:] > bounds[:-1]).flatten()
+    return rows, torch.cat([bounds[:1], bounds[1:][rows]])
+
+
+def state(inputs: Values, rows: int) -> torch.Tensor:
+    """A fresh copy of the state [rows, value heads, V, K], zeros where there is none."""
+    given = inputs.get("state")
+    if isinstance(given, torch.Tensor):
+        return given.clone()
+    v, k = tensor(inputs, "v"), tensor(inputs, "k")
+    shape = (rows, v.shape[-2], v.shape[-1], k.shape[-1])
+    return torch.zeros(shape, dtype=torch.float32, device=v.device)
+
+
+def recurrent(api: Api, inputs: Values, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """FLA's recurrent kernel, also in SGLang's copy: output, and the states after it."""
+    output, after = api["recurrent"](
+        q=tensor(inputs, "q"),
+        k=tensor(inputs, "k"),
+        v=tensor(inputs, "v"),
+        g=log_decay(inputs),
+        beta=beta(inputs),
+        scale=scale(inputs),
+        initial_state=states,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=False,
+    )
+    return output, after
