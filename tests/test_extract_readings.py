@@ -21,7 +21,7 @@ from traceproof.extract.reading import Environment, Listing
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel
 from traceproof.models.kernel import Kernel
-from traceproof.models.reading import Module, Reading, Second
+from traceproof.models.reading import Layers, Module, Reading, Second
 
 
 def confirmed(reading: Reading, model: str) -> tuple[list[Kernel], list[Unmapped]]:
@@ -137,7 +137,10 @@ def test_the_summary_counts_what_is_described_and_names_what_is_not() -> None:
     found = definitions_of("qwen3", reading, config, Choices())
     assert {call.kind for call, _ in found.made} == {"linear", "gqa", "rotary", "experts", "sampling"}
     line = summary("qwen3", found.calls, found.left)
-    assert line == "qwen3: 8 of 14 kernel calls described; 6 not: 6 norm (readings differ)"
+    assert line == (
+        "qwen3: 8 of 17 kernel calls described; 9 not: 6 norm (readings differ), "
+        "2 projection in float8_e4m3fn by block 128x128, 1 routing by softmax, renormalised"
+    )
 
 
 def test_strict_refuses_a_model_of_which_one_call_is_not_confirmed() -> None:
@@ -361,3 +364,45 @@ def test_a_checkout_without_sglang_is_not_replaced_by_what_is_installed(tmp_path
     environment = Environment(Path(sys.executable), tmp_path)
     with pytest.raises(TraceproofError, match="no SGLang at"):
         environment.listing()
+
+
+def test_a_quantised_projection_is_described_in_the_datasets_form_and_listed_as_launched() -> None:
+    found = definitions_of(
+        "deepseek", reading_of(named("deepseek_v3")), catalogue.entries()["deepseek_v3"].config, Choices()
+    )
+    listed = {item.path: item.why for item in found.left}
+    assert listed["model.layers.*.self_attn.o_proj"] == "projection in float8_e4m3fn by block 128x128: no op_type"
+    assert "gemm_n7168_k16384" in {draft.name for _, draft in found.made}
+    assert not any(item.disagreed for item in found.left)
+
+
+def test_weights_that_sglang_can_not_pack_here_become_no_definition() -> None:
+    reading = reading_of(named("qwen3_30b"))
+    modules = tuple(
+        replace(one, facts=dict(one.facts) | {"scheme": "gptq"}) if one.kind in {"linear", "experts"} else one
+        for one in reading.modules
+    )
+    found = definitions_of(
+        "qwen3", replace(reading, modules=modules), catalogue.entries()["qwen3_30b_a3b"].config, Choices()
+    )
+    assert {call.kind for call, _ in found.made} >= {"norm", "gqa"}
+    assert {draft.name for call, draft in found.made if call.kind == "linear"} == {"gemm_n151936_k2048"}
+    whys = [item.why for item in found.left]
+    assert "projection in gptq: no op_type" in whys
+    assert "experts with weights packed by gptq: no form" in whys
+
+
+def test_routing_and_speculative_layers_are_listed() -> None:
+    reading = reading_of(named("deepseek_v3"))
+    [norm, *_] = [one for one in reading.modules if one.kind == "norm"]
+    facts = {"full_n": 64, "full_k": 128, "rank_n": 64, "rank_k": 128, "conv": False, "dtype": "bfloat16"}
+    new = Module("eh_proj", "", "Draft", "Linear", "linear", facts, 1)
+    calls, left = kernels.from_reading(replace(reading, draft=Layers((norm, new), "")))
+    listed = {item.path: item.why for item in left}
+    assert listed["draft.eh_proj"] == "speculative layer: linear, full_k=128, full_n=64, rank_k=128, rank_n=64"
+    assert not any(path.endswith("layernorm") for path in listed)  # a call that the model makes itself
+    whys = {item.why for item in left}
+    assert "routing by sigmoid, renormalised, within groups, with a bias: no op_type" in whys
+    _, left = kernels.from_reading(replace(reading, draft=Layers((), "KeyError: 'x'")))
+    assert any(item.why == "speculative layer: not read: KeyError: 'x'" for item in left)
+    assert calls

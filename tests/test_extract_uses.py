@@ -14,7 +14,7 @@ from extract_support import named, reading_of
 from torch import nn
 
 from traceproof.extract.bootstrap import sglang_0_5_22, stubs
-from traceproof.extract.bootstrap.uses import uses
+from traceproof.extract.bootstrap.uses import uses as uses_of
 from traceproof.extract.kernels import from_reading
 from traceproof.extract.pipeline import Choices, definitions_of
 from traceproof.models import catalogue
@@ -64,6 +64,18 @@ class Written(nn.Module):
         return helper(x, self.handed.weight)
 
 
+class Lists(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norms, self.head = nn.ModuleList([nn.Identity()]), nn.Module()
+        self.hidden = nn.ModuleList([nn.Identity()])
+        self.head.norm = nn.Identity()
+
+    def forward(self, x, residual):
+        x = self.norms[0](x)
+        return self.head.norm(x, residual)
+
+
 class Stack(nn.Module):
     def __init__(self, layer):
         super().__init__()
@@ -87,6 +99,10 @@ class Reorderer(Loader):
             self.permute_qk_weight_for_rotary(name, weight)
             count += 2
 """
+
+
+def uses(holder: nn.Module, name: str) -> list[str]:
+    return uses_of([(holder, name)])
 
 
 @pytest.fixture
@@ -132,6 +148,13 @@ def test_a_call_with_a_second_argument_adds_it(theirs: ModuleType) -> None:
     assert uses(layer, "added") == ["adding"]
     assert uses(layer, "handed") == ["alone"]
     assert uses(layer, "idle") == []
+
+
+def test_what_a_list_or_a_plain_module_holds_is_called_in_the_class_above(theirs: ModuleType) -> None:
+    layer = theirs.Lists()
+    assert uses_of([(layer.norms, "0"), (layer, "norms")]) == ["alone"]
+    assert uses_of([(layer.head, "norm"), (layer, "head")]) == ["adding"]
+    assert uses_of([(layer.hidden, "0"), (layer, "hidden")]) == ["unknown"]
 
 
 def test_the_norm_after_a_stack_adds_unless_the_last_stage_wrote_its_sum(theirs: ModuleType) -> None:

@@ -5,7 +5,7 @@ SGLang's modules give them (`from_reading`); transformers' model of the same con
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from traceproof.models.evidence import Evidence
@@ -13,7 +13,7 @@ from traceproof.models.kernel import Fact, Kernel
 from traceproof.models.reading import Module, Reading
 from traceproof.ops.extraction import extractions
 
-STRUCTURE = ("block", "embedding", "top_k")  # modules that make no call of their own
+STRUCTURE = ("block", "embedding")  # modules that make no call of their own
 HOLDERS = ("block", "weights")  # modules that may hold others
 DECODERS = {"attention", "linear_attention", "mamba", "experts", "lm_head"}
 
@@ -68,7 +68,25 @@ def from_reading(reading: Reading) -> tuple[list[Kernel], list[Unmapped]]:
         else:
             kernels.append(made)
     kernels += [extraction.once(reading) for extraction in extractions() if extraction.once is not None]
-    return kernels, unmapped
+    return kernels, unmapped + _speculative(reading, kernels)
+
+
+def _speculative(reading: Reading, calls: Sequence[Kernel]) -> list[Unmapped]:
+    """Calls of the speculative layers that the model does not make too; transformers has none to confirm them."""
+    known = {(call.kind, call.facts) for call in calls}
+    draft = replace(reading, modules=reading.draft.modules)
+    found = []
+    if draft_problem := reading.draft.problem:
+        found.append(Unmapped("draft", "draft", 1, f"speculative layer: not read: {draft_problem}"))
+    for module in draft.modules:
+        made = _kernel(module, draft) if module.kind not in STRUCTURE else ""
+        if isinstance(made, Kernel):
+            facts = ", ".join(f"{name}={value}" for name, value in made.facts)
+            made = "" if (made.kind, made.facts) in known else f"{made.kind}, {facts}"
+        if made:
+            why = f"speculative layer: {made}"
+            found.append(Unmapped(f"draft.{module.path}", module.class_name, module.count, why, module.source))
+    return found
 
 
 def _below(path: str, holder: str) -> bool:

@@ -4,14 +4,14 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from traceproof.errors import TraceproofError
 from traceproof.models.catalogue import Parallel
-from traceproof.models.reading import Module, Reading, Second, Seen
+from traceproof.models.reading import Layers, Module, Reading, Second, Seen
 from traceproof.stacks import READER, STACKS
 from traceproof.untrusted.tokens import without_secrets
 
@@ -22,15 +22,7 @@ READERS = 2  # readings at a time: each takes one core and up to 1 GB
 
 def parse(answer: Mapping[str, Any]) -> Reading:
     """A reading out of the bootstrap's JSON."""
-    names = ("path", "parent", "parent_class", "class", "kind", "facts", "count")
-    modules = tuple(
-        replace(
-            Module(*(item[name] for name in names)),
-            source=item.get("source", ""),
-            uses=tuple(item.get("uses", ())),
-        )
-        for item in answer["modules"]
-    )
+    draft = answer.get("draft", {"modules": ()})
     other = answer.get("second", {})
     seen = tuple(
         Seen(*(item[name] for name in ("path", "kind", "facts", "count"))) for item in other.get("modules", ())
@@ -40,11 +32,24 @@ def parse(answer: Mapping[str, Any]) -> Reading:
         architecture=answer["architecture"],
         parallel=Parallel(answer["tp"], answer["ep"]),
         experts=answer["experts"],
-        modules=modules,
+        modules=_modules(answer["modules"]),
         seconds=answer["seconds"],
         peak_mb=answer["peak_mb"],
         second=Second(seen, other.get("absent") or other.get("problem") or ""),
         loads=tuple(answer.get("loads", ())),
+        draft=Layers(_modules(draft["modules"]), draft.get("problem", "")),
+    )
+
+
+def _modules(items: Iterable[Mapping[str, Any]]) -> tuple[Module, ...]:
+    names = ("path", "parent", "parent_class", "class", "kind", "facts", "count")
+    return tuple(
+        replace(
+            Module(*(item[name] for name in names)),
+            source=item.get("source", ""),
+            uses=tuple(item.get("uses", ())),
+        )
+        for item in items
     )
 
 

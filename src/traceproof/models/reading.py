@@ -59,6 +59,19 @@ class Second:
 
 
 @dataclass(frozen=True, slots=True)
+class Layers:
+    """The layers that a model is speculated with; empty where config.json has none.
+
+    Attributes:
+        modules: as SGLang lays them out, apart from the model's.
+        problem: why they could not be laid out.
+    """
+
+    modules: tuple[Module, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """A model at one parallelism.
 
@@ -68,6 +81,7 @@ class Reading:
         experts: "routed only": SGLang may fuse shared experts into the routed ones where it launches on CUDA.
         seconds, peak_mb: what the reading cost.
         loads: what SGLang's loader changes in the checkpoint's weights.
+        draft: the layers that it is speculated with.
     """
 
     versions: Mapping[str, str]
@@ -79,6 +93,7 @@ class Reading:
     peak_mb: int
     second: Second = field(default_factory=Second, compare=False)
     loads: tuple[str, ...] = ()
+    draft: Layers = field(default_factory=Layers)
 
     @property
     def vocab(self) -> int:

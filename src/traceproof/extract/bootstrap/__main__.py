@@ -24,6 +24,8 @@ from traceproof.extract.bootstrap.forks import forked
 from traceproof.extract.bootstrap.versions import SUPPORTED, base_version
 
 FORMAT = 2  # of the reading
+DRAFTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")  # layers to speculate with
+PACKED = ("linear", "experts")  # modules with weights that a checkpoint may have packed
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a fault
@@ -102,7 +104,7 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
     with tempfile.TemporaryDirectory(prefix="traceproof-extract-") as folder:
         Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
         try:
-            model = _built(adapter, Path(folder), tp, ep)
+            model, packed = _unpacked(adapter, Path(folder), config, tp, ep)
             modules, loads = describe(model), adapter.loading(model)
         except Exception as error:  # whatever SGLang raises about a config is the answer, told with its place
             place = traceback.extract_tb(error.__traceback__)[-1]
@@ -110,6 +112,10 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
             raise Refused("not accepted", message=f"{type(error).__name__}: {error}", where=where) from error
         architecture = type(model).__name__
         del model
+        draft = _draft(adapter, Path(folder), config, tp, ep)
+    for module in modules if packed else ():
+        if module["kind"] in PACKED:
+            module["facts"]["scheme"] = packed
     torch.set_default_dtype(torch.float32)  # SGLang changes it
     try:
         other: dict[str, Any] = second.read(config)
@@ -128,21 +134,50 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
         "experts": "routed only",
         "loads": loads,
         "modules": modules,
+        "draft": draft,
         "second": other,
         "seconds": round(time.monotonic() - started, 2),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
 
 
-def _built(adapter: Any, folder: Path, tp: int, ep: int) -> Any:  # noqa: ANN401 - a module, and SGLang's model
-    """Some models refuse one attention kernel, some another; shapes are the same."""
+def _unpacked(adapter: Any, folder: Path, config: Mapping[str, Any], tp: int, ep: int) -> tuple[Any, str]:  # noqa: ANN401
+    """SGLang's model, and how its weights are packed where it can be laid out only as if they were not."""
+    try:
+        return _built(adapter, folder, tp, ep), ""
+    except Exception as error:
+        if "quantization_config" not in config:
+            raise
+        plain = {name: value for name, value in config.items() if name != "quantization_config"}
+        again = folder / "unpacked"  # SGLang keeps what it read of a folder
+        again.mkdir()
+        (again / "config.json").write_text(json.dumps(plain), encoding="utf-8")
+        try:
+            model = _built(adapter, again, tp, ep)
+        except Exception:  # noqa: BLE001 - it is not the packing that SGLang refuses
+            raise error from None
+        return model, str(config["quantization_config"].get("quant_method"))
+
+
+def _draft(adapter: Any, folder: Path, config: Mapping[str, Any], tp: int, ep: int) -> dict[str, Any]:  # noqa: ANN401
+    """Modules of the layers that the model is speculated with, if it has some, or why they are not read."""
+    if not any(config.get(name) for name in DRAFTS):
+        return {"modules": []}
+    try:
+        return {"modules": describe(_built(adapter, folder, tp, ep, draft=True))}
+    except Exception as error:  # noqa: BLE001 - the model itself is read; this is told beside it
+        return {"modules": [], "problem": f"{type(error).__name__}: {error}"[:200]}
+
+
+def _built(adapter: Any, folder: Path, tp: int, ep: int, *, draft: bool = False) -> Any:  # noqa: ANN401
+    """SGLang's model. Some refuse one attention kernel, some another; shapes are the same."""
     first, *others = adapter.BACKENDS
     try:
-        return adapter.build_model(folder, tp=tp, ep=ep, backend=first)
+        return adapter.build_model(folder, tp=tp, ep=ep, backend=first, draft=draft)
     except AssertionError as error:
         if "attention backend" not in str(error):
             raise
-    return adapter.build_model(folder, tp=tp, ep=ep, backend=others[0])
+    return adapter.build_model(folder, tp=tp, ep=ep, backend=others[0], draft=draft)
 
 
 def _adapter() -> tuple[str, Any]:

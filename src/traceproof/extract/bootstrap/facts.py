@@ -31,7 +31,7 @@ def describe(model: nn.Module) -> list[dict[str, Any]]:
         parent = path.rpartition(".")[0]
         holder = modules[parent] if path else None
         kind, facts = classify(module, holder)
-        called = uses(holder, path.rpartition(".")[2]) if kind == "norm" and holder is not None else []
+        called = uses(_holders(modules, path)) if kind == "norm" else []
         entry = {
             "path": LAYER_INDEX.sub("*", path),
             "parent": LAYER_INDEX.sub("*", parent) if path else None,
@@ -44,6 +44,14 @@ def describe(model: nn.Module) -> list[dict[str, Any]]:
         key = repr(entry)
         found.setdefault(key, entry | {"count": 0, "source": source(holder, path)})["count"] += 1
     return list(found.values())
+
+
+def _holders(modules: Mapping[str, nn.Module], path: str) -> list[tuple[nn.Module, str]]:
+    found = []
+    while path:
+        path, _, name = path.rpartition(".")
+        found.append((modules[path], name))
+    return found
 
 
 def source(holder: nn.Module | None, path: str) -> str:

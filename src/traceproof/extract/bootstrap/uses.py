@@ -7,7 +7,7 @@ output before and the residual.
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,26 +15,36 @@ from torch import nn
 
 ALONE, ADDING = "alone", "adding"
 DEPTH = 4  # from a holder's attribute to the object of its stage that holds a norm
+FINAL = "final_norm"  # SGLang's function that ends a stack of stages
 
 
-def uses(holder: nn.Module, name: str) -> list[str]:
-    """`alone`, `adding` or both, sorted; none: nothing calls it.
+def uses(holders: Sequence[tuple[nn.Module, str]]) -> list[str]:
+    """`alone`, `adding` or both, sorted; `unknown`; none: nothing calls it.
 
     Args:
-        holder: the module that holds it.
-        name: its attribute there.
+        holders: the module that holds it with its attribute there, then what holds that, and so on.
     """
+    holder, name = holders[0]
     module = getattr(holder, name, None)
-    staged = {how for value in vars(holder).values() for how in _staged(value, module, DEPTH)}
-    cls: Any = type(holder)
-    called, mentioned = _mentions(cls, name)
+    written: nn.Module = holder
+    place: tuple[str, ...] = (name,)
+    for above, inner in holders[1:]:  # a list or a plain module has no text that calls what it holds
+        if _own_classes(type(written)):
+            break
+        written, place = above, (inner, *place)
+    staged = {how for value in vars(written).values() for how in _staged(value, module, DEPTH)}
+    cls: Any = type(written)
+    called, mentioned = _mentions(cls, place)
     if FINAL in called:
-        called = (called - {FINAL}) | {_final(holder)}
+        called = (called - {FINAL}) | {_final(written)}
     found = staged | called
-    return sorted(found) if found or not mentioned else [ALONE]
+    if found or not mentioned:
+        return sorted(found) or ["unknown"] * (len(place) > 1)
+    return [ALONE]
 
 
-FINAL = "final_norm"  # SGLang's function that ends a stack of stages
+def _own_classes(cls: type) -> list[type]:
+    return [one for one in cls.__mro__ if one.__module__.startswith("sglang.")]
 
 
 def _staged(value: Any, module: object, depth: int) -> Iterator[str]:  # noqa: ANN401 - SGLang's objects
@@ -72,31 +82,32 @@ def _final(holder: nn.Module) -> str:
 
 
 @cache
-def _mentions(cls: Any, name: str) -> tuple[frozenset[str], bool]:  # noqa: ANN401 - a class
-    """How the text of a class, or else that of its file, calls `name`, and whether it mentions it at all."""
-    classes = [one for one in cls.__mro__ if one.__module__.startswith("sglang.")]
+def _mentions(cls: Any, place: tuple[str, ...]) -> tuple[frozenset[str], bool]:  # noqa: ANN401 - a class
+    """How the text of a class, or else of its file, calls what stands at `place`, and whether it mentions it."""
+    classes = _own_classes(cls)
     texts = [textwrap.dedent(inspect.getsource(one)) for one in classes]
     for group in (texts, [inspect.getsource(inspect.getmodule(one) or one) for one in classes[:1]]):
-        found: set[str] = set()
-        mentioned = False
-        for text in group:
-            tree = ast.parse(text)
-            for node in ast.walk(tree):
-                mentioned |= _is(node, name)
-                if isinstance(node, ast.Call):
-                    found |= set(_call(node, name))
-        if mentioned:
-            return frozenset(found), True
+        nodes = [node for text in group for node in ast.walk(ast.parse(text))]
+        if any(_is(node, place) for node in nodes):
+            return frozenset(
+                how for node in nodes if isinstance(node, ast.Call) for how in _call(node, place)
+            ), True
     return frozenset(), False
 
 
-def _is(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Load)
+def _is(node: ast.AST, place: Sequence[str]) -> bool:
+    """Whether a node reads `.norm`, `.head.norm` or, of a list, `.norms[...]`."""
+    *above, name = place
+    if name.isdigit():
+        return isinstance(node, ast.Subscript) and _is(node.value, above)
+    if not isinstance(node, ast.Attribute) or node.attr != name or not isinstance(node.ctx, ast.Load):
+        return False
+    return not above or _is(node.value, above)
 
 
-def _call(node: ast.Call, name: str) -> Iterator[str]:
-    if _is(node.func, name):
+def _call(node: ast.Call, place: Sequence[str]) -> Iterator[str]:
+    if _is(node.func, place):
         given = [*node.args, *(one.value for one in node.keywords)][1:]
         yield ADDING if any(not (isinstance(one, ast.Constant) and one.value is None) for one in given) else ALONE
     elif getattr(node.func, "attr", getattr(node.func, "id", None)) == FINAL:
-        yield from [FINAL] * any(_is(one, name) for one in node.args)
+        yield from [FINAL] * any(_is(one, place) for one in node.args)

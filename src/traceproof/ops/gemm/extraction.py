@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from traceproof.models.kernel import Kernel, kernel
@@ -22,20 +23,38 @@ def _dtype(tensor: Any) -> str:  # noqa: ANN401 - a tensor or a parameter
 
 def _linear(module: Any, _parent: Any) -> Facts:  # noqa: ANN401
     rows, *columns = module.weight.shape
+    dtype = _dtype(module.weight)
     facts: Facts = {
-        "dtype": _dtype(module.weight),
-        "rank_n": rows,
-        "rank_k": columns[-1],
+        "dtype": dtype,
+        "rank_n": getattr(module, "output_size_per_partition", rows),
+        "rank_k": getattr(module, "input_size_per_partition", columns[-1]),  # of a packed weight, too
         "conv": len(columns) > 1,
     }
     facts["full_n"] = getattr(module, "output_size", rows)
     facts["full_k"] = getattr(module, "input_size", columns[-1])
+    if dtype not in WHOLE:
+        facts["scheme"] = _scheme(module, dtype)
     if hasattr(module, "total_num_kv_heads"):
         # With more ranks than KV heads each rank holds a copy, and output_size counts the copies.
         queries = module.total_num_heads * module.head_size
         keys_values = module.total_num_kv_heads * (module.head_size + module.v_head_size)
         facts["full_n"] = queries + keys_values
     return facts
+
+
+WHOLE = ("bfloat16", "float16", "float32")
+
+
+def _scheme(module: Any, dtype: str) -> str:  # noqa: ANN401
+    """How a weight is quantised, by its dtype and the shape of its scales."""
+    if "float8" not in dtype and dtype != "int8":
+        return f"{dtype} packed by {type(module.quant_method).__name__}"
+    block = getattr(getattr(module.quant_method, "quant_config", None), "weight_block_size", None)
+    scales = getattr(module, "weight_scale", None)
+    if block:
+        return f"{dtype} by block {block[0]}x{block[1]}"
+    each = "row" if scales is not None and scales.dim() > 1 else "tensor"
+    return f"{dtype} by {each}"
 
 
 SMALL_N, SMALL_K = 192, 320  # of a projection's twin: no powers of two, so that a swapped axis shows
@@ -70,6 +89,7 @@ def _call(module: Module, _: Reading) -> Kernel | str:
             f"SGLang launches it with {facts['dtype']} weights; the definition keeps the dataset's float16 form."
         )
     names = {name: facts[name] for name in ("full_n", "full_k", "rank_n", "rank_k")}
+    names |= {"scheme": facts["scheme"]} if "scheme" in facts else {}
     return kernel("linear", count=module.count, path=module.path, note=note, **names)
 
 
@@ -91,6 +111,15 @@ def _differs(call: Kernel, evidence: Evidence) -> str | None:
     return evidence.projection(call, n, k)
 
 
+def _drafts(call: Kernel, choice: Choice) -> Iterator[Draft | str]:
+    """The dataset's form, which stands for one in float8, too; what SGLang launches then has no op_type."""
+    scheme = dict(call.facts).get("scheme")
+    if scheme is None or str(scheme).startswith("float8"):
+        yield _draft(call, choice)
+    if scheme is not None:
+        yield f"projection in {scheme}: no op_type"
+
+
 def _draft(call: Kernel, choice: Choice) -> Draft:
     rank = choice.per_rank
     n, k = (call["rank_n"], call["rank_k"]) if rank else (call["full_n"], call["full_k"])
@@ -102,5 +131,5 @@ EXTRACTION = Extraction(
     readers=dict.fromkeys(("LinearBase", "Linear", "MoEGate"), ("linear", _linear)),
     calls={"linear": _call, "lm_head": _head},
     differs={"linear": _differs},
-    drafts={"linear": lambda call, choice: [_draft(call, choice)]},
+    drafts={"linear": _drafts},
 )

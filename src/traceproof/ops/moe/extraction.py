@@ -249,6 +249,8 @@ def _call(module: Module, reading: Reading) -> Kernel | str:
         return f"experts with routing {how}: no form"
     if not facts["gated"] or facts["gate"] != "silu":
         return f"experts with activation {facts['gate']}, gated {facts['gated']}: no form"
+    if "scheme" in facts:
+        return f"experts with weights packed by {facts['scheme']}: no form"
     names = ("experts", "local_experts", "hidden", "intermediate", "quantisation")
     return kernel(
         "experts",
@@ -260,6 +262,17 @@ def _call(module: Module, reading: Reading) -> Kernel | str:
         kept_groups=chosen["kept_groups"] or 1,
         **{name: facts[name] for name in names},
     )
+
+
+def _routing(module: Module, _: Reading) -> str:
+    """The kernel that chooses experts, which the dataset has within that of the experts alone."""
+    facts = module.facts
+    if facts["own"]:
+        return "routing by a function of the model's own: no op_type"
+    parts = [f"routing by {facts['scoring']}", "renormalised" if facts["renormalise"] else "not renormalised"]
+    parts += ["within groups"] * (bool(facts["grouped"]) and (facts["groups"] or 1) > 1)
+    parts += ["with a bias"] * bool(facts["bias"])
+    return f"{', '.join(parts)}: no op_type"
 
 
 def _differs(call: Kernel, evidence: Evidence) -> str | None:
@@ -295,7 +308,7 @@ def _quantisation(config: Mapping[str, Any]) -> str:
 
 EXTRACTION = Extraction(
     readers={"FusedMoE": ("experts", _experts), "TopK": ("top_k", _top_k)},
-    calls={"experts": _call},
+    calls={"experts": _call, "top_k": _routing},
     differs={"experts": _differs},
     drafts={"experts": lambda call, _: [moe(call)]},
 )

@@ -78,6 +78,8 @@ def _call(module: Module, reading: Reading) -> Kernel | str:
         return "norm without a weight: no form"
     if not module.uses:
         return "norm that nothing calls: SGLang holds it only"
+    if "unknown" in module.uses:
+        return "norm of which it is not known how it is called: no form chosen"
     names = {name: facts[name] for name in ("variant", "hidden", "eps")}
     note = "SGLang adds one to the stored weight when it loads it." if "norms plus one" in reading.loads else ""
     return kernel("norm", count=module.count, path=module.path, note=note, uses=" ".join(module.uses), **names)
