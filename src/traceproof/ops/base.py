@@ -137,6 +137,11 @@ class Op(ABC):
         del definition
         return None
 
+    def summed(self, definition: Definition) -> tuple[str, ...]:
+        """Inputs over whose last axis the op sums, where zeros in all of them add nothing (`judge.precision`)."""
+        del definition
+        return ()
+
     def mutated(self, definition: Definition) -> frozenset[str]:
         """Inputs that the definition says are modified in place."""
         del definition

@@ -63,14 +63,17 @@ def workers(settings: Settings, scratch: Path) -> Pool:
 
 
 def tried(bench: Bench, cases: Sequence[PlannedCase]) -> Trial:
-    """All cases, and where none speaks against the solution, its properties."""
+    """All cases, the precision that was used, and where nothing speaks against the answers, properties."""
+    from traceproof.solutions.precision import precision
     from traceproof.solutions.properties import measure
 
     rows = list(bench.rows(cases))
-    if any(row.bad for row in rows):
-        return Trial(rows=tuple(rows), properties=(), precision=())
+    wrong = bad(rows)
+    seen = tuple(precision(bench, cases)) if all(row.reason == Failure.NUMERICS for row in wrong) else ()
+    if wrong:
+        return Trial(rows=tuple(rows), properties=(), precision=seen)
     properties, further = measure(bench, cases)
-    return Trial(rows=(*rows, *further), properties=properties, precision=())
+    return Trial(rows=(*rows, *further), properties=properties, precision=seen)
 
 
 def planned(name: str, settings: Settings, scratch: Path) -> tuple[Definition, list[PlannedCase]]:

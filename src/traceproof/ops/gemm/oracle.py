@@ -121,6 +121,10 @@ class Gemm(Op):
         """M: a row of C needs that row of A and all of B."""
         return roles(definition).rows
 
+    def summed(self, definition: Definition) -> tuple[str, ...]:
+        """K is the last axis of A."""
+        return (roles(definition).a,)
+
     def memory(self, definition: Definition, case: Case) -> int:
         """A and B as stored, B once more in float32 for a reference that upcasts, C and its bound in float64."""
         total = 0

@@ -113,6 +113,10 @@ class RmsNorm(Op):
         outputs = {"output": y, "residual_out": x}
         return {name: outputs[name] for name in definition.outputs}
 
+    def summed(self, definition: Definition) -> tuple[str, ...]:
+        """What is squared and added up."""
+        return tuple(name for name in ("hidden_states", "residual") if name in definition.inputs)
+
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """Close: one rounding of the output is the whole floor."""
         return {name: Close() for name in definition.outputs}

@@ -1,0 +1,207 @@
+"""The precision that was really used, read off the fine structure of errors.
+
+Three things leave different traces. Inputs that were rounded give the exact answer to other inputs, so the
+float64 oracle on rounded inputs predicts what was given. A result that was rounded lies on a coarser lattice,
+nearest to the exact answer there. Sums that were rounded lie on it too, and are not the nearest: with all but four
+terms of each sum at zero, whatever the order of summation, each takes few roundings. Half precision and TF32 have
+the same digits; values beyond half precision's range tell them apart.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+
+from traceproof.judge.gates import unit_roundoff
+
+TF32 = "tf32"
+# Formats narrower than float32, the coarsest first: digits behind the binary point, largest value.
+FORMATS: Mapping[str, tuple[int, float]] = {
+    "float8_e5m2": (2, 57344.0),
+    "float8_e4m3fn": (3, 448.0),
+    "bfloat16": (7, 3.38e38),
+    "float16": (10, 65504.0),
+    TF32: (10, 3.4e38),
+}
+# Added to a number before thirteen bits are cut off: tensor cores add nothing, `cvt.rna.tf32` rounds halves away.
+EVEN, AWAY, CUT = -1, 0x1000, 0
+ASKED = "as asked"
+EXPLAINED = 0.5  # share of the error that a rounding of inputs must take away
+NEAREST = 0.06  # share of results that are not the nearest of their lattice, where the result alone was rounded
+UP = 2.0**17  # beyond half precision's range
+KEPT = 4  # terms of a sum that are not zero
+BETWEEN = 8.15  # digits measured of sums in bfloat16 (6.6 to 7.8) and in half precision (8.5 and more)
+MANY = 1000  # results that are enough
+PROBES = 8
+LEAST = 64  # elements that say anything
+
+Compute = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was found: `stage` is ASKED, `inputs`, `sums` or `result`; `format` is empty where it is as asked."""
+
+    stage: str
+    format: str
+    evidence: str
+
+    def __str__(self) -> str:
+        return ASKED if self.stage == ASKED else f"{self.stage} rounded to {self.format}"
+
+
+def rounded(value: torch.Tensor, name: str, half: int = EVEN) -> torch.Tensor:
+    """A tensor rounded to a format, in its own dtype; eight bits saturate, and `half` is for TF32 alone."""
+    _, largest = FORMATS[name]
+    if name == TF32:
+        bits = value.to(torch.float32).contiguous().view(torch.int32)
+        carry = 0xFFF + ((bits >> 13) & 1) if half == EVEN else half
+        kept = ((bits + carry) & ~0x1FFF).view(torch.float32).to(value.dtype)
+        return torch.where(torch.isfinite(value), kept, value)
+    held = value.clamp(-largest, largest) if name.startswith("float8") else value
+    return held.to(getattr(torch, name)).to(value.dtype)
+
+
+def examine(
+    inputs: Mapping[str, torch.Tensor], summed: tuple[str, ...], observe: Compute, exact: Compute
+) -> Seen | None:
+    """Which precision a kernel used for one output; None: it can not be told.
+
+    Args:
+        inputs: its floating-point inputs, wider than eight bits.
+        summed: those whose last axis it sums over.
+        observe: what it gives for such inputs.
+        exact: the float64 oracle's answer to them.
+    """
+    actual, right = observe(inputs), exact(inputs)
+    if actual.shape != right.shape or actual.numel() < LEAST or not actual.dtype.is_floating_point:
+        return None
+    if not bool(torch.isfinite(actual).all()):
+        return None
+    found = _inputs(inputs, actual, right, exact)
+    if found is None and summed:
+        found = _lattice(*_sparse(inputs, summed, observe, exact))
+    found = found or Seen(ASKED, "", _digits(actual, right))
+    if found.format in {TF32, "float16"} and summed:
+        return _by_range(found, inputs, summed, observe)
+    return found
+
+
+def _sparse(
+    inputs: Mapping[str, torch.Tensor], summed: tuple[str, ...], observe: Compute, exact: Compute
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Results that are not zero, and the right ones, of as many thinned inputs as it takes."""
+    given: list[torch.Tensor] = []
+    wanted: list[torch.Tensor] = []
+    for seed in range(PROBES):
+        sparse = thinned(inputs, summed, seed)
+        right = exact(sparse)
+        seen = right != 0
+        given.append(observe(sparse)[seen])
+        wanted.append(right[seen])
+        if sum(map(len, wanted)) >= MANY:
+            break
+    return torch.cat(given), torch.cat(wanted)
+
+
+def thinned(inputs: Mapping[str, torch.Tensor], summed: tuple[str, ...], seed: int) -> dict[str, torch.Tensor]:
+    """Inputs with KEPT elements in each row of the last axis, and zeros; all positive, so that nothing cancels."""
+    changed = {name: value.abs() for name, value in inputs.items()}
+    for name in summed:
+        value = changed[name]
+        noise = torch.rand(value.shape, generator=torch.Generator().manual_seed(seed))
+        places = noise.topk(min(KEPT, value.shape[-1]), dim=-1).indices
+        changed[name] = torch.zeros_like(value).scatter(-1, places, value.gather(-1, places))
+    return changed
+
+
+def _inputs(
+    inputs: Mapping[str, torch.Tensor], actual: torch.Tensor, right: torch.Tensor, exact: Compute
+) -> Seen | None:
+    """The rounding of inputs that explains the errors, if one does."""
+    before = _error(actual, right), _off(actual, right)
+    best, least, seen = "", EXPLAINED, before
+    groups = [tuple(inputs), *(((name,) for name in inputs) if len(inputs) > 1 else ())]
+    ways = [(name, EVEN) for name in FORMATS] + [(TF32, AWAY), (TF32, CUT)]
+    for (name, half), group in product(ways, groups):
+        changed = {key: rounded(value, name, half) if key in group else value for key, value in inputs.items()}
+        if all(torch.equal(changed[key], inputs[key]) for key in group):
+            continue
+        predicted = exact(changed)
+        after = _error(actual, predicted), _off(actual, predicted)
+        left = min(one / max(other, 1e-300) for one, other in zip(after, before, strict=True))
+        if left < least:
+            best, least, seen = name, left, after
+    if not best:
+        return None
+    return Seen(
+        "inputs",
+        best,
+        f"error {before[0]:.3g} against the oracle, {seen[0]:.3g} once inputs are rounded; "
+        f"{before[1]:.1%} and {seen[1]:.1%} of results are not the nearest",
+    )
+
+
+def _off(actual: torch.Tensor, right: torch.Tensor) -> float:
+    """The share of results that are not the right answer's nearest in their dtype."""
+    return float((actual != right.to(actual.dtype)).double().mean())
+
+
+def _error(actual: torch.Tensor, right: torch.Tensor) -> float:
+    """Norm of the error over that of the right answer."""
+    apart = actual.double() - right.double()
+    return float(apart.norm() / right.double().norm().clamp_min(1e-300)) if bool(right.any()) else math.inf
+
+
+def _lattice(actual: torch.Tensor, right: torch.Tensor) -> Seen | None:
+    """The coarsest format that holds all results, and whether they are its nearest; None: none does."""
+    given, wanted = actual.double(), right.double()
+    if given.numel() < LEAST:
+        return None
+    off = _off(actual, wanted)
+    for name, (digits, _) in FORMATS.items():
+        narrower = 2.0 ** -(digits + 1) > unit_roundoff(actual.dtype)
+        if narrower and torch.equal(_cut(given, digits), given):
+            far = float((_cut(wanted, digits) != given).double().mean())
+            stage = "result" if far <= NEAREST else "sums"
+            return Seen(stage, name, f"all results have {digits} binary digits, {far:.1%} are not the nearest")
+    bits = _bits(given, wanted, actual.dtype, off)
+    if bits is None or bits > 16:
+        return None
+    name = "bfloat16" if bits < BETWEEN else TF32
+    return Seen("sums", name, f"errors as of {bits:.1f} binary digits where few terms are summed")
+
+
+def _bits(given: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, off: float) -> float | None:
+    """Binary digits that the computation had before the output's own rounding; None: more than can be seen."""
+    own = -math.log2(2 * unit_roundoff(dtype))
+    share = ((given - wanted).abs() / 2.0 ** torch.floor(torch.log2(wanted.abs()))).median()
+    if float(share) * 4 > 1.6 * 2.0**-own:
+        return -math.log2(4 * float(share))
+    return None if off < 2.0**-9 else own - math.log2(4 * off)
+
+
+def _cut(value: torch.Tensor, digits: int) -> torch.Tensor:
+    """Values rounded to some binary digits, whatever their range."""
+    mantissa, exponent = torch.frexp(value)
+    scale = 2.0 ** (digits + 1)
+    return torch.ldexp(torch.round(mantissa * scale) / scale, exponent)
+
+
+def _by_range(found: Seen, inputs: Mapping[str, torch.Tensor], summed: tuple[str, ...], observe: Compute) -> Seen:
+    """Half precision or TF32: whether the kernel still computes beyond half precision's range."""
+    first = inputs[summed[0]]
+    if first.dtype == torch.float16:
+        return Seen(found.stage, "float16 or tf32", found.evidence)
+    large = {name: value * UP if name in summed else value for name, value in inputs.items()}
+    here, there = observe(inputs).double(), observe(large).double()
+    lost = not bool(torch.isfinite(there).all()) or float(there.abs().median()) < 0.01 * float(here.abs().median())
+    told = "does not hold" if lost else "holds"
+    return Seen(found.stage, "float16" if lost else TF32, f"{found.evidence}; {told} for inputs times 2^17")
+
+
+def _digits(actual: torch.Tensor, right: torch.Tensor) -> str:
+    error = _error(actual, right)
+    return f"relative error {error:.3g}" if math.isfinite(error) else "nothing to measure"
