@@ -3,33 +3,38 @@
     PYTHONPATH=src python lab/survey.py --extract-python .venvs/extract/bin/python --out results/survey
 
 Each model is read with transformers' default config and, where that is no real model or lacks fields that SGLang
-asks for, with the facts of `survey_facts.json` in addition. Nothing is fetched. Writes survey.md and survey.json.
+asks for, with the facts of `survey_facts.json` in addition. Nothing is fetched. Writes survey.md, survey.json and
+all definitions as a dataset (`dataset/`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import resource
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from traceproof.errors import TraceproofError
+from traceproof.extract.collect import Use, Wanted, collect
 from traceproof.extract.pipeline import Choices, definitions_of, told
 from traceproof.extract.reading import Environment, Listing
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel
 from traceproof.models.reading import Reading
+from traceproof.ops.drafts import Draft
 
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 PARSER.add_argument("--extract-python", type=Path, required=True)
 PARSER.add_argument("--out", type=Path, required=True, help="folder of survey.md and survey.json")
 PARSER.add_argument("--model-type", nargs="*", default=[], help="these alone")
+SIZES = re.compile(r" \d+")  # in a kind's name
 FACTS = Path(__file__).with_name("survey_facts.json")
 
 
@@ -39,6 +44,8 @@ class Row:
 
     Attributes:
         config: "defaults" of transformers, or "own facts": with those of survey_facts.json.
+        fields: the config.json.
+        kinds: kind of kernel call -> how many different ones have a definition, how many have none.
         described: kernel calls with a definition.
         undescribed: those without, by what is missing.
         disagreed: those that the two readings do not have alike, or one does not know.
@@ -49,6 +56,8 @@ class Row:
     model_type: str
     architecture: str
     config: str
+    fields: Mapping[str, Any]
+    kinds: Mapping[str, Sequence[int]] = field(default_factory=dict)
     described: int = 0
     undescribed: tuple[str, ...] = ()
     disagreed: tuple[str, ...] = ()
@@ -63,8 +72,8 @@ class Row:
         return not self.refusal and not self.disagreed and self.described > 0
 
 
-def survey(listing: Listing, environment: Environment, only: Sequence[str]) -> list[Row]:
-    """Read and describe every model once, those with facts of their own with these."""
+def survey(listing: Listing, environment: Environment, only: Sequence[str]) -> tuple[list[Row], list[Wanted]]:
+    """Read and describe every model once, those with facts of their own with these; and all definitions."""
     facts: dict[str, dict[str, Any]] = json.loads(FACTS.read_text(encoding="utf-8"))
     both = {
         kind: config
@@ -73,10 +82,17 @@ def survey(listing: Listing, environment: Environment, only: Sequence[str]) -> l
     }
     jobs = [_config(config, facts["*"], facts.get(kind, {})) for kind, config in both.items()]
     readings = environment.read_all([(config, Parallel(1, 1)) for config in jobs])
-    return [
+    found = [
         row(kind, config, reading, own=kind in facts)
         for kind, config, reading in zip(both, jobs, readings, strict=True)
     ]
+    wanted, _ = collect(pair for _, pairs in found for pair in pairs)
+    names: dict[str, list[str]] = {}
+    for item in wanted:
+        for use in item.uses:
+            names.setdefault(use.model, []).append(item.name)
+    rows = [replace(one, definitions=tuple(dict.fromkeys(names.get(one.model_type, ())))) for one, _ in found]
+    return rows, wanted
 
 
 def _config(config: Mapping[str, Any], all_of_them: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,29 +110,49 @@ def _config(config: Mapping[str, Any], all_of_them: Mapping[str, Any], own: Mapp
     return found
 
 
-def row(kind: str, config: Mapping[str, Any], reading: Reading | TraceproofError, *, own: bool) -> Row:
-    """What became of one model."""
-    start = Row(kind, config["architectures"][0], "own facts" if own else "defaults")
+def row(
+    kind: str, config: Mapping[str, Any], reading: Reading | TraceproofError, *, own: bool
+) -> tuple[Row, list[tuple[Draft, Use]]]:
+    """What became of one model, and the definitions that it needs."""
+    start = Row(kind, config["architectures"][0], "own facts" if own else "defaults", config)
     try:
         if isinstance(reading, TraceproofError):
             raise reading
         found = definitions_of(kind, reading, config, Choices())
     except TraceproofError as error:
-        return replace(start, refusal=" ".join([*error.problems[:1], str(error)][0].split()))
-    return replace(
+        return replace(start, refusal=" ".join([*error.problems[:1], str(error)][0].split())), []
+    calls = {(call.kind, call.facts) for call, _ in found.made}
+    counted = {name: [count, 0] for name, count in Counter(name for name, _ in calls).items()}
+    for item in found.left:
+        name = f"{item.class_name} (readings differ)" if item.disagreed else SIZES.sub(" n", kind_of(item.why))
+        counted.setdefault(name, [0, 0])[1] += 1
+    uses = [(draft, Use(kind, (kind,), reading.parallel, call.paths, call.count)) for call, draft in found.made]
+    made = replace(
         start,
+        kinds=counted,
         described=found.calls,
         undescribed=tuple(told(item) for item in found.left if not item.disagreed),
         disagreed=tuple(told(item) for item in found.left if item.disagreed),
-        definitions=tuple(dict.fromkeys(draft.name for _, draft in found.made)),
         seconds=reading.seconds,
         peak_mb=reading.peak_mb,
     )
+    return made, uses
 
 
-def kinds(rows: Sequence[Row]) -> Counter[str]:
-    """How often each kind of call has no op_type, over all models."""
-    return Counter(text.partition(": ")[2].partition(":")[0] for one in rows for text in one.undescribed)
+def kind_of(why: str) -> str:
+    """What an undescribed call is, of `<what it is>: <what is missing>`."""
+    name, _, rest = why.partition(":")
+    return f"{name}: {rest.split(',')[0].split(':')[0].strip()}" if name == "speculative layer" else name
+
+
+def kinds(rows: Sequence[Row]) -> list[tuple[str, int, int, int]]:
+    """Each kind of kernel call: how many different ones have a definition, how many none, in how many models."""
+    found: dict[str, list[int]] = {}
+    for one in rows:
+        for name, (described, without) in one.kinds.items():
+            count = found.setdefault(name, [0, 0, 0])
+            found[name] = [count[0] + described, count[1] + without, count[2] + 1]
+    return sorted(((name, a, b, c) for name, (a, b, c) in found.items()), key=lambda item: (-item[3], item[0]))
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -124,12 +160,13 @@ def table(rows: Sequence[Row]) -> str:
     lines = ["| architecture | model_type | config | described | no op_type | readings differ | why |"]
     lines += ["|---|---|---|---|---|---|---|"]
     for one in sorted(rows, key=lambda row: (row.architecture, row.model_type)):
-        why = one.refusal or "; ".join(one.disagreed[:3]) or ", ".join(kinds([one]))
+        missing = [name for name, (_, without) in one.kinds.items() if without]
+        why = one.refusal or "; ".join(one.disagreed[:3]) or ", ".join(missing)
         numbers = ("-",) * 3 if one.refusal else (one.described, len(one.undescribed), len(one.disagreed))
         cells = [one.architecture, one.model_type, one.config, *map(str, numbers), why.replace("|", "/")[:300]]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "| call without an op_type | in modules of these models |", "|---|---|"]
-    lines += [f"| {kind} | {count} |" for kind, count in kinds(rows).most_common()]
+    lines += ["", "| kind of kernel call | with a definition | without | models |", "|---|---:|---:|---:|"]
+    lines += [f"| {' | '.join(map(str, item))} |" for item in kinds(rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -139,13 +176,18 @@ def main() -> None:
     environment = Environment(options.extract_python.absolute())
     started = time.monotonic()
     listing = environment.listing()
-    rows = survey(listing, environment, options.model_type)
+    rows, wanted = survey(listing, environment, options.model_type)
     seconds = time.monotonic() - started
     for kind, why in listing.without_defaults.items():
         sys.stdout.write(f"not surveyed, transformers makes no default config: {kind}: {why}\n")
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "survey.json").write_text(json.dumps([asdict(one) for one in rows], indent=1) + "\n")
     (options.out / "survey.md").write_text(table(rows))
+    for item in wanted:
+        made = item.definition()
+        file = options.out / "dataset" / "definitions" / made.op_type / f"{made.name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(made.as_json(), indent=2) + "\n")
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
     complete = {one.architecture for one in rows if one.complete}
     everything = {one.architecture for one in rows}

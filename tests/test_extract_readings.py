@@ -16,8 +16,9 @@ from traceproof.errors import TraceproofError
 from traceproof.extract import config_json, formulas, kernels
 from traceproof.extract.bootstrap.versions import SUPPORTED, base_version
 from traceproof.extract.kernels import Unmapped
-from traceproof.extract.pipeline import Choices, definitions_of, model_of, summary, worlds
+from traceproof.extract.pipeline import Choices, definitions_of, model_of, summary
 from traceproof.extract.reading import Environment, Listing
+from traceproof.extract.worlds import asked, worlds
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel
 from traceproof.models.kernel import Kernel
@@ -406,3 +407,19 @@ def test_routing_and_speculative_layers_are_listed() -> None:
     _, left = kernels.from_reading(replace(reading, draft=Layers((), "KeyError: 'x'")))
     assert any(item.why == "speculative layer: not read: KeyError: 'x'" for item in left)
     assert calls
+
+
+def test_all_is_every_parallelism_that_fits_the_config() -> None:
+    llama, mixture = (catalogue.entries()[name].config for name in ("llama_3_1_70b", "qwen3_30b_a3b"))
+    assert [at.tp for at in asked(llama, ["all"], [], ())] == [1, 2, 4, 8, 16, 32, 64]
+    found = asked(mixture, ["8"], ["all"], ())
+    assert found == tuple(Parallel(8, ep) for ep in (1, 2, 4, 8))
+    assert asked(llama, ["8"], [], (), dp=4) == (Parallel(8, 1, 4),)
+    assert (str(Parallel(8, 1, 4)), Parallel(8, 1, 4).attention) == ("tp8 ep1 dp4", 2)
+    with pytest.raises(TraceproofError, match=r"dp-attention: 3 does not divide tp of \[8\]"):
+        asked(llama, ["8"], [], (), dp=3)
+    with pytest.raises(TraceproofError) as caught:
+        asked(llama, ["few"], [], ())
+    assert caught.value.problems == ("tp: 'few'; allowed: 1 and up, or all",)
+    with pytest.raises(TraceproofError, match="cannot be read"):
+        asked(dict(llama) | {"vocab_size": 0}, ["all"], [], ())

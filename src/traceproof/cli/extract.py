@@ -22,9 +22,9 @@ from traceproof.extract.pipeline import (
     model_of,
     not_described,
     publish,
-    worlds,
 )
 from traceproof.extract.reading import Environment, Listing
+from traceproof.extract.worlds import asked
 from traceproof.models import catalogue
 from traceproof.stacks import MAIN, READER
 
@@ -40,9 +40,11 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Of --hf-repo-id.")] = None,
     tp: Annotated[
-        list[int] | None, typer.Option(help="Tensor parallel ranks; the model's usual ones if left out.")
+        list[str] | None,
+        typer.Option(help="Tensor parallel ranks, or all that fit; the model's usual ones if left out."),
     ] = None,
-    ep: Annotated[list[int] | None, typer.Option(help="Expert parallel ranks; must divide tp.")] = None,
+    ep: Annotated[list[str] | None, typer.Option(help="Expert parallel ranks, or all; must divide tp.")] = None,
+    dp_attention: Annotated[int, typer.Option(help="Groups of ranks, each with attention of its own.")] = 1,
     page_size: Annotated[list[int] | None, typer.Option(help="Of paged attention; 1 and 64 if left out.")] = None,
     gemm_shapes: Annotated[
         Literal["full", "rank"], typer.Option(help="The model's whole projections, or one rank's share.")
@@ -85,7 +87,7 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
         else:
             _write(listing_json(listing), json_file)
         return
-    models = _models(model_name or [], config, hf_repo_id, revision, tp or [], ep or [])
+    models = _models(model_name or [], config, hf_repo_id, revision, tp or [], ep or [], dp_attention)
     pages = _page_sizes(page_size or [])
     settings = Settings(
         environment=Environment(interpreter(READER, extract_python), sglang_path),
@@ -118,8 +120,9 @@ def _models(  # noqa: PLR0913, PLR0917 - the options that name models
     config: Path | None,
     repository: str | None,
     revision: str | None,
-    tp: list[int],
-    ep: list[int],
+    tp: list[str],
+    ep: list[str],
+    dp: int,
 ) -> list[Model]:
     if len(names) > 1 and (config is not None or repository is not None):
         raise TraceproofError("several models but one config.json", todo="Give one --model-name with it.")
@@ -127,7 +130,7 @@ def _models(  # noqa: PLR0913, PLR0917 - the options that name models
     wanted: list[str | None] = [*names] or [None]
     for name in wanted:
         slug, tags, given, usual = model_of(name, config=config, repository=repository, revision=revision)
-        models.append(Model(slug, tags, given, worlds(tp, ep, usual)))
+        models.append(Model(slug, tags, given, asked(given, tp, ep, usual, dp=dp)))
     return models
 
 

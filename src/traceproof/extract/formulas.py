@@ -39,11 +39,12 @@ def check(config: Mapping[str, Any], parallel: Parallel, *, where: str) -> None:
     for names in (HIDDEN, LAYERS, ("vocab_size",)):
         fields.count(names)
     heads, kv_heads = fields.count(HEADS), fields.count(KV_HEADS, needed=False)
-    fields.divides("tp", parallel.tp, HEADS, heads)
+    ranks = parallel.attention
+    fields.divides("tp", ranks, HEADS, heads)
     if kv_heads is not None and heads is not None:
         fields.divides("num_key_value_heads", kv_heads, HEADS, heads)
-        if kv_heads % parallel.tp and parallel.tp % kv_heads:
-            told = f"tp: {parallel.tp} neither divides num_key_value_heads = {kv_heads} nor is a multiple of it"
+        if kv_heads % ranks and ranks % kv_heads:
+            told = f"tp: {ranks} neither divides num_key_value_heads = {kv_heads} nor is a multiple of it"
             fields.problems.append(told)
     experts, chosen = fields.count(EXPERTS, needed=False), fields.count(CHOSEN, needed=False)
     fields.divides("ep", parallel.ep, EXPERTS, experts)

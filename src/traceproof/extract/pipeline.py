@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,28 +133,6 @@ def model_of(
     return slug.replace("-", "_"), (slug.replace("_", "-"),), given, (Parallel(1, 1),)
 
 
-def worlds(tp: Sequence[int], ep: Sequence[int], usual: Sequence[Parallel]) -> tuple[Parallel, ...]:
-    """The parallelisms asked for: every pair of the lists where ep divides tp; the usual ones for none.
-
-    Raises:
-        TraceproofError: a number is below 1, or no pair fits.
-    """
-    if not tp and not ep:
-        return tuple(usual)
-    ranks, spread = list(tp) or [max(ep)], list(ep) or [1]
-    named = [*product(["tp"], ranks), *product(["ep"], spread)]
-    if bad := [f"{name}: {value}; allowed: 1 and up" for name, value in named if value < 1]:
-        raise TraceproofError("the parallelism cannot be used", problems=bad)
-    pairs = tuple(Parallel(one, other) for one, other in product(ranks, spread) if one % other == 0)
-    unused = sorted(set(spread) - {pair.ep for pair in pairs}, key=spread.index)
-    if unused or not pairs:
-        raise TraceproofError(
-            f"ep {unused or spread} divides no tp of {ranks}",
-            todo="SGLang spreads the experts over the tensor parallel ranks, so ep must divide tp.",
-        )
-    return pairs
-
-
 def extract(models: Sequence[Model], settings: Settings, *, say: Callable[[str], None]) -> Extraction:
     """Read the models and check every definition; nothing is written.
 
@@ -175,7 +152,7 @@ def extract(models: Sequence[Model], settings: Settings, *, say: Callable[[str],
     for (model, parallel), reading in zip(jobs, readings_made, strict=True):
         if isinstance(reading, TraceproofError):
             raise reading
-        label = f"{model.name} tp{parallel.tp} ep{parallel.ep}"
+        label = f"{model.name} {parallel}"
         say(f"{label}: {len(reading.modules)} modules, {reading.seconds:.0f} s, {reading.peak_mb} MB")
         found = definitions_of(label, reading, model.config, settings.choices)
         asked += [(d, Use(model.name, model.tags, parallel, call.paths, call.count)) for call, d in found.made]
@@ -331,10 +308,7 @@ def as_json(extraction: Extraction) -> dict[str, Any]:
             for outcome in extraction.outcomes
         ],
         "uses": {
-            item.name: [
-                {"model": use.model, "tp": use.parallel.tp, "ep": use.parallel.ep, "count": use.count}
-                for use in item.uses
-            ]
+            item.name: [{"model": use.model, **use.parallel._asdict(), "count": use.count} for use in item.uses]
             for item in extraction.wanted
         },
         "clashes": [

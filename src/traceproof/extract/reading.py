@@ -30,7 +30,7 @@ def parse(answer: Mapping[str, Any]) -> Reading:
     return Reading(
         versions={name: answer[name] for name in (STACKS[READER].package, "transformers", "torch")},
         architecture=answer["architecture"],
-        parallel=Parallel(answer["tp"], answer["ep"]),
+        parallel=Parallel(answer["tp"], answer["ep"], answer.get("dp", 1)),
         experts=answer["experts"],
         modules=_modules(answer["modules"]),
         seconds=answer["seconds"],
@@ -92,7 +92,7 @@ class Environment:
         Raises:
             TraceproofError: SGLang can not be started.
         """
-        asked = [{"config": dict(config), "tp": at.tp, "ep": at.ep} for config, at in jobs]
+        asked = [{"config": dict(config), **at._asdict()} for config, at in jobs]
         return [
             _refusal(answer["error"], self) if "error" in answer else parse(answer)
             for answer in self._answers(asked)

@@ -15,8 +15,8 @@ from traceproof.extract.pipeline import (
     model_of,
     not_described,
     publish,
-    worlds,
 )
+from traceproof.extract.worlds import worlds
 from traceproof.store import disk_errors, write_json
 
 DEFINITIONS = "definitions"

@@ -97,7 +97,7 @@ class Draft:
             del content["constraints"]
         return Definition.model_validate(content)
 
-    def tags(self, models: Sequence[str], *, tp: int, ep: int) -> list[str]:
+    def tags(self, models: Sequence[str], *, tp: int, ep: int, dp: int = 1) -> list[str]:
         """Tags in the dataset's order: stage, status, models, and what else applies."""
         found = [f"stage:{self.stage}"] if self.stage else []
         found += ["status:draft", *(f"model:{model}" for model in models)]
@@ -105,6 +105,7 @@ class Draft:
         found += [f"fi_api:{PACKAGES[TAGGED]}.{self.fi_api}"] if self.fi_api else []
         found += [f"tp:{tp}"] if self.tp else []
         found += [f"ep:{ep}"] if self.ep else []
+        found += [f"dp:{dp}"] if self.tp and dp > 1 else []
         return [*found, *self.extra_tags]
 
 

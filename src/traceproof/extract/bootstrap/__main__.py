@@ -96,7 +96,8 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
         Refused: SGLang does not accept the config.
     """
     started = time.monotonic()
-    config, tp, ep = job["config"], job["tp"], job["ep"]
+    config = job["config"]
+    world = {name: job.get(name, 1) for name in ("tp", "ep", "dp")}
     named = config.get("architectures") or [None]
     known = adapter.architectures()
     if named[0] not in known:
@@ -104,7 +105,7 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
     with tempfile.TemporaryDirectory(prefix="traceproof-extract-") as folder:
         Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
         try:
-            model, packed = _unpacked(adapter, Path(folder), config, tp, ep)
+            model, packed = _unpacked(adapter, Path(folder), config, world)
             modules, loads = describe(model), adapter.loading(model)
         except Exception as error:  # whatever SGLang raises about a config is the answer, told with its place
             place = traceback.extract_tb(error.__traceback__)[-1]
@@ -112,7 +113,7 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
             raise Refused("not accepted", message=f"{type(error).__name__}: {error}", where=where) from error
         architecture = type(model).__name__
         del model
-        draft = _draft(adapter, Path(folder), config, tp, ep)
+        draft = _draft(adapter, Path(folder), config, world)
     for module in modules if packed else ():
         if module["kind"] in PACKED:
             module["facts"]["scheme"] = packed
@@ -129,8 +130,7 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
         "sglang": version,
         **versions,
         "architecture": architecture,
-        "tp": tp,
-        "ep": ep,
+        **world,
         "experts": "routed only",
         "loads": loads,
         "modules": modules,
@@ -141,10 +141,10 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
     }
 
 
-def _unpacked(adapter: Any, folder: Path, config: Mapping[str, Any], tp: int, ep: int) -> tuple[Any, str]:  # noqa: ANN401
+def _unpacked(adapter: Any, folder: Path, config: Mapping[str, Any], world: Mapping[str, int]) -> tuple[Any, str]:  # noqa: ANN401
     """SGLang's model, and how its weights are packed where it can be laid out only as if they were not."""
     try:
-        return _built(adapter, folder, tp, ep), ""
+        return _built(adapter, folder, world), ""
     except Exception as error:
         if "quantization_config" not in config:
             raise
@@ -153,31 +153,31 @@ def _unpacked(adapter: Any, folder: Path, config: Mapping[str, Any], tp: int, ep
         again.mkdir()
         (again / "config.json").write_text(json.dumps(plain), encoding="utf-8")
         try:
-            model = _built(adapter, again, tp, ep)
+            model = _built(adapter, again, world)
         except Exception:  # noqa: BLE001 - it is not the packing that SGLang refuses
             raise error from None
         return model, str(config["quantization_config"].get("quant_method"))
 
 
-def _draft(adapter: Any, folder: Path, config: Mapping[str, Any], tp: int, ep: int) -> dict[str, Any]:  # noqa: ANN401
+def _draft(adapter: Any, folder: Path, config: Mapping[str, Any], world: Mapping[str, int]) -> dict[str, Any]:  # noqa: ANN401
     """Modules of the layers that the model is speculated with, if it has some, or why they are not read."""
     if not any(config.get(name) for name in DRAFTS):
         return {"modules": []}
     try:
-        return {"modules": describe(_built(adapter, folder, tp, ep, draft=True))}
+        return {"modules": describe(_built(adapter, folder, world, draft=True))}
     except Exception as error:  # noqa: BLE001 - the model itself is read; this is told beside it
         return {"modules": [], "problem": f"{type(error).__name__}: {error}"[:200]}
 
 
-def _built(adapter: Any, folder: Path, tp: int, ep: int, *, draft: bool = False) -> Any:  # noqa: ANN401
+def _built(adapter: Any, folder: Path, world: Mapping[str, int], *, draft: bool = False) -> Any:  # noqa: ANN401
     """SGLang's model. Some refuse one attention kernel, some another; shapes are the same."""
     first, *others = adapter.BACKENDS
     try:
-        return adapter.build_model(folder, tp=tp, ep=ep, backend=first, draft=draft)
+        return adapter.build_model(folder, **world, backend=first, draft=draft)
     except AssertionError as error:
         if "attention backend" not in str(error):
             raise
-    return adapter.build_model(folder, tp=tp, ep=ep, backend=others[0], draft=draft)
+    return adapter.build_model(folder, **world, backend=others[0], draft=draft)
 
 
 def _adapter() -> tuple[str, Any]:

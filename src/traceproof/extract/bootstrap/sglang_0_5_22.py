@@ -75,11 +75,13 @@ def prepare() -> None:
     architectures()
 
 
-def build_model(folder: Path, *, tp: int, ep: int, backend: str, draft: bool = False) -> nn.Module:
+def build_model(  # noqa: PLR0913 - the parallelism, the kernel, and which part
+    folder: Path, *, tp: int, ep: int, dp: int = 1, backend: str, draft: bool = False
+) -> nn.Module:
     """Lay out the model of `folder`/config.json as rank 0 of `tp` ranks, its experts spread over `ep` of them.
 
-    With `draft`, the layers that SGLang speculates with in the model's place. Whatever SGLang raises about the
-    config passes through.
+    Attention is done by `dp` groups of ranks, each for its own tokens. With `draft`, the layers that SGLang
+    speculates with in the model's place. Whatever SGLang raises about the config passes through.
     """
     logging.disable(QUIET)
     _pretend_gpu()
@@ -93,6 +95,8 @@ def build_model(folder: Path, *, tp: int, ep: int, backend: str, draft: bool = F
         device="cpu",
         tp_size=tp,
         ep_size=ep,
+        dp_size=dp,
+        enable_dp_attention=dp > 1,
         load_format="dummy",
         skip_tokenizer_init=True,
         attention_backend=backend,
@@ -101,7 +105,7 @@ def build_model(folder: Path, *, tp: int, ep: int, backend: str, draft: bool = F
     )
     ranks = runtime_context.SpawnRanks(world_rank=0, gpu_id=0)
     runtime_context.publish(arguments, role="scheduler", ranks=ranks)
-    runtime_context.get_parallel().override_permanently(**_groups(tp, ep))
+    runtime_context.get_parallel().override_permanently(**_groups(tp, ep, dp))
     model_config = configs.ModelConfig.from_server_args(arguments, is_draft_model=draft)
     load_config = load.LoadConfig(load_format=load.LoadFormat.DUMMY)
     quantisation = loader._get_quantization_config(model_config, load_config)  # noqa: SLF001 - the loader's own step
@@ -123,11 +127,11 @@ def _pretend_gpu() -> None:
     factory.get_rope_cpu = lambda *given: factory.get_rope(*given[:8])  # but for its device
 
 
-def _groups(tp: int, ep: int) -> dict[str, Any]:
+def _groups(tp: int, ep: int, dp: int) -> dict[str, Any]:
     sizes = {
         "world_group": tp,
         "tp_group": tp,
-        "attn_tp_group": tp,
+        "attn_tp_group": tp // dp,
         "shared_experts_tp_group": tp,
         "moe_ep_group": ep,
         "moe_tp_group": tp // ep,

@@ -15,10 +15,20 @@ from typing import Any, NamedTuple
 
 
 class Parallel(NamedTuple):
-    """Tensor parallel ranks, and over how many of them the experts are spread."""
+    """Tensor parallel ranks, over how many of them experts are spread, and groups with attention of their own."""
 
     tp: int
     ep: int
+    dp: int = 1
+
+    @property
+    def attention(self) -> int:
+        """Ranks that attention is split over."""
+        return self.tp // self.dp
+
+    def __str__(self) -> str:
+        """Say `tp8 ep8 dp8`, the last where attention is spread."""
+        return f"tp{self.tp} ep{self.ep}" + (f" dp{self.dp}" if self.dp > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,7 @@ def _call(module: Module, _: Reading) -> Kernel | str:
 
 
 def _differs(call: Kernel, evidence: Evidence) -> str | None:
-    tp = evidence.parallel.tp
+    tp = evidence.parallel.attention
 
     def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
         keys, values = facts.get("num_k_heads", 0), facts.get("num_v_heads", 0)

@@ -106,7 +106,8 @@ def _differs(call: Kernel, evidence: Evidence) -> str | None:
     n, k, rank_n, rank_k = (call[name] for name in ("full_n", "full_k", "rank_n", "rank_k"))
     tp = evidence.parallel.tp
     rows = rank_k == k and n // tp <= rank_n <= n  # more than a share where ranks hold copies of KV heads
-    if not rows and (rank_n, rank_k) != (n, k // tp):
+    shares = {k // tp, k // evidence.parallel.attention}
+    if not rows and (rank_n != n or rank_k not in shares):
         return f"SGLang's rank has {rank_n} x {rank_k}, which is no share of {n} x {k} by {tp}"
     return evidence.projection(call, n, k)
 

@@ -87,7 +87,7 @@ def _drafts(call: Kernel, choice: Choice) -> Iterator[Draft]:
 
 
 def _differs(call: Kernel, evidence: Evidence) -> str | None:
-    tp = evidence.parallel.tp
+    tp = evidence.parallel.attention
 
     def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
         kv_heads = max(1, facts["kv_heads"] // tp)  # with more ranks than KV heads, ranks hold copies

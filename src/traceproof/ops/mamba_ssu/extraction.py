@@ -85,7 +85,7 @@ def _call(module: Module, _: Reading) -> Kernel:
 
 
 def _differs(call: Kernel, evidence: Evidence) -> str | None:
-    tp = evidence.parallel.tp
+    tp = evidence.parallel.attention
 
     def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
         known: dict[str, Any] = {name: facts.get(name, 0) for name in ("heads", "head_dim", "state", "groups")}

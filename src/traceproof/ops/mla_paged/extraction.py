@@ -87,7 +87,7 @@ def _call(module: Module, _: Reading) -> Kernel | str | None:
 
 
 def _differs(call: Kernel, evidence: Evidence) -> str | None:
-    tp = evidence.parallel.tp
+    tp = evidence.parallel.attention
 
     def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
         ckv, kpe = facts.get("kv_lora_rank"), facts.get("qk_rope_head_dim")

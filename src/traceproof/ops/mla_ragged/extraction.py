@@ -60,7 +60,7 @@ def _call(module: Module, _: Reading) -> Kernel | str | None:
 
 def _differs(call: Kernel, evidence: Evidence) -> str | None:
     def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        heads = facts["heads"] // evidence.parallel.tp
+        heads = facts["heads"] // evidence.parallel.attention
         return {"heads": heads, "qk": facts["qk_dim"], "vo": facts["vo_dim"]} | plain(facts)
 
     return evidence.differs(call, "attention", terms, **PLAIN)
