@@ -66,8 +66,8 @@ def api_adapter(stack: Stack, definition: Definition) -> Adapter | None:
     return Adapter(
         named.removeprefix(f"{stack.package}."),
         Signature(frozenset(definition.inputs), frozenset(), frozenset(definition.outputs), None),
-        apis=(key,),
-        call=lambda api, wanted, inputs: call(api[key], wanted, inputs, parameters(wanted)),
+        lambda api, wanted, inputs: call(api[key], wanted, inputs, parameters(wanted)),
+        (key,),
         refuses=lambda api, wanted: refused(api[key], wanted, parameters(wanted)),
         sm=ANY_GPU,
     )

@@ -1,7 +1,5 @@
 """Pushing to a dataset on a hub: a pull request with one commit, found again on the next run."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Callable

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from traceproof.reasons import Verdict
 from traceproof.solutions.records import Certificate, Row
+from traceproof.tables import headed
 from traceproof.text import printable
 
 WIDTH = 118
@@ -27,34 +28,11 @@ class Line:
     size: str
     rows: tuple[Row, ...]
 
-    def count(self, verdict: Verdict) -> int:
-        """How many of the rows have a verdict."""
-        return sum(row.verdict is verdict for row in self.rows)
-
     @property
-    def calls(self) -> int:
-        """How many rows there are."""
-        return len(self.rows)
-
-    @property
-    def passed(self) -> int:
-        """Rows that pass."""
-        return self.count(Verdict.PASS)
-
-    @property
-    def failed(self) -> int:
-        """Rows that fail."""
-        return self.count(Verdict.FAIL)
-
-    @property
-    def errors(self) -> int:
-        """Rows with nothing to compare."""
-        return self.count(Verdict.ERROR)
-
-    @property
-    def skipped(self) -> int:
-        """Rows that were not run."""
-        return self.count(Verdict.SKIP)
+    def counts(self) -> tuple[int, ...]:
+        """How many rows there are, and how many of them pass, fail, have nothing to compare, were not run."""
+        kinds = (Verdict.PASS, Verdict.FAIL, Verdict.ERROR, Verdict.SKIP)
+        return (len(self.rows), *(sum(row.verdict is kind for row in self.rows) for kind in kinds))
 
     @property
     def bad(self) -> bool:
@@ -103,15 +81,10 @@ def table(certificate: Certificate) -> str:
     """The verdict for a terminal."""
     out = io.StringIO()
     console = Console(file=out, width=WIDTH)
-    grid = Table(title="Outputs by size", title_justify="left")
-    for heading in ("output", "size"):
-        grid.add_column(heading)
-    for heading in ("calls", "pass", "fail", "error", "skip", "worst margin"):
-        grid.add_column(heading, justify="right")
-    grid.add_column("reason")
+    numbers = ("calls", "pass", "fail", "error", "skip", "worst margin")
+    grid = headed("Outputs by size", ("output", "size"), numbers, "reason")
     for line in lines(certificate.rows):
-        numbers = (line.calls, line.passed, line.failed, line.errors, line.skipped)
-        grid.add_row(printable(line.output), line.size, *map(str, numbers), line.shown_margin, line.reason)
+        grid.add_row(printable(line.output), line.size, *map(str, line.counts), line.shown_margin, line.reason)
     console.print(grid)
     if certificate.properties:
         console.print(_properties(certificate))
@@ -121,9 +94,7 @@ def table(certificate: Certificate) -> str:
 
 
 def _properties(certificate: Certificate) -> Table:
-    grid = Table(title="Properties", title_justify="left")
-    for heading in ("property", "state", "counts", "seen"):
-        grid.add_column(heading)
+    grid = headed("Properties", ("property", "state", "counts", "seen"))
     for one in certificate.properties:
         counts = "demanded" if one.demanded else "reported"
         grid.add_row(one.name, one.state, counts, printable(one.detail))

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypedDict
 
 from rich.console import Console
-from rich.table import Table
 
 from traceproof.pipeline.known import Entry, Known
+from traceproof.tables import headed
 from traceproof.testgen.outcomes import Row
 
 WIDTH = 118
@@ -73,12 +73,8 @@ def table(report: Report) -> str:
     """The counts and the failures, as text for a terminal or a log."""
     out = io.StringIO()
     console = Console(file=out, width=WIDTH)
-    grid = Table(title="Generated tests (one row per op_type and environment)", title_justify="left")
-    for heading in ("op_type", "stack"):
-        grid.add_column(heading)
     outcomes = ("passed", "failed", "error", "known", "skipped")
-    for heading in outcomes:
-        grid.add_column(heading, justify="right")
+    grid = headed("Generated tests (one row per op_type and environment)", ("op_type", "stack"), outcomes)
     for (op_type, stack), counts in counted(report["rows"]).items():
         grid.add_row(op_type, stack, *(str(counts[outcome]) for outcome in outcomes))
     console.print(grid)

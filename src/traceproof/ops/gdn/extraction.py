@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from traceproof.models.kernel import Kernel, kernel
@@ -35,7 +35,7 @@ def _delta_net(module: Any, parent: Any) -> Facts:  # noqa: ANN401
     }
 
 
-SCALE = "Factor of the output. Default is 1/sqrt(head_size)."
+SCALE: Tensors = {"scale": scalar("float32", "Factor of the output. Default is 1/sqrt(head_size).")}
 GDN_CONSTRAINTS = ("num_v_heads >= num_q_heads", "num_v_heads % num_q_heads == 0", "num_k_heads == num_q_heads")
 BUFFER = "Scratch for the state after each token; may be overwritten."
 
@@ -83,39 +83,51 @@ def _state(rows: str, description: str, *, optional: bool = False) -> dict[str, 
     return tensor(f"{rows} num_v_heads head_size head_size", "float32", description, optional=optional)
 
 
-def _decode(name: str, constants: dict[str, int]) -> Draft:
-    rows = "batch_size seq_len"
-    axes: Axes = {
-        "batch_size": var("Number of sequences."),
-        "seq_len": const(1, "Tokens a sequence: always one in decode."),
-        **_heads(constants),
-    }
-    old = "Recurrent state in k-last layout [B, H, V, K]; None counts as zeros."
+def _draft(  # noqa: PLR0913 - what the three stages differ in
+    stage: str,
+    name: str,
+    constants: dict[str, int],
+    *,
+    description: str,
+    axes: Axes,
+    constraints: Sequence[str],
+    inputs: Tensors,
+    after: Tensors,
+    api: str,
+) -> Draft:
+    rows = "total_seq_len" if stage == "prefill" else "batch_size seq_len"
     return Draft(
-        name=f"gdn_decode_{name}",
-        description="Gated delta net decode: one token a sequence, states in k-last layout.",
+        name=f"gdn_{stage}_{name}",
+        description=description,
         axes=axes,
-        constraints=GDN_CONSTRAINTS,
-        inputs={
-            **_qkv(rows),
-            "state": _state("batch_size", old, optional=True),
-            **_gates(rows),
-            "scale": scalar("float32", SCALE),
-        },
-        outputs={
-            "output": tensor(f"{rows} num_v_heads head_size", "bfloat16", "Attention output."),
-            "new_state": _state("batch_size", "Updated state in k-last layout [B, H, V, K]."),
-        },
-        filled=fill(__package__, "gdn_decode", **constants),
-        stage="decode",
-        fi_api="gdn.gated_delta_rule_decode",
+        constraints=constraints,
+        inputs=_qkv(rows) | inputs,
+        outputs={"output": tensor(f"{rows} num_v_heads head_size", "bfloat16", "Attention output."), **after},
+        filled=fill(__package__, f"gdn_{stage}", **constants),
+        stage=stage,
+        fi_api=f"gdn.{api}",
         extra_tags=("layout:k-last",),
         tp=True,
     )
 
 
+def _decode(name: str, constants: dict[str, int]) -> Draft:
+    one = const(1, "Tokens a sequence: always one in decode.")
+    old = "Recurrent state in k-last layout [B, H, V, K]; None counts as zeros."
+    return _draft(
+        "decode",
+        name,
+        constants,
+        description="Gated delta net decode: one token a sequence, states in k-last layout.",
+        axes={"batch_size": var("Number of sequences."), "seq_len": one, **_heads(constants)},
+        constraints=GDN_CONSTRAINTS,
+        inputs={"state": _state("batch_size", old, optional=True), **_gates("batch_size seq_len"), **SCALE},
+        after={"new_state": _state("batch_size", "Updated state in k-last layout [B, H, V, K].")},
+        api="gated_delta_rule_decode",
+    )
+
+
 def _mtp(name: str, constants: dict[str, int]) -> Draft:
-    rows = "batch_size seq_len"
     axes: Axes = {
         "batch_size": var("Number of sequences."),
         "seq_len": var("Draft tokens of a sequence, more than one."),
@@ -123,33 +135,27 @@ def _mtp(name: str, constants: dict[str, int]) -> Draft:
         "pool_size": var("Slots in the pool of states."),
     }
     buffer = tensor("pool_size seq_len num_v_heads head_size head_size", "float32", BUFFER, optional=True)
-    return Draft(
-        name=f"gdn_mtp_{name}",
+    inputs: Tensors = {
+        "initial_state": _state("pool_size", "Pool of states in k-last layout [pool, H, V, K]."),
+        "initial_state_indices": tensor("batch_size", "int32", "Slot of each sequence."),
+        **_gates("batch_size seq_len"),
+        **SCALE,
+        "intermediate_states_buffer": buffer,
+    }
+    return _draft(
+        "mtp",
+        name,
+        constants,
         description="Gated delta net over a few draft tokens a sequence, k-last states in slots of a pool.",
         axes=axes,
         constraints=(*GDN_CONSTRAINTS, "seq_len > 1"),
-        inputs={
-            **_qkv(rows),
-            "initial_state": _state("pool_size", "Pool of states in k-last layout [pool, H, V, K]."),
-            "initial_state_indices": tensor("batch_size", "int32", "Slot of each sequence."),
-            **_gates(rows),
-            "scale": scalar("float32", SCALE),
-            "intermediate_states_buffer": buffer,
-        },
-        outputs={
-            "output": tensor(f"{rows} num_v_heads head_size", "bfloat16", "Attention output."),
-            "final_state": _state("pool_size", "The pool with each named slot after its last token."),
-        },
-        filled=fill(__package__, "gdn_mtp", **constants),
-        stage="mtp",
-        fi_api="gdn.gated_delta_rule_mtp",
-        extra_tags=("layout:k-last",),
-        tp=True,
+        inputs=inputs,
+        after={"final_state": _state("pool_size", "The pool with each named slot after its last token.")},
+        api="gated_delta_rule_mtp",
     )
 
 
 def _prefill(name: str, constants: dict[str, int]) -> Draft:
-    rows = "total_seq_len"
     axes: Axes = {
         "total_seq_len": var("Total number of tokens."),
         "num_seqs": var("Number of sequences."),
@@ -157,27 +163,22 @@ def _prefill(name: str, constants: dict[str, int]) -> Draft:
         "len_cu_seqlens": var("Length of cu_seqlens (num_seqs + 1)."),
     }
     old = "Recurrent state in k-last layout [N, H, V, K]; None counts as zeros."
-    return Draft(
-        name=f"gdn_prefill_{name}",
+    inputs: Tensors = {
+        "state": _state("num_seqs", old, optional=True),
+        **_gates("total_seq_len"),
+        "cu_seqlens": tensor("len_cu_seqlens", "int64", "Offsets of the sequences."),
+        **SCALE,
+    }
+    return _draft(
+        "prefill",
+        name,
+        constants,
         description="Gated delta net prefill over whole sequences, states in k-last layout.",
         axes=axes,
         constraints=("len_cu_seqlens == num_seqs + 1", "total_seq_len == cu_seqlens[-1].item()"),
-        inputs={
-            **_qkv(rows),
-            "state": _state("num_seqs", old, optional=True),
-            **_gates(rows),
-            "cu_seqlens": tensor("len_cu_seqlens", "int64", "Offsets of the sequences."),
-            "scale": scalar("float32", SCALE),
-        },
-        outputs={
-            "output": tensor(f"{rows} num_v_heads head_size", "bfloat16", "Attention output."),
-            "new_state": _state("num_seqs", "Updated state in k-last layout [N, H, V, K]."),
-        },
-        filled=fill(__package__, "gdn_prefill", **constants),
-        stage="prefill",
-        fi_api="gdn.chunk_gated_delta_rule",
-        extra_tags=("layout:k-last",),
-        tp=True,
+        inputs=inputs,
+        after={"new_state": _state("num_seqs", "Updated state in k-last layout [N, H, V, K].")},
+        api="chunk_gated_delta_rule",
     )
 
 

@@ -18,6 +18,7 @@ from traceproof.pipeline.stages.outcomes import Outcomes, proved, sentence
 from traceproof.pipeline.stages.standing import KEY, standing
 from traceproof.reasons import Grade, Skip, Verdict
 from traceproof.store import write_sealed
+from traceproof.tables import headed
 from traceproof.text import printable
 
 WIDTH = 118
@@ -135,13 +136,9 @@ def table(summary: Mapping[str, Any]) -> str:
     """The table and the findings, as text for a terminal or a log."""
     out = io.StringIO()
     console = Console(file=out, width=WIDTH)
-    grid = Table(title="Verdicts (one row per case output)", title_justify="left")
-    for heading in ("op_type", "actor"):
-        grid.add_column(heading)
     nobody = ["no oracle"] if any(group[NO_ORACLE] for group in summary["groups"]) else []
-    for heading in ("definitions", "cases", "pass", "fail", "error", "known", *nobody, "skip"):
-        grid.add_column(heading, justify="right")
-    grid.add_column("skipped because")
+    columns = ("definitions", "cases", "pass", "fail", "error", "known", *nobody, "skip")
+    grid = headed("Verdicts (one row per case output)", ("op_type", "actor"), columns, "skipped because")
     for group in summary["groups"]:
         if _idle(group):
             continue
@@ -175,10 +172,7 @@ def table(summary: Mapping[str, Any]) -> str:
 def _grades(summary: Mapping[str, Any], reached: proof.Proof) -> Table:
     """How many definitions of each op_type have which grade of proof, where not all have an oracle."""
     op_types = {name: group["op_type"] for group in summary["groups"] for name in group["members"]}
-    grid = Table(title="Grades of proof, definitions", title_justify="left")
-    grid.add_column("op_type")
-    for heading in (*Grade, "findings", "not verified"):
-        grid.add_column(heading, justify="right")
+    grid = headed("Grades of proof, definitions", ["op_type"], (*Grade, "findings", "not verified"))
     for op_type in sorted(reached.op_types):
         own = [name for name, of in op_types.items() if of == op_type]
         counts = Counter(reached.grades[name] for name in own if name in reached.grades)

@@ -14,4 +14,4 @@ def _product(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return {"C": api[NAME](tensor(inputs, "A"), b, out_dtype=dtype)}
 
 
-ADAPTERS = (Adapter("gemm.bmm_bf16", PRODUCT, apis=(NAME,), call=_product, sm=((10, 0), (10, 3))),)
+ADAPTERS = (Adapter("gemm.bmm_bf16", PRODUCT, _product, (NAME,), sm=((10, 0), (10, 3))),)

@@ -14,4 +14,4 @@ def _product(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return {"C": api[NAME](tensor(inputs, "A"), b, tensor(inputs, "A_scale"), tensor(inputs, "B_scale"), dtype)}
 
 
-ADAPTERS = (Adapter("gemm.bmm_fp8", PRODUCT, apis=(NAME,), call=_product, sm=((8, 9), (12, 1))),)
+ADAPTERS = (Adapter("gemm.bmm_fp8", PRODUCT, _product, (NAME,), sm=((8, 9), (12, 1))),)

@@ -25,7 +25,7 @@ def _in_place(api: Api, _: Definition, inputs: Values) -> Outputs:
 
 
 ADAPTERS = (
-    Adapter("cascade.merge_state", PAIR, apis=(ONE,), call=_pair, sm=SM),
-    Adapter("cascade.merge_states", MANY, apis=(ALL,), call=_many, sm=SM),
-    Adapter("cascade.merge_state_in_place", IN_PLACE, apis=(WITHIN,), call=_in_place, sm=SM),
+    Adapter("cascade.merge_state", PAIR, _pair, (ONE,), sm=SM),
+    Adapter("cascade.merge_states", MANY, _many, (ALL,), sm=SM),
+    Adapter("cascade.merge_state_in_place", IN_PLACE, _in_place, (WITHIN,), sm=SM),
 )

@@ -28,5 +28,5 @@ def _merged(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return {"v_merged": merged.to(TORCH_DTYPES[definition.outputs["v_merged"].dtype]), "s_merged": level}
 
 
-PAIRED = Adapter("softmax", replace(PAIR, rows=None), apis=(SOFTMAX, SUM), call=_merged)
+PAIRED = Adapter("softmax", replace(PAIR, rows=None), _merged, (SOFTMAX, SUM))
 ADAPTERS = (PAIRED, replace(PAIRED, signature=replace(MANY, rows=None)))

@@ -13,4 +13,4 @@ def _gated(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return dict(zip(definition.outputs, api[NAME](**given), strict=True))
 
 
-ADAPTERS = (Adapter("norm.gated_residual_next_rmsnorm", GATED, apis=(NAME,), call=_gated, sm=((8, 0), (12, 9))),)
+ADAPTERS = (Adapter("norm.gated_residual_next_rmsnorm", GATED, _gated, (NAME,), sm=((8, 0), (12, 9))),)

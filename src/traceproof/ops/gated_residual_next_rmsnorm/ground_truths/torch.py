@@ -23,4 +23,4 @@ def _gated(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return {"residual_out": total, "ffn_input": following.to(TORCH_DTYPES[definition.outputs["ffn_input"].dtype])}
 
 
-ADAPTERS = (Adapter("functional.rms_norm", replace(GATED, rows=None), apis=(NORM,), call=_gated),)
+ADAPTERS = (Adapter("functional.rms_norm", replace(GATED, rows=None), _gated, (NORM,)),)

@@ -12,4 +12,4 @@ def _gated(api: Api, _: Definition, inputs: Values) -> Outputs:
     return {"output": api[NAME](**inputs)}
 
 
-ADAPTERS = (Adapter("norm.gated_residual_rmsnorm", GATED, apis=(NAME,), call=_gated, sm=((8, 0), (12, 9))),)
+ADAPTERS = (Adapter("norm.gated_residual_rmsnorm", GATED, _gated, (NAME,), sm=((8, 0), (12, 9))),)

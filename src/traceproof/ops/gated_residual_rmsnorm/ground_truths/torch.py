@@ -20,4 +20,4 @@ def _gated(api: Api, _: Definition, inputs: Values) -> Outputs:
     return {"output": tensor(inputs, "alpha") * tensor(inputs, "residual") + tensor(inputs, "beta") * normed}
 
 
-ADAPTERS = (Adapter("functional.rms_norm", replace(GATED, rows=None), apis=(NORM,), call=_gated),)
+ADAPTERS = (Adapter("functional.rms_norm", replace(GATED, rows=None), _gated, (NORM,)),)

@@ -13,4 +13,4 @@ def _product(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return {"C": api[NAME](a, b).to(TORCH_DTYPES[definition.outputs["C"].dtype])}
 
 
-ADAPTERS = (Adapter("matmul", PRODUCT, apis=(NAME,), call=_product),)
+ADAPTERS = (Adapter("matmul", PRODUCT, _product, (NAME,)),)

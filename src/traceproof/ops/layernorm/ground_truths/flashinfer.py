@@ -19,4 +19,4 @@ def _accepts(definition: Definition) -> bool:
     return rows.dtype == "bfloat16" and weight.dtype == "float32"
 
 
-ADAPTERS = (Adapter("norm.layernorm", NORM, apis=(NAME,), call=_norm, accepts=_accepts, sm=((7, 5), (12, 9))),)
+ADAPTERS = (Adapter("norm.layernorm", NORM, _norm, (NAME,), accepts=_accepts, sm=((7, 5), (12, 9))),)

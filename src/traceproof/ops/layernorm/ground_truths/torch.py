@@ -17,4 +17,4 @@ def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return {"output": y.to(TORCH_DTYPES[definition.outputs["output"].dtype])}
 
 
-ADAPTERS = (Adapter("functional.layer_norm", replace(NORM, rows=None), apis=(NAME,), call=_norm),)
+ADAPTERS = (Adapter("functional.layer_norm", replace(NORM, rows=None), _norm, (NAME,)),)

@@ -14,4 +14,4 @@ def _gated(api: Api, _: Definition, inputs: Values) -> Outputs:
     return {"output": output}
 
 
-ADAPTERS = (Adapter("norm.rmsnorm_sigmoid_gate", GATED, apis=(NAME,), call=_gated, sm=((8, 0), (12, 9))),)
+ADAPTERS = (Adapter("norm.rmsnorm_sigmoid_gate", GATED, _gated, (NAME,), sm=((8, 0), (12, 9))),)

@@ -16,4 +16,4 @@ def _gated(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return {"output": y.to(TORCH_DTYPES[definition.outputs["output"].dtype])}
 
 
-ADAPTERS = (Adapter("functional.rms_norm", replace(GATED, rows=None), apis=(NORM, SIGMOID), call=_gated),)
+ADAPTERS = (Adapter("functional.rms_norm", replace(GATED, rows=None), _gated, (NORM, SIGMOID)),)
