@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from traceproof.dataset.definition import Definition
@@ -248,6 +247,8 @@ def _laid_out(
 
 def _holds(file: RegularFile, start: int, raw: torch.Tensor) -> bool:
     """Whether a file has some bytes from a place on."""
+    import numpy as np
+
     wanted = raw.numpy()
     room = np.empty(PIECE, dtype=np.uint8)
     for place in range(0, len(wanted), PIECE):
