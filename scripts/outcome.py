@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -29,7 +30,8 @@ def main() -> None:
     sys.stdout.flush()
     code = int(failed(summary))
     if OUTCOME in os.environ:  # tells a command that waits for Snakemake that it got this far
-        Path(os.environ[OUTCOME]).write_text(str(code), encoding="utf-8")
+        with contextlib.suppress(FileNotFoundError):  # the command was killed, and its folder has been removed
+            Path(os.environ[OUTCOME]).write_text(str(code), encoding="utf-8")
     if code:
         raise SystemExit(code)
 

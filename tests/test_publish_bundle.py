@@ -313,7 +313,7 @@ def test_a_case_whose_right_answer_is_infinite_is_no_workload(source: Source, tm
         kept = store.finish(f"{digit}" * 32, {"key": f"{digit}" * 32, "status": "ok"}, tmp_path / "made")
         cases[name] = RunRecord.model_validate(kept)
     answers = Answers(
-        Manifest(actor="oracle", op_type="rmsnorm", code="", environment={}, cases={"alpha": cases}), store
+        Manifest(actor="reference", op_type="rmsnorm", code="", environment={}, cases={"alpha": cases}), store
     )
     plan, ledger = source.run / "cases" / "rmsnorm.json", source.run / "ledger.jsonl"
     write_ledger(source, read_tree(source.dataset))

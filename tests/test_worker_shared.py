@@ -19,7 +19,7 @@ from worker_pools import SOURCES, TESTS
 from traceproof.errors import TraceproofError
 from traceproof.owner import Owner
 from traceproof.worker import Isolation, ItemOutcome, Limits, Pool, Status
-from traceproof.worker.shared import RUN, Host, announce
+from traceproof.worker.shared import COMMANDED, RUN, Host, announce
 
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(SOURCES), str(TESTS)]), "OMP_NUM_THREADS": "1"}
 LIMITS = Limits(seconds=20)
@@ -238,6 +238,24 @@ def test_announcing_names_this_process_once(monkeypatch: pytest.MonkeyPatch) -> 
     program = "import os; from traceproof.worker import shared; shared.announce(); print(os.environ[shared.RUN])"
     said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert said.stdout.strip() == os.environ[RUN]
+
+
+def test_a_run_whose_command_was_killed_before_it_had_loaded_ends() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as command:
+        owner = Owner.of(command.pid).text
+        command.kill()
+    program = """
+import signal, time
+from traceproof.worker import shared
+assert shared.announce()
+shared.follow(signal.SIGINT)
+time.sleep(60)
+"""
+    environment = os.environ | {RUN: owner, COMMANDED: "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, check=False, capture_output=True, timeout=50
+    )
+    assert b"KeyboardInterrupt" in done.stderr
 
 
 @pytest.mark.usefixtures("run")

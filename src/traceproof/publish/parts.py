@@ -42,18 +42,21 @@ NORMAL = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the oracle said of an op_type's cases: its manifest, and the store that holds its outputs."""
+    """What references gave for an op_type's cases: their manifest, and the store that holds their outputs.
+
+    In a case that passed, infinities stand where the oracle has them, whose outputs for large cases are not kept.
+    """
 
     manifest: Manifest
     store: Store
 
     @classmethod
     def of(cls, manifest: Path, store: Path) -> Answers:
-        """The oracle's answers of a run."""
+        """The references' answers of a run."""
         return cls(Manifest.read(manifest), Store(store, OUTPUTS))
 
     def finite(self, definition: Definition, case: str) -> bool:
-        """Whether all that a case's right outputs hold is finite."""
+        """Whether all that a passed case's right outputs hold is finite."""
         record = self.manifest.cases.get(definition.name, {}).get(case)
         if record is None or record.key is None or record.status != "ok":
             return True  # nothing is known against it
@@ -70,7 +73,7 @@ def write_parts(cases: Path, ledger: Path, out: Path, *, only: Collection[str], 
         ledger: says which definitions are verified, and by which ground truths.
         out: folder; `<out>/<definition>/` is replaced, if it is one that was written here.
         only: names of the definitions wanted.
-        answers: the oracle's, to leave out what no solution can pass in flashinfer-bench; None: not known.
+        answers: the references', to leave out what no solution can pass in flashinfer-bench; None: not known.
 
     Raises:
         TraceproofError: the ledger can not be read, the disk is full, or something else is in the way.

@@ -166,8 +166,8 @@ def _write_parts(source: Source, tree: Tree, names: Sequence[str], parts: Path) 
         command = [source.python, "-P", str(source.root / "scripts" / "parts.py")]
         command += ["--cases", str(source.run / "cases" / f"{op_type}.json"), "--out", str(parts)]
         command += ["--ledger", str(source.run / LEDGER), "--only", *names]
-        oracle = source.run / "actors" / op_type / "oracle.json"
-        command += ["--oracle", str(oracle), "--store", str(source.store)] if oracle.is_file() else []
+        answers = source.run / "actors" / op_type / "reference.json"
+        command += ["--answers", str(answers), "--store", str(source.store)] if answers.is_file() else []
         environment = without_secrets() | {"PYTHONPATH": str(source.root / "src")}
         done = programs.run(command, environment=environment)
         if done.returncode:

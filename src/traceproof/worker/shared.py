@@ -50,10 +50,12 @@ def commanding(environment: dict[str, str]) -> dict[str, str]:
 def announce() -> bool:
     """Make this process the run that jobs started from here share interpreters in, unless it is part of one.
 
-    True: it is that run, or the one that a command started for its own.
+    True: it is that run, or the one that a command started for its own. Where that command was killed while this
+    process was starting, it stays the run's owner, so that `follow` ends this process too.
     """
     commanded = os.environ.pop(COMMANDED, None) is not None
-    if not Owner(os.environ.get(RUN, "")).alive:
+    owner = Owner(os.environ.get(RUN, ""))
+    if not owner.alive and not (commanded and owner.ended):
         os.environ[RUN] = Owner.of(os.getpid()).text
     return commanded or os.environ[RUN] == Owner.of(os.getpid()).text
 
