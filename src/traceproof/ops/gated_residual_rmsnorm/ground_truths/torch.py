@@ -12,7 +12,8 @@ from traceproof.ops.gated_residual_rmsnorm.ground_truths import GATED
 NORM = "torch.nn.functional:rms_norm"
 
 
-def _gated(api: Api, _: Definition, inputs: Values) -> Outputs:
+def _gated(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    del definition
     branch, weight = tensor(inputs, "branch").float(), inputs.get("weight")
     if isinstance(weight, torch.Tensor):
         branch = branch * (weight.float() + scalar(inputs, "gain_center"))

@@ -8,7 +8,8 @@ from traceproof.ops.rmsnorm_sigmoid_gate.ground_truths import GATED
 NAME = "flashinfer.norm:rmsnorm_sigmoid_gate"
 
 
-def _gated(api: Api, _: Definition, inputs: Values) -> Outputs:
+def _gated(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    del definition
     output = tensor(inputs, "input").clone()
     api[NAME](output, tensor(inputs, "gate"), eps=scalar(inputs, "eps"))
     return {"output": output}
