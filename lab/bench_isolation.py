@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.pipeline.stages.actor import SETUP_MANY
-from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.plan import plan
+from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.pipeline.stages.stack_workers import PRELOAD
 from traceproof.worker import Isolation, ItemOutcome, Limits, Pool, Status
 from traceproof.worker.sandbox import LAYERS

@@ -9,8 +9,9 @@ from typing import Any
 
 from traceproof.pipeline import entry
 from traceproof.pipeline.stages import volume
-from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.plan import plan
 from traceproof.pipeline.stages.plan_inits import Inits
+from traceproof.pipeline.stages.plan_selection import Selection
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--dataset", type=Path, required=True)

@@ -17,8 +17,9 @@ from traceproof.pipeline.stages.job import Job
 from traceproof.pipeline.stages.judge import judge
 from traceproof.pipeline.stages.judge_settings import JudgeSettings
 from traceproof.pipeline.stages.manifest import Manifest
-from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.plan import plan
 from traceproof.pipeline.stages.plan_inits import Inits
+from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.pipeline.stages.report import summarise as summary_of
 from traceproof.pipeline.stages.stack_workers import StackWorkers
 from traceproof.worker import Limits, shared

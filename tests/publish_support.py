@@ -66,7 +66,8 @@ def row(name: str, digest: str, case: str, actor: str, /, **changes: Any) -> dic
 
 def finished(folder: Path, root: Path, rows: list[dict[str, Any]]) -> Source:
     """A run's folder with these verdicts, and cases planned for the dataset's definitions."""
-    from traceproof.pipeline.stages.plan import Selection, plan
+    from traceproof.pipeline.stages.plan import plan
+    from traceproof.pipeline.stages.plan_selection import Selection
 
     plan(root, folder / "cases", Selection(sizes=("small",)))
     (folder / "verdicts").mkdir()

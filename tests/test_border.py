@@ -14,7 +14,7 @@ from definitions import rmsnorm, write
 from pipeline import Rows, Run, verdicts
 from test_hostile import NORM
 
-from traceproof.pipeline.stages.plan import Selection
+from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.worker import Limits, policy
 
 HEAD = """

@@ -19,7 +19,8 @@ from traceproof.dataset.tree import is_dataset, read_tree
 from traceproof.dataset.workload import Workload
 from traceproof.lint import lint
 from traceproof.ops import registry
-from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.plan import plan
+from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.worker import policy
 
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from traceproof.dataset.tree import read_tree
 from traceproof.lint import lint
-from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.plan import plan
+from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.testgen.generate import GenerateOptions, generate
 from traceproof.testgen.known import Divergences
 from traceproof.worker.policy import check

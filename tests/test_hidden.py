@@ -15,7 +15,8 @@ from test_hostile import RIGHT, reference
 
 from traceproof.pipeline.known import Known
 from traceproof.pipeline.stages.hidden import hidden_seed
-from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.plan import plan
+from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.pipeline.stages.report import failed, table
 from traceproof.publish.ledger import keep
 from traceproof.reasons import Verdict

@@ -16,7 +16,8 @@ from pipeline import Rows, Run, verdicts
 from traceproof.dataset.tree import Tree, read_tree
 from traceproof.lint import lint
 from traceproof.ops.rmsnorm.oracle import OP
-from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.plan import plan
+from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.pipeline.stages.report import report, table
 from traceproof.testgen.generate import GenerateOptions, generate
 from traceproof.testgen.known import Divergences

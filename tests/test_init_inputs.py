@@ -18,8 +18,9 @@ from traceproof.execution.inputs import make_inputs
 from traceproof.execution.source import strangers
 from traceproof.ops.generic import GenericOp
 from traceproof.pipeline.records import OpTypePlan, PlannedCase
-from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.plan import plan
 from traceproof.pipeline.stages.plan_inits import DRAWN, Inits
+from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.worker import Limits, Pool
 
 LIMITS = Limits(seconds=20.0, setup_seconds=60.0)

@@ -17,7 +17,8 @@ from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
 from traceproof.pipeline.records import OpTypePlan
-from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.plan import plan
+from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.reasons import Skip
 
 PAGED: dict[str, Any] = {

@@ -11,7 +11,7 @@ from test_hostile import RIGHT, reference
 from worker_pools import NOTHING
 
 import traceproof
-from traceproof.pipeline.stages.plan import Selection
+from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.pipeline.stages.stack_workers import StackWorkers
 from traceproof.worker import Limits, Pool, Status, policy
 from traceproof.worker.sandbox import lacking

@@ -27,7 +27,8 @@ from traceproof.pipeline.stages.actor import MANY_TRIALS, _Trusted
 from traceproof.pipeline.stages.actor import run as run_job
 from traceproof.pipeline.stages.job import Job, opens_gpu
 from traceproof.pipeline.stages.manifest import Manifest
-from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.plan import plan
+from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.pipeline.stages.progress import Progress
 from traceproof.pipeline.stages.stack_workers import StackWorkers
 from traceproof.store import Store

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.execution.runner import write_back
-from traceproof.execution.tensor_files import read_mapped, write_outputs
+from traceproof.execution.tensor_files import read_mapped, write_back, write_outputs
 from traceproof.execution.transfer import Transfer
 from traceproof.ops import registry
 from traceproof.ops.base import Values

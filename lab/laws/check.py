@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import torch
 
-from traceproof.execution.transfer import same_values
+from traceproof.execution.bits import same_values
 from traceproof.judge import gates
 from traceproof.judge.output import Expected, judge_output
 from traceproof.ops.answers import Subject

@@ -9,9 +9,9 @@ import torch
 
 from laws.check import Agreement, agree, room_for
 from traceproof.dataset.definition import Definition
+from traceproof.execution.bits import same_values
 from traceproof.execution.case import Subject, solve
 from traceproof.execution.source import CallError, Source
-from traceproof.execution.transfer import same_values
 from traceproof.judge.gates import unit_roundoff
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values

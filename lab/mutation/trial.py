@@ -12,9 +12,9 @@ import torch
 from mutation.exact import same_function, wide_inputs, widened
 from mutation.mutants import Mutant, plain
 from traceproof.dataset.definition import Definition
+from traceproof.execution.bits import same_values
 from traceproof.execution.case import Subject, solved
 from traceproof.execution.source import CallError, Source, loaded
-from traceproof.execution.transfer import same_values
 from traceproof.ops import registry
 from traceproof.ops.base import Tensors
 from traceproof.reasons import Verdict

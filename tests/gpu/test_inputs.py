@@ -13,7 +13,8 @@ from traceproof.dataset.definition import Definition
 from traceproof.execution.inputs import fingerprints, make_inputs
 from traceproof.ops import registry
 from traceproof.ops.cases import Case
-from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.plan import plan
+from traceproof.pipeline.stages.plan_selection import Selection
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 TESTS = Path(__file__).parents[1]

@@ -20,10 +20,10 @@ from traceproof.actors.base import Actor, named_outputs
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution import caches
+from traceproof.execution.bits import same_bits
 from traceproof.execution.inputs import drawing_device, fingerprints, make_inputs, place
 from traceproof.execution.runner import ending_if_lost, set_seed
 from traceproof.execution.tensor_files import plain_tensor
-from traceproof.execution.transfer import same_bits
 from traceproof.ops import registry as ops
 from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import Case

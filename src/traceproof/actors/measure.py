@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
+from traceproof.execution.bits import same_bits
 from traceproof.execution.inputs import drawing_device, draws_much, fingerprints, make_inputs
-from traceproof.execution.transfer import Sent, Transfer, same_bits
+from traceproof.execution.transfer import Sent, Transfer
 from traceproof.ops import registry as ops
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case

@@ -19,7 +19,7 @@ import torch
 
 from traceproof.execution import caches, unpacked
 from traceproof.execution.poison import poisoned
-from traceproof.execution.tensor_files import plain_tensor, read_mapped, views, write_outputs
+from traceproof.execution.tensor_files import copies, plain_tensor, read_mapped, views, write_back, write_outputs
 from traceproof.untrusted import shadow
 
 CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
@@ -29,7 +29,6 @@ NAME_CHARACTERS = 200
 SAME_MEMORY = "same memory"  # with its inputs where those of the call before lay
 STREAM = "stream"  # on another CUDA stream
 GRAPH = "graph"  # captured as a CUDA graph, and replayed
-COPIED_BYTES = 2 << 30  # of inputs that are copied on a GPU rather than read back from it after each call
 
 
 def load_module(source: str, name: str) -> ModuleType:
@@ -97,14 +96,7 @@ class _Caller:
             returned, odd = self._called(item, inputs)
         self._synchronise()  # a copy to the host waits for the current stream alone
         values = [value for _, value in returned]
-        addresses = [_address(value) for value in inputs]
-        held = {_address(value) for value in self._held} - {None}
-        aliased = []
-        for index, value in enumerate(values if not item["destinations"] else []):
-            address = _address(value)
-            if address is not None and (address in addresses or address in held):
-                aliased.append(index)
-            addresses.append(address)
+        aliased = [] if item["destinations"] else self._aliased(inputs, values)
         outputs = write_outputs(self._scratch / item["out"], returned)
         written = write_back(mapped, inputs, before) if on_gpu and item["how"] != SAME_MEMORY else []
         if on_gpu and item["surrounded"] and item["how"] != SAME_MEMORY:
@@ -113,6 +105,17 @@ class _Caller:
             self._held = values if item["hold"] else []
             self._inputs = inputs
         return {"outputs": outputs, "aliased": aliased, "subclassed": sorted(odd), "written": written}
+
+    def _aliased(self, inputs: Sequence[Any], values: Sequence[Any]) -> list[int]:
+        """Which of the values share memory with an input, a value before, or one of the call before."""
+        taken = {_address(value) for value in (*inputs, *self._held)} - {None}
+        aliased = []
+        for index, value in enumerate(values):
+            address = _address(value)
+            if address in taken:
+                aliased.append(index)
+            taken |= {address} - {None}
+        return aliased
 
     def _placed(self, item: dict[str, Any], mapped: Sequence[Any]) -> list[Any]:
         """Inputs as a call gets them: in the file itself, on a GPU, or in the memory of the call before.
@@ -234,30 +237,6 @@ def set_seed(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed_all(seed)
-
-
-def copies(inputs: Sequence[Any]) -> list[Any] | None:
-    """A second copy of inputs on a GPU, to find what a call changed; None: they are too large for that."""
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    if sum(value.numel() * value.element_size() for value in tensors) > COPIED_BYTES:
-        return None
-    return [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
-
-
-def write_back(mapped: Sequence[Any], inputs: Sequence[Any], before: Sequence[Any] | None) -> list[int]:
-    """Write inputs that a call changed on a GPU into their file (without a copy, all); gives their places."""
-    written = []
-    for index, (place, value) in enumerate(zip(mapped, inputs, strict=True)):
-        if not isinstance(place, torch.Tensor) or not place.numel():
-            continue
-        if before is None or not torch.equal(_bits(value), _bits(before[index])):
-            place.copy_(value)
-            written.append(index)
-    return written
-
-
-def _bits(value: torch.Tensor) -> torch.Tensor:
-    return value.reshape(-1).view(torch.uint8)
 
 
 def cuda_is_lost() -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 ALIGNMENT = 64  # bytes; tensors of a file start at multiples of it
+COPIED_BYTES = 2 << 30  # of inputs that are copied on a GPU rather than read back from it after each call
 
 
 def plain_tensor(value: Any) -> torch.Tensor:  # noqa: ANN401 - what strangers return
@@ -91,3 +92,27 @@ def write_outputs(path: Path, returned: Sequence[tuple[str | None, Any]]) -> lis
             file.write(raw.numpy().data)
             file.write(bytes(aligned(raw.numel()) - raw.numel()))
     return described
+
+
+def copies(inputs: Sequence[Any]) -> list[Any] | None:
+    """A second copy of inputs on a GPU, to find what a call changed; None: they are too large for that."""
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    if sum(value.numel() * value.element_size() for value in tensors) > COPIED_BYTES:
+        return None
+    return [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+
+
+def write_back(mapped: Sequence[Any], inputs: Sequence[Any], before: Sequence[Any] | None) -> list[int]:
+    """Write inputs that a call changed on a GPU into their file (without a copy, all); gives their places."""
+    written = []
+    for index, (place, value) in enumerate(zip(mapped, inputs, strict=True)):
+        if not isinstance(place, torch.Tensor) or not place.numel():
+            continue
+        if before is None or not torch.equal(_bits(value), _bits(before[index])):
+            place.copy_(value)
+            written.append(index)
+    return written
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    return value.reshape(-1).view(torch.uint8)

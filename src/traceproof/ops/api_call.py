@@ -6,7 +6,7 @@ own template which parameter takes which input; where it has no template, names 
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -106,25 +106,36 @@ def binding(
     if lost:
         return f"no parameter of {getattr(function, '__name__', 'it')} takes {', '.join(lost)}"
     taken = {place.parameter for place in inputs.values()}
+    written = _written(known, definition, taken)
+    returned = tuple(name for name in definition.outputs if name not in written)
+    asked = tuple(f"return_{name}" for name in definition.outputs if f"return_{name}" in {*known} - taken)
+    axes = tuple(name for name in known if _is_needed(known[name]) and name not in {*taken, *written.values()})
+    sized = {axis for spec in definition.inputs.values() for axis in spec.shape or ()} | {*definition.const_axes}
+    unknown = [name for name in axes if name not in sized]
+    if unknown:
+        return f"its parameter {unknown[0]} is no input of the definition"
+    return Binding(inputs, asked, axes, written, returned)
+
+
+def _written(
+    known: Mapping[str, inspect.Parameter], definition: Definition, taken: Collection[str]
+) -> dict[str, str]:
+    """The parameter that each output is written to, where it is written to one."""
     written: dict[str, str] = {}
     for name, spec in definition.outputs.items():
         named = (spec.param or name, name, name.removesuffix("_out"))
-        own = [one for one in named if one in known]
-        if own and (own[0] in taken or known[own[0]].default is inspect.Parameter.empty or spec.param == own[0]):
-            written[name] = own[0]
-    returned = tuple(name for name in definition.outputs if name not in written)
-    asked = tuple(f"return_{name}" for name in definition.outputs if f"return_{name}" in {*known} - taken)
-    sized = {
-        axis for spec in definition.inputs.values() for axis in spec.shape or ()
-    } | definition.const_axes.keys()
-    axes = []
-    for name, parameter in known.items():
-        needed = parameter.default is inspect.Parameter.empty and parameter.kind in NAMED
-        if needed and name not in {*taken, *written.values()}:
-            if name not in sized:
-                return f"its parameter {name} is no input of the definition"
-            axes.append(name)
-    return Binding(inputs, asked, tuple(axes), written, returned)
+        own = next((one for one in named if one in known), None)
+        if own is not None and (own in taken or _has_no_default(known[own]) or spec.param == own):
+            written[name] = own
+    return written
+
+
+def _has_no_default(parameter: inspect.Parameter) -> bool:
+    return parameter.default is inspect.Parameter.empty
+
+
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    return _has_no_default(parameter) and parameter.kind in NAMED
 
 
 NAMED = (
@@ -163,6 +174,18 @@ def call(
     bound = binding(function, definition, parameters)
     if isinstance(bound, str):
         raise TypeError(bound)
+    given = _arguments(bound, definition, inputs)
+    returned = function(**given)
+    outputs = {name: given[parameter] for name, parameter in bound.written.items()}
+    values = list(returned) if isinstance(returned, tuple | list) else [returned]
+    values = [value for value in values if isinstance(value, torch.Tensor)]
+    if len(values) < len(bound.returned):
+        raise TypeError(f"it returned {len(values)} tensors for the outputs {list(bound.returned)}")
+    return outputs | dict(zip(bound.returned, values, strict=False))
+
+
+def _arguments(bound: Binding, definition: Definition, inputs: Values) -> dict[str, Any]:
+    """What a call is given by name: copies of the inputs, sizes, and memory for what it writes."""
     axes = sizes(definition, inputs)
     given: dict[str, Any] = dict.fromkeys(bound.asked, True) | {name: axes[name] for name in bound.axes}
     elements: dict[str, dict[int, Any]] = {}
@@ -179,13 +202,7 @@ def call(
     for name, parameter in bound.written.items():
         if parameter not in given:
             given[parameter] = _empty(definition, definition.outputs[name], axes, inputs)
-    returned = function(**given)
-    outputs = {name: given[parameter] for name, parameter in bound.written.items()}
-    values = list(returned) if isinstance(returned, tuple | list) else [returned]
-    values = [value for value in values if isinstance(value, torch.Tensor)]
-    if len(values) < len(bound.returned):
-        raise TypeError(f"it returned {len(values)} tensors for the outputs {list(bound.returned)}")
-    return outputs | dict(zip(bound.returned, values, strict=False))
+    return given
 
 
 def _empty(definition: Definition, spec: TensorSpec, axes: Mapping[str, int], inputs: Values) -> torch.Tensor:

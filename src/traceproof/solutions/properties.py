@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from traceproof.execution.bits import same_bits
 from traceproof.execution.case import Subject
 from traceproof.execution.runner import GRAPH, SAME_MEMORY, STREAM
 from traceproof.execution.source import CallError, Source
-from traceproof.execution.transfer import Taken, same_bits
+from traceproof.execution.transfer import Taken
 from traceproof.judge.kernel_properties import PROPERTIES
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import WORKLOADS, Case

@@ -27,7 +27,8 @@ from traceproof.ops import registry
 from traceproof.ops.base import Op
 from traceproof.ops.cases import Case
 from traceproof.pipeline.records import FLOOR, REASONS, WHOLE, OpTypePlan, PlannedCase
-from traceproof.pipeline.stages.plan import Selection, plan
+from traceproof.pipeline.stages.plan import plan
+from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.reasons import Error, Failure, Verdict
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import Row, Settings, Trial

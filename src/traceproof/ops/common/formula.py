@@ -86,15 +86,8 @@ class Form:
         axes: dict[str, str] = {}
         specs = {**definition.inputs, **definition.outputs}
         for name, (letters, _) in {**self.inputs, **self.outputs}.items():
-            shape = specs[name].shape if name in specs else ()
-            if name in specs and (shape is None) != (letters is None):
-                return f"{name} has the shape {shape}"
-            if name not in specs or letters is None:
-                continue
-            if len(shape or ()) != len(letters):
-                return f"{name} has the shape {shape}"
-            if any(axes.setdefault(one, axis) != axis for one, axis in zip(letters, shape or (), strict=True)):
-                return f"{name} has the shape {shape}, where {axes} are known"
+            if name in specs and (problem := _unlike(specs[name].shape, letters, axes)):
+                return f"{name} has the shape {specs[name].shape}{problem}".rstrip()
         lacking = [
             name for name in self.constants if name not in {*named_constants(definition), *definition.inputs}
         ]
@@ -109,6 +102,17 @@ class Form:
             if name in specs
             for letter, axis in zip(letters or (), specs[name].shape or (), strict=True)
         }
+
+
+def _unlike(shape: Sequence[str] | None, letters: Sequence[str] | None, axes: dict[str, str]) -> str:
+    """A text where a shape is not what letters say, with the axes that they stand for so far; else empty."""
+    if shape is None or letters is None:
+        return "" if shape is letters else " "
+    if len(shape) != len(letters):
+        return " "
+    if any(axes.setdefault(one, axis) != axis for one, axis in zip(letters, shape, strict=True)):
+        return f", where {axes} are known"
+    return ""
 
 
 def _parsed(text: str) -> dict[str, tuple[tuple[str, ...] | None, bool]]:

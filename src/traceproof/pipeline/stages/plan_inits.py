@@ -49,22 +49,31 @@ class Inits:
         wanted.sort(key=lambda entry: not (entry.repeat or entry.hidden))  # without these, no case is judged whole
         if definition.init is None or not wanted:
             return list(planned)
-        made: dict[str, PlannedCase] = {}
-        why = ""
         try:
-            with maker(definition, self._pool, LIMITS) as source:
-                for entry in wanted:
-                    try:
-                        made[entry.id] = self._case(source, entry)
-                    except InitError as error:
-                        why = why or str(error)
-                        if entry.repeat or entry.hidden:
-                            raise
+            made, why = self._made(definition, wanted)
         except InitError as error:
-            return [_noted(entry, str(error)) if entry in drawn else entry for entry in planned]
+            made, why = {}, str(error)
         if not made:
             return [_noted(entry, why) if entry in drawn else entry for entry in planned]
         return [made.get(entry.id, entry) for entry in planned if entry.id in made or entry not in drawn]
+
+    def _made(self, definition: Definition, wanted: Sequence[PlannedCase]) -> tuple[dict[str, PlannedCase], str]:
+        """The cases that `init` makes inputs for, by id, and why it makes none for the first that it does not.
+
+        Raises:
+            InitError: it does not run at all, or makes none for a case that is run again or hidden.
+        """
+        made: dict[str, PlannedCase] = {}
+        why = ""
+        with maker(definition, self._pool, LIMITS) as source:
+            for entry in wanted:
+                try:
+                    made[entry.id] = self._case(source, entry)
+                except InitError as error:
+                    why = why or str(error)
+                    if entry.repeat or entry.hidden:
+                        raise
+        return made, why
 
     def close(self) -> None:
         """End the workers, if there are any."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from traceproof.execution.transfer import same_values
+from traceproof.execution.bits import same_values
 from traceproof.judge.output import Ruling
 from traceproof.ops.base import TORCH_DTYPES
 from traceproof.ops.common.constants import named_constants

@@ -1,0 +1,105 @@
+"""What of a dataset is planned."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from traceproof.dataset.tree import Broken, Tree
+from traceproof.errors import TraceproofError
+from traceproof.untrusted.names import OP_TYPE, path_part
+
+PLAN_SECONDS = 60.0  # for the cases of one definition; a thousandth of that is usual
+PLAN_BYTES = 4 << 30  # beside what the process has by then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What to plan.
+
+    Attributes:
+        op_types, definitions: names; empty selects all.
+        cases: case ids; empty selects all.
+        sizes: names out of ops.cases.SIZES.
+        seed: every case's seed.
+        workloads: whether the dataset's own workload lines are cases too.
+        hidden_seed: what the hidden cases' seeds and sizes follow from.
+        met: case ids of the selected definitions, noted while planning.
+        memory_limit: bytes; a case whose estimate is above it becomes a typed skip.
+    """
+
+    op_types: tuple[str, ...] = ()
+    definitions: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ("small", "medium")
+    seed: int = 0
+    hidden_seed: int = 0
+    workloads: bool = False
+    memory_limit: int = 14 << 30
+    met: set[str] = field(default_factory=set)
+
+
+def selected(tree: Tree, selection: Selection) -> dict[str, list[str]]:
+    """Names of the definitions that are planned, by op_type; raises as `plan` does."""
+    groups: dict[str, list[str]] = {}
+    for name, entry in tree.definitions.items():
+        groups.setdefault(entry.definition.op_type, []).append(name)
+    for broken in tree.broken:
+        groups.setdefault(group_of(broken), [])  # a folder of broken files still gets its verdicts
+    _check_names(tree, selection, groups)
+    if selection.op_types:
+        groups = {name: groups[name] for name in selection.op_types}
+    return _named(tree, selection.definitions, groups) if selection.definitions else groups
+
+
+def _check_names(tree: Tree, selection: Selection, groups: Mapping[str, list[str]]) -> None:
+    problems = [
+        f"op_type {name!r} has no definition; {_closest(name, groups)}; there are: {', '.join(sorted(groups))}"
+        for name in selection.op_types
+        if name not in groups
+    ]
+    problems += [
+        f"definition_name {name!r} is not in the dataset; {_closest(name, tree.definitions)}"
+        for name in selection.definitions
+        if name not in tree.definitions
+    ]
+    if problems:
+        raise TraceproofError(f"the selection does not fit the dataset {tree.root}", problems=problems)
+
+
+def _named(tree: Tree, names: Iterable[str], groups: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """What of the groups has these names."""
+    wanted = set(names)
+    found = {op_type: sorted(wanted & set(members)) for op_type, members in groups.items()}
+    found = {op_type: members for op_type, members in found.items() if members}
+    if not found:
+        problems = [f"{name} is of {tree.definitions[name].definition.op_type}" for name in sorted(wanted)]
+        raise TraceproofError("no definition is of both the names and the op_types selected", problems=problems)
+    return found
+
+
+def check_cases(selection: Selection, groups: Mapping[str, list[str]]) -> None:
+    """Check that every case selected was met while planning.
+
+    Raises:
+        TraceproofError: one was not.
+    """
+    if not any(groups.values()):
+        return
+    unknown = [name for name in selection.cases if name not in selection.met]
+    problems = [
+        f"case {name!r} is in none of the selected definitions; {_closest(name, selection.met)}"
+        for name in unknown
+    ]
+    if problems:
+        todo = "Workload lines are cases with `workloads: true`, and sizes with --test-sizes."
+        raise TraceproofError("the selection names cases that are not planned", problems=problems, todo=todo)
+
+
+def group_of(broken: Broken) -> str:
+    """Op_type of a file that can not be used: its folder, under a name that files and rules may have."""
+    return path_part(broken.path.parent.name or "unread", OP_TYPE)
+
+
+def _closest(name: str, known: Iterable[str]) -> str:
+    matches = get_close_matches(name, sorted(known), n=3, cutoff=0.4)
+    return f"close to it: {', '.join(matches)}" if matches else "nothing there resembles it"
