@@ -17,7 +17,7 @@ from pipeline import Run, verdicts
 from traceproof.dataset.definition import Definition
 from traceproof.execution.source import loaded, strangers
 from traceproof.ops import registry
-from traceproof.ops.compare import Close, Quantised
+from traceproof.ops.compare import Close
 from traceproof.untrusted import FLOAT64, OTHER_ORDER, shadow
 from traceproof.worker import Limits, Pool
 
@@ -175,7 +175,8 @@ def test_the_shadow_of_a_right_reference_is_what_the_oracle_says(definition: Def
         found = source.run(case, inputs, seed=0, mode=FLOAT64).outputs
     compared = 0
     for name, kind in op.comparisons(definition).items():
-        if isinstance(kind, Close) and not isinstance(kind, Quantised):
+        # A code that is a whole number is rounded by an operation, which the shadow keeps.
+        if isinstance(kind, Close) and plain[name].dtype.is_floating_point:
             oracle = known[name].double()
             off, lost = (float((one[name].double() - oracle).abs().max()) for one in (found, plain))
             assert off <= 1e-13 * float(oracle.abs().max()), (name, off)

@@ -45,6 +45,10 @@ class Wide:
         """Whether an input is given."""
         return self.values.get(name) is not None
 
+    def maybe(self, name: str) -> torch.Tensor | None:
+        """That tensor, if it is given."""
+        return None if self.values.get(name) is None else self[name]
+
     def number(self, name: str, default: float | None = None) -> float:
         """A scalar input, else the number that the reference assigns to that name, else the default.
 
@@ -123,7 +127,7 @@ def _parsed(text: str) -> dict[str, tuple[tuple[str, ...] | None, bool]]:
 
 
 class FormulaOp(Op):
-    """An op whose rows (the first axis of its outputs) are computed by themselves.
+    """An op that a formula says.
 
     Args:
         op_type: the folder's name.
@@ -133,6 +137,9 @@ class FormulaOp(Op):
         adversarial: cases beside the ordinary ones, by name: `scale`, `offset`, `outlier` of `data`.
         data: inputs that these befall; empty: all of two axes and more.
         gates: how outputs are compared, by name, where it is not `Close` (of float32 outputs WIDE).
+        roundings: float32 outputs whose floor is so many roundings of the oracle's value: of one computed naively
+            often none is lost, and right ways lose some.
+        apart: whether the rows (the first axis of the outputs) are computed by themselves.
     """
 
     def __init__(  # noqa: PLR0913 - one op, spelled out
@@ -144,13 +151,16 @@ class FormulaOp(Op):
         adversarial: Mapping[str, Mapping[str, float]] = ADVERSARIAL,
         data: Iterable[str] = (),
         gates: Mapping[str, Comparison] = NOTHING,
+        roundings: Mapping[str, float] = NOTHING,
+        apart: bool = True,
     ) -> None:
         self.op_type = op_type  # type: ignore[misc] # one class stands for many op_types
         self.forms, self.scalars, self.sizes = forms, scalars, sizes
         self.adversarial, self.data, self.gates = adversarial, frozenset(data), gates
+        self.roundings, self.apart = roundings, apart
 
     def check(self, definition: Definition) -> None:
-        """Known: one of `forms`, its rows being a var axis."""
+        """Known: one of `forms`, with sizes for its var axes."""
         self.form(definition)
 
     def form(self, definition: Definition) -> Form:
@@ -163,34 +173,49 @@ class FormulaOp(Op):
         for form in self.forms:
             misfit = form.misfit(definition)
             if misfit is None:
-                self.row_axis(definition)
+                misfit = self._unsized(definition, form)
+            if misfit is None:
                 return form
             why = misfit
         raise Unsupported(why)
 
-    def row_axis(self, definition: Definition) -> str:
-        """The first axis of the first output."""
+    def _unsized(self, definition: Definition, form: Form) -> str | None:
+        """A var axis that no size is known for; None: there is none."""
+        letters = form.axes(definition)
+        sized = {axis for letter, axis in letters.items() if letter in self.sizes} | {self._rows(definition)}
+        unsized = [axis for axis in definition.var_axes if axis not in sized]
+        if self.apart and self._rows(definition) is None:
+            return f"the rows are no var axis: {next(iter(definition.outputs.values())).shape}"
+        return f"the axes {unsized} are var" if unsized else None
+
+    @staticmethod
+    def _rows(definition: Definition) -> str | None:
+        """The first axis of the first output, if it is var."""
         first = (next(iter(definition.outputs.values())).shape or ("",))[0]
-        if first not in definition.var_axes:
-            raise Unsupported(f"the rows {first!r} are no var axis")
-        return first
+        return first if first in definition.var_axes else None
+
+    def row_axis(self, definition: Definition) -> str | None:
+        """The rows, if they are computed by themselves."""
+        return self._rows(definition) if self.apart else None
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The specification's batch sizes, none at all, and what is adversarial."""
-        rows = self.row_axis(definition)
+        rows = self._rows(definition)
         letters = self.form(definition).axes(definition)
         others = {axis: self.sizes[one] for one, axis in letters.items() if one in self.sizes and axis != rows}
 
         def axes(count: int, turn: int) -> dict[str, int]:
-            return {rows: count} | {axis: wanted[turn % len(wanted)] for axis, wanted in others.items()}
+            own = {} if rows is None else {rows: count}
+            return own | {axis: wanted[turn % len(wanted)] for axis, wanted in others.items()}
 
         turn = 0
         for size in sizes:
             for index, count in enumerate(SIZES[size]):
                 yield Case(f"{size}-{index}", size, axes(count, turn), seed)
                 turn += 1
-        yield Case("edge-empty", "edge", axes(0, 0), seed)
-        for turn, (name, params) in enumerate(self.adversarial.items()):
+        if rows is not None:
+            yield Case("edge-empty", "edge", axes(0, 0), seed)
+        for turn, (name, params) in enumerate(self.adversarial.items(), 2):
             yield Case(f"adversarial-{name}", "adversarial", axes(5, turn), seed, dict(params))
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
@@ -222,9 +247,14 @@ class FormulaOp(Op):
     def floor(self, definition: Definition, inputs: Values) -> Tensors:
         """The formula in float32, rounded once to the output's dtype; for outputs that are `Close` alone."""
         low = self._computed(definition, inputs, torch.float32, extras=False)
+        if self.roundings:
+            exact = self.oracle(definition, inputs)
+            low |= {
+                name: exact[name] * (1 + count * 2.0**-24) for name, count in self.roundings.items() if name in low
+            }
         kinds = self.comparisons(definition)
         return {
-            name: low[name].to(TORCH_DTYPES[spec.dtype])
+            name: to_dtype(low[name], TORCH_DTYPES[spec.dtype])
             for name, spec in definition.outputs.items()
             if isinstance(kinds[name], Close)
         }
@@ -249,11 +279,20 @@ class FormulaOp(Op):
         return definition.in_place
 
 
+def to_dtype(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A value in an output's dtype; whole numbers are the nearest ones, of two the even one."""
+    whole = value.dtype.is_floating_point and not dtype.is_floating_point
+    return (value.round() if whole else value).to(dtype).contiguous()
+
+
 def by(name: str, formula: Callable[[Wide], Tensors | None], dtype: torch.dtype = torch.float32) -> Answer:
     """An answer by another formula, rounded once; None where it does not apply."""
 
     def make(subject: Subject) -> Tensors | None:
         found = formula(Wide(subject.definition, subject.inputs, dtype))
-        return None if found is None else subject.rounded(found)
+        specs = subject.definition.outputs
+        if found is None:
+            return None
+        return {output: to_dtype(found[output], TORCH_DTYPES[spec.dtype]) for output, spec in specs.items()}
 
     return Answer(name, make)

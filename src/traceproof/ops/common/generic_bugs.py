@@ -14,9 +14,10 @@ def _each_float(right: Tensors, change: Change) -> Tensors | None:
     """Apply to the first floating point output that the change says something about."""
     for name, value in right.items():
         if value.dtype.is_floating_point and value.numel():
-            changed = change(value.clone())
+            narrow = value.dtype.itemsize == 1  # PyTorch computes nothing with such values
+            changed = change(value.float() if narrow else value.clone())
             if changed is not None:
-                return right | {name: changed}
+                return right | {name: changed.to(value.dtype)}
     return None
 
 
