@@ -1,0 +1,22 @@
+"""FlashInfer's prefill of one request."""
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter, Api, Outputs, signature, tensor
+from traceproof.ops.base import Values
+from traceproof.ops.common.constants import named_constants
+
+NAME = "flashinfer.prefill:single_prefill_with_kv_cache"
+KEYWORDS = ("sm_scale", "logits_soft_cap", "window_left")
+
+
+def _attend(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    q, k, v = (tensor(inputs, name) for name in "qkv")
+    given = {name: inputs[name] for name in KEYWORDS if inputs.get(name) is not None}
+    causal = bool(named_constants(definition).get("causal", 0))
+    return {"output": api[NAME](q, k, v, causal=causal, **given)}
+
+
+CALL = signature("q k v [sm_scale] [logits_soft_cap] [window_left] -> output", rows="q")
+ADAPTERS = (
+    Adapter("prefill.single_prefill_with_kv_cache", CALL, apis=(NAME,), call=_attend, sm=((7, 5), (12, 9))),
+)
