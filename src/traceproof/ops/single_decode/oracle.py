@@ -1,0 +1,22 @@
+"""single_decode: attention of one query over all keys of its request, with window, soft cap and sinks."""
+
+from traceproof.ops.base import Tensors
+from traceproof.ops.common.formula import Form, FormulaOp, Wide
+from traceproof.ops.common.single import CASES, SCALARS, attend
+
+
+def decode(wide: Wide) -> Tensors:
+    """The one query as a request of one."""
+    request = {**wide.values, "q": wide["q"][None]}
+    return {"output": attend(Wide(wide.definition, request, wide.dtype))[0]}
+
+
+OP = FormulaOp(
+    "single_decode",
+    Form("q[h d] k[l g d] v[l g e] sm_scale? logits_soft_cap? window_left? sinks[h]? -> output[h e]", decode),
+    scalars=SCALARS,
+    sizes={"l": (17, 1, 64, 300, 33, 1000)},
+    adversarial=CASES,
+    data=("q", "k"),
+    apart=False,
+)
