@@ -1,0 +1,116 @@
+"""Quantisation of rows by a scale per block: what two op_types with other codes share."""
+
+from collections.abc import Callable
+
+import torch
+
+from traceproof.ops.answers import Answer, Answers, Subject
+from traceproof.ops.base import Tensors
+from traceproof.ops.common.formula import Wide, by
+from traceproof.ops.common.laws import BATCH, other_inputs, times, unchanged
+from traceproof.ops.laws import Experiment, Law
+
+FORM = "x[n h] -> q[n h] scale[n g]"
+REASON = "right kernels differ where a value lies midway between two codes; cutting off errs twice as much"
+ROUNDINGS = {
+    "scale": 4.0
+}  # of the largest value over that of the format: a quotient, or a reciprocal and a product
+Scaled = Callable[[torch.Tensor], torch.Tensor]  # [n g b] -> [n g 1]
+
+
+def in_blocks(wide: Wide) -> torch.Tensor:
+    """The rows in as many blocks as the scales say, [n g b]."""
+    x, spec = wide["x"], wide.definition.outputs["scale"]
+    assert spec.shape is not None
+    blocks = wide.definition.const_axes[spec.shape[1]]
+    return x.reshape(len(x), blocks, x.shape[1] // blocks)
+
+
+def quantised(wide: Wide, largest: float) -> Tensors:
+    """Values over the scale that brings each block's largest to that of the format, and the scales."""
+    blocks = in_blocks(wide)
+    scale = blocks.abs().amax(-1, keepdim=True) / largest
+    return {"q": (blocks / scale).reshape(wide["x"].shape), "scale": scale.squeeze(-1)}
+
+
+def quantising_answers(
+    largest: float,
+    to_code: Callable[[torch.Tensor], torch.Tensor],
+    cut: Callable[[torch.Tensor], torch.Tensor],
+) -> Answers:
+    """Right and wrong ways of quantising.
+
+    Args:
+        largest: value of the format.
+        to_code: rounds to its codes, in float32.
+        cut: takes the next code toward zero.
+    """
+
+    def way(
+        name: str,
+        scaled: Scaled,
+        *,
+        over: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.div,
+        code: Callable[[torch.Tensor], torch.Tensor] = to_code,
+    ) -> Answer:
+        def formula(wide: Wide) -> Tensors:
+            blocks = in_blocks(wide)
+            scale = scaled(blocks)
+            values = code(over(blocks, scale).clamp(-largest, largest))
+            return {"q": values.reshape(wide["x"].shape), "scale": scale.expand(*blocks.shape[:2], 1).squeeze(-1)}
+
+        return by(name, formula)
+
+    def peak(blocks: torch.Tensor) -> torch.Tensor:
+        return blocks.abs().amax(-1, keepdim=True)
+
+    def exact(blocks: torch.Tensor) -> torch.Tensor:
+        return peak(blocks) / largest
+
+    def whole(blocks: torch.Tensor) -> torch.Tensor:
+        scale = exact(blocks)
+        return scale.amax().expand(scale.shape) if scale.numel() else scale
+
+    return Answers(
+        right=(
+            way("a quotient", exact),
+            way("times a reciprocal", exact, over=lambda blocks, scale: blocks * (1 / scale)),
+            way("largest value times a reciprocal", lambda blocks: peak(blocks) * (1 / largest)),
+        ),
+        wrong=(
+            way(
+                "one scale per row",
+                lambda blocks: exact(blocks).amax(1, keepdim=True).expand(-1, blocks.shape[1], 1),
+            ),
+            way("one scale for all", whole),
+            way(
+                "scale without a sign's absolute value",
+                lambda blocks: blocks.amax(-1, keepdim=True).abs() / largest,
+            ),
+            way("scale of the mean", lambda blocks: blocks.abs().mean(-1, keepdim=True) / largest),
+            way("scale inverted", lambda blocks: 1 / exact(blocks)),
+            way("scale 2 per cent too large", lambda blocks: exact(blocks) * 1.02),
+            way("scale half as large", lambda blocks: exact(blocks) / 2),
+            way("scale in bfloat16", lambda blocks: exact(blocks).bfloat16().float()),
+            way("times the scale", exact, over=torch.mul),
+            way("blocks' scales shifted", lambda blocks: exact(blocks).roll(1, 1)),
+            way("cut off", exact, code=cut),
+        ),
+    )
+
+
+def _doubled(subject: Subject) -> Experiment:
+    values = subject.with_inputs(x=subject.tensor("x") * 2)
+    return other_inputs(values, times(0.5, "scale"), unchanged)
+
+
+def _opposite(subject: Subject) -> Experiment:
+    values = subject.with_inputs(x=-subject.tensor("x"))
+
+    def sides(outputs: Tensors) -> Tensors:
+        return {**outputs, "q": (-outputs["q"].float()).to(outputs["q"].dtype)}
+
+    return other_inputs(values, sides, unchanged)
+
+
+LAWS = (*BATCH, Law("x doubled", _doubled, exact=True), Law("sign of x", _opposite, exact=True))

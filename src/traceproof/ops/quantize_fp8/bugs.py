@@ -1,0 +1,15 @@
+"""Answers of quantize_fp8."""
+
+import torch
+
+from traceproof.ops.common.quant import FP8, FP8_MAX, to_fp8
+from traceproof.ops.common.rounding import quantising_answers
+
+
+def _cut(values: torch.Tensor) -> torch.Tensor:
+    near = values.to(FP8)
+    above = near.float().abs() > values.abs()
+    return torch.where(above, (near.view(torch.uint8) - 1).view(FP8).float(), near.float())
+
+
+ANSWERS = quantising_answers(FP8_MAX, to_fp8, _cut)
