@@ -1,0 +1,25 @@
+"""PyTorch's softmax and its k largest, in float32."""
+
+from dataclasses import replace
+
+import torch
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
+from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.common.constants import named_constants
+from traceproof.ops.moe_routing.ground_truths import ROUTER
+
+SOFTMAX, LARGEST = "torch:softmax", "torch:topk"
+
+
+def _route(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    ids = definition.outputs["topk_ids"]
+    count = definition.const_axes[(ids.shape or ("", ""))[1]]
+    weights, experts = api[LARGEST](api[SOFTMAX](tensor(inputs, "router_logits").float(), -1), count, -1)
+    if named_constants(definition)["renormalize"]:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return {"topk_weights": weights.to(torch.float32), "topk_ids": experts.to(TORCH_DTYPES[ids.dtype])}
+
+
+ADAPTERS = (Adapter("softmax", replace(ROUTER, rows=None), apis=(SOFTMAX, LARGEST), call=_route),)

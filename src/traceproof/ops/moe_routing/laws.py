@@ -1,0 +1,31 @@
+"""Laws of moe_routing."""
+
+import torch
+
+from traceproof.ops.answers import Subject
+from traceproof.ops.base import Tensors
+from traceproof.ops.common.laws import BATCH, other_inputs, unchanged
+from traceproof.ops.laws import Experiment, Law, permutation
+
+
+def _experts(subject: Subject) -> Experiment:
+    """The experts in another order: the same weights, the experts' new numbers."""
+    logits = subject.tensor("router_logits")
+    order = permutation(subject, logits.shape[1])
+    values = subject.with_inputs(router_logits=logits[:, order])
+
+    def renamed(outputs: Tensors) -> Tensors:
+        ids = outputs.get("topk_ids")  # floors have none
+        return dict(outputs) if ids is None else {**outputs, "topk_ids": order[ids.long()].to(ids.dtype)}
+
+    return other_inputs(values, renamed, unchanged)
+
+
+def _shifted(subject: Subject) -> Experiment | None:
+    logits = subject.tensor("router_logits")
+    if not torch.equal((logits + 1) - 1, logits):
+        return None
+    return other_inputs(subject.with_inputs(router_logits=logits + 1), unchanged, unchanged)
+
+
+LAWS = (*BATCH, Law("experts permuted", _experts), Law("logits shifted", _shifted))
