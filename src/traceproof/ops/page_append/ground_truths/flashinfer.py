@@ -1,0 +1,29 @@
+"""FlashInfer's append, which writes to the caches."""
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
+from traceproof.ops.base import Values
+from traceproof.ops.page_append.ground_truths import APPEND
+
+NAME = "flashinfer.page:append_paged_kv_cache"
+TABLES = ("kv_indices", "kv_indptr", "kv_last_page_len")
+
+
+def _append(api: Api, _: Definition, inputs: Values) -> Outputs:
+    keys, values = tensor(inputs, "k_cache").clone(), tensor(inputs, "v_cache").clone()
+    new = [tensor(inputs, name) for name in ("append_key", "append_value", "batch_indices", "positions")]
+    if len(new[0]):
+        api[NAME](*new, (keys, values), *(tensor(inputs, name) for name in TABLES))
+    return {"k_cache_out": keys, "v_cache_out": values}
+
+
+ADAPTERS = (
+    Adapter(
+        "page.append_paged_kv_cache",
+        APPEND,
+        apis=(NAME,),
+        call=_append,
+        accepts=lambda definition: "kv_last_page_len" in definition.inputs,
+        sm=((7, 5), (12, 9)),
+    ),
+)
