@@ -37,7 +37,8 @@ LEAVE_SECONDS = 15.0  # that processes of a run may take to end
 KINDS = {
     "traceproof.worker.zygote": "interpreter or worker",
     "traceproof.worker.host": "host",
-    "scripts/": "job",
+    "traceproof.pipeline.job_server": "job or job server",
+    "scripts/": "what waits for a job",
     "traceproof.pipeline.engine": "Snakemake",
     "traceproof verify": "command",
 }

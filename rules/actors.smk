@@ -85,7 +85,7 @@ rule actor:
         shown=actor_shown,
         weak=FLOW.weak_flag,
     shell:
-        "PYTHONPATH={params.path:q} {params.python:q} scripts/actor.py --actor {wildcards.actor:q}"
+        "PYTHONPATH={params.path:q} {params.python:q} -P -m traceproof.pipeline.job_client scripts/actor.py --actor {wildcards.actor:q}"
         " --cases {input.cases:q} --stack {params.record:q} --manifest {output:q} --built {input.built:q}"
         " --caches {params.caches:q} --store {params.store:q} --code {params.outputs_code:q}"
         " --limits {params.limits:q} --lanes {resources.lanes:q} --memory-mb {resources.mem_mb:q}"

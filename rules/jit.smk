@@ -41,5 +41,5 @@ rule jit:
         caches=FLOW.caches,
         seconds=FLOW.config.limits.build_s,
     shell:
-        "PYTHONPATH={params.path:q} {params.python:q} scripts/jit.py --cases {input.cases:q} --stack {params.record:q}"
+        "PYTHONPATH={params.path:q} {params.python:q} -P -m traceproof.pipeline.job_client scripts/jit.py --cases {input.cases:q} --stack {params.record:q}"
         " --caches {params.caches:q} --seconds {params.seconds:q} --out {output:q} --log {log:q}"

@@ -43,7 +43,7 @@ rule judge:
         caches=FLOW.caches,
         store=f"{FLOW.results}/store",
     shell:
-        "PYTHONPATH=src {params.python:q} scripts/judge.py --cases {input.cases:q} --manifests {input.manifests:q}"
+        "PYTHONPATH=src {params.python:q} -P -m traceproof.pipeline.job_client scripts/judge.py --cases {input.cases:q} --manifests {input.manifests:q}"
         " --stack {params.record:q} --caches {params.caches:q} --verdicts {output:q} --store {params.store:q}"
         " --code {params.code:q} --tolerance {params.tolerance:q} --repeat={params.repeat:q} --threads {threads:q}"
         " --memory-mb {resources.mem_mb:q} --log {log:q}"

@@ -39,11 +39,15 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-# On import: scripts import what they need after this, and an interrupt then must not show a traceback either.
-for _one in SIGNALS:
-    signal.signal(_one, _interrupt)
-if was_interrupted():  # while this job's interpreter was starting
-    os._exit(INTERRUPTED)
+def listen() -> None:
+    """Let interrupts end this process quickly, and end it if there was one while its interpreter was starting."""
+    for one in SIGNALS:
+        signal.signal(one, _interrupt)
+    if was_interrupted():
+        os._exit(INTERRUPTED)
+
+
+listen()  # on import: scripts import what they need after this, and an interrupt then shows no traceback, either
 
 
 class Tee:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import selectors
-import shutil
 import socket
 import sys
 from collections.abc import Sequence
@@ -19,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.errors import TraceproofError
-from traceproof.owner import OWNER_FILE, Owner
+from traceproof.owner import Owner
 from traceproof.worker.conversation import Conversation
 from traceproof.worker.interpreter import Interpreter, Recipe
 from traceproof.worker.model import Limits
-from traceproof.worker.shared import MOST_DESCRIPTORS, PACKET_BYTES
+from traceproof.worker.shared import MOST_DESCRIPTORS, PACKET_BYTES, leave
 
 LOOK_SECONDS = 0.5  # how often it looks whether its owner is there
 
@@ -161,11 +160,7 @@ def main(arguments: Sequence[str]) -> int:
             server.serve(Owner(order["owner"]))
         finally:
             server.close()
-            shutil.rmtree(folder, ignore_errors=True)
-            run = Path(folder).parent
-            with contextlib.suppress(OSError):  # another host of the run has just removed it
-                if [path.name for path in run.iterdir()] == [OWNER_FILE]:  # the other hosts have theirs there
-                    shutil.rmtree(run)
+            leave(Path(folder))
     return 0
 
 

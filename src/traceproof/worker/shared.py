@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,14 +164,11 @@ class Host:
         address = str(self.folder / "socket")
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
             return _connect(address)
-        for folder in (self.folder.parent, self.folder):
-            folder.mkdir(mode=0o700, exist_ok=True)
-            _check_private(folder)
-        (self.folder.parent / OWNER_FILE).write_text(os.environ[RUN], encoding="ascii")
-        with _locked(self.folder / "lock"):
+        with place(self.folder):
             with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
                 return _connect(address)
-            self._start(address)
+            order = json.dumps({"recipe": self.recipe.as_json(), "owner": os.environ[RUN]})
+            start_server(self.folder, "traceproof.worker.host", order, env=self._environment(), session=True)
             return _connect(address)
 
     def _environment(self) -> dict[str, str]:
@@ -178,34 +176,59 @@ class Host:
         kept = {name: value for name, value in os.environ.items() if name != VISIBLE}
         return kept | {"PYTHONPATH": str(Path(traceproof.__file__).parent.parent)}
 
-    def _start(self, address: str) -> None:
-        """Start the host; jobs can knock at once and are heard when its interpreter is up."""
-        Path(address).unlink(missing_ok=True)
-        with (
-            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
-            (self.folder / "log").open("ab") as log,
-        ):
-            listener.bind(address)
-            listener.listen(WAITING)
-            order = json.dumps({"recipe": self.recipe.as_json(), "owner": os.environ[RUN]})
-            subprocess.run(  # it goes on by itself: it is the run's, and not this job's
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "traceproof.worker.host",
-                    str(listener.fileno()),
-                    str(self.folder),
-                    order,
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[listener.fileno()],
-                start_new_session=True,
-                check=True,
-                env=self._environment(),
-            )
+
+@contextmanager
+def place(folder: Path) -> Iterator[None]:
+    """Make a server's folder in that of the run, and hold it: one job starts the server, the others wait for that.
+
+    Raises:
+        TraceproofError: somebody else may write there.
+    """
+    for made in (folder.parent, folder):
+        made.mkdir(mode=0o700, exist_ok=True)
+        _check_private(made)
+    (folder.parent / OWNER_FILE).write_text(os.environ[RUN], encoding="ascii")
+    with (folder / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def start_server(folder: Path, module: str, order: str, *, env: Mapping[str, str], session: bool) -> None:
+    """Start `python -m module FD FOLDER ORDER`; jobs can knock at once and are heard when it has imported all.
+
+    Args:
+        folder: with its socket and its log.
+        module: it forks and goes on by itself: it is the run's, and not this job's.
+        order: its last argument.
+        env: its environment.
+        session: whether it leaves the session of the run.
+    """
+    address = folder / "socket"
+    address.unlink(missing_ok=True)
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
+        (folder / "log").open("ab") as log,
+    ):
+        listener.bind(str(address))
+        listener.listen(WAITING)
+        subprocess.run(
+            [sys.executable, "-P", "-m", module, str(listener.fileno()), str(folder), order],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[listener.fileno()],
+            start_new_session=session,
+            check=True,
+            env=env,
+        )
+
+
+def leave(folder: Path) -> None:
+    """Remove a server's folder, and that of the run after the last one."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # another server of the run has just removed it
+        if [path.name for path in folder.parent.iterdir()] == [OWNER_FILE]:  # the other servers have theirs there
+            shutil.rmtree(folder.parent)
 
 
 def _connect(address: str) -> socket.socket:
@@ -229,10 +252,3 @@ def _check_private(folder: Path) -> None:
         raise TraceproofError(
             f"{folder} is not this user's own folder", todo="Remove it, or set TMPDIR elsewhere."
         )
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
