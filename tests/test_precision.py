@@ -17,6 +17,9 @@ SEEN = {
     "product_in_fp8": "inputs rounded to float8_e4m3fn",
     "norm_in_tf32_for_float32": "inputs rounded to tf32",
     "inputs_in_fp8": "inputs rounded to float8_e4m3fn",
+    "sums_in_bf16": "sums rounded to bfloat16",
+    "result_in_fp8": "result rounded to float8_e4m3fn",
+    "half_of_the_columns_counted": "errors that no rounding explains",
 }
 
 

@@ -16,11 +16,11 @@ from traceproof.config.schema import Config
 from traceproof.dataset.definition import Definition
 from traceproof.environments.probe import probe
 from traceproof.errors import TraceproofError
-from traceproof.reasons import Verdict
 from traceproof.solutions.judging import Bar, asking, blocked, judge
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate
 from traceproof.solutions.render import as_json, page, table
+from traceproof.solutions.session import Session
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAME = "rmsnorm_h96"
@@ -189,6 +189,80 @@ def test_a_function_of_another_form_is_told() -> None:
         given.settled(Definition.model_validate(definition))
 
 
-def test_nothing_judged_is_no_pass(bench: Judging) -> None:
-    trial = bench.trial(candidate("one", RETURNS), NAME)
-    assert {row.verdict for row in trial.rows} == {Verdict.PASS}
+def _mystery(tmp_path: Path, reference: str) -> Path:
+    """A dataset whose definition has no oracle."""
+    axes = {"n": {"type": "var"}, "d": {"type": "const", "value": 32}}
+    spec = {"shape": ["n", "d"], "dtype": "float32"}
+    definition = {
+        "name": "mystery_d32",
+        "op_type": "mystery",
+        "axes": axes,
+        "inputs": {"x": spec},
+        "outputs": {"y": {"shape": ["n"], "dtype": "float32"}},
+        "reference": f"import torch\n\n\ndef run(x):\n    return {reference}\n",
+    }
+    write(tmp_path / "dataset", definition)
+    return tmp_path / "dataset"
+
+
+@pytest.mark.parametrize(("kernel", "accepted"), [("x.flip(1).sum(1)", True), ("x[:, 1:].sum(1)", False)])
+def test_without_an_oracle_the_references_shadow_says_what_is_right(
+    kernel: str, *, accepted: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "judging").mkdir()
+    with judging(tmp_path / "judging", dataset=_mystery(tmp_path, "x.sum(1)")) as found:
+        source = f"def run(x):\n    return {kernel}\n"
+        assert (found.reasons(candidate("one", source), "mystery_d32") == []) is accepted
+
+
+def test_what_nobody_can_judge_is_not_accepted(tmp_path: Path) -> None:
+    (tmp_path / "judging").mkdir()
+    with judging(tmp_path / "judging", dataset=_mystery(tmp_path, "x.sum(1) + torch.rand(1)")) as found:
+        [reason] = found.reasons(candidate("one", "def run(x):\n    return x.sum(1)\n"), "mystery_d32")
+        assert reason.startswith("not judged: not verified: no oracle")
+
+
+def _solution(name: str, definition: str, source: str, language: str = "python") -> str:
+    spec = {
+        "language": language,
+        "target_hardware": ["cpu"],
+        "entry_point": "main.py::run",
+        "destination_passing_style": False,
+    }
+    sources = [{"path": "main.py", "content": source}]
+    return json.dumps(
+        {"name": name, "definition": definition, "author": "a", "spec": spec, "sources": sources}, indent=1
+    )
+
+
+def test_the_solutions_of_a_dataset_are_judged_and_summed_up(tmp_path: Path) -> None:
+    root = tmp_path / "dataset"
+    write(root, rmsnorm("alpha"))
+    write(root, rmsnorm("beta"))
+    right = RETURNS.replace("1e-5", "1e-6").replace(".to(hidden_states.dtype)", ".bfloat16()")
+    files = {
+        "right": _solution("right", "alpha", right),
+        "wrong": _solution("wrong", "alpha", RETURNS.replace("mean", "sum")),
+        "triton": _solution("on_a_gpu", "alpha", right, "triton"),
+        "beta": _solution("other", "beta", right),
+    }
+    (root / "solutions").mkdir()
+    for name, text in files.items():
+        (root / "solutions" / f"{name}.json").write_text(text, encoding="utf-8")
+    config = Config.model_validate(
+        {
+            "dataset": {"path": str(root)},
+            "selection": {"definition_name": ["alpha"]},
+            "test_sizes": ["small"],
+            "stacks": {"torch": {"python": sys.executable}},
+            "allow_weak_isolation": True,
+        }
+    )
+    repository = Path(__file__).parents[1]
+    session = Session(root=repository, config=config, out=tmp_path / "out", say=lambda _: None, dataset=root)
+    assert session.judge_folder(session.selected(), tmp_path / "solutions.json") == 1
+    found = json.loads((tmp_path / "solutions.json").read_text(encoding="utf-8"))["solutions"]
+    told = {Path(path).stem: one["verdict"] for path, one in found.items()}
+    assert told == {"right": "accepted", "wrong": "refused", "triton": "not judged"}
+    written = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert written == ["right-alpha.html", "right-alpha.json", "wrong-alpha.html", "wrong-alpha.json"]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.execution.tensor_files import read_mapped, write_back, write_outputs
-from traceproof.execution.transfer import Transfer
+from traceproof.execution.tensor_files import read_mapped, views, write_back, write_outputs
+from traceproof.execution.transfer import Layout, Transfer
 from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
@@ -66,3 +66,46 @@ def test_a_changed_input_is_named(tmp_path: Path, *, on_gpu: bool, said: Sequenc
     taken = files.take(sent, answer, CASE, data="in", out="out")
     assert taken.mutated == wanted
     assert torch.equal(taken.outputs["output"], torch.ones(2, 96).bfloat16())
+
+
+VALUES = {
+    "hidden_states": torch.arange(192).reshape(2, 96).bfloat16(),
+    "weight": torch.linspace(-1, 1, 96).bfloat16(),
+}
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_inputs_lie_between_bytes_of_ours_in_the_file_and_in_one_buffer_as_on_a_gpu(
+    shift: int, tmp_path: Path
+) -> None:
+    files = transfer(tmp_path, on_gpu=False)
+    sent = files.send({**VALUES}, "in", layout=Layout(room=128, byte=0xFF, shift=shift), case=CASE)
+    assert [spec["offset"] % 64 for spec in sent.specs] == [2 * shift] * 2
+    whole = torch.from_file(str(tmp_path / "in"), size=sent.size, dtype=torch.uint8)
+    for found in (read_mapped(tmp_path / "in", sent.specs), views(whole, sent.specs)):
+        assert all(torch.equal(one, other) for one, other in zip(found, VALUES.values(), strict=True))
+    inside = sum(96 * rows * 2 for rows in (2, 1))
+    assert int((whole == 0xFF).sum()) >= sent.size - inside
+    assert sum(end - start for _, start, end in sent.gaps) == sent.size - inside
+
+
+@pytest.mark.parametrize(("place", "wanted"), [(-1, ["hidden_states"]), (384, ["hidden_states"]), (0, [])])
+def test_a_byte_changed_beside_an_input_is_named(place: int, wanted: list[str], tmp_path: Path) -> None:
+    files = transfer(tmp_path, on_gpu=False)
+    sent = files.send({**VALUES}, "in", layout=Layout(room=128, byte=0xFF), case=CASE)
+    whole = torch.from_file(str(tmp_path / "in"), shared=True, size=sent.size, dtype=torch.uint8)
+    whole[sent.specs[0]["offset"] + place] = 7
+    outputs = write_outputs(tmp_path / "out", [("output", torch.ones(2, 96).bfloat16())])
+    answer = {"outputs": outputs, "aliased": [], "subclassed": [], "written": []}
+    taken = files.take(sent, answer, CASE, data="in", out="out")
+    assert taken.overrun == wanted
+    assert taken.mutated == ([] if wanted else ["hidden_states"])
+
+
+def test_places_for_outputs_follow_the_inputs_and_hold_no_number(tmp_path: Path) -> None:
+    files = transfer(tmp_path, on_gpu=False)
+    sent = files.send({**VALUES}, "in", layout=Layout(room=64, destinations=True), case=CASE)
+    assert sent.destinations == 1
+    *_, place = read_mapped(tmp_path / "in", sent.specs)
+    assert place.shape == (2, 96)
+    assert bool(place.isnan().all())

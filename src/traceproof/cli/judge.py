@@ -3,7 +3,6 @@
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,19 +11,10 @@ import typer
 from traceproof.cli import options, run
 from traceproof.cli.interpreter import say
 from traceproof.config.schema import Config
-from traceproof.dataset.fetch import fetch
-from traceproof.environments.building import probe, ready, resolve
-from traceproof.errors import TraceproofError
-from traceproof.solutions.judging import Asked, Bar, asking, blocked, judge, new_hidden_seed
-from traceproof.solutions.reading import Candidate, read
+from traceproof.solutions.reading import read
 from traceproof.solutions.records import Certificate
-from traceproof.solutions.render import as_json, page, table
-from traceproof.stacks import MAIN, PACKAGES
-from traceproof.store import write_text
-from traceproof.untrusted.names import path_part
-
-JUDGED = "judged"  # below the results folder
-PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+from traceproof.solutions.render import table
+from traceproof.solutions.session import JUDGED, Session, new_hidden_seed
 
 
 def judge_command(  # noqa: PLR0913 - one parameter an option
@@ -61,21 +51,26 @@ def judge_command(  # noqa: PLR0913 - one parameter an option
     config = _config(root, dataset, test_sizes, tolerance, seed, weak=allow_weak_isolation)
     where, _, entry = path.partition("::")
     candidates = read(Path(where).expanduser(), entry or None)
-    target = out or root / config.results / JUDGED
-    drawn = hidden_seed or new_hidden_seed()
+    session = Session(
+        root=root,
+        config=config,
+        out=out or root / config.results / JUDGED,
+        say=say,
+        hidden_seed=hidden_seed or new_hidden_seed(),
+        definition=definition,
+        dataset=dataset,
+        stack=stack,
+    )
     given = _repeated(definition, dataset, test_sizes, tolerance, seed)
     certificates: list[Certificate] = []
     for candidate in candidates:
-        bar = _bar(root, config, stack or _stack_of(candidate), drawn, conceal=[target])
-        why = blocked(candidate, gpu=bar.gpu)
-        if why is not None:
-            raise TraceproofError(why)
-        with _asked(candidate, definition, dataset, root, config) as asked:
-            say(f"judging {candidate.name} for {asked.definition.name}")
-            repeat = shlex.join(["traceproof", "judge", path if len(candidates) == 1 else candidate.path, *given])
-            certificate = judge(candidate, asked, bar, repeat=repeat)
+        named = path if len(candidates) == 1 else candidate.path
+        certificate = session.judge(candidate, shlex.join(["traceproof", "judge", named, *given]))
         certificates.append(certificate)
-        _show(certificate, target, quiet=str(json_file) == "-")
+        place = session.place(certificate).with_suffix(".html")
+        (sys.stderr if str(json_file) == "-" else sys.stdout).write(
+            f"{table(certificate)}certificate: {place} and .json\n"
+        )
     run.write_result(json_file, {"certificates": [one.model_dump(mode="json") for one in certificates]})
     raise typer.Exit(run.FINE if all(one.accepted for one in certificates) else run.FINDINGS)
 
@@ -116,44 +111,3 @@ def _repeated(
     ):
         words += [] if value is None else [f"--{name}", str(value)]
     return [*words, *(["--test-sizes", *sizes] if sizes else [])]
-
-
-def _stack_of(candidate: Candidate) -> str:
-    """The stack whose package a solution imports, else the main one."""
-    imported = candidate.imported
-    return next((name for name, package in PACKAGES.items() if package in imported), MAIN)
-
-
-def _bar(root: Path, config: Config, stack: str, hidden_seed: int, *, conceal: Sequence[Path]) -> Bar:
-    installation = resolve(config, stack)
-    python = str(ready(installation, root=root, say=say))
-    return Bar(
-        python=python,
-        record=probe(installation, root=root),
-        caches=root / config.results / "compiled",
-        config=config,
-        hidden_seed=hidden_seed,
-        conceal=[root / config.results, *conceal],
-    )
-
-
-def _asked(
-    candidate: Candidate, definition: str | None, dataset: Path | None, root: Path, config: Config
-) -> AbstractContextManager[Asked]:
-    name = definition or candidate.definition
-    if not name:
-        todo = "Give --definition NAME, as it stands in the dataset, or --definition FILE.json."
-        raise TraceproofError(f"{candidate.path} does not say which definition it implements", todo=todo)
-    if name.endswith(".json"):
-        return asking(name, None)
-    return asking(name, dataset or fetch(config.dataset, root=root / config.results / "dataset"))
-
-
-def _show(certificate: Certificate, target: Path, *, quiet: bool) -> None:
-    """Write a certificate's files, and print its tables."""
-    name = f"{path_part(certificate.solution, PART)}-{path_part(certificate.definition, PART)}"
-    for suffix, text in ((".json", as_json(certificate)), (".html", page(certificate))):
-        write_text(target / f"{name}{suffix}", text)
-    (sys.stderr if quiet else sys.stdout).write(
-        table(certificate) + f"certificate: {target / name}.html and .json\n"
-    )

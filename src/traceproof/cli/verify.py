@@ -10,9 +10,12 @@ import typer
 
 from traceproof import runs
 from traceproof.cli import options, run
+from traceproof.cli.interpreter import say
 from traceproof.config.schema import Config
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
+from traceproof.pipeline.flow import Pipeline
+from traceproof.solutions.session import JUDGED, SUMMARY, Session
 
 SLUG_LENGTH = 60  # of the readable part of a folder's name
 
@@ -35,6 +38,9 @@ def verify(  # noqa: PLR0913 - the specification's options
     ] = False,
     dataset: options.Dataset = None,
     cores: Annotated[int | None, typer.Option(min=1, help="Cores to use; all of them if not given.")] = None,
+    solutions: Annotated[
+        bool, typer.Option("--solutions", help="Then judge the dataset's solutions for what is selected.")
+    ] = False,
     json_file: options.JsonFile = None,
     snakemake: Annotated[list[str] | None, typer.Argument(help="After `--`: arguments for Snakemake.")] = None,
 ) -> None:
@@ -57,7 +63,21 @@ def verify(  # noqa: PLR0913 - the specification's options
     }
     changes = {key: value for key, value in given.items() if value is not None}
     code = _verify(changes, cores or run.all_cores(), snakemake or [], json_file)
+    if solutions and code in {run.FINE, run.FINDINGS}:
+        code = max(code, _solutions(changes))
     raise typer.Exit(code)
+
+
+def _solutions(changes: Mapping[str, Any]) -> int:
+    """Judge the dataset's solutions for the selected definitions."""
+    root = run.repository()
+    config = run.config_of(root, changes)
+    flow = Pipeline(config, root)
+    session = Session(
+        root=root, config=config, out=root / flow.results / JUDGED, say=say, dataset=root / flow.dataset
+    )
+    refused = session.judge_folder(session.selected(), root / flow.run / SUMMARY)
+    return run.FINDINGS if refused else run.FINE
 
 
 def _selection(**given: list[str] | bool | None) -> dict[str, Any] | None:

@@ -28,6 +28,8 @@ FORMATS: Mapping[str, tuple[int, float]] = {
 # Added to a number before thirteen bits are cut off: tensor cores add nothing, `cvt.rna.tf32` rounds halves away.
 EVEN, AWAY, CUT = -1, 0x1000, 0
 ASKED = "as asked"
+OTHER = "errors that no rounding explains"
+COARSE = 5.5  # digits; sums in bfloat16 leave 6 and more
 EXPLAINED = 0.5  # share of the error that a rounding of inputs must take away
 NEAREST = 0.06  # share of results that are not the nearest of their lattice, where the result alone was rounded
 UP = 2.0**17  # beyond half precision's range
@@ -42,14 +44,14 @@ Compute = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was found: `stage` is ASKED, `inputs`, `sums` or `result`; `format` is empty where it is as asked."""
+    """What was found: `stage` is `inputs`, `sums` or `result`; or ASKED or OTHER, and `format` is empty."""
 
     stage: str
     format: str
     evidence: str
 
     def __str__(self) -> str:
-        return ASKED if self.stage == ASKED else f"{self.stage} rounded to {self.format}"
+        return f"{self.stage} rounded to {self.format}" if self.format else self.stage
 
 
 def rounded(value: torch.Tensor, name: str, half: int = EVEN) -> torch.Tensor:
@@ -170,8 +172,8 @@ def _lattice(actual: torch.Tensor, right: torch.Tensor) -> Seen | None:
     bits = _bits(given, wanted, actual.dtype, off)
     if bits is None or bits > 16:
         return None
-    name = "bfloat16" if bits < BETWEEN else TF32
-    return Seen("sums", name, f"errors as of {bits:.1f} binary digits where few terms are summed")
+    told = f"errors as of {bits:.1f} binary digits where few terms are summed"
+    return Seen(OTHER, "", told) if bits < COARSE else Seen("sums", "bfloat16" if bits < BETWEEN else TF32, told)
 
 
 def _bits(given: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, off: float) -> float | None:

@@ -4,7 +4,6 @@ Runs in the driver, which has no torch.
 """
 
 import json
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from traceproof.errors import TraceproofError
 from traceproof.ops import registry
 from traceproof.owner import own_folder
 from traceproof.pipeline.records import ORACLE, SHADOW
-from traceproof.pipeline.stages.hidden import BITS
 from traceproof.pipeline.stages.stack_workers import StackWorkers
 from traceproof.reasons import Error, Verdict
 from traceproof.solutions.reading import ON_CPU, Candidate
@@ -31,7 +29,6 @@ from traceproof.worker import GIB, MIB, Isolation, Limits, Pool, Status
 SETUP = "traceproof.solutions.trial:setup"
 PRELOAD = ("torch", "traceproof.actors.preload")
 OVERALL = Limits(seconds=6 * 3600.0, setup_seconds=600.0, memory_bytes=None, output_bytes=GIB, message_bytes=GIB)
-SEED_BITS = 30  # of the hidden seed: cases take seeds up to 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +89,6 @@ class Bar:
             environment=dict(environment),
         )
         return settings.model_dump(mode="json")
-
-
-def new_hidden_seed() -> int:
-    """A number that nobody could know when the solution was written."""
-    return secrets.randbits(min(SEED_BITS, BITS)) + 1
 
 
 @contextmanager

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
+from traceproof.execution import caller
 from traceproof.execution.case import Subject, solve
 from traceproof.execution.source import CallError, Source, loaded, strangers
 from traceproof.execution.transfer import Layout, Taken
@@ -68,12 +69,13 @@ def tried(bench: Bench, cases: Sequence[PlannedCase]) -> Trial:
     from traceproof.solutions.precision import precision
     from traceproof.solutions.properties import measure
 
-    rows = list(bench.rows(cases))
-    wrong = bad(rows)
-    seen = tuple(precision(bench, cases)) if all(row.reason == Failure.NUMERICS for row in wrong) else ()
-    if wrong:
-        return Trial(rows=tuple(rows), properties=(), precision=seen)
-    properties, further = measure(bench, cases)
+    with bench.prepared() as ready:
+        rows = list(ready.rows(cases))
+        wrong = bad(rows)
+        seen = tuple(precision(ready, cases)) if all(row.reason == Failure.NUMERICS for row in wrong) else ()
+        if wrong:
+            return Trial(rows=tuple(rows), properties=(), precision=seen)
+        properties, further = measure(ready, cases)
     return Trial(rows=(*rows, *further), properties=properties, precision=seen)
 
 
@@ -110,6 +112,7 @@ class Bench:
     settings: Settings
     pool: Pool
     known: bool
+    reference: Source | None = None
 
     @classmethod
     def of(cls, definition: Definition, candidate: Candidate, settings: Settings, pool: Pool) -> Bench:
@@ -145,6 +148,16 @@ class Bench:
             solution=solution,
         )
 
+    @contextmanager
+    def prepared(self) -> Iterator[Self]:
+        """The bench, with the reference in a worker of its own where there is no oracle."""
+        if self.known or caller.refusal(self.definition.reference) is not None:
+            yield self
+            return
+        limits, need = Limits.of_json(self.settings.limits), self.settings.memory_limit
+        with loaded(self.definition, self.pool, limits=limits, need=need) as reference:
+            yield replace(self, reference=reference)
+
     def subject(self, case: Case) -> Subject:
         """A case drawn and solved; by the reference's shadow where there is no oracle."""
         found = solve(self.definition, case, dataset=Path(self.settings.dataset), seed=self.seed_of(case))
@@ -156,16 +169,12 @@ class Bench:
         return replace(subject, oracle=oracle)
 
     def _shadow(self, subject: Subject) -> dict[str, torch.Tensor]:
-        """The reference in float64, and in another order of summation; nothing where it can not be had."""
+        """The reference in float64 and in another order of summation; nothing where it can not be had."""
+        if self.reference is None:
+            return {}
+        call = partial(self.reference.run, subject.case, subject.inputs, seed=subject.seed)
         try:
-            with loaded(
-                self.definition,
-                self.pool,
-                limits=Limits.of_json(self.settings.limits),
-                need=self.settings.memory_limit,
-            ) as reference:
-                call = partial(reference.run, subject.case, subject.inputs, seed=subject.seed)
-                shadow, other = (call(mode=mode).outputs for mode in (FLOAT64, OTHER_ORDER))
+            shadow, other = (call(mode=mode).outputs for mode in (FLOAT64, OTHER_ORDER))
         except CallError:
             return {}
         return shadow | {f"{name}@{FLOOR}": value for name, value in other.items() if name in shadow}

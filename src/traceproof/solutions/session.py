@@ -1,0 +1,152 @@
+"""Judging solutions one after the other by one configuration: the command, `verify --solutions` and the rule."""
+
+import json
+import secrets
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from traceproof.config.schema import Config
+from traceproof.dataset.fetch import fetch
+from traceproof.dataset.tree import read_tree
+from traceproof.environments.building import probe, ready, resolve
+from traceproof.errors import TraceproofError
+from traceproof.solutions.judging import Asked, Bar, asking, blocked, judge
+from traceproof.solutions.reading import Candidate, read
+from traceproof.solutions.records import Certificate
+from traceproof.solutions.render import as_json, page, table
+from traceproof.stacks import MAIN, PACKAGES
+from traceproof.store import write_text
+from traceproof.untrusted.names import path_part
+
+FOLDER = "solutions"  # of a dataset
+SUMMARY = "solutions.json"  # of a run
+JUDGED = "judged"  # below the results folder
+PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+SEED_BITS = 30  # cases take seeds up to 2**31
+
+
+def new_hidden_seed() -> int:
+    """A number that nobody could know when the solution was written."""
+    return secrets.randbits(SEED_BITS) + 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Session:
+    """How solutions are judged.
+
+    Attributes:
+        root: the repository.
+        config: sizes, seed, limits, stacks, properties that are demanded.
+        out: folder of the certificates.
+        say: tells how far it is.
+        hidden_seed: what the hidden cases follow from.
+        definition: name or file of the definition; None: as a solution says.
+        dataset: the folder that holds definitions; None: the configured one, fetched where it is absent.
+        stack: the environment that all run in; None: that of the package that one imports.
+    """
+
+    root: Path
+    config: Config
+    out: Path
+    say: Callable[[str], None]
+    hidden_seed: int = field(default_factory=new_hidden_seed)
+    definition: str | None = None
+    dataset: Path | None = None
+    stack: str | None = None
+
+    def judge(self, candidate: Candidate, repeat: str) -> Certificate:
+        """Judge one solution, and write its certificate.
+
+        Raises:
+            TraceproofError: it can not be judged here; says why.
+        """
+        bar = self._bar(self.stack or _stack_of(candidate))
+        why = blocked(candidate, gpu=bar.gpu)
+        if why is not None:
+            raise TraceproofError(why)
+        with self._asked(candidate) as asked:
+            self.say(f"judging {candidate.name} for {asked.definition.name}")
+            certificate = judge(candidate, asked, bar, repeat=repeat)
+        for suffix, text in ((".json", as_json(certificate)), (".html", page(certificate))):
+            write_text(self.place(certificate).with_suffix(suffix), text)
+        return certificate
+
+    def place(self, certificate: Certificate) -> Path:
+        """Where a certificate's files lie, less what they end with."""
+        name = f"{path_part(certificate.solution, PART)}-{path_part(certificate.definition, PART)}"
+        return self.out / f"{name}.json"
+
+    @cache  # noqa: B019 - a session lives as long as its command
+    def _bar(self, stack: str) -> Bar:
+        installation = resolve(self.config, stack)
+        python = str(ready(installation, root=self.root, say=self.say))
+        results = self.root / self.config.results
+        return Bar(
+            python=python,
+            record=probe(installation, root=self.root),
+            caches=results / "compiled",
+            config=self.config,
+            hidden_seed=self.hidden_seed,
+            conceal=[results, self.out],
+        )
+
+    def _asked(self, candidate: Candidate) -> AbstractContextManager[Asked]:
+        name = self.definition or candidate.definition
+        if not name:
+            todo = "Give --definition NAME, as it stands in the dataset, or --definition FILE.json."
+            raise TraceproofError(f"{candidate.path} does not say which definition it implements", todo=todo)
+        return asking(name, None if name.endswith(".json") else self.folder)
+
+    @property
+    def folder(self) -> Path:
+        """The dataset's folder."""
+        return self.dataset or fetch(self.config.dataset, root=self.root / self.config.results / "dataset")
+
+    def selected(self) -> list[Candidate]:
+        """The dataset's solutions to the selected definitions; none where it holds no solutions.
+
+        Raises:
+            TraceproofError: one can not be read.
+        """
+        place, chosen = self.folder / FOLDER, self.config.selection
+        if not place.is_dir():
+            return []
+        found = [one for one in read(place) if not chosen.definitions or one.definition in chosen.definitions]
+        if not chosen.op_types:
+            return found
+        kinds = {name: entry.definition.op_type for name, entry in read_tree(self.folder).definitions.items()}
+        return [one for one in found if kinds.get(one.definition) in chosen.op_types]
+
+    def judge_folder(self, candidates: Iterable[Candidate], summary: Path) -> int:
+        """Judge a dataset's solutions, print their tables, and write a summary; gives how many are refused.
+
+        One that can not be judged here is named with the reason, and counts as neither.
+        """
+        found: dict[str, dict[str, object]] = {}
+        for candidate in candidates:
+            repeat = f"traceproof judge {candidate.path} --dataset {self.folder}"
+            try:
+                certificate = self.judge(candidate, repeat)
+            except TraceproofError as error:
+                found[candidate.path] = {"verdict": "not judged", "reasons": [str(error)]}
+                self.say(f"not judged: {error}")
+                continue
+            sys.stdout.write(table(certificate))
+            found[candidate.path] = {"verdict": certificate.verdict, "reasons": list(certificate.reasons)}
+        write_text(summary, json.dumps({"solutions": found}, indent=1, ensure_ascii=False) + "\n")
+        counts = {kind: sum(one["verdict"] == kind for one in found.values()) for kind in KINDS}
+        sys.stdout.write(f"solutions: {', '.join(f'{count} {kind}' for kind, count in counts.items())}\n")
+        return counts["refused"]
+
+
+KINDS = ("accepted", "refused", "not judged")
+
+
+def _stack_of(candidate: Candidate) -> str:
+    """The stack whose package a solution imports, else the main one."""
+    imported = candidate.imported
+    return next((name for name, package in PACKAGES.items() if package in imported), MAIN)
