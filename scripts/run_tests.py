@@ -18,6 +18,8 @@ from traceproof.pipeline.stages.stack_workers import StackWorkers
 from traceproof.stacks.base import LIBRARIES
 from traceproof.store import write_text
 from traceproof.testgen.outcomes import Run, junit, run_tests, write_rows
+from traceproof.testgen.summary import BAD, SHOWN, failure_line
+from traceproof.text import printable
 from traceproof.worker import Limits
 
 PARSER = argparse.ArgumentParser(description=__doc__)
@@ -67,8 +69,11 @@ def main() -> None:
         rows = list(
             run_tests(order, stack_workers, scratch=own if stack_workers.gpu else None, lanes=options.lanes)
         )
-    failed = sum(row["outcome"] in {"failed", "error"} for row in rows)
-    sys.stderr.write(f"tests      {options.op_type} in {stack['stack']}: {len(rows)} run, {failed} not passed\n")
+    failed = [row for row in rows if row["outcome"] in BAD]
+    sys.stderr.write(
+        f"tests      {options.op_type} in {stack['stack']}: {len(rows)} run, {len(failed)} not passed\n"
+    )
+    sys.stderr.write("".join(f"  {printable(failure_line(row))}\n" for row in failed[:SHOWN]))
     write_rows(rows, options.rows)
     write_text(options.junit, junit(rows))
 

@@ -16,6 +16,8 @@ from traceproof.ops import registry
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # What the pinned packages use is theirs to bring up to date.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
 TESTS = Path(__file__).parents[1]
 FILES = sorted([*TESTS.glob("dataset/definitions/*/*.json"), *TESTS.glob("gpu/dataset/definitions/*/*.json")])

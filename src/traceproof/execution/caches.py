@@ -1,16 +1,19 @@
 """Compiler caches of a worker that runs strangers' code: its own to write, those of trusted code to read.
 
 Some of PyTorch's operators compile Triton kernels on a GPU (2.14: products with an inner dimension of 1, sums,
-top-k), so a reference needs a cache that it may write. What it compiles must reach nobody else.
+top-k), so a reference needs a cache that it may write, and so does a solution that calls a package which compiles its
+kernels when they are called. What it compiles must reach nobody else.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 FOLDER = "compiled"  # below the scratch folder
 TRITON = "TRITON_CACHE_DIR"
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
+PLACES = re.compile(r"_(CACHE_DIR|WORKSPACE_BASE)$")  # names of variables that say where a package compiles to
 GROUP = "__grp__*"  # Triton writes it last: a kernel whose folder holds one is whole
 
 
@@ -25,9 +28,7 @@ def use_own(scratch: Path) -> None:
     Args:
         scratch: the worker's own folder.
     """
-    for name in (TRITON, INDUCTOR):
-        if name not in os.environ:
-            continue
+    for name in filter(PLACES.search, list(os.environ)):
         own = scratch / FOLDER / name.lower()
         own.mkdir(parents=True, exist_ok=True)
         if name == TRITON:

@@ -79,7 +79,7 @@ def table(report: Report) -> str:
         grid.add_row(op_type, stack, *(str(counts[outcome]) for outcome in outcomes))
     console.print(grid)
     new = [row for row in report["rows"] if _is_new(row)]
-    lines = [_line(row) for row in new[:SHOWN]]
+    lines = [failure_line(row) for row in new[:SHOWN]]
     if len(new) > SHOWN:
         lines.append(f"and {len(new) - SHOWN} more")
     if not report["rows"]:
@@ -87,7 +87,8 @@ def table(report: Report) -> str:
     return out.getvalue() + "".join(f"{line}\n" for line in lines)
 
 
-def _line(row: Judged) -> str:
+def failure_line(row: Row) -> str:
+    """What failed, where, and the line of its message that says why."""
     where = f"{row['test']}[{row['case']}]" if row["case"] else row["test"]
     said = [line for line in row["message"].splitlines() if line.strip(" =_")] or [""]
     told = (
