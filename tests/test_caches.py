@@ -9,6 +9,8 @@ import pytest
 
 from traceproof.execution import caches
 
+PACKAGE = "SOME_PACKAGE_WORKSPACE_BASE"
+
 
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -20,13 +22,14 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (whole / "__grp__kernel.json").write_text("{}")
     monkeypatch.setenv(caches.TRITON, str(folder))
     monkeypatch.setenv(caches.INDUCTOR, str(tmp_path / "inductor"))
+    monkeypatch.setenv(PACKAGE, str(tmp_path / "package"))
     return folder
 
 
 def test_a_worker_compiles_below_its_scratch_folder(shared: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     caches.use_own(scratch)
-    for name in (caches.TRITON, caches.INDUCTOR):
+    for name in (caches.TRITON, caches.INDUCTOR, PACKAGE):
         own = Path(os.environ[name])
         assert own.is_relative_to(scratch)
         (own / "NEW").mkdir()
@@ -42,8 +45,8 @@ def test_whole_kernels_of_trusted_code_are_found_and_partial_ones_are_not(shared
 
 
 def test_a_worker_without_compilers_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (caches.TRITON, caches.INDUCTOR):
-        monkeypatch.delenv(name, raising=False)
+    for name in filter(caches.PLACES.search, list(os.environ)):
+        monkeypatch.delenv(name)
     caches.use_own(tmp_path)
     assert not list(tmp_path.iterdir())
     assert caches.readable({}) == []
