@@ -1,7 +1,7 @@
 """Compiler caches of a worker that runs strangers' code: its own to write, those of trusted code to read.
 
 Some of PyTorch's operators compile Triton kernels on a GPU (2.14: products with an inner dimension of 1, sums,
-top-k), so a reference needs a cache that it may write, and so does a solution that calls a package which compiles its
+top-k), so a reference needs a cache that it may write; so does a solution that calls a package which compiles its
 kernels when they are called. What it compiles must reach nobody else.
 """
 
