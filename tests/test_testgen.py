@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from definitions import GOOD, rmsnorm, write
+from dialect_samples import GATED
 
 from traceproof.errors import TraceproofError
 from traceproof.testgen.bundle import NAME, support_files
@@ -68,6 +69,14 @@ def test_a_definition_with_a_file_of_its_own_is_left_alone(dataset: Path) -> Non
     assert result.status == {"rmsnorm_a": "elsewhere", "rmsnorm_b": "written"}
     assert own.read_text() == "# somebody's\n"
     assert result.before["rmsnorm"] == 1
+
+
+def test_a_folder_that_flashinfer_dumped_gets_tests_that_run(tmp_path: Path) -> None:
+    (tmp_path / "silu_and_mul_h64.json").write_text(json.dumps(GATED))
+    assert everything(tmp_path).status == {"silu_and_mul_h64": "written"}
+    assert 'definition_file = "silu_and_mul_h64.json"' in (tmp_path / PLACE / "test_activation.py").read_text()
+    done = run_pytest(tmp_path)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("name", ["conftest.py", "test_rmsnorm.py", f"{NAME}/__init__.py"])

@@ -264,7 +264,8 @@ def _op_type_text(  # noqa: PLR0913, PLR0917 - the parts of one decision
         if lines:
             result.flagged[name] = lines
         if result.status[name] == "written":
-            file = entry.path.relative_to("definitions").as_posix()
+            flat = entry.path.parts[0] != "definitions"  # as FlashInfer dumps them
+            file = (entry.path if flat else entry.path.relative_to("definitions")).as_posix()
             constants = {**entry.definition.const_axes, **named_constants(entry.definition)}
             subject = Subject(
                 name=name,

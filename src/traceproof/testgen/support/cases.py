@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.dialects import read
 from traceproof.ops import registry
 from traceproof.ops.base import Op
 from traceproof.ops.cases import LARGE_BYTES, WORKLOADS, Case
+
+FOLDER = "definitions"
 
 
 def read_definition(path: Path) -> Definition:
@@ -15,7 +18,13 @@ def read_definition(path: Path) -> Definition:
     Raises:
         OSError, ValueError: it is not there, or no definition.
     """
-    return Definition.model_validate_json(path.read_text(encoding="utf-8"))
+    return read(json.loads(path.read_text(encoding="utf-8"))).definition
+
+
+def definitions_of(dataset: Path) -> Path:
+    """The folder of a dataset's definitions: the dataset itself where they lie there, as FlashInfer dumps them."""
+    inner = dataset / FOLDER
+    return inner if inner.is_dir() else dataset
 
 
 def cases_of(definition: Definition, sizes: tuple[str, ...], seed: int) -> list[Case]:

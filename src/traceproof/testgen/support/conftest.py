@@ -19,7 +19,14 @@ sys.path.insert(0, str(FOLDER))  # the support modules lie there
 from traceproof.dataset.definition import Definition  # noqa: E402 - after the line above
 from traceproof.ops.cases import ALWAYS, SIZES, WORKLOADS, Case  # noqa: E402
 from traceproof.stacks import PACKAGES, STACKS  # noqa: E402
-from traceproof.testgen.support.cases import cases_of, cheapest, is_slow, read_definition, workload_cases  # noqa: E402
+from traceproof.testgen.support.cases import (  # noqa: E402
+    cases_of,
+    cheapest,
+    definitions_of,
+    is_slow,
+    read_definition,
+    workload_cases,
+)
 from traceproof.testgen.support.helpers import get_ground_truth, load_definition, reference_of  # noqa: E402
 from traceproof.testgen.support.suite import ReferenceTests  # noqa: E402
 from traceproof.testgen.support.trial import Trial, threads  # noqa: E402
@@ -60,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     device = device_of(config)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise pytest.UsageError(f"--device {device}: there is no CUDA device here")
-    if not (dataset_of(config) / "definitions").is_dir():
+    if next(definitions_of(dataset_of(config)).rglob("*.json"), None) is None:
         raise pytest.UsageError(
             f"{dataset_of(config)} holds no definitions: give the dataset's folder with --dataset"
         )
@@ -149,7 +156,7 @@ def _trial(request: pytest.FixtureRequest) -> Iterator[Trial]:
     if isinstance(case, str):
         pytest.fail(case, pytrace=False)
     dataset = dataset_of(request.config)
-    definition = _definition(dataset / "definitions" / request.cls.definition_file)
+    definition = _definition(definitions_of(dataset) / request.cls.definition_file)
     key = (request.cls.definition_file, case.id)
     trial = LIVE.get(key)  # the cheapest case is an ordinary one too: solved once for both
     if trial is None:
@@ -182,7 +189,7 @@ def dataset_of(config: pytest.Config) -> Path:
 def _chosen(fixture: str, tests: type[ReferenceTests], config: pytest.Config) -> list[Any]:
     """Parameters of a fixture: cases, or the one reason why the definition can not be read."""
     dataset = dataset_of(config)
-    definition = _definition(dataset / "definitions" / tests.definition_file)
+    definition = _definition(definitions_of(dataset) / tests.definition_file)
     if isinstance(definition, str):
         return [pytest.param(definition, id="definition")]
     sizes = tuple(dict.fromkeys([*(config.getoption("test_sizes") or tests.test_sizes), "large"]))

@@ -14,7 +14,7 @@ from traceproof.ops import registry
 from traceproof.ops.cases import Case
 from traceproof.reasons import Unavailable
 from traceproof.stacks import FIRST_TRUTHS
-from traceproof.testgen.support.cases import read_definition
+from traceproof.testgen.support.cases import definitions_of, read_definition
 from traceproof.testgen.support.trial import WORKERS, truth
 
 Function = Callable[..., Any]
@@ -28,9 +28,10 @@ def load_definition(name: str, dataset: Path = DATASET) -> Definition:
     Raises:
         LookupError: the dataset has none, or two.
     """
-    found = sorted((dataset / "definitions").rglob(f"{name}.json"))
+    folder = definitions_of(dataset)
+    found = sorted(folder.rglob(f"{name}.json"))
     if len(found) != 1:
-        raise LookupError(f"{dataset / 'definitions'} holds {len(found)} files {name}.json; expected one")
+        raise LookupError(f"{folder} holds {len(found)} files {name}.json; expected one")
     return read_definition(found[0])
 
 
