@@ -59,7 +59,8 @@ def solution(definition: Definition, truth: str, version: str | None) -> Solutio
 def source(definition: Definition, adapter: Adapter, stack: Stack) -> str:
     """The Python file."""
     emitter = _Emitter(definition)
-    call = emitter.function(adapter.call, {"definition": definition, API: None})
+    _, named, *_ = inspect.signature(adapter.call).parameters  # an adapter may call the definition as it likes
+    call = emitter.function(adapter.call, {named: definition, API: None})
     run = _entry(definition, adapter, call)
     emitter.modules.add("import torch")
     preparation = stack.preparation()
