@@ -164,6 +164,8 @@ def test_a_kernel_for_a_gpu_says_that_there_is_none(tmp_path: Path) -> None:
     assert "needs a GPU" in (blocked(one, gpu=False) or "")
     assert "needs a GPU" in (blocked(two, gpu=False) or "")
     assert blocked(one, gpu=True) is None
+    assert (one.is_compiled, two.is_compiled) == (False, True)
+    assert two.settled(Definition.model_validate(rmsnorm("mine"))).destinations
 
 
 @pytest.mark.parametrize(

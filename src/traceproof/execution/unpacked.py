@@ -5,6 +5,7 @@ Part of what runs beside `traceproof.execution.runner`: standard library and tor
 
 import importlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 COMPILED = (".cu", ".cpp", ".cc", ".cxx")
+JOBS = "4"  # compilers at once: the worker may have few processes
 BOUND = re.compile(r"\b(PYBIND11_MODULE|TORCH_LIBRARY|TVM_FFI_DLL_EXPORT_TYPED_FUNC)\b")
 
 
@@ -47,6 +49,7 @@ def _built(folder: Path, file: str, function: str, name: str, binding: str) -> C
     """Compile a solution and find its entry point; nvcc and ninja are found as PyTorch finds them."""
     out = folder / "build"
     out.mkdir()
+    os.environ["MAX_JOBS"] = JOBS
     sources = sorted(str(path) for path in folder.rglob("*") if path.suffix in COMPILED)
     if binding == "tvm-ffi":
         cpp = importlib.import_module("tvm_ffi.cpp")

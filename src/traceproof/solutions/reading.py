@@ -97,6 +97,12 @@ class Candidate:
         return type(self)(**{**self.as_json(), **changes})
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether a CUDA compiler is needed."""
+        texts = self.files.values()
+        return self.language == Language.CUDA or any("cpp_extension" in text for text in texts)
+
+    @property
     def imported(self) -> set[str]:
         """Names of the packages that its Python files import."""
         return {name for path, text in self.files.items() if path.endswith(".py") for name in _imported(text)}

@@ -18,7 +18,7 @@ from traceproof.solutions.judging import Asked, Bar, asking, blocked, judge
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate
 from traceproof.solutions.render import as_json, page, table
-from traceproof.stacks import MAIN, PACKAGES
+from traceproof.stacks import MAIN, PACKAGES, STACKS
 from traceproof.store import write_text
 from traceproof.untrusted.names import path_part
 
@@ -147,6 +147,8 @@ KINDS = ("accepted", "refused", "not judged")
 
 
 def _stack_of(candidate: Candidate) -> str:
-    """The stack whose package a solution imports, else the main one."""
+    """The stack whose package a solution imports, one that has a CUDA compiler if it needs that, or the main."""
     imported = candidate.imported
-    return next((name for name, package in PACKAGES.items() if package in imported), MAIN)
+    own = [name for name, package in PACKAGES.items() if package in imported]
+    compilers = [name for name, stack in STACKS.items() if stack.toolkit and candidate.is_compiled]
+    return [*own, *compilers, MAIN][0]
