@@ -34,7 +34,8 @@ PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 PARSER.add_argument("--extract-python", type=Path, required=True)
 PARSER.add_argument("--out", type=Path, required=True, help="folder of survey.md and survey.json")
 PARSER.add_argument("--model-type", nargs="*", default=[], help="these alone")
-SIZES = re.compile(r" \d+")  # in a kind's name
+SIZES = re.compile(r"\b(hidden|intermediate) \d+")  # in a kind's name
+NO_FIELDS = ("catalogue", "without", "text_config+")  # of a config; they say how one is made
 FACTS = Path(__file__).with_name("survey_facts.json")
 
 
@@ -75,10 +76,12 @@ class Row:
 def survey(listing: Listing, environment: Environment, only: Sequence[str]) -> tuple[list[Row], list[Wanted]]:
     """Read and describe every model once, those with facts of their own with these; and all definitions."""
     facts: dict[str, dict[str, Any]] = json.loads(FACTS.read_text(encoding="utf-8"))
+    base: Mapping[str, Any] = {"architectures": list(listing.architectures)}
+    added = {kind: base for kind in facts if kind not in listing.defaults}
     both = {
         kind: config
-        for kind, config in listing.defaults.items()
-        if config["architectures"][0] in listing.architectures and (not only or kind in only)
+        for kind, config in {**listing.defaults, **added}.items()
+        if config["architectures"][0] in listing.architectures and kind != "*" and (not only or kind in only)
     }
     jobs = [_config(config, facts["*"], facts.get(kind, {})) for kind, config in both.items()]
     readings = environment.read_all([(config, Parallel(1, 1)) for config in jobs])
@@ -99,12 +102,12 @@ def _config(config: Mapping[str, Any], all_of_them: Mapping[str, Any], own: Mapp
     """A default config with facts.
 
     `without` names fields that it does not have, `text_config+` what its language part has in addition,
-    `catalogue` a bundled model in its place.
+    `catalogue` a bundled model that stands in the default's place.
     """
     if "catalogue" in own:
-        return dict(catalogue.entries()[own["catalogue"]].config)
+        config, all_of_them = catalogue.entries()[own["catalogue"]].config, {}
     kept = {name: value for name, value in config.items() if name not in own.get("without", ())}
-    found = {**kept, **all_of_them, **{name: own[name] for name in own if name not in {"without", "text_config+"}}}
+    found = {**kept, **all_of_them, **{name: own[name] for name in own if name not in NO_FIELDS}}
     if "text_config+" in own:
         found["text_config"] = {**found["text_config"], **own["text_config+"]}
     return found
@@ -124,7 +127,7 @@ def row(
     calls = {(call.kind, call.facts) for call, _ in found.made}
     counted = {name: [count, 0] for name, count in Counter(name for name, _ in calls).items()}
     for item in found.left:
-        name = f"{item.class_name} (readings differ)" if item.disagreed else SIZES.sub(" n", kind_of(item.why))
+        name = f"{item.class_name} (readings differ)" if item.disagreed else SIZES.sub(r"\1 n", kind_of(item.why))
         counted.setdefault(name, [0, 0])[1] += 1
     uses = [(draft, Use(kind, (kind,), reading.parallel, call.paths, call.count)) for call, draft in found.made]
     made = replace(
@@ -167,6 +170,11 @@ def table(rows: Sequence[Row]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "| kind of kernel call | with a definition | without | models |", "|---|---:|---:|---:|"]
     lines += [f"| {' | '.join(map(str, item))} |" for item in kinds(rows)]
+    lines += ["", "| model_type | described | not described |", "|---|---|---|"]
+    for one in sorted(rows, key=lambda row: row.model_type):
+        made = ", ".join(f"{count} {kind}" for kind, (count, _) in one.kinds.items() if count)
+        left = ", ".join(f"{count} {kind}" for kind, (_, count) in one.kinds.items() if count)
+        lines.append(f"| {one.model_type} | {made} | {left} |")
     return "\n".join(lines) + "\n"
 
 

@@ -4,7 +4,8 @@
 
 A reading of its own: parameters of transformers' model on the meta device and fields of its config alone, without
 SGLang, without running the model, and without a line of the extraction. For each model and definition it says
-whether some module has all constants of the definition together. Exits with 1 if one has not. tp is 1.
+whether some module has all constants of the definition together. Exits with 1 if one has not. tp is 1. `--slips`
+changes each constant in turn, and says how many of these it would have seen.
 """
 
 import argparse
@@ -24,7 +25,16 @@ from torch import nn
 
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 PARSER.add_argument("survey", type=Path, help="folder of survey.json and its dataset")
+PARSER.add_argument("--slips", action="store_true")
 Theirs = Any  # transformers' objects and JSON
+
+
+def _made(cls: Theirs, config: Theirs) -> nn.Module:
+    if not isinstance(config, cls.config_class):
+        config = config.get_text_config()
+    with torch.device("meta"):
+        model: nn.Module = cls._from_config(config)
+    return model
 
 
 class Shapes:
@@ -34,14 +44,16 @@ class Shapes:
         names = import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING_NAMES
         causal = import_module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         package = import_module("transformers")
-        whole = getattr(package, names[fields["model_type"]]).from_dict(dict(fields))
-        self.config = whole.get_text_config() if hasattr(whole, "text_config") else whole
-        kind = self.config.model_type if self.config.model_type in causal else fields["model_type"]
-        cls = getattr(package, causal.get(kind, fields["architectures"][0]))
-        if not isinstance(self.config, cls.config_class):
-            self.config = whole
-        with torch.device("meta"):
-            self.model: nn.Module = cls._from_config(self.config)
+        kind, name = fields["model_type"], fields["architectures"][0]
+        kind = kind if kind in names else next(one for one, cls in causal.items() if cls == name)
+        whole = getattr(package, names[kind]).from_dict({**fields, "model_type": kind})
+        cls = getattr(package, causal.get(kind, name))
+        try:
+            self.model, self.config = _made(cls, whole), whole.get_text_config()
+        except ImportError:  # a tower wants a package; the language model alone does not
+            self.config = whole.get_text_config()
+            cls = getattr(package, causal[self.config.model_type])
+            self.model = _made(cls, self.config)
         self.modules = dict(self.model.named_modules())
         self.seen = set(self.runs())
         self.text = Path(sys.modules[cls.__module__].__file__ or "").read_text(encoding="utf-8")
@@ -106,7 +118,10 @@ def _rope(it: Shapes, of: Mapping[str, Any]) -> bool:
     turned = {2 * buffer.shape[-1] for path, buffer in it.model.named_buffers() if path.endswith("inv_freq")}
     turned |= it.number("rotary_dim", "qk_rope_head_dim") | {int(one) for one in it.attributes("rotary_dim")}
     heads = _widths(it) | it.number("qk_rope_head_dim", "index_head_dim", "qk_head_dim")
-    pairs = {"neox": r"\.shape\[-1\] // 2|\.chunk\(2", "gptj": r"::2|view_as_complex|interleave|\(-1, 2\)|-1, 2\)"}
+    pairs = {
+        "neox": r"\.shape\[-1\] // 2|chunk\((\w+, )?2",
+        "gptj": r"::2|view_as_complex|interleave|\(-1, 2\)|-1, 2\)",
+    }
     return of["rotary_dim"] in turned and of["head_size"] in heads and bool(re.search(pairs[of["style"]], it.text))
 
 
@@ -134,14 +149,24 @@ def _gqa(it: Shapes, of: Mapping[str, Any]) -> bool:
 
 
 def _mla(it: Shapes, of: Mapping[str, Any]) -> bool:
-    sizes = {"head_dim_ckv": "kv_lora_rank", "head_dim_kpe": "qk_rope_head_dim", "vo_head_dim": "v_head_dim"}
+    sizes = {"head_dim_ckv": "kv_lora_rank", "head_dim_kpe": "qk_rope_head_dim", "vo_dim": "v_head_dim"}
     named = all(of[axis] in it.number(name) for axis, name in sizes.items() if axis in of)
-    if "qk_head_dim" in of:
+    if "qk_dim" in of:
         inner, turned = it.number("qk_nope_head_dim"), it.number("qk_rope_head_dim")
-        named &= of["qk_head_dim"] in {a + b for a in inner for b in turned}
+        named &= of["qk_dim"] in {a + b for a in inner for b in turned}
     rows = [shape for path, shape in it.weights(2) if re.search(r"kv_b_proj|kv_up", path)]
     each = {a + b for a in it.number("qk_nope_head_dim") for b in it.number("v_head_dim")}
     return named and any(shape[0] == of["num_qo_heads"] * one for shape in rows for one in each)
+
+
+def _dsa(it: Shapes, of: Mapping[str, Any]) -> bool:
+    if of["topk"] not in it.number("index_topk"):
+        return False
+    if "num_index_heads" in of:
+        heads, dim = of["num_index_heads"], of["index_head_dim"]
+        rows = {shape[0] for path, shape in it.weights(2) if ".indexer." in path}
+        return {heads * dim, heads, dim} <= rows and dim in it.number("index_head_dim")
+    return _mla(it, of)
 
 
 def _moe(it: Shapes, of: Mapping[str, Any]) -> bool:
@@ -203,7 +228,7 @@ def _sampling(it: Shapes, of: Mapping[str, Any]) -> bool:
 CHECKS: Mapping[str, Callable[[Shapes, Mapping[str, Any]], bool]] = {
     "gemm": _gemm, "rmsnorm": _norm, "rope": _rope, "gqa_paged": _gqa, "gqa_ragged": _gqa, "mla_paged": _mla,
     "mla_ragged": _mla, "moe": _moe, "activation": _activation, "gdn": _gdn, "mamba_ssu": _mamba,
-    "sampling": _sampling,
+    "sampling": _sampling, "dsa_paged": _dsa,
 }  # fmt: skip
 
 
@@ -221,6 +246,23 @@ def constants(definition: Mapping[str, Any]) -> dict[str, Any]:
     return found | {"style": "gptj" if "_gptj_" in name else "neox", "kind": name.partition("_and_mul")[0]}
 
 
+def slips(definition: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The constants with one of them wrong: an axis that a tensor has a fifth larger, ten times an eps."""
+    shapes = [spec["shape"] or [] for part in ("inputs", "outputs") for spec in definition[part].values()]
+    own = {axis for shape in shapes for axis in shape} - NAMED
+    for axis in own & {name for name, axis in definition["axes"].items() if axis["type"] == "const"}:
+        yield {**given, axis: given[axis] + max(1, given[axis] // 5)}
+    if "EPS" in given:
+        yield {**given, "EPS": given["EPS"] * 10}
+
+
+# Sizes that follow from others, and those that no model has.
+NAMED = {
+    *("page_size", "gemm1_out_size", "input_size", "num_k_heads", "num_hidden_blocks", "num_intermediate_blocks"),
+    *("num_gemm1_out_blocks", "seq_len", "kv_cache_num_heads", "head_dim_with_scale"),
+}
+
+
 def main() -> None:
     """Check every model's definitions, and say how many constants were found."""
     options = PARSER.parse_args()
@@ -228,6 +270,8 @@ def main() -> None:
     files = {path.stem: path for path in (options.survey / "dataset").rglob("*.json")}
     right: Counter[str] = Counter()
     wrong: dict[str, list[str]] = defaultdict(list)
+    planted: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
     unread = []
     for row in json.loads((options.survey / "survey.json").read_text(encoding="utf-8")):
         try:
@@ -238,12 +282,18 @@ def main() -> None:
         for name in row["definitions"]:
             definition = json.loads(files[name].read_text(encoding="utf-8"))
             kind, given = definition["op_type"], constants(definition)
+            for slip in slips(definition, given) if options.slips else ():
+                planted[kind] += 1
+                seen[kind] += not CHECKS[kind](shapes, slip)
             if CHECKS[kind](shapes, given):
                 right[kind] += 1
             else:
                 wrong[kind].append(f"{row['model_type']}: {name}")
     for kind in sorted({*right, *wrong}):
         sys.stdout.write(f"{kind}: {right[kind]} found, {len(wrong[kind])} not\n")
+    sys.stdout.writelines(
+        f"{kind}: {seen[kind]} of {count} slips seen\n" for kind, count in sorted(planted.items())
+    )
     sys.stdout.writelines(f"not found: {one}\n" for names in wrong.values() for one in names)
     sys.stdout.writelines(f"no model: {one}\n" for one in unread)
     total = sum(map(len, wrong.values()))

@@ -31,7 +31,7 @@ def reading_of(path: Path) -> Reading:
 
 def named(name: str) -> Path:
     """The stored file of a model."""
-    return next(path for path in GOLDEN if path.stem.startswith(name))
+    return min((path for path in GOLDEN if path.stem.startswith(name)), key=lambda path: len(path.stem))
 
 
 def drafts_of(path: Path, *, rank_gemms: bool = False) -> dict[str, Draft]:

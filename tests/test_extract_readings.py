@@ -423,3 +423,19 @@ def test_all_is_every_parallelism_that_fits_the_config() -> None:
     assert caught.value.problems == ("tp: 'few'; allowed: 1 and up, or all",)
     with pytest.raises(TraceproofError, match="cannot be read"):
         asked(dict(llama) | {"vocab_size": 0}, ["all"], [], ())
+
+
+def test_sparse_attention_becomes_the_datasets_three_definitions() -> None:
+    reading = reading_of(named("deepseek_v3_2"))
+    config = catalogue.entries()["deepseek_v3_2"].config
+    made = definitions_of("deepseek", reading, config, Choices()).made
+    assert [draft.name for call, draft in made if call.kind.startswith("dsa")] == [
+        "dsa_topk_indexer_fp8_h64_d128_topk2048_ps64",
+        "dsa_sparse_attention_h16_ckv512_kpe64_topk2048_ps1",
+        "dsa_sparse_attention_h16_ckv512_kpe64_topk2048_ps64",
+    ]
+    left = definitions_of("deepseek", slipped(reading, "indexer", topk=1024), config, Choices()).left
+    told = [item.why for item in left if item.disagreed]
+    assert len(told) == 2
+    assert any("topk: SGLang 2048, transformers [1024]" in why for why in told)
+    assert any("topk: SGLang 2048, transformers 1024" in why for why in told)

@@ -137,6 +137,8 @@ def _facts(module: nn.Module, notes: Notes, hidden: int) -> Iterator[tuple[str, 
         yield "rotary", turned
     for written in notes.pointwise.get(id(module), ()):
         yield "pointwise", written
+    if isinstance(getattr(module, "index_topk", None), int) and hasattr(module, "n_heads"):
+        yield "indexer", {"heads": module.n_heads, "dim": module.head_dim, "topk": module.index_topk}
     if isinstance(module, nn.Embedding):
         yield "embedding", {"vocab": shape[0], "hidden": shape[1]}
     elif is_experts(module):

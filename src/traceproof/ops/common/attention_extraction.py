@@ -32,6 +32,7 @@ def read_attention(module: Any, parent: Any) -> Facts:  # noqa: ANN401
         facts["sinks"] = True
     if getattr(parent, "use_dsa", False):
         facts["sparse"] = True
+        facts["topk"] = getattr(getattr(parent, "indexer", None), "index_topk", None)
     return facts
 
 
@@ -43,7 +44,7 @@ def _attributes(module: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
 def no_form(facts: Mapping[str, Any]) -> str | None:
     """Why the dataset has no form for attention with these facts; None: it has one."""
     if facts.get("sparse"):
-        return "sparse attention by an indexer: not extracted"
+        return "sparse attention that is not absorbed: no form"
     window = f"sliding window of {facts['window']} tokens" if (facts["window"] or -1) > 0 else ""
     if facts.get("sinks"):
         return f"attention with sinks: no form {window}".rstrip()
