@@ -50,6 +50,15 @@ def test_every_operation_is_done_in_float64_and_the_output_is_not_rounded() -> N
     assert torch.allclose(found, exact, rtol=1e-15, atol=0)
 
 
+def test_another_order_rounds_the_other_way_where_it_could() -> None:
+    middle = 1 + 2.0**-8  # between two neighbours of bfloat16
+    x = torch.tensor([middle * (1 + 2.0**-21), middle * (1 - 2.0**-21), 1.001, middle + 2.0**-12])
+    (plain,) = followed(lambda x: x.to(torch.bfloat16).float(), x, mode=OTHER_ORDER)
+    rounded = x.to(torch.bfloat16).float()
+    assert plain[:2].tolist() == rounded[:2].flip(0).tolist()
+    assert torch.equal(plain[2:], rounded[2:])
+
+
 def test_a_cast_on_the_way_rounds_and_the_last_one_does_not() -> None:
     x = values(3, 16, dtype=torch.float32)
 
