@@ -32,6 +32,15 @@ USES: list[tuple[str, str]] = [
     ("extract-kernel-definitions --tp two", "--tp"),
     ("bisect --good a --bad b", "--definition"),
     ("show", "NAME"),
+    ("judge", "FILE_OR_FOLDER"),
+    ("judge {tmp}/kernels --hidden-seed 0", "--hidden-seed"),
+    ("judge {tmp}/kernels --test-sizes huge", "test_sizes"),
+    ("judge {tmp}/solution.py", "does not say which definition it implements"),
+    ("judge {tmp}/solution.py --definition rmsnorm_h96 --stack none", "--stack none"),
+    ("judge {tmp}/solution.py::other", "it has no function other"),
+    ("judge {tmp}/nowhere.py", "{tmp}/nowhere.py does not exist"),
+    ("judge {tmp}/file", "expected a file that ends with"),
+    ("judge {tmp}/empty", "{tmp}/empty holds no solutions"),
     ("doctor --seconds 0", "--seconds"),
     # Values that do not fit.
     ("verify --seed -1", "seed: -1"),
@@ -136,6 +145,7 @@ CONFIGS: list[tuple[object, str]] = [
     ({"stacks": {"tortch": {}}}, "stacks.tortch: unknown key; did you mean 'torch'?"),
     ({"stacks": {"torch": {"env": "rocm"}}}, "stacks.torch.env"),
     ({"truths": ["cudnn"]}, "cudnn is no ground truth"),
+    ({"solutions": {"demanded": ["speed"]}}, "speed is no property of kernels"),
     ({"limits": {"wall_s": 0}}, "limits.wall_s"),
     ({"limits": {"memory_gb": "much"}}, "limits.memory_gb"),
     ({"dataset": {"path": None, "pypi": None}}, "exactly one of"),
@@ -164,6 +174,7 @@ def tmp(tmp_path: Path) -> Path:
     for name in ("empty", "git", "cases", "kernels", "dataset/definitions/rmsnorm", "dataset/tests"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "kernels" / "k.py").write_text("x = 1\n", encoding="utf-8")
+    (tmp_path / "solution.py").write_text("def run(x):\n    return x\n", encoding="utf-8")
     (tmp_path / "cases" / "gemm.json").write_text('{"op_type": "ge', encoding="utf-8")
     definition = DEFINITIONS / "rmsnorm" / "rmsnorm_h96.json"
     (tmp_path / "dataset" / "definitions" / "rmsnorm" / definition.name).write_text(definition.read_text())

@@ -4,7 +4,6 @@ import json
 import secrets
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -12,9 +11,9 @@ from pathlib import Path
 from traceproof.config.schema import Config
 from traceproof.dataset.fetch import fetch
 from traceproof.dataset.tree import read_tree
-from traceproof.environments.building import probe, ready, resolve
+from traceproof.environments.building import has_driver, probe, ready, resolve
 from traceproof.errors import TraceproofError
-from traceproof.solutions.judging import Asked, Bar, asking, blocked, judge
+from traceproof.solutions.judging import Bar, asking, blocked, judge
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate
 from traceproof.solutions.render import as_json, page, table
@@ -64,11 +63,15 @@ class Session:
         Raises:
             TraceproofError: it can not be judged here; says why.
         """
+        name = self._named(candidate)
+        why = blocked(candidate, gpu=has_driver())
+        if why is not None:  # found out before an environment is built
+            raise TraceproofError(why)
         bar = self._bar(self.stack or _stack_of(candidate))
         why = blocked(candidate, gpu=bar.gpu)
         if why is not None:
             raise TraceproofError(why)
-        with self._asked(candidate) as asked:
+        with asking(name, None if name.endswith(".json") else self.folder) as asked:
             self.say(f"judging {candidate.name} for {asked.definition.name}")
             certificate = judge(candidate, asked, bar, repeat=repeat)
         for suffix, text in ((".json", as_json(certificate)), (".html", page(certificate))):
@@ -82,6 +85,8 @@ class Session:
 
     @cache  # noqa: B019 - a session lives as long as its command
     def _bar(self, stack: str) -> Bar:
+        if stack not in STACKS:
+            raise TraceproofError(f"--stack {stack}: there is no such stack; known: {', '.join(STACKS)}")
         installation = resolve(self.config, stack)
         python = str(ready(installation, root=self.root, say=self.say))
         results = self.root / self.config.results
@@ -94,12 +99,13 @@ class Session:
             conceal=[results, self.out],
         )
 
-    def _asked(self, candidate: Candidate) -> AbstractContextManager[Asked]:
+    def _named(self, candidate: Candidate) -> str:
+        """Name or file of the definition that a solution is held against."""
         name = self.definition or candidate.definition
         if not name:
             todo = "Give --definition NAME, as it stands in the dataset, or --definition FILE.json."
             raise TraceproofError(f"{candidate.path} does not say which definition it implements", todo=todo)
-        return asking(name, None if name.endswith(".json") else self.folder)
+        return name
 
     @property
     def folder(self) -> Path:
