@@ -14,7 +14,9 @@ import torch
 from safetensors.torch import save_file
 
 from traceproof.errors import TraceproofError
-from traceproof.store import DamagedError, Store, write_if_changed, write_json
+from traceproof.execution.bits import same_bits
+from traceproof.store import DamagedError, Store, load_tensors, write_if_changed, write_json
+from traceproof.untrusted.border import BorderError
 
 DIGEST = "ab" * 16
 
@@ -28,6 +30,43 @@ def test_an_object_comes_back(tmp_path: Path) -> None:
     assert store.record(DIGEST) == {"status": "ok", "tensors": hashlib.sha256(content).hexdigest()}
     assert store.tensors(DIGEST)["y"].tolist() == [0, 1, 2]
     assert not scratch.exists()
+
+
+def test_tensors_of_every_dtype_are_read_as_safetensors_wrote_them(tmp_path: Path) -> None:
+    file = tmp_path / "file.safetensors"
+    bits = torch.arange(48, dtype=torch.uint8)
+    integers = [torch.int8, torch.uint16, torch.int32, torch.int64]
+    floats = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16, torch.float32, torch.float64]
+    written = {str(dtype): bits.clone().view(dtype) for dtype in (*integers, *floats, torch.complex64)}
+    written |= {"bool": bits > 3, "scalar": torch.tensor(1.5), "empty": torch.empty(0, 5), "wide": bits.view(6, 8)}
+    save_file(written, file, metadata={"a": "b"})
+    found = load_tensors(file)
+    assert found.keys() == written.keys()
+    assert all(same_bits(found[name], value) for name, value in written.items())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x02",
+        b"\xff" * 8,
+        b"\x02" + bytes(7) + b"[]",
+        bytes(8) + b'{"y": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}' + bytes(8),
+        bytes(8) + b'{"y":{"dtype":"F32", "shape": [3], "data_offsets": [0, 0]}}',
+        bytes(8) + b'{"y": {"dtype": "F4", "shape": [2], "data_offsets": [0, 8]}}' + bytes(8),
+        bytes(8) + b'{"y": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}}' + bytes(8),
+    ],
+    ids=["empty", "cut", "endless", "no names", "too short", "nothing", "dtype", "beyond"],
+)
+def test_what_is_no_file_of_tensors_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "file.safetensors"
+    head, rest = content[:8], content[8:]
+    if b"{" in rest:
+        head = (rest.index(b"}}") + 2).to_bytes(8, "little")
+    file.write_bytes(head + rest)
+    with pytest.raises(BorderError, match="holds no tensors"):
+        load_tensors(file)
 
 
 def test_an_object_without_a_whole_record_does_not_exist(tmp_path: Path) -> None:
