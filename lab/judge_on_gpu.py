@@ -15,19 +15,24 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOLUTIONS = (
-    "rmsnorm_triton.py",
-    "rmsnorm_triton.py::write",
-    "rmsnorm_cuda.cu",
-    "rmsnorm_flashinfer.py",
-)
-DEFINITION = "tests/dataset/definitions/rmsnorm/rmsnorm_h96.json"
+NORM, GEMM = "rmsnorm/rmsnorm_h96", "gemm/gemm_n96_k160"
+# Each with the definition that it is held against, below tests/dataset/definitions.
+SOLUTIONS = {
+    "rmsnorm_triton.py": NORM,
+    "rmsnorm_triton.py::write": NORM,
+    "rmsnorm_cuda.cu": NORM,
+    "rmsnorm_torch.py": NORM,
+    "rmsnorm_flashinfer.py": NORM,
+    "silu_flashinfer.py": "activation/silu_and_mul_d96",
+    "top_k_flashinfer.py": "sampling/top_k_sampling_from_probs_v1000",
+    "gemm_torch.py": GEMM,
+}
 
 
 def command(solution: str) -> list[str]:
     """The command that judges one of them."""
-    where = f"tests/gpu/solutions/{solution}"
-    return [sys.executable, "-m", "traceproof", "judge", where, "--definition", DEFINITION]
+    where, asked = f"tests/gpu/solutions/{solution}", f"tests/dataset/definitions/{SOLUTIONS[solution]}.json"
+    return [sys.executable, "-m", "traceproof", "judge", where, "--definition", asked]
 
 
 def main() -> int:
@@ -37,7 +42,7 @@ def main() -> int:
     options = parser.parse_args()
     worst = 0
     for solution in SOLUTIONS:
-        sys.stdout.write(f"$ {shlex.join(command(solution)[1:])}\n")
+        sys.stdout.write(f"$ {shlex.join(command(solution)[2:])}\n")
         sys.stdout.flush()
         if not options.repeat:
             worst = max(worst, subprocess.run(command(solution), cwd=ROOT, check=False).returncode)

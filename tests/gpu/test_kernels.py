@@ -73,10 +73,23 @@ def test_a_cuda_kernel_is_compiled_and_accepted(bench: Judging) -> None:
     assert bench.reasons(found, NAME) == []
 
 
-def test_flashinfers_baseline_is_accepted(bench: Judging) -> None:
+@pytest.mark.parametrize(
+    ("solution", "definition"),
+    [
+        ("rmsnorm_flashinfer", NAME),
+        ("silu_flashinfer", "silu_and_mul_d96"),
+        ("top_k_flashinfer", "top_k_sampling_from_probs_v1000"),
+    ],
+)
+def test_flashinfers_baselines_are_accepted(solution: str, definition: str, bench: Judging) -> None:
     _needs("flashinfer")
-    [found] = read(FOLDER / "rmsnorm_flashinfer.py")
+    [found] = read(FOLDER / f"{solution}.py")
     assert not found.refusals
+    assert bench.reasons(found, definition) == []
+
+
+def test_pytorchs_norm_is_accepted(bench: Judging) -> None:
+    [found] = read(FOLDER / "rmsnorm_torch.py")
     assert bench.reasons(found, NAME) == []
 
 

@@ -1,0 +1,5 @@
+"""PyTorch's product of half precision, by cuBLAS."""
+
+
+def run(A, B):
+    return A @ B.T
