@@ -7,7 +7,7 @@ import torch
 from traceproof.ops.answers import Answer, Answers
 from traceproof.ops.base import Tensors
 from traceproof.ops.common.formula import Wide, by
-from traceproof.ops.page_append.oracle import appended, places
+from traceproof.ops.page_append.oracle import appended, at, places
 
 
 def _token_by_token(wide: Wide) -> Tensors:
@@ -40,16 +40,7 @@ def _exchanged(wide: Wide) -> Tensors:
     size, positions = wide["k_cache"].shape[1], wide["positions"].long()
     most = len(wide["kv_indices"]) - 1
     page = wide["kv_indices"].long()[(positions % size).clamp_max(most)]
-    return _at(wide, page, (positions // size) % size)
-
-
-def _at(wide: Wide, page: torch.Tensor, row: torch.Tensor) -> Tensors:
-    found = {}
-    for name, rows in (("k_cache", "append_key"), ("v_cache", "append_value")):
-        cache = wide[name].clone()
-        cache[page, row] = wide[rows]
-        found[f"{name}_out"] = cache
-    return found
+    return at(wide, page, (positions // size) % size)
 
 
 def _elsewhere_zero(wide: Wide) -> Tensors:

@@ -29,7 +29,11 @@ def places(wide: Wide) -> tuple[torch.Tensor, torch.Tensor]:
 
 def appended(wide: Wide) -> Tensors:
     """Both caches with the tokens written; nothing is computed, so precision is none."""
-    page, row = places(wide)
+    return at(wide, *places(wide))
+
+
+def at(wide: Wide, page: torch.Tensor, row: torch.Tensor) -> Tensors:
+    """Both caches with the tokens written to these rows of these pages."""
     found = {}
     for name, rows in (("k_cache", "append_key"), ("v_cache", "append_value")):
         cache = wide[name].clone()
