@@ -23,8 +23,9 @@ from typing import Any
 
 from traceproof.errors import TraceproofError
 from traceproof.extract.collect import Use, Wanted, collect
-from traceproof.extract.pipeline import Choices, definitions_of, told
+from traceproof.extract.pipeline import Choices, definitions_of
 from traceproof.extract.reading import Environment, Listing
+from traceproof.extract.reports import told
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel
 from traceproof.models.reading import Reading

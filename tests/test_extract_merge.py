@@ -17,8 +17,9 @@ from traceproof.extract.collect import collect
 from traceproof.extract.compare import meaning_differences, notes
 from traceproof.extract.kernels import Unmapped
 from traceproof.extract.merge import merge, write
-from traceproof.extract.pipeline import Extraction, model_of, not_described
+from traceproof.extract.pipeline import Extraction, model_of
 from traceproof.extract.recall import recall_table
+from traceproof.extract.reports import not_described
 from traceproof.extract.sharing import write_sharing
 from traceproof.ops.rmsnorm.extraction import norm
 

@@ -16,8 +16,9 @@ from traceproof.errors import TraceproofError
 from traceproof.extract import config_json, formulas, kernels
 from traceproof.extract.bootstrap.versions import SUPPORTED, base_version
 from traceproof.extract.kernels import Unmapped
-from traceproof.extract.pipeline import Choices, definitions_of, model_of, summary
+from traceproof.extract.pipeline import Choices, definitions_of, model_of
 from traceproof.extract.reading import Environment, Listing
+from traceproof.extract.reports import summary
 from traceproof.extract.worlds import asked, worlds
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel

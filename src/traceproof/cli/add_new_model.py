@@ -11,8 +11,9 @@ from traceproof.cli import options
 from traceproof.cli.extract import interpreter
 from traceproof.errors import TraceproofError
 from traceproof.extract import formulas, hierarchy
-from traceproof.extract.pipeline import Choices, definitions_of, model_of, told
+from traceproof.extract.pipeline import Choices, definitions_of, model_of
 from traceproof.extract.reading import Environment
+from traceproof.extract.reports import told
 from traceproof.extract.worlds import worlds
 from traceproof.models import catalogue
 from traceproof.models.kernel import Kernel

@@ -17,13 +17,12 @@ from traceproof.extract.pipeline import (
     Extraction,
     Model,
     Settings,
-    as_json,
     extract,
     model_of,
-    not_described,
     publish,
 )
 from traceproof.extract.reading import Environment, Listing
+from traceproof.extract.reports import as_json, not_described
 from traceproof.extract.worlds import asked
 from traceproof.models import catalogue
 from traceproof.stacks import MAIN, READER

@@ -7,15 +7,8 @@ from pathlib import Path
 
 from traceproof.config.schema import ModelChoice
 from traceproof.dataset.fetch import FETCHED, scan_digest
-from traceproof.extract.pipeline import (
-    Extraction,
-    Model,
-    Settings,
-    extract,
-    model_of,
-    not_described,
-    publish,
-)
+from traceproof.extract.pipeline import Extraction, Model, Settings, extract, model_of, publish
+from traceproof.extract.reports import not_described
 from traceproof.extract.worlds import worlds
 from traceproof.store import disk_errors, write_json
 
