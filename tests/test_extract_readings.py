@@ -385,8 +385,12 @@ def test_weights_that_sglang_can_not_pack_here_become_no_definition() -> None:
         for one in reading.modules
     )
     found = definitions_of(
-        "qwen3", replace(reading, modules=modules), catalogue.entries()["qwen3_30b_a3b"].config, Choices()
+        "qwen3",
+        replace(reading, modules=modules, unpacked="gptq: ValueError: unknown"),
+        catalogue.entries()["qwen3_30b_a3b"].config,
+        Choices(),
     )
+    assert found.counts == ["read as if not quantised, gptq: ValueError: unknown"]
     assert {call.kind for call, _ in found.made} >= {"norm", "gqa"}
     assert {draft.name for call, draft in found.made if call.kind == "linear"} == {"gemm_n151936_k2048"}
     whys = [item.why for item in found.left]
@@ -440,3 +444,14 @@ def test_sparse_attention_becomes_the_datasets_three_definitions() -> None:
     assert len(told) == 2
     assert any("topk: SGLang 2048, transformers [1024]" in why for why in told)
     assert any("topk: SGLang 2048, transformers 1024" in why for why in told)
+
+
+def test_a_bias_within_groups_means_sigmoid_scores_whatever_they_are_called() -> None:
+    reading = reading_of(named("deepseek_v3"))
+    modules = tuple(
+        replace(one, facts=dict(one.facts) | {"scoring": "softmax"}) if one.kind == "top_k" else one
+        for one in reading.modules
+    )
+    calls, left = kernels.from_reading(replace(reading, modules=modules))
+    assert "routing by sigmoid, renormalised, within groups, with a bias: no op_type" in {one.why for one in left}
+    assert {call["routing"] for call in calls if call.kind == "experts"} == {"deepseek_v3"}

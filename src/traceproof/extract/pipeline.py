@@ -176,7 +176,7 @@ class Described(NamedTuple):
     Attributes:
         made: definitions, each with its call.
         left: what becomes none.
-        counts: calls that both readings have, but not as often.
+        counts: calls that both readings have, but not as often, and what else is told of the reading.
     """
 
     made: list[tuple[Kernel, Draft]]
@@ -196,13 +196,14 @@ def definitions_of(label: str, reading: Reading, config: Mapping[str, Any], choi
         TraceproofError: the settings are strict and the two readings do not agree on some call.
     """
     calls, left = kernels.from_reading(reading)
-    counts: list[str] = []
+    counts = [f"read as if not quantised, {reading.unpacked}"] if reading.unpacked else []
     pages, per_rank = choices.page_sizes, choices.rank_gemms
     formed = {id(call) for call in calls if drafts([call], page_sizes=pages, rank_gemms=per_rank)[0]}
     _, formless = drafts([call for call in calls if id(call) not in formed], page_sizes=pages, rank_gemms=per_rank)
     calls, left = [call for call in calls if id(call) in formed], left + formless
     if choices.second_reading:
-        calls, disagreed, counts = kernels.confirmed(calls, reading, config)
+        calls, disagreed, other = kernels.confirmed(calls, reading, config)
+        counts += other
         left += disagreed
         if choices.strict and disagreed:
             raise TraceproofError(

@@ -37,6 +37,7 @@ def parse(answer: Mapping[str, Any]) -> Reading:
         peak_mb=answer["peak_mb"],
         second=Second(seen, other.get("absent") or other.get("problem") or ""),
         loads=tuple(answer.get("loads", ())),
+        unpacked=answer.get("unpacked", ""),
         draft=Layers(_modules(draft["modules"]), draft.get("problem", "")),
     )
 

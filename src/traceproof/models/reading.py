@@ -82,6 +82,7 @@ class Reading:
         seconds, peak_mb: what the reading cost.
         loads: what SGLang's loader changes in the checkpoint's weights.
         draft: the layers that it is speculated with.
+        unpacked: the scheme of weights that were laid out as if not quantised, and why; empty: as they are.
     """
 
     versions: Mapping[str, str]
@@ -94,6 +95,7 @@ class Reading:
     second: Second = field(default_factory=Second, compare=False)
     loads: tuple[str, ...] = ()
     draft: Layers = field(default_factory=Layers)
+    unpacked: str = ""
 
     @property
     def vocab(self) -> int:

@@ -116,7 +116,7 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
         draft = _draft(adapter, Path(folder), config, world)
     for module in modules if packed else ():
         if module["kind"] in PACKED:
-            module["facts"]["scheme"] = packed
+            module["facts"]["scheme"] = packed.partition(":")[0]
     torch.set_default_dtype(torch.float32)  # SGLang changes it
     try:
         other: dict[str, Any] = second.read(config)
@@ -133,6 +133,7 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
         **world,
         "experts": "routed only",
         "loads": loads,
+        "unpacked": packed,
         "modules": modules,
         "draft": draft,
         "second": other,
@@ -156,7 +157,7 @@ def _unpacked(adapter: Any, folder: Path, config: Mapping[str, Any], world: Mapp
             model = _built(adapter, again, world)
         except Exception:  # noqa: BLE001 - it is not the packing that SGLang refuses
             raise error from None
-        return model, str(config["quantization_config"].get("quant_method"))
+        return model, f"{config['quantization_config'].get('quant_method')}: {type(error).__name__}: {error}"[:300]
 
 
 def _draft(adapter: Any, folder: Path, config: Mapping[str, Any], world: Mapping[str, int]) -> dict[str, Any]:  # noqa: ANN401

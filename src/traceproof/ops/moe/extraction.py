@@ -241,8 +241,7 @@ def _call(module: Module, reading: Reading) -> Kernel | str:
     if chosen["own"]:
         return "experts with routing by a function of the model's own: no form"
     grouped = bool(chosen["grouped"]) and (chosen["groups"] or 1) > 1
-    # SGLang's choice within groups takes a bias with sigmoid scores alone, whatever the scores are called.
-    scoring = "sigmoid" if chosen["grouped"] and chosen["bias"] else chosen["scoring"]
+    scoring = _scoring(chosen)
     routing = ROUTINGS.get((scoring, chosen["renormalise"], grouped))
     if routing is None:
         how = f"by {scoring}, renormalised {chosen['renormalise']}, grouped {grouped}"
@@ -264,12 +263,17 @@ def _call(module: Module, reading: Reading) -> Kernel | str:
     )
 
 
+def _scoring(facts: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    """SGLang's choice within groups takes a bias with sigmoid scores alone, whatever the scores are called."""
+    return "sigmoid" if facts["grouped"] and facts["bias"] else facts["scoring"]
+
+
 def _routing(module: Module, _: Reading) -> str:
     """The kernel that chooses experts, which the dataset has within that of the experts alone."""
     facts = module.facts
     if facts["own"]:
         return "routing by a function of the model's own: no op_type"
-    parts = [f"routing by {facts['scoring']}", "renormalised" if facts["renormalise"] else "not renormalised"]
+    parts = [f"routing by {_scoring(facts)}", "renormalised" if facts["renormalise"] else "not renormalised"]
     parts += ["within groups"] * (bool(facts["grouped"]) and (facts["groups"] or 1) > 1)
     parts += ["with a bias"] * bool(facts["bias"])
     return f"{', '.join(parts)}: no op_type"
