@@ -37,6 +37,8 @@ def refused(subject: Subject, outputs: Tensors, beside: Tensors, floor: Tensors)
     """Whether outputs are refused beside others that are taken for right, with the allowance of a third."""
     kinds = GenericOp(subject.definition.op_type).comparisons(subject.definition)
     for name, spec in subject.definition.outputs.items():
+        if name in beside and (name not in outputs or outputs[name].shape != beside[name].shape):
+            return True
         expected = Expected(
             shape=subject.definition.shape_of(spec, subject.case.axes),
             dtype=TORCH_DTYPES.get(spec.dtype),
