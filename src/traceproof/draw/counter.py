@@ -80,7 +80,8 @@ def fill_multiples(words: torch.Tensor, factor: int, start: int, addend: int = 0
         return
     torch.arange(start + 1, start + 1 + len(words), out=words)
     words *= signed(factor)
-    words += signed(addend)
+    if addend:
+        words += signed(addend)
 
 
 def chunk_words(device: torch.device) -> int:
