@@ -13,6 +13,7 @@ import torch
 from definitions import GOOD, rmsnorm, write
 
 from traceproof.draw import Draw
+from traceproof.execution.case import Subject
 from traceproof.execution.inputs import fingerprints
 from traceproof.testgen.support import trial as module
 from traceproof.testgen.support.cases import cases_of, read_definition
@@ -35,7 +36,7 @@ def trial(root: Path, reference: str = GOOD) -> Trial:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often inputs are drawn and an output is judged."""
     count: Counter[str] = Counter()
-    for owner, name in ((Draw, "normal"), (Trial, "rule")):
+    for owner, name in ((Draw, "normal"), (Subject, "ruling")):
         inner = getattr(owner, name)
 
         def outer(*args: Any, inner: Any = inner, name: str = name, **more: Any) -> Any:  # noqa: ANN401
@@ -54,7 +55,7 @@ def test_inputs_are_drawn_once_and_outputs_ruled_once(tmp_path: Path, counted: C
     found.rulings("torch", None)
     found.run_reference()
     assert counted["normal"] == once > 0
-    assert counted["rule"] == 2  # one output, two actors
+    assert counted["ruling"] == 2  # one output, two actors
 
 
 def test_another_seed_or_tolerance_is_not_taken_for_the_same(tmp_path: Path) -> None:
