@@ -455,3 +455,20 @@ def test_a_bias_within_groups_means_sigmoid_scores_whatever_they_are_called() ->
     calls, left = kernels.from_reading(replace(reading, modules=modules))
     assert "routing by sigmoid, renormalised, within groups, with a bias: no op_type" in {one.why for one in left}
     assert {call["routing"] for call in calls if call.kind == "experts"} == {"deepseek_v3"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "why"),
+    [
+        ("experts", {"beside": "gemm1_alpha, bias"}, "experts with more than silu: gemm1_alpha, bias, which"),
+        ("top_k", {"bias": "float32"}, "experts with routing by softmax and a bias: no form"),
+        ("attention", {"chunks": True}, "attention within chunks: no form"),
+    ],
+)
+def test_what_a_form_can_not_say_becomes_none(kind: str, facts: dict[str, object], why: str) -> None:
+    reading = reading_of(named("qwen3_30b"))
+    modules = tuple(
+        replace(one, facts=dict(one.facts) | facts) if one.kind == kind else one for one in reading.modules
+    )
+    _, left = kernels.from_reading(replace(reading, modules=modules))
+    assert any(item.why.startswith(why) for item in left)

@@ -30,6 +30,8 @@ def read_attention(module: Any, parent: Any) -> Facts:  # noqa: ANN401
         facts |= {"kv_lora_rank": rank, "rope_dim": rope, "absorbed": module.v_head_dim == rank}
     if any("sink" in name and value is not None for name, value in _attributes(parent)):
         facts["sinks"] = True
+    if getattr(module, "use_irope", False):
+        facts["chunks"] = True
     if getattr(parent, "use_dsa", False):
         facts["sparse"] = True
         facts["topk"] = getattr(getattr(parent, "indexer", None), "index_topk", None)
@@ -43,8 +45,9 @@ def _attributes(module: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
 
 def no_form(facts: Mapping[str, Any]) -> str | None:
     """Why the dataset has no form for attention with these facts; None: it has one."""
-    if facts.get("sparse"):
-        return "sparse attention that is not absorbed: no form"
+    kinds = {"sparse": "sparse attention that is not absorbed", "chunks": "attention within chunks"}
+    if what := next((text for name, text in kinds.items() if facts.get(name)), None):
+        return f"{what}: no form"
     window = f"sliding window of {facts['window']} tokens" if (facts["window"] or -1) > 0 else ""
     if facts.get("sinks"):
         return f"attention with sinks: no form {window}".rstrip()

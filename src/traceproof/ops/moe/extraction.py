@@ -21,9 +21,15 @@ def _dtype(tensor: Any) -> str:  # noqa: ANN401 - a tensor or a parameter
     return str(tensor.dtype).removeprefix("torch.")
 
 
+BESIDE = ("gemm1_alpha", "gemm1_clamp_limit", "swiglu_limit")  # numbers of an activation that is more than silu
+
+
 def _experts(module: Any, _parent: Any) -> Facts:  # noqa: ANN401
     runner = module.moe_runner_config
-    return {
+    beside = [name for name in BESIDE if getattr(runner, name, None) is not None]
+    beside += ["bias"] * any(name.endswith("_bias") for name, _ in module.named_parameters(recurse=False))
+    own: Facts = {"beside": ", ".join(beside)} if beside else {}
+    return own | {
         "experts": module.num_experts,
         "local_experts": module.num_local_experts,
         "shared_fused": module.num_fused_shared_experts,
@@ -238,18 +244,10 @@ def _call(module: Module, reading: Reading) -> Kernel | str:
     if not routers:
         return "its router has no top-k beside it, so the routing is not known"
     chosen = routers[-1].facts
-    if chosen["own"]:
-        return "experts with routing by a function of the model's own: no form"
     grouped = bool(chosen["grouped"]) and (chosen["groups"] or 1) > 1
-    scoring = _scoring(chosen)
-    routing = ROUTINGS.get((scoring, chosen["renormalise"], grouped))
-    if routing is None:
-        how = f"by {scoring}, renormalised {chosen['renormalise']}, grouped {grouped}"
-        return f"experts with routing {how}: no form"
-    if not facts["gated"] or facts["gate"] != "silu":
-        return f"experts with activation {facts['gate']}, gated {facts['gated']}: no form"
-    if "scheme" in facts:
-        return f"experts with weights packed by {facts['scheme']}: no form"
+    routing = ROUTINGS.get((_scoring(chosen), chosen["renormalise"], grouped))
+    if without := _formless(facts, chosen, routing):
+        return f"experts with {without}"
     names = ("experts", "local_experts", "hidden", "intermediate", "quantisation")
     return kernel(
         "experts",
@@ -261,6 +259,21 @@ def _call(module: Module, reading: Reading) -> Kernel | str:
         kept_groups=chosen["kept_groups"] or 1,
         **{name: facts[name] for name in names},
     )
+
+
+def _formless(facts: Mapping[str, Any], chosen: Mapping[str, Any], routing: str | None) -> str | None:
+    """What of these experts, or of their router, no form can say."""
+    if chosen["own"]:
+        return "routing by a function of the model's own: no form"
+    if routing is None:
+        return f"routing by {_scoring(chosen)}, renormalised {chosen['renormalise']}: no form"
+    if routing == "renormalise" and chosen["bias"]:
+        return "routing by softmax and a bias: no form"
+    if "beside" in facts:
+        return f"more than silu: {facts['beside']}, which no form can say"
+    if not facts["gated"] or facts["gate"] != "silu":
+        return f"activation {facts['gate']}, gated {facts['gated']}: no form"
+    return f"weights packed by {facts['scheme']}: no form" if "scheme" in facts else None
 
 
 def _scoring(facts: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
