@@ -59,7 +59,7 @@ class CascadeMerge(FormulaOp):
         made = made * float(case.params.get("spread", 4.0)) + float(case.params.get("level", 3.0))
         if "empty" in case.params and made.numel():
             flat = made[:, 0] if name == "s" and "num_states" in definition.axes else made
-            if name in {"s", "s_a"}:
+            if name in {"s", "s_a"} and (flat is made or made.shape[1] > 1):  # one state of a row has something
                 flat[::2] = float("-inf")
         return made
 
