@@ -3,3 +3,4 @@
 from traceproof.ops.adapter import signature
 
 PRODUCT = signature("A B -> C")
+BIASED = signature("A B [bias] -> C")

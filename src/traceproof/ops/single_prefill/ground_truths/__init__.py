@@ -3,3 +3,4 @@
 from traceproof.ops.adapter import signature
 
 PLAIN = signature("q k v [sm_scale] -> output")
+ALL = signature("q k v [sm_scale] [logits_soft_cap] [window_left] [sinks] -> output")
