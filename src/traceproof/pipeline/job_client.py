@@ -91,7 +91,7 @@ def _waited(connection: socket.socket) -> int:
     said = connection.recv(WORD_BYTES)
     if said:
         job = int(said)
-        for number in told:
+        for number in tuple(told):  # which `forward` makes longer
             forward(number, None)
         said = connection.recv(WORD_BYTES)
     return int(said) if said else LOST
