@@ -425,7 +425,7 @@ def test_all_is_every_parallelism_that_fits_the_config() -> None:
         asked(llama, ["8"], [], (), dp=3)
     with pytest.raises(TraceproofError) as caught:
         asked(llama, ["few"], [], ())
-    assert caught.value.problems == ("tp: 'few'; allowed: 1 and up, or all",)
+    assert caught.value.problems == ("--tp: 'few'; allowed: 1 and up, or all",)
     with pytest.raises(TraceproofError, match="cannot be read"):
         asked(dict(llama) | {"vocab_size": 0}, ["all"], [], ())
 

@@ -29,7 +29,7 @@ USES: list[tuple[str, str]] = [
     ("clone-repos --stall never", "--stall"),
     ("publish --per model", "--per"),
     ("extract-kernel-definitions --gemm-shapes half", "--gemm-shapes"),
-    ("extract-kernel-definitions --tp two", "--tp"),
+    ("extract-kernel-definitions --model-name llama_3_1_8b --tp two", "--tp"),
     ("bisect --good a --bad b", "--definition"),
     ("show", "NAME"),
     ("judge", "FILE_OR_FOLDER"),

@@ -54,7 +54,7 @@ def _fits(config: Mapping[str, Any], parallel: Parallel) -> bool:
 
 
 def _numbers(name: str, given: Sequence[str]) -> list[int]:
-    if bad := [f"{name}: {value!r}; allowed: 1 and up, or all" for value in given if not value.isdigit()]:
+    if bad := [f"--{name}: {value!r}; allowed: 1 and up, or all" for value in given if not value.isdigit()]:
         raise TraceproofError("the parallelism cannot be used", problems=bad)
     return [int(value) for value in given]
 
