@@ -171,6 +171,7 @@ def test_what_is_no_answer_is_one_message(server: Server, prepared: Prepared, pl
 
 
 def test_an_endless_listing_is_cut(server: Server, prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert transport.MOST_REQUESTS == 500
     monkeypatch.setattr(transport, "MOST_REQUESTS", 50)
     for place, answer in (("/discussions", endless), ("/tree/", next_page(server.endpoint))):
         server.answers = usual(path_of_lines(prepared)) | {place: answer}
@@ -244,6 +245,7 @@ def test_a_slow_answer_is_not_waited_for(
 
 def test_a_hub_that_can_not_be_reached_is_given_up_on(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", WRITER)
+    assert pushing.UNREACHED_SECONDS <= 12.0
     monkeypatch.setattr(pushing, "UNREACHED_SECONDS", 2.0)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and nobody listens
