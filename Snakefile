@@ -58,6 +58,7 @@ onstart:
 wildcard_constraints:
     op_type="[A-Za-z0-9_]+",
     actor="|".join(FLOW.actors),
+    shard=r"(\.\d+-of-\d+)?",
     stack="|".join(FLOW.stacks),
     environment="|".join(ENVIRONMENTS),
     family="|".join(families()),

@@ -25,6 +25,7 @@ from traceproof.bumps.touches import Touch, changed_parts, touches
 from traceproof.checkouts.pin import ORIGINS
 from traceproof.checkouts.tree import CommitTree
 from traceproof.pipeline.adapters import op_types
+from traceproof.pipeline.stages.manifest import manifests_of
 from traceproof.stacks import MAIN, PACKAGES, truths_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -135,7 +136,8 @@ def depends(upstream: Path, at: str) -> dict[str, Touch]:
 def keys(folder: Path) -> dict[tuple[str, str], str]:
     """The key of every output of the stack's ground truths, by op_type and case."""
     found: dict[tuple[str, str], str] = {}
-    for path in (folder / "results" / "actors").glob(f"*/{options.stack}.json"):
+    folders = (folder / "results" / "actors").glob("*")
+    for path in (found for op_type in folders for found in manifests_of(op_type, options.stack)):
         for definition, cases in json.loads(path.read_text(encoding="utf-8"))["cases"].items():
             found |= {(path.parent.name, f"{definition} {case}"): record["key"] for case, record in cases.items()}
     return found

@@ -59,15 +59,15 @@ def actor_shown(wildcards):
 
 
 rule actor:
-    """Run one actor over one op_type's cases; what the store holds already is not run again."""
+    """Run one actor over one op_type's cases, or a shard of them; what the store holds already is not run again."""
     input:
         cases=f"{FLOW.run}/cases/{{op_type}}.json",
         stack=actor_stack,
         built=actor_builds,
     output:
-        f"{FLOW.run}/actors/{{op_type}}/{{actor}}.json",
+        f"{FLOW.run}/actors/{{op_type}}/{{actor}}{{shard}}.json",
     log:
-        f"{FLOW.run}/logs/actors/{{op_type}}-{{actor}}.log",
+        f"{FLOW.run}/logs/actors/{{op_type}}-{{actor}}{{shard}}.log",
     priority: actor_priority
     threads: actor_threads
     resources:
@@ -86,7 +86,7 @@ rule actor:
         weak=FLOW.weak_flag,
     shell:
         "PYTHONPATH={params.path:q} {params.python:q} -P -m traceproof.pipeline.job_client scripts/actor.py --actor {wildcards.actor:q}"
-        " --cases {input.cases:q} --stack {params.record:q} --manifest {output:q} --built {input.built:q}"
+        " --shard={wildcards.shard:q} --cases {input.cases:q} --stack {params.record:q} --manifest {output:q} --built {input.built:q}"
         " --caches {params.caches:q} --store {params.store:q} --code {params.outputs_code:q}"
         " --limits {params.limits:q} --lanes {resources.lanes:q} --memory-mb {resources.mem_mb:q}"
         " {params.weak:q} {FLOW.force_flag:q} --log {log:q}"

@@ -1,3 +1,8 @@
+def slots(wildcards):
+    """How many jobs run at once: those that a batch system is given, or the cores of this machine."""
+    return workflow.nodes or workflow.cores
+
+
 checkpoint cases:
     """Decide what will be run, one file per op_type. A checkpoint: an op_type whose file stays the same reruns nothing."""
     input:
@@ -16,8 +21,9 @@ checkpoint cases:
         store=f"{FLOW.results}/store",
         store_gb=FLOW.store_gb,
         actors=len(FLOW.actors) - 1,
+        slots=slots,
         weak=FLOW.weak_flag,
     shell:
         "PYTHONPATH=src {params.python:q} scripts/cases.py --dataset {params.dataset:q} --stack {input.stack:q}"
         " --selection {params.selection:q} --store {params.store:q} --store-gb {params.store_gb:q}"
-        " --actors {params.actors:q} {params.weak:q} --out {output:q} --log {log:q}"
+        " --actors {params.actors:q} --slots {params.slots:q} {params.weak:q} --out {output:q} --log {log:q}"

@@ -5,10 +5,7 @@ def judge_code(wildcards):
 
 def judge_manifests(wildcards):
     """What every actor of the op_type left."""
-    return expand(
-        f"{FLOW.run}/actors/{wildcards.op_type}/{{actor}}.json",
-        actor=FLOW.actors_of(wildcards.op_type),
-    )
+    return FLOW.manifests(wildcards.op_type)
 
 
 def judge_lanes(wildcards):

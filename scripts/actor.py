@@ -17,6 +17,7 @@ from traceproof.worker import Limits
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--actor", required=True)
 PARSER.add_argument("--cases", type=Path, required=True)
+PARSER.add_argument("--shard", default="", help="which of the actor's jobs this is; empty: its only one")
 PARSER.add_argument("--stack", type=Path, required=True, help="the record of the stack it runs in")
 PARSER.add_argument("--manifest", type=Path, required=True)
 PARSER.add_argument("--store", type=Path, required=True)
@@ -58,7 +59,7 @@ def main() -> None:
         workers=workers(found) if opened else None,
     )
     with lease(found, memory_mib=options.memory_mb):
-        run(options.cases, options.manifest, options.store, job)
+        run(options.cases, options.manifest, options.store, job, shard=options.shard)
 
 
 if __name__ == "__main__":

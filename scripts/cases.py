@@ -12,6 +12,7 @@ from traceproof.pipeline.stages import volume
 from traceproof.pipeline.stages.plan import plan
 from traceproof.pipeline.stages.plan_inits import Inits
 from traceproof.pipeline.stages.plan_selection import Selection
+from traceproof.pipeline.stages.shards import Split
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--dataset", type=Path, required=True)
@@ -24,6 +25,7 @@ PARSER.add_argument("--actors", type=int, required=True, help="how many compute 
 PARSER.add_argument(
     "--allow-weak-isolation", action="store_true", help="run `init` where it can not be isolated whole"
 )
+PARSER.add_argument("--slots", type=int, default=1, help="how many jobs run at once; long ones are split")
 PARSER.add_argument("--log", type=Path, required=True)
 
 
@@ -32,11 +34,13 @@ def main() -> None:
     fields: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in options.selection.items()
     }
+    gpu = json.loads(options.stack.read_text(encoding="utf-8"))["device_type"] == "cuda"
     if fields["workloads"] == "auto":
-        fields["workloads"] = json.loads(options.stack.read_text(encoding="utf-8"))["device_type"] == "cuda"
+        fields["workloads"] = gpu
     inits = Inits(options.store, (options.dataset,), weak=options.allow_weak_isolation)
     try:
-        plans = plan(options.dataset, options.out, Selection(**fields), inits)
+        split = Split(slots=options.slots, actors=options.out.parent / "actors", gpu=gpu)
+        plans = plan(options.dataset, options.out, Selection(**fields), inits, split)
     finally:
         inits.close()
     volume.check(plans, options.store, actors=options.actors, limit_gb=options.store_gb)

@@ -93,7 +93,8 @@ class LogHandler(LogHandlerBase):
         return ""
 
     def _announced(self, values: Mapping[str, Any]) -> str:
-        name = " ".join([values["rule_name"], *map(str, values["wildcards"].values())])
+        words = [values["rule_name"], *map(str, values["wildcards"].values())]
+        name = " ".join(word for word in words if word)
         self._names[values["jobid"]] = name
         if self.common_settings.dryrun:
             return f"would run {name}: {' '.join(str(values['reason']).split())}"

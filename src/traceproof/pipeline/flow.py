@@ -78,6 +78,14 @@ class Pipeline(CodeDigests):
         """The actors that are run for an op_type."""
         return tuple(name for name in for_op_type(op_type) if name in self.actors)
 
+    def manifests(self, op_type: str) -> list[str]:
+        """What the actors of an op_type leave, one file per job."""
+        return [
+            f"{self.run}/actors/{op_type}/{actor}{shard}.json"
+            for actor in self.actors_of(op_type)
+            for shard in self.load.shards(op_type, actor)
+        ]
+
     def builds(self, op_type: str, actor: str) -> list[str]:
         """What has to be built before an actor runs: one file, or none."""
         if actor not in TRUTHS or not compiles(actor, op_type) or not has_driver():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from traceproof.actors.registry import ACTORS
 from traceproof.ops.registry import record
-from traceproof.pipeline.records import OpTypePlan
+from traceproof.pipeline.records import OpTypePlan, shard_names
 from traceproof.stacks import STACK_OF, STACKS, TRUTHS
 
 MIB = 1 << 20
@@ -38,6 +39,10 @@ class Load:
         if ACTORS[actor].trusted or not self.side_by_side:
             return 1
         return max(1, min(LANES if record(op_type).long else FEW_LANES, len(self._plan(op_type).needs)))
+
+    def shards(self, op_type: str, actor: str) -> list[str]:
+        """The suffix that tells each of an actor's jobs apart, of which most have one."""
+        return shard_names(self._plan(op_type).shards.get(actor, 1))
 
     def priority(self, op_type: str, actor: str) -> int:
         """Priority of an actor's job: those that decide when a run is done start first.
@@ -78,7 +83,7 @@ class Load:
         try:
             return _read(path, path.stat().st_mtime_ns)
         except FileNotFoundError:  # a dry run before anything is planned
-            return _Plan(needs=(), large=False)
+            return _Plan(needs=(), large=False, shards={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +93,12 @@ class _Plan:
     Attributes:
         needs: bytes of each definition's largest case, in ascending order.
         large: whether there are cases whose oracle the judge computes.
+        shards: how many jobs an actor has that has several.
     """
 
     needs: tuple[int, ...]
     large: bool
+    shards: Mapping[str, int]
 
 
 @cache
@@ -103,4 +110,8 @@ def _read(cases: Path, stamp: int) -> _Plan:
         max((case.memory for case in entry.cases if case.skip is None), default=0)
         for entry in plan.definitions.values()
     )
-    return _Plan(needs=tuple(sorted(needs)), large=any(case.large for case in plan.to_run))
+    return _Plan(
+        needs=tuple(sorted(needs)),
+        large=any(case.large for case in plan.to_run),
+        shards={actor: len(parts) for actor, parts in plan.shards.items()},
+    )

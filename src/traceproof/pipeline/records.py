@@ -118,14 +118,23 @@ class BrokenFile(Record):
     message: str
 
 
+def shard_names(count: int) -> list[str]:
+    """What tells the jobs of an actor over one op_type apart, as a suffix of their files' names."""
+    return [f".{number}-of-{count}" for number in range(1, count + 1)] if count > 1 else [""]
+
+
 class OpTypePlan(Record):
-    """The cases of one op_type's definitions: what the rule `cases` writes and every later one reads."""
+    """The cases of one op_type's definitions: what the rule `cases` writes and every later one reads.
+
+    `shards` holds, for each actor that has several jobs, the names of the definitions of each.
+    """
 
     version: Literal[1] = 1
     op_type: str
     dataset: str
     definitions: dict[str, PlannedDefinition]
     broken: tuple[BrokenFile, ...]
+    shards: dict[str, tuple[tuple[str, ...], ...]] = {}
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -143,6 +152,21 @@ class OpTypePlan(Record):
     def as_text(self) -> str:
         """What its file holds."""
         return json.dumps(self.model_dump(), indent=1, ensure_ascii=False) + "\n"
+
+    def of_shard(self, actor: str, shard: str) -> Self:
+        """The plan of one of an actor's jobs; an empty shard is all of it.
+
+        Raises:
+            TraceproofError: the plan has no such shard.
+        """
+        if not shard:
+            return self
+        parts = self.shards.get(actor, ())
+        if shard not in shard_names(len(parts)):
+            todo = "Run the same command again: jobs are then those of the plan."
+            raise TraceproofError(f"the plan of {self.op_type} has no shard {shard!r} of {actor}", todo=todo)
+        names = parts[shard_names(len(parts)).index(shard)]
+        return self.model_copy(update={"definitions": {name: self.definitions[name] for name in names}})
 
     @property
     def to_run(self) -> Iterator[PlannedCase]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,9 +51,10 @@ class Answers:
     store: Store
 
     @classmethod
-    def of(cls, manifest: Path, store: Path) -> Answers:
-        """The references' answers of a run."""
-        return cls(Manifest.read(manifest), Store(store, OUTPUTS))
+    def of(cls, manifests: Sequence[Path], store: Path) -> Answers:
+        """The references' answers of a run, of which there are some."""
+        (manifest,) = Manifest.merged(manifests).values()
+        return cls(manifest, Store(store, OUTPUTS))
 
     def finite(self, definition: Definition, case: str) -> bool:
         """Whether all that a passed case's right outputs hold is finite."""

@@ -10,6 +10,8 @@ from traceproof import programs
 from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.dataset.tree import Tree, read_tree
 from traceproof.errors import TraceproofError
+from traceproof.pipeline.records import REFERENCE
+from traceproof.pipeline.stages.manifest import manifests_of
 from traceproof.publish.bundle import Base, Bundle, Folder, assemble
 from traceproof.publish.change import Change, resolve
 from traceproof.publish.check import problems
@@ -166,8 +168,8 @@ def _write_parts(source: Source, tree: Tree, names: Sequence[str], parts: Path) 
         command = [source.python, "-P", str(source.root / "scripts" / "parts.py")]
         command += ["--cases", str(source.run / "cases" / f"{op_type}.json"), "--out", str(parts)]
         command += ["--ledger", str(source.run / LEDGER), "--only", *names]
-        answers = source.run / "actors" / op_type / "reference.json"
-        command += ["--answers", str(answers), "--store", str(source.store)] if answers.is_file() else []
+        answers = manifests_of(source.run / "actors" / op_type, REFERENCE)
+        command += ["--answers", *map(str, answers), "--store", str(source.store)] if answers else []
         environment = without_secrets() | {"PYTHONPATH": str(source.root / "src")}
         done = programs.run(command, environment=environment)
         if done.returncode:

@@ -34,18 +34,18 @@ DRAWN_ON_GPU = 64 << 20  # bytes that a case needs: a CPU takes a tenth of a sec
 MANY_TRIALS = 100  # draws of a reference, a call each: a second and more
 
 
-def run(cases: Path, manifest: Path, store: Path, job: Job) -> None:
-    """Run what the store lacks, and write the manifest.
+def run(cases: Path, manifest: Path, store: Path, job: Job, *, shard: str = "") -> None:
+    """Run what the store lacks of all definitions, or of those of a shard, and write the manifest.
 
     A case that fails costs itself alone; each finished case is in the store before the next one starts.
 
     Raises:
         TraceproofError: the disk is full. What was finished stays.
     """
-    planned = OpTypePlan.read(cases)
+    planned = OpTypePlan.read(cases).of_shard(job.actor, shard)
     outputs = Store(store, "outputs")
     total = sum(len(entry.cases) for entry in planned.definitions.values())
-    progress = Progress(f"{job.actor:10} {planned.op_type:12}", total)
+    progress = Progress(f"{job.actor:10} {planned.op_type + shard:12}", total)
     manifest.parent.mkdir(parents=True, exist_ok=True)
     store.mkdir(parents=True, exist_ok=True)
     if job.trusted:

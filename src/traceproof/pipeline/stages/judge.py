@@ -50,8 +50,7 @@ def judge(  # noqa: PLR0913 - a rule's inputs and outputs
         TraceproofError: the disk is full.
     """
     planned = OpTypePlan.read(cases)
-    for path in manifests:
-        Manifest.read(path)  # a damaged one ends the job here, with a message
+    Manifest.merged(manifests)  # a damaged one ends the job here, with a message
     run = verdicts.parent.parent.absolute()
     replay = run / REPLAY / path_part(planned.op_type, OP_TYPE)
     shutil.rmtree(confined(replay, within=run / REPLAY), ignore_errors=True)  # an earlier run's

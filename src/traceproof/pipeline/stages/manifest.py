@@ -1,6 +1,7 @@
 """What an actor's job leaves: for each case of each definition, where the outputs lie or why there are none."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,6 +52,25 @@ class Manifest(Record):
         path.unlink(missing_ok=True)
         raise TraceproofError(f"{path} is damaged", problems=[why], todo=f"It has been removed. {AGAIN}")
 
+    @classmethod
+    def merged(cls, paths: Iterable[Path]) -> dict[str, Self]:
+        """What each actor left, by name, whatever number of jobs it had.
+
+        Raises:
+            TraceproofError: as `read` does.
+        """
+        found: dict[str, Self] = {}
+        for part in map(cls.read, paths):
+            whole = found.setdefault(part.actor, part)
+            found[part.actor] = whole.model_copy(update={"cases": whole.cases | part.cases})
+        return found
+
     def of(self, definition: str) -> Mapping[str, RunRecord]:
         """The records of a definition by case id."""
         return self.cases.get(definition, {})
+
+
+def manifests_of(folder: Path, actor: str) -> list[Path]:
+    """The manifests of an actor in an op_type's folder: one, or one per shard."""
+    name = re.compile(rf"{re.escape(actor)}(\.\d+-of-\d+)?\.json", re.ASCII)
+    return sorted(path for path in folder.glob(f"{actor}*.json") if name.fullmatch(path.name))

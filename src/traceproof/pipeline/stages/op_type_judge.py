@@ -77,7 +77,7 @@ class OpTypeJudge:
     def read(cls, cases: Path, manifests: Iterable[Path], run: Path, settings: JudgeSettings) -> Self:
         """From the files of a run's folder."""
         planned = OpTypePlan.read(cases)
-        read = {manifest.actor: manifest for manifest in map(Manifest.read, manifests)}
+        read = Manifest.merged(manifests)
         return cls(
             planned=planned,
             oracle=read.pop("oracle"),

@@ -14,6 +14,7 @@ from traceproof.pipeline.stages.hidden import hidden_cases
 from traceproof.pipeline.stages.large import is_large
 from traceproof.pipeline.stages.plan_inits import Inits
 from traceproof.pipeline.stages.plan_selection import Selection, check_cases, group_of, selected
+from traceproof.pipeline.stages.shards import Split
 from traceproof.reasons import Skip
 from traceproof.store import file_digest, write_if_changed
 from traceproof.text import printable
@@ -23,7 +24,9 @@ PLAN_SECONDS = 60.0  # for the cases of one definition; a thousandth of that is 
 PLAN_BYTES = 4 << 30  # beside what the process has by then
 
 
-def plan(dataset: Path, out: Path, selection: Selection, inits: Inits | None = None) -> list[Path]:
+def plan(
+    dataset: Path, out: Path, selection: Selection, inits: Inits | None = None, split: Split | None = None
+) -> list[Path]:
     """Write `out/<op_type>.json` for each op_type selected; an unchanged file keeps its time, a stale one goes.
 
     Args:
@@ -31,6 +34,7 @@ def plan(dataset: Path, out: Path, selection: Selection, inits: Inits | None = N
         out: the folder of the plans.
         selection: what to plan.
         inits: what runs definitions' own `init`; None: they are not run, and inputs are drawn by role.
+        split: how to split jobs; None: each actor has one job per op_type.
 
     Raises:
         TraceproofError: a selected name does not exist, or the dataset has no definitions.
@@ -41,7 +45,7 @@ def plan(dataset: Path, out: Path, selection: Selection, inits: Inits | None = N
     for op_type, names in sorted(groups.items()):
         path = out / f"{op_type}.json"
         planned = _op_type_plan(tree, op_type, names, selection, inits)
-        write_if_changed(path, planned.as_text())
+        write_if_changed(path, (split.applied(planned) if split else planned).as_text())
         written.append(path)
     check_cases(selection, groups)
     for path in sorted(out.glob("*.json")):
