@@ -57,9 +57,8 @@ def setup(payload: Any, scratch: Path) -> Callable[[str], float]:  # noqa: ANN40
 
 def test_each_misdeed_costs_one_case() -> None:
     actions = ["fine", "fault", "fine", "hang", "fine", "die", "fine"]
-    with Pool(
-        gpu=True, env={"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])}
-    ) as pool:
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with Pool(gpu=True, env={"PYTHONPATH": os.pathsep.join(paths)}) as pool:
         outcomes = list(
             pool.run_items(
                 setup="test_faults:setup",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import op_support as support
@@ -12,6 +13,7 @@ from traceproof.actors import registry as actors
 from traceproof.dataset.definition import Definition
 from traceproof.execution.inputs import place
 from traceproof.ops import registry
+from traceproof.pipeline.known import read_known
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,4 +49,8 @@ def test_the_judge_passes_it(path: Path, truth: str) -> None:
         given = [outputs[name].cpu() for name in definition.outputs]
         rulings = support.judged(definition, case, given, support.truth(definition, inputs))
         found |= {f"{case.id} {name}": r.message for name, r in rulings.items() if r.verdict.value != "pass"}
-    assert not found
+    known = read_known(TESTS.parent / "known.yaml").findings
+    versions = {"sglang-kernel": metadata.version("sglang-kernel")}
+    listed = [entry for entry in known if entry.actor == truth and entry.means(definition.name, definition.digest)]
+    expected = {f"{case} {name}" for e in listed if e.stands(versions) for case in e.cases for name in e.outputs}
+    assert found.keys() == expected, found

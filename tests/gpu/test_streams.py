@@ -24,9 +24,11 @@ LATE = (
 def run(hidden_states, weight):
     output = torch.zeros_like(hidden_states)
     stream = torch.cuda.Stream()
+    busy = torch.ones(4096, 4096, device=hidden_states.device)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(1 << 28)
+        for _ in range(100):
+            busy = busy @ busy / 4096
         output.copy_(norm(hidden_states, weight))
     return output
 """

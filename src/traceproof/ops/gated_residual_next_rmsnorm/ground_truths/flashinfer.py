@@ -1,11 +1,16 @@
 """FlashInfer's gated residual with the next norm."""
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs
+from traceproof.ops.adapter import Adapter, Api, Outputs, dim
 from traceproof.ops.base import Values
 from traceproof.ops.gated_residual_next_rmsnorm.ground_truths import GATED
 
 NAME = "flashinfer.norm:gated_residual_next_rmsnorm"
+HIDDEN = 8192  # the only size that it is compiled for
+
+
+def _accepts(definition: Definition) -> bool:
+    return dim(definition, "branch", -1) == HIDDEN
 
 
 def _gated(api: Api, definition: Definition, inputs: Values) -> Outputs:
@@ -13,4 +18,6 @@ def _gated(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return dict(zip(definition.outputs, api[NAME](**given), strict=True))
 
 
-ADAPTERS = (Adapter("norm.gated_residual_next_rmsnorm", GATED, _gated, (NAME,), sm=((8, 0), (12, 9))),)
+ADAPTERS = (
+    Adapter("norm.gated_residual_next_rmsnorm", GATED, _gated, (NAME,), accepts=_accepts, sm=((10, 0), (10, 9))),
+)

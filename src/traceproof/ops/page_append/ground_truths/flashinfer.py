@@ -1,12 +1,17 @@
 """FlashInfer's append, which writes to the caches."""
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, dim, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.page_append.ground_truths import APPEND
 
 NAME = "flashinfer.page:append_paged_kv_cache"
 TABLES = ("kv_indices", "kv_indptr", "kv_last_page_len")
+HEAD_DIMS = (64, 128, 256, 512)  # it is compiled for
+
+
+def _accepts(definition: Definition) -> bool:
+    return "kv_last_page_len" in definition.inputs and dim(definition, "append_key", -1) in HEAD_DIMS
 
 
 def _append(api: Api, _: Definition, inputs: Values) -> Outputs:
@@ -23,7 +28,7 @@ ADAPTERS = (
         APPEND,
         apis=(NAME,),
         call=_append,
-        accepts=lambda definition: "kv_last_page_len" in definition.inputs,
+        accepts=_accepts,
         sm=((7, 5), (12, 9)),
     ),
 )

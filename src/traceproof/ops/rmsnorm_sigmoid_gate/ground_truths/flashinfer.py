@@ -1,11 +1,16 @@
 """FlashInfer's gated norm, which writes to its input."""
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, scalar, tensor
+from traceproof.ops.adapter import Adapter, Api, Outputs, dim, scalar, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.rmsnorm_sigmoid_gate.ground_truths import GATED
 
 NAME = "flashinfer.norm:rmsnorm_sigmoid_gate"
+HEAD_DIM = 64  # the only size that it is compiled for
+
+
+def _accepts(definition: Definition) -> bool:
+    return dim(definition, "input", -1) == HEAD_DIM
 
 
 def _gated(api: Api, definition: Definition, inputs: Values) -> Outputs:
@@ -15,4 +20,4 @@ def _gated(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return {"output": output}
 
 
-ADAPTERS = (Adapter("norm.rmsnorm_sigmoid_gate", GATED, _gated, (NAME,), sm=((8, 0), (12, 9))),)
+ADAPTERS = (Adapter("norm.rmsnorm_sigmoid_gate", GATED, _gated, (NAME,), accepts=_accepts, sm=((10, 0), (10, 9))),)
