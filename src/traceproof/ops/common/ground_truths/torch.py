@@ -1,0 +1,25 @@
+"""PyTorch's operations in float32, as kernels compute."""
+
+import torch
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Api, tensor
+from traceproof.ops.base import Values
+
+LARGEST = "torch:amax"
+
+
+def scaled(api: Api, definition: Definition, inputs: Values, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of x over the scales of their blocks, [rows, columns], and these, [rows, blocks], both float32.
+
+    Args:
+        api: functions by their keys.
+        definition: of a quantisation from x to q and scale.
+        inputs: x.
+        largest: what the largest value of a block becomes.
+    """
+    x, shape = tensor(inputs, "x").float(), definition.outputs["scale"].shape or ()
+    count = definition.const_axes[shape[1]]
+    blocks = x.reshape(len(x), count, x.shape[1] // count)
+    scale = api[LARGEST](blocks.abs(), -1, keepdim=True) / largest
+    return (blocks / scale).reshape(x.shape), scale.squeeze(-1)
