@@ -16,10 +16,10 @@ from traceproof.errors import TraceproofError
 from traceproof.extract import config_json, formulas, kernels
 from traceproof.extract.bootstrap.versions import SUPPORTED, base_version
 from traceproof.extract.kernels import Unmapped
+from traceproof.extract.parallelism import pairs, requested
 from traceproof.extract.pipeline import Choices, definitions_of, model_of
 from traceproof.extract.reading import Environment, Listing
 from traceproof.extract.reports import summary
-from traceproof.extract.worlds import asked, worlds
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel
 from traceproof.models.kernel import Kernel
@@ -269,12 +269,12 @@ def test_a_models_tag_and_spelling_name_the_bundled_model() -> None:
 
 
 def test_lists_of_ranks_give_every_pair_that_fits() -> None:
-    assert worlds([4, 8], [1, 8], ()) == (Parallel(4, 1), Parallel(8, 1), Parallel(8, 8))
-    assert worlds([], [], (Parallel(2, 1),)) == (Parallel(2, 1),)
+    assert pairs([4, 8], [1, 8], ()) == (Parallel(4, 1), Parallel(8, 1), Parallel(8, 8))
+    assert pairs([], [], (Parallel(2, 1),)) == (Parallel(2, 1),)
     with pytest.raises(TraceproofError, match=r"ep \[3\] divides no tp"):
-        worlds([8], [3], ())
+        pairs([8], [3], ())
     with pytest.raises(TraceproofError, match="cannot be used"):
-        worlds([0], [], ())
+        pairs([0], [], ())
 
 
 @pytest.mark.parametrize("build", ["0.5.23", "0.5.23.post1", "0.5.23+cpu", "0.5.23.dev7"])
@@ -416,18 +416,18 @@ def test_routing_and_speculative_layers_are_listed() -> None:
 
 def test_all_is_every_parallelism_that_fits_the_config() -> None:
     llama, mixture = (catalogue.entries()[name].config for name in ("llama_3_1_70b", "qwen3_30b_a3b"))
-    assert [at.tp for at in asked(llama, ["all"], [], ())] == [1, 2, 4, 8, 16, 32, 64]
-    found = asked(mixture, ["8"], ["all"], ())
+    assert [at.tp for at in requested(llama, ["all"], [], ())] == [1, 2, 4, 8, 16, 32, 64]
+    found = requested(mixture, ["8"], ["all"], ())
     assert found == tuple(Parallel(8, ep) for ep in (1, 2, 4, 8))
-    assert asked(llama, ["8"], [], (), dp=4) == (Parallel(8, 1, 4),)
+    assert requested(llama, ["8"], [], (), dp=4) == (Parallel(8, 1, 4),)
     assert (str(Parallel(8, 1, 4)), Parallel(8, 1, 4).attention) == ("tp8 ep1 dp4", 2)
     with pytest.raises(TraceproofError, match=r"dp-attention: 3 does not divide tp of \[8\]"):
-        asked(llama, ["8"], [], (), dp=3)
+        requested(llama, ["8"], [], (), dp=3)
     with pytest.raises(TraceproofError) as caught:
-        asked(llama, ["few"], [], ())
+        requested(llama, ["few"], [], ())
     assert caught.value.problems == ("--tp: 'few'; allowed: 1 and up, or all",)
     with pytest.raises(TraceproofError, match="cannot be read"):
-        asked(dict(llama) | {"vocab_size": 0}, ["all"], [], ())
+        requested(dict(llama) | {"vocab_size": 0}, ["all"], [], ())
 
 
 def test_sparse_attention_becomes_the_datasets_three_definitions() -> None:

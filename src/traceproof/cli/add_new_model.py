@@ -11,10 +11,10 @@ from traceproof.cli import options
 from traceproof.cli.extract import interpreter
 from traceproof.errors import TraceproofError
 from traceproof.extract import formulas, hierarchy
+from traceproof.extract.parallelism import pairs
 from traceproof.extract.pipeline import Choices, definitions_of, model_of
 from traceproof.extract.reading import Environment
 from traceproof.extract.reports import told
-from traceproof.extract.worlds import worlds
 from traceproof.models import catalogue
 from traceproof.models.kernel import Kernel
 from traceproof.models.reading import Module, Reading
@@ -22,7 +22,7 @@ from traceproof.ops.drafts import Draft
 from traceproof.stacks import READER
 
 
-def add_new_model(  # noqa: PLR0913 - one parameter an option
+def add_new_model(  # noqa: PLR0913 - one parameter per option
     *,
     model_name: Annotated[str, typer.Option(help="The model's name, e.g. deepseek-v3; its id in models.ts.")],
     hf_repo_id: Annotated[str | None, typer.Option(help="Its HuggingFace repository.")] = None,
@@ -45,7 +45,7 @@ def add_new_model(  # noqa: PLR0913 - one parameter an option
     bundled = catalogue.entries().get(catalogue.slug_of(model_name))
     fetched = hf_repo_id if bundled is None or revision is not None else None
     slug, tags, given, usual = model_of(model_name, config=config, repository=fetched, revision=revision)
-    parallels = worlds(tp or [], ep or [], usual)
+    parallels = pairs(tp or [], ep or [], usual)
     environment = Environment(interpreter(READER, extract_python), sglang_path)
     named: dict[str, list[str]] = {}
     readings: list[Reading] = []

@@ -11,6 +11,7 @@ import typer
 from traceproof.cli import options, run
 from traceproof.environments import building as environments
 from traceproof.errors import TraceproofError
+from traceproof.extract.parallelism import requested
 from traceproof.extract.pipeline import (
     PAGE_SIZES,
     Choices,
@@ -23,14 +24,13 @@ from traceproof.extract.pipeline import (
 )
 from traceproof.extract.reading import Environment, Listing
 from traceproof.extract.reports import as_json, not_described
-from traceproof.extract.worlds import asked
 from traceproof.models import catalogue
 from traceproof.stacks import MAIN, READER
 
 OUTPUT = Path("results/extracted")  # not the pipeline's own results/extract/dataset, which it writes anew
 
 
-def extract_kernel_definitions(  # noqa: PLR0913 - one parameter an option
+def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
     *,
     model_name: Annotated[list[str] | None, typer.Option(help="Bundled models, or a name for --config.")] = None,
     config: Annotated[Path | None, typer.Option(help="A model's config.json.")] = None,
@@ -129,7 +129,7 @@ def _models(  # noqa: PLR0913, PLR0917 - the options that name models
     wanted: list[str | None] = [*names] or [None]
     for name in wanted:
         slug, tags, given, usual = model_of(name, config=config, repository=repository, revision=revision)
-        models.append(Model(slug, tags, given, asked(given, tp, ep, usual, dp=dp)))
+        models.append(Model(slug, tags, given, requested(given, tp, ep, usual, dp=dp)))
     return models
 
 

@@ -36,9 +36,9 @@ class Wanted:
     def definition(self) -> Definition:
         """The definition with the tags of all its uses."""
         models = tuple(dict.fromkeys(tag for use in self.uses for tag in use.tags))
-        worlds = sorted({use.parallel for use in self.uses})
+        parallels = sorted({use.parallel for use in self.uses})
         tags: dict[str, None] = {}
-        for at in worlds:
+        for at in parallels:
             tags |= dict.fromkeys(self.draft.tags(models, tp=at.tp, ep=at.ep, dp=at.dp))
         made = self.draft.definition(list(tags))
         return made.model_copy(update={"name": self.name}) if self.name != made.name else made

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from traceproof.config.schema import ModelChoice
 from traceproof.dataset.fetch import FETCHED, scan_digest
+from traceproof.extract.parallelism import pairs
 from traceproof.extract.pipeline import Extraction, Model, Settings, extract, model_of, publish
 from traceproof.extract.reports import not_described
-from traceproof.extract.worlds import worlds
 from traceproof.store import disk_errors, write_json
 
 DEFINITIONS = "definitions"
@@ -55,7 +55,7 @@ def run(  # noqa: PLR0913 - what, how, where from, where to
 
 def _model(choice: ModelChoice) -> Model:
     slug, tags, given, usual = model_of(choice.name, config=choice.config, repository=None)
-    return Model(slug, tags, given, worlds(choice.tp, choice.ep, usual))
+    return Model(slug, tags, given, pairs(choice.tp, choice.ep, usual))
 
 
 def link(dataset: Path, out: Path) -> None:

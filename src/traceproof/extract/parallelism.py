@@ -1,7 +1,7 @@
 """The parallelisms that a model is read at."""
 
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import product, starmap
 from typing import Any
 
 from traceproof.errors import TraceproofError
@@ -11,7 +11,7 @@ from traceproof.models.catalogue import Parallel
 ALL = "all"
 
 
-def asked(
+def requested(
     config: Mapping[str, Any], tp: Sequence[str], ep: Sequence[str], usual: Sequence[Parallel], *, dp: int = 1
 ) -> tuple[Parallel, ...]:
     """The parallelisms of `--tp`, `--ep` and `--dp-attention`, of which `all` is every one that fits the config.
@@ -19,14 +19,11 @@ def asked(
     Raises:
         TraceproofError: one is no number or does not fit.
     """
-    ranks = divisors(config) if ALL in tp else _numbers("tp", tp)
-    fitting = [one for one in ranks if _fits(config, Parallel(one, 1))] if ALL in tp else ranks
-    if ALL in ep:
-        spread = sorted({one for many in fitting or [1] for one in divisors(config) if many % one == 0})
-        pairs = [Parallel(one, other) for one, other in product(fitting or [1], spread) if one % other == 0]
-        found = tuple(pair for pair in pairs if _fits(config, pair))
+    if ALL in tp:
+        ranks = [one for one in divisors(config) if _fits(config, Parallel(one, 1))]
     else:
-        found = worlds(fitting, _numbers("ep", ep), usual)
+        ranks = _numbers("tp", tp)
+    found = _fitting(config, ranks or [1]) if ALL in ep else pairs(ranks, _numbers("ep", ep), usual)
     if dp == 1:
         return found
     if bad := [one.tp for one in found if dp < 1 or one.tp % dp]:
@@ -36,8 +33,14 @@ def asked(
     return tuple(one._replace(dp=dp) for one in found)
 
 
+def _fitting(config: Mapping[str, Any], ranks: Sequence[int]) -> tuple[Parallel, ...]:
+    """Every pair of these numbers of ranks and a number of heads' divisor that fits the config."""
+    spread = [(tp, ep) for tp in ranks for ep in divisors(config) if tp % ep == 0]
+    return tuple(pair for pair in starmap(Parallel, spread) if _fits(config, pair))
+
+
 def divisors(config: Mapping[str, Any]) -> list[int]:
-    """Of the number of heads."""
+    """The divisors of the number of heads, ascending."""
     language = formulas.language(config)
     heads = next((language[name] for name in formulas.HEADS if isinstance(language.get(name), int)), 1)
     return [number for number in range(1, heads + 1) if heads % number == 0]
@@ -59,7 +62,7 @@ def _numbers(name: str, given: Sequence[str]) -> list[int]:
     return [int(value) for value in given]
 
 
-def worlds(tp: Sequence[int], ep: Sequence[int], usual: Sequence[Parallel]) -> tuple[Parallel, ...]:
+def pairs(tp: Sequence[int], ep: Sequence[int], usual: Sequence[Parallel]) -> tuple[Parallel, ...]:
     """The parallelisms asked for: every pair of the lists where ep divides tp; the usual ones for none.
 
     Raises:
@@ -71,11 +74,11 @@ def worlds(tp: Sequence[int], ep: Sequence[int], usual: Sequence[Parallel]) -> t
     named = [*product(["tp"], ranks), *product(["ep"], spread)]
     if bad := [f"{name}: {value}; allowed: 1 and up" for name, value in named if value < 1]:
         raise TraceproofError("the parallelism cannot be used", problems=bad)
-    pairs = tuple(Parallel(one, other) for one, other in product(ranks, spread) if one % other == 0)
-    unused = sorted(set(spread) - {pair.ep for pair in pairs}, key=spread.index)
-    if unused or not pairs:
+    found = tuple(Parallel(one, other) for one, other in product(ranks, spread) if one % other == 0)
+    used = {pair.ep for pair in found}
+    if unused := [one for one in dict.fromkeys(spread) if one not in used]:
         raise TraceproofError(
-            f"ep {unused or spread} divides no tp of {ranks}",
+            f"ep {unused} divides no tp of {ranks}",
             todo="SGLang spreads the experts over the tensor parallel ranks, so ep must divide tp.",
         )
-    return pairs
+    return found
