@@ -1,8 +1,8 @@
-"""What shutting references in costs: the same cases with walls, with processes only, and with neither.
+"""What isolating references costs: the same cases with isolation, with processes only, and with neither.
 
-"together" runs all definitions in one worker without walls, as our own code runs; "apart" gives each definition a
-worker of its own with limits only; "walls" is what a run does. References run without walls here: use a dataset
-that you trust.
+"together" runs all definitions in one worker without isolation, as our own code runs; "apart" gives each
+definition a worker of its own with limits only; "isolated" is what a run does. References run without isolation
+here: use a dataset that you trust.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def main() -> int:
         modes = {
             "together": together(open_pool, options.dataset),
             "apart": apart(open_pool, options.dataset),
-            "walls": apart(shut_in, options.dataset),
+            "isolated": apart(shut_in, options.dataset),
         }
         seconds: dict[str, list[float]] = {name: [] for name in modes}
         well = dict.fromkeys(modes, 0)

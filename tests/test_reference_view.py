@@ -101,7 +101,7 @@ def test_it_finds_nothing(name: str, rows: dict[str, Rows]) -> None:
     assert verdicts(rows[name]) == {("pass", None)}, rows[name][0]["message"]
 
 
-def test_each_protection_needs_one_of_its_walls() -> None:
+def test_each_protection_needs_one_of_its_layers_of_isolation() -> None:
     assert lacking(dict.fromkeys(NOTHING, "holds")) == []
     assert "the network" in lacking(dict.fromkeys(NOTHING, "absent: left out on request"))
     gpu = dict.fromkeys(NOTHING, "holds") | {"landlock": "absent: left out on request"}

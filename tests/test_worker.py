@@ -10,15 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from worker_pools import Bench, pool
+from worker_pools import Workers, pool
 
 from traceproof.errors import TraceproofError
 from traceproof.worker import MIB, Isolation, ItemOutcome, Limits, Pool, Status, process
 
 
 @pytest.fixture(scope="module", params=["trusted", "untrusted", "limits_only"])
-def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    made = Bench(request.param)
+def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
+    made = Workers(request.param)
     with made.pool:
         yield made
 
@@ -27,15 +27,15 @@ def statuses(outcomes: list[ItemOutcome]) -> list[Status]:
     return [outcome.status for outcome in outcomes]
 
 
-def test_items_run_in_order_in_one_worker_that_knows_its_payload(bench: Bench) -> None:
-    outcomes = bench.run({"do": "given"}, {"do": "echo", "value": [1.5, None, "ä"]}, payload={"a": [1]})
+def test_items_run_in_order_in_one_worker_that_knows_its_payload(workers: Workers) -> None:
+    outcomes = workers.run({"do": "given"}, {"do": "echo", "value": [1.5, None, "ä"]}, payload={"a": [1]})
     assert [outcome.value for outcome in outcomes] == [{"a": [1]}, [1.5, None, "ä"]]
     assert [outcome.index for outcome in outcomes] == [0, 1]
     assert statuses(outcomes) == [Status.OK, Status.OK]
 
 
-def test_no_items_start_nothing(bench: Bench) -> None:
-    assert bench.run() == []
+def test_no_items_start_nothing(workers: Workers) -> None:
+    assert workers.run() == []
 
 
 @pytest.mark.parametrize(
@@ -58,73 +58,73 @@ def test_no_items_start_nothing(bench: Bench) -> None:
     ids=lambda value: value.get("do") if isinstance(value, dict) else "",
 )
 def test_a_failure_costs_its_own_item_and_says_why(
-    bench: Bench, deed: dict[str, object], status: Status, said: str
+    workers: Workers, deed: dict[str, object], status: Status, said: str
 ) -> None:
     limits = Limits(seconds=20, message_bytes=4 * MIB)
-    first, failed, last = bench.run({"do": "echo", "value": 1}, deed, {"do": "echo", "value": 2}, limits=limits)
+    first, failed, last = workers.run({"do": "echo", "value": 1}, deed, {"do": "echo", "value": 2}, limits=limits)
     assert (first.value, last.value) == (1, 2)
     assert failed.status is status, failed
     assert said in failed.message
     assert failed.value is None
 
 
-def test_a_traceback_names_the_handlers_line_and_none_of_the_worker(bench: Bench) -> None:
-    (outcome,) = bench.run({"do": "raise_error", "text": "boo"})
+def test_a_traceback_names_the_handlers_line_and_none_of_the_worker(workers: Workers) -> None:
+    (outcome,) = workers.run({"do": "raise_error", "text": "boo"})
     assert "worker_misdeeds.py" in outcome.message
     assert "traceproof/worker" not in outcome.message
 
 
-def test_an_endless_loop_ends_at_its_limit(bench: Bench) -> None:
-    looped, after = bench.run({"do": "loop"}, {"do": "echo", "value": 1}, limits=Limits(seconds=1))
+def test_an_endless_loop_ends_at_its_limit(workers: Workers) -> None:
+    looped, after = workers.run({"do": "loop"}, {"do": "echo", "value": 1}, limits=Limits(seconds=1))
     assert looped.status is Status.TIMEOUT
     assert "1 s" in looped.message
     assert looped.seconds >= 1
     assert after.value == 1
 
 
-def test_what_is_printed_comes_with_its_item(bench: Bench) -> None:
-    spoken, silent = bench.run({"do": "say", "text": "hello"}, {"do": "echo", "value": 1})
+def test_what_is_printed_comes_with_its_item(workers: Workers) -> None:
+    spoken, silent = workers.run({"do": "say", "text": "hello"}, {"do": "echo", "value": 1})
     assert spoken.output == "hello\n"
     assert silent.output == ""
 
 
-def test_messages_larger_than_a_pipe_pass_both_ways(bench: Bench) -> None:
+def test_messages_larger_than_a_pipe_pass_both_ways(workers: Workers) -> None:
     text = "y" * (3 * MIB)
-    there, back = bench.run({"do": "echo", "value": text}, {"do": "fill", "count": 2 * MIB})
+    there, back = workers.run({"do": "echo", "value": text}, {"do": "fill", "count": 2 * MIB})
     assert there.value == text
     assert len(back.value) == 2 * MIB
 
 
-def test_memory_taken_slowly_meets_the_limit(bench: Bench) -> None:
+def test_memory_taken_slowly_meets_the_limit(workers: Workers) -> None:
     limits = Limits(seconds=20, memory_bytes=128 * MIB)
-    eager, after = bench.run({"do": "allocate_slowly"}, {"do": "echo", "value": 1}, limits=limits)
+    eager, after = workers.run({"do": "allocate_slowly"}, {"do": "echo", "value": 1}, limits=limits)
     assert eager.status is Status.MEMORY
     assert after.value == 1
 
 
-def test_memory_that_no_machine_has_is_refused(bench: Bench) -> None:
-    outcome, after = bench.run({"do": "allocate", "count": 100 << 40}, {"do": "echo", "value": 1})
+def test_memory_that_no_machine_has_is_refused(workers: Workers) -> None:
+    outcome, after = workers.run({"do": "allocate", "count": 100 << 40}, {"do": "echo", "value": 1})
     assert outcome.status is Status.MEMORY
     assert after.value == 1
 
 
-def test_the_peak_is_each_items_own(bench: Bench) -> None:
-    large, small = bench.run({"do": "allocate", "count": 64 * MIB}, {"do": "echo", "value": 1})
+def test_the_peak_is_each_items_own(workers: Workers) -> None:
+    large, small = workers.run({"do": "allocate", "count": 64 * MIB}, {"do": "echo", "value": 1})
     assert 60 * MIB <= large.peak_bytes < 128 * MIB  # the kernel counts in batches of pages
     assert small.peak_bytes < large.peak_bytes
 
 
-def test_processes_without_end_meet_the_limit(bench: Bench) -> None:
+def test_processes_without_end_meet_the_limit(workers: Workers) -> None:
     limits = Limits(seconds=30, processes=8)
-    outcome, after = bench.run({"do": "fork", "limit": 200}, {"do": "echo", "value": 1}, limits=limits)
+    outcome, after = workers.run({"do": "fork", "limit": 200}, {"do": "echo", "value": 1}, limits=limits)
     assert outcome.status is Status.PROCESSES
     assert "8 processes" in outcome.message
     assert after.value == 1
 
 
-def test_a_file_larger_than_the_limit_is_an_error_or_a_flood(bench: Bench) -> None:
+def test_a_file_larger_than_the_limit_is_an_error_or_a_flood(workers: Workers) -> None:
     limits = Limits(seconds=20, file_bytes=4 * MIB)
-    outcome, after = bench.run(
+    outcome, after = workers.run(
         {"do": "write_here", "name": "large", "count": 16 * MIB}, {"do": "echo", "value": 1}, limits=limits
     )
     assert outcome.status in {Status.ERROR, Status.OUTPUT}  # EFBIG from the kernel, or the monitor's look
@@ -140,16 +140,16 @@ def test_a_file_larger_than_the_limit_is_an_error_or_a_flood(bench: Bench) -> No
         ("absent", Status.ERROR, "absent"),
     ],
 )
-def test_a_failing_setup_costs_all_items(bench: Bench, setup: str, status: Status, said: str) -> None:
+def test_a_failing_setup_costs_all_items(workers: Workers, setup: str, status: Status, said: str) -> None:
     items = [{"do": "echo", "value": index} for index in range(3)]
-    outcomes = bench.run(*items, setup=setup, payload="because", limits=Limits(setup_seconds=0.5))
+    outcomes = workers.run(*items, setup=setup, payload="because", limits=Limits(setup_seconds=0.5))
     assert statuses(outcomes) == [status] * 3
     assert [outcome.index for outcome in outcomes] == [0, 1, 2]
     assert all(said in outcome.message for outcome in outcomes)
 
 
-def test_files_in_a_given_scratch_folder_stay(bench: Bench, tmp_path: Path) -> None:
-    outcome, _ = bench.run(
+def test_files_in_a_given_scratch_folder_stay(workers: Workers, tmp_path: Path) -> None:
+    outcome, _ = workers.run(
         {"do": "write", "path": str(tmp_path / "kept")},
         {"do": "read", "path": str(tmp_path / "kept")},
         scratch=tmp_path,
@@ -158,20 +158,20 @@ def test_files_in_a_given_scratch_folder_stay(bench: Bench, tmp_path: Path) -> N
     assert (tmp_path / "kept").read_text(encoding="utf-8") == "was here"
 
 
-def test_several_threads_share_a_pool(bench: Bench) -> None:
+def test_several_threads_share_a_pool(workers: Workers) -> None:
     with ThreadPoolExecutor(3) as threads:
-        runs = [threads.submit(bench.run, {"do": "echo", "value": index}, {"do": "given"}) for index in range(6)]
+        runs = [threads.submit(workers.run, {"do": "echo", "value": index}, {"do": "given"}) for index in range(6)]
         values = [[outcome.value for outcome in run.result()] for run in runs]
     assert values == [[index, None] for index in range(6)]
 
 
-def test_an_abandoned_run_leaves_the_pool_usable(bench: Bench) -> None:
-    outcomes = bench.pool.run_items(
-        setup="worker_misdeeds:setup", payload=None, items=[{"do": "given"}] * 3, isolation=bench.isolation
+def test_an_abandoned_run_leaves_the_pool_usable(workers: Workers) -> None:
+    outcomes = workers.pool.run_items(
+        setup="worker_misdeeds:setup", payload=None, items=[{"do": "given"}] * 3, isolation=workers.isolation
     )
     assert next(outcomes).status is Status.OK
     del outcomes
-    assert statuses(bench.run({"do": "given"})) == [Status.OK]
+    assert statuses(workers.run({"do": "given"})) == [Status.OK]
 
 
 def test_a_trusted_worker_between_two_items_costs_no_processor_time() -> None:
@@ -195,9 +195,9 @@ def test_a_trusted_worker_between_two_items_costs_no_processor_time() -> None:
         assert [outcome.status for outcome in outcomes] == [Status.OK]
 
 
-def test_an_item_that_is_not_json_is_the_callers_error(bench: Bench) -> None:
+def test_an_item_that_is_not_json_is_the_callers_error(workers: Workers) -> None:
     with pytest.raises(TypeError, match="not JSON serializable"):
-        bench.run({"do": "echo", "value": object()})
+        workers.run({"do": "echo", "value": object()})
 
 
 def test_an_interpreter_that_is_not_there_is_named() -> None:

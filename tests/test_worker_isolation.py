@@ -1,4 +1,4 @@
-"""Hostile code against each wall. Where a wall is absent, the test says what then happens instead."""
+"""Hostile code against each layer of isolation. Where one is absent, the test says what then happens instead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from worker_pools import KINDS, NOTHING, SOURCES, TESTS, Bench, pool
+from worker_pools import KINDS, NOTHING, SOURCES, TESTS, Workers, pool
 
 import traceproof
 from traceproof.worker import MIB, Limits, Status
@@ -24,10 +24,10 @@ SECRET = f"hf_{uuid.uuid4().hex}"
 
 
 @pytest.fixture(scope="module", params=[kind for kind in KINDS if kind != "trusted"])
-def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", SECRET)
-        made = Bench(request.param)
+        made = Workers(request.param)
         with made.pool:
             made.pool.layers()
             yield made
@@ -45,67 +45,67 @@ def running(marker: str) -> list[int]:
     return found
 
 
-def test_layers_say_of_each_wall_whether_it_holds(bench: Bench) -> None:
-    layers = bench.pool.layers()
+def test_states_say_of_each_layer_whether_it_holds(workers: Workers) -> None:
+    layers = workers.pool.layers()
     assert set(layers) == set(NOTHING)
     assert all(state == "holds" or state.startswith("absent: ") for state in layers.values())
-    line = bench.pool.line()
+    line = workers.pool.line()
     assert "\n" not in line
-    if not bench.has("network", "system_calls"):
+    if not workers.has("network", "system_calls"):
         assert "CAN reach the network" in line
 
 
-def test_the_supervisors_secrets_are_not_in_the_environment(bench: Bench) -> None:
-    seen, *_ = bench.run({"do": "environment"})
+def test_the_supervisors_secrets_are_not_in_the_environment(workers: Workers) -> None:
+    seen, *_ = workers.run({"do": "environment"})
     assert SECRET not in str(seen.value)
     assert not {name for name in seen.value if "TOKEN" in name or "KEY" in name or "SECRET" in name}
 
 
-def test_other_processes_secrets_are_out_of_reach(bench: Bench) -> None:
+def test_other_processes_secrets_are_out_of_reach(workers: Workers) -> None:
     with subprocess.Popen(["/bin/sleep", "60"], env={"TOKEN": SECRET}) as holder:
-        (looked,) = bench.run({"do": "look_for", "text": SECRET})
+        (looked,) = workers.run({"do": "look_for", "text": SECRET})
         holder.kill()
-    hidden = bench.has("process", "user", "landlock")
+    hidden = workers.has("process", "user", "landlock")
     assert bool(looked.value) is not hidden, looked
 
 
-def test_a_file_at_home_can_not_be_read(bench: Bench, tmp_path: Path) -> None:
+def test_a_file_at_home_can_not_be_read(workers: Workers, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(SECRET, encoding="utf-8")
-    (read,) = bench.run({"do": "read", "path": str(secret)})
-    if bench.has("files", "landlock"):
+    (read,) = workers.run({"do": "read", "path": str(secret)})
+    if workers.has("files", "landlock"):
         assert read.status is Status.ERROR
         assert "FileNotFoundError" in read.message or "PermissionError" in read.message
     else:
         assert read.value == SECRET
 
 
-def test_the_home_folder_shows_nothing_of_its_own(bench: Bench) -> None:
+def test_the_home_folder_shows_nothing_of_its_own(workers: Workers) -> None:
     home = Path.home()
     own = {entry.name for entry in home.iterdir()}
     needed = {part for path in (sys.prefix, sys.base_prefix, str(SOURCES)) for part in Path(path).parts}
-    (listed,) = bench.run({"do": "entries", "path": str(home)})
-    if bench.has("files", "landlock"):
+    (listed,) = workers.run({"do": "entries", "path": str(home)})
+    if workers.has("files", "landlock"):
         assert listed.status is Status.ERROR or set(listed.value) <= needed
     else:
         assert set(listed.value) >= own
 
 
 @pytest.mark.parametrize("place", ["tmp", "sources", "interpreter"])
-def test_nothing_is_written_outside_scratch(bench: Bench, place: str, tmp_path: Path) -> None:
+def test_nothing_is_written_outside_scratch(workers: Workers, place: str, tmp_path: Path) -> None:
     folder = {"tmp": tmp_path, "sources": Path(traceproof.__file__).parent, "interpreter": Path(sys.prefix)}[place]
-    if not bench.has("files", "landlock") and place != "tmp":
-        pytest.skip("no wall around files: this would write into the installation")
+    if not workers.has("files", "landlock") and place != "tmp":
+        pytest.skip("no layer guards files: this would write into the installation")
     target = folder / f"written-{uuid.uuid4().hex}"
-    wrote, there = bench.run(
+    wrote, there = workers.run(
         {"do": "write", "path": str(target)}, {"do": "write", "path": "in-scratch"}, limits=Limits(seconds=20)
     )
     assert there.status is Status.OK, there
-    assert target.exists() is not bench.has("files", "landlock")
-    assert (wrote.status is Status.ERROR) is bench.has("files", "landlock")
+    assert target.exists() is not workers.has("files", "landlock")
+    assert (wrote.status is Status.ERROR) is workers.has("files", "landlock")
 
 
-def test_a_server_on_this_machine_sees_no_connection(bench: Bench) -> None:
+def test_a_server_on_this_machine_sees_no_connection(workers: Workers) -> None:
     seen: list[object] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(20)
@@ -118,8 +118,8 @@ def test_a_server_on_this_machine_sees_no_connection(bench: Bench) -> None:
         listener = threading.Thread(target=accept)
         listener.start()
         host, port = server.getsockname()
-        (tried,) = bench.run({"do": "connect", "host": host, "port": port})
-        shut = bench.has("network", "system_calls", "landlock")
+        (tried,) = workers.run({"do": "connect", "host": host, "port": port})
+        shut = workers.has("network", "system_calls", "landlock")
         assert bool(seen) is not shut
         assert tried.status is (Status.ERROR if shut else Status.OK), tried
         if shut:  # let the listener go
@@ -127,43 +127,44 @@ def test_a_server_on_this_machine_sees_no_connection(bench: Bench) -> None:
         listener.join()
 
 
-def test_killing_the_parent_costs_one_item_at_most(bench: Bench) -> None:
-    killed, after = bench.run({"do": "kill_parent"}, {"do": "echo", "value": 1})
+def test_killing_the_parent_costs_one_item_at_most(workers: Workers) -> None:
+    killed, after = workers.run({"do": "kill_parent"}, {"do": "echo", "value": 1})
     assert killed.status in {Status.ERROR, Status.CRASH}
     assert after.value == 1
 
 
-def test_no_process_is_left_behind(bench: Bench) -> None:
+def test_no_process_is_left_behind(workers: Workers) -> None:
     marker = str(uuid.uuid4().int % 10**9 + 10**9)  # seconds for sleep(1)
-    left, after = bench.run({"do": "leave_behind", "marker": marker}, {"do": "echo", "value": 1})
+    left, after = workers.run({"do": "leave_behind", "marker": marker}, {"do": "echo", "value": 1})
     assert left.status is Status.OK, left
     assert after.value == 1
     assert running(marker) == []
 
 
-def test_no_processes_allowed_means_none(bench: Bench) -> None:
-    forked, ran = bench.run({"do": "fork_quietly"}, {"do": "run_program"}, limits=Limits(seconds=20, processes=0))
-    assert (forked.status is Status.ERROR) is bench.has("system_calls")
-    assert (ran.status is Status.ERROR) is bench.has("system_calls")
+def test_no_processes_allowed_means_none(workers: Workers) -> None:
+    limits = Limits(seconds=20, processes=0)
+    forked, ran = workers.run({"do": "fork_quietly"}, {"do": "run_program"}, limits=limits)
+    assert (forked.status is Status.ERROR) is workers.has("system_calls")
+    assert (ran.status is Status.ERROR) is workers.has("system_calls")
 
 
-def test_a_program_may_run_where_processes_are_allowed(bench: Bench) -> None:
-    (ran,) = bench.run({"do": "run_program"})
+def test_a_program_may_run_where_processes_are_allowed(workers: Workers) -> None:
+    (ran,) = workers.run({"do": "run_program"})
     assert ran.value == "out\n", ran
 
 
-def test_the_walls_can_not_be_moved(bench: Bench) -> None:
-    if not bench.has("system_calls", "privileges"):
-        pytest.skip("no wall around privileges: as root this would mount")
-    mounted, entered = bench.run({"do": "mount"}, {"do": "new_user_namespace"})
+def test_the_layers_can_not_be_taken_away(workers: Workers) -> None:
+    if not workers.has("system_calls", "privileges"):
+        pytest.skip("no layer guards privileges: as root this would mount")
+    mounted, entered = workers.run({"do": "mount"}, {"do": "new_user_namespace"})
     assert mounted.value == errno.EPERM, mounted
-    assert bool(entered.value) is bench.has("system_calls"), entered
+    assert bool(entered.value) is workers.has("system_calls"), entered
 
 
-def test_a_killed_supervisor_leaves_nothing(bench: Bench, tmp_path: Path) -> None:
+def test_a_killed_supervisor_leaves_nothing(workers: Workers, tmp_path: Path) -> None:
     marker = str(uuid.uuid4().int % 10**9 + 10**9)
-    layers = bench.pool.layers()
-    without = [wall for wall, state in layers.items() if state != "holds"]
+    layers = workers.pool.layers()
+    without = [layer for layer, state in layers.items() if state != "holds"]
     program = (
         "from worker_pools import pool\n"
         f"items = [{{'do': 'leave_behind', 'marker': '{marker}'}}, {{'do': 'loop'}}]\n"
@@ -189,7 +190,7 @@ def test_a_killed_supervisor_leaves_nothing(bench: Bench, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "left_out", [("files",), ("process",), ("network", "ipc"), ("user",), ("landlock",)], ids=str
 )
-def test_any_one_wall_may_be_missing(left_out: tuple[str, ...]) -> None:
+def test_any_one_layer_may_be_missing(left_out: tuple[str, ...]) -> None:
     with pool(without=left_out) as weaker:
         outcomes = list(
             weaker.run_items(
@@ -199,11 +200,11 @@ def test_any_one_wall_may_be_missing(left_out: tuple[str, ...]) -> None:
             )
         )
         assert [outcome.value for outcome in outcomes] == [1, None, 2]
-        assert all(weaker.layers()[wall] == "absent: left out on request" for wall in left_out)
+        assert all(weaker.layers()[layer] == "absent: left out on request" for layer in left_out)
 
 
 def test_tensors_work_inside_and_too_large_ones_are_refused() -> None:
-    made = Bench("untrusted", preload=("torch",))
+    made = Workers("untrusted", preload=("torch",))
     with made.pool:
         small, large, filled, after = made.run(
             {"do": "ask_torch", "count": 1000},

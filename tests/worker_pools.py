@@ -14,7 +14,7 @@ TESTS = Path(__file__).parent
 SOURCES = Path(traceproof.__file__).parent.parent
 NAMESPACES = ("user", "process", "network", "ipc", "files")
 NOTHING = (*NAMESPACES, "privileges", "system_calls", "landlock")
-# name: isolation, walls left out
+# name: isolation, layers left out
 KINDS: dict[str, tuple[Isolation, Sequence[str]]] = {
     "trusted": (Isolation.TRUSTED, ()),
     "untrusted": (Isolation.UNTRUSTED, ()),
@@ -28,8 +28,8 @@ def pool(*, without: Collection[str] = (), preload: Sequence[str] = ()) -> Pool:
     return Pool(preload=preload, env={"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, without=without)
 
 
-class Bench:
-    """A pool with its kind of isolation, and short words to run items with."""
+class Workers:
+    """A pool with its kind of isolation, and calls that run items in it."""
 
     def __init__(self, kind: str, *, preload: Sequence[str] = ()) -> None:
         self.isolation, without = KINDS[kind]
@@ -54,7 +54,7 @@ class Bench:
             )
         )
 
-    def has(self, *walls: str) -> bool:
-        """Whether any of these walls stands around this bench's workers."""
-        layers = self.pool.layers() if self.isolation is Isolation.UNTRUSTED else {}
-        return any(layers.get(wall) == "holds" for wall in walls)
+    def has(self, *layers: str) -> bool:
+        """Whether any of these layers of isolation holds for the workers."""
+        states = self.pool.layers() if self.isolation is Isolation.UNTRUSTED else {}
+        return any(states.get(layer) == "holds" for layer in layers)

@@ -91,7 +91,7 @@ class Pool:
         self.close()
 
     def layers(self) -> dict[str, str]:
-        """Each wall around untrusted code: "holds", or "absent: " and why, as tried on this machine.
+        """Each layer of isolation around untrusted code: "holds", or "absent: " and why, as tried on this machine.
 
         Raises:
             TraceproofError: the interpreter does not start.

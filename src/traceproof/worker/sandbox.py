@@ -131,7 +131,7 @@ def give_up(plan: IsolationPlan, seen: visible_files.VisibleFiles, *, processes:
 
 
 def probe(stage: str, without: Collection[str] = ()) -> tuple[IsolationPlan, dict[str, str]]:
-    """Try each wall in a process of its own. Must run in a single thread, before anything heavy is imported.
+    """Try each layer in a process of its own. Must run in a single thread, before anything heavy is imported.
 
     Args:
         stage: an empty folder; its parent is one to make others in.
@@ -139,8 +139,8 @@ def probe(stage: str, without: Collection[str] = ()) -> tuple[IsolationPlan, dic
     """
     states: dict[str, str] = {}
 
-    def attempt(wall: str, call: Callable[[], object]) -> None:
-        states[wall] = LEFT_OUT if wall in without else outcome_of(call)
+    def attempt(layer: str, call: Callable[[], object]) -> None:
+        states[layer] = LEFT_OUT if layer in without else outcome_of(call)
 
     attempt("user", new_user)
     user = states["user"] == HOLDS
