@@ -107,14 +107,37 @@ def _worst(counts: torch.Tensor, probs: torch.Tensor, optional: torch.Tensor) ->
     seen = (counts * certain).sum(-1)
     share = (probs * certain).sum(-1)
     q = torch.where(certain, probs, 0.0) / share.clamp_min(torch.finfo(torch.float64).tiny)[:, None]
+    drawn = counts * certain
+    alike = _alike(drawn, q)
     tails = [
-        *_cells(counts, q, certain, seen),
+        *_cells(drawn, q, seen, alike),
         *_ranks(counts, q, certain, seen),
         *_kept(seen, counts.sum(-1), share),
-        *_pooled(counts, q, certain, seen),
-        *_tempered(counts, q, certain, seen),
+        *_pooled(drawn, q, certain, seen),
+        *_tempered(alike),
     ]
     return min(tails, key=lambda tail: tail.log_p, default=_Tail(0.0, "nothing but optional tokens"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """Rows that share a distribution, taken together.
+
+    Attributes:
+        q: float64 [distributions, n], each of them once.
+        drawn: int64 [distributions, n], how often each token came up in all rows of one.
+        rows: int64 [distributions], how many rows that are.
+    """
+
+    q: torch.Tensor
+    drawn: torch.Tensor
+    rows: torch.Tensor
+
+
+def _alike(drawn: torch.Tensor, q: torch.Tensor) -> _Alike:
+    shared, group = torch.unique(q, dim=0, return_inverse=True)
+    sums = torch.zeros(shared.shape, dtype=drawn.dtype).index_add_(0, group, drawn)
+    return _Alike(shared, sums, torch.bincount(group))
 
 
 def _log_tail(count: torch.Tensor, trials: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -131,17 +154,14 @@ def _corrected(log_p: float, tests: int) -> float:
     return min(0.0, log_p + math.log(FAMILIES * tests))
 
 
-def _cells(counts: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: torch.Tensor) -> list[_Tail]:
+def _cells(drawn: torch.Tensor, q: torch.Tensor, seen: torch.Tensor, alike: _Alike) -> list[_Tail]:
     """Each token of each row, two-sided; and of all rows that share a distribution, taken together."""
-    shared, group = torch.unique(torch.where(certain, q, 0.0), dim=0, return_inverse=True)
-    sums = torch.zeros((len(shared), counts.shape[1]), dtype=counts.dtype).index_add_(0, group, counts * certain)
-    names = [f"row {row}" for row in range(len(counts))]
-    alike = torch.bincount(group)
-    names += [f"{count} rows of one distribution" for count in alike.tolist() if count > 1]
-    several = alike > 1
-    counts = torch.cat([counts, sums[several]])
-    q = torch.cat([q, shared[several]])
-    seen = torch.cat([seen, sums[several].sum(-1)])
+    names = [f"row {row}" for row in range(len(drawn))]
+    names += [f"{count} rows of one distribution" for count in alike.rows.tolist() if count > 1]
+    several = alike.rows > 1
+    counts = torch.cat([drawn, alike.drawn[several]])
+    q = torch.cat([q, alike.q[several]])
+    seen = torch.cat([seen, alike.drawn[several].sum(-1)])
     used = (q > 0) & (q < 1) & (seen[:, None] > 0)
     if not used.any():
         return []
@@ -194,9 +214,9 @@ def _kept(seen: torch.Tensor, trials: torch.Tensor, share: torch.Tensor) -> list
     return [_Tail(_corrected(low, len(log_p) + 1), what)]
 
 
-def _pooled(counts: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: torch.Tensor) -> list[_Tail]:
+def _pooled(drawn: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: torch.Tensor) -> list[_Tail]:
     """The sum over rows of n KL(frequencies || distribution)."""
-    drawn = (counts * certain).to(torch.float64)
+    drawn = drawn.to(torch.float64)
     terms = torch.special.xlogy(drawn, drawn / (seen[:, None] * q)).nan_to_num(nan=0.0, posinf=math.inf)
     statistic = float(terms.sum())
     freedom = int((certain.sum(-1) - 1)[seen > 0].sum())
@@ -207,10 +227,10 @@ def _pooled(counts: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: 
     return [_Tail(_corrected(log_p, 1), what)]
 
 
-def _tempered(counts: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: torch.Tensor) -> list[_Tail]:
+def _tempered(alike: _Alike) -> list[_Tail]:
     """The sum of log q over all draws, two-sided: what a sampler at another temperature gets wrong."""
-    shared, group = torch.unique(torch.where(certain, q, 0.0)[seen > 0], dim=0, return_inverse=True)
-    drawn = torch.zeros_like(shared).index_add_(0, group, (counts * certain)[seen > 0].to(shared.dtype))
+    used = alike.drawn.sum(-1) > 0
+    shared, drawn = alike.q[used], alike.drawn[used].to(torch.float64)
     trials = drawn.sum(-1)
     log_q = torch.where(shared > 0, shared, 1.0).log()
     total = float((drawn * log_q).sum())
