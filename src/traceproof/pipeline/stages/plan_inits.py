@@ -1,6 +1,6 @@
 """Cases whose inputs a definition's own `init` makes: called while planning, kept, and read by every actor."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from traceproof.codedigest import code_digest
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution.init_inputs import InitError, Made, Maker, maker
@@ -22,6 +23,7 @@ from traceproof.worker import GIB, Limits, Pool
 
 LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=6 * GIB)
 DRAWN = "by init"
+CALLER = "traceproof.execution.init_inputs"  # what is kept follows from its code too
 
 
 @dataclass(frozen=True)
@@ -44,35 +46,33 @@ class Inits:
         Whoever wrote `init` knows which values are allowed, so tied, tiny and large ones are left out. Where it
         gives none, all cases are drawn by role, and say why.
         """
-        drawn = [entry for entry in planned if entry.skip is None and entry.case.params.get("drawn")]
-        wanted = [entry for entry in drawn if entry.case.size != "adversarial"]
-        wanted.sort(key=lambda entry: not (entry.repeat or entry.hidden))  # without these, no case is judged whole
+        drawn = {entry.id: entry for entry in planned if entry.skip is None and entry.case.params.get("drawn")}
+        wanted = [entry for entry in drawn.values() if entry.case.size != "adversarial"]
         if definition.init is None or not wanted:
             return list(planned)
-        try:
-            made, why = self._made(definition, wanted)
-        except InitError as error:
-            made, why = {}, str(error)
-        if not made:
-            return [_noted(entry, why) if entry in drawn else entry for entry in planned]
-        return [made.get(entry.id, entry) for entry in planned if entry.id in made or entry not in drawn]
+        made, why = self._made(definition, wanted)
+        changed = made or {name: _noted(entry, why) for name, entry in drawn.items()}
+        return [changed.get(entry.id, entry) for entry in planned if entry.id in changed or entry.id not in drawn]
 
     def _made(self, definition: Definition, wanted: Sequence[PlannedCase]) -> tuple[dict[str, PlannedCase], str]:
         """The cases that `init` makes inputs for, by id, and why it makes none for the first that it does not.
 
-        Raises:
-            InitError: it does not run at all, or makes none for a case that is run again or hidden.
+        None where it does not run at all, or makes none for a case that is run again or hidden: without these, no
+        case is judged whole.
         """
         made: dict[str, PlannedCase] = {}
         why = ""
-        with maker(definition, self._pool, LIMITS) as source:
-            for entry in wanted:
-                try:
-                    made[entry.id] = self._case(source, entry)
-                except InitError as error:
-                    why = why or str(error)
-                    if entry.repeat or entry.hidden:
-                        raise
+        try:
+            with maker(definition, self._pool, LIMITS) as source:
+                for entry in sorted(wanted, key=lambda entry: not (entry.repeat or entry.hidden)):
+                    try:
+                        made[entry.id] = self._case(source, entry)
+                    except InitError as error:
+                        why = why or str(error)
+                        if entry.repeat or entry.hidden:
+                            raise
+        except InitError as error:
+            return {}, str(error)
         return made, why
 
     def close(self) -> None:
@@ -87,21 +87,19 @@ class Inits:
     def _case(self, source: Maker, entry: PlannedCase) -> PlannedCase:
         """One case with inputs that `init` makes, or made before."""
         definition, case = source.definition, entry.case
-        key = digest_json([definition.digest, torch.__version__, dict(case.axes), case.seed])
+        key = digest_json([definition.digest, code_digest(CALLER), torch.__version__, dict(case.axes), case.seed])
         kept = Store(self.store, "inputs")
         before = kept.record(key)
         whole = before is not None and kept.whole(key, before)
         record = before if before and whole else self._kept(kept, key, source.make(case.axes, case.seed))
-        path = str(kept.tensors_path(key).absolute())
-        inputs: dict[str, Any] = {
-            name: {"type": "scalar", "value": value} for name, value in record["scalars"].items()
+        path = kept.tensors_path(key).absolute()
+        filled, anywhere = (_described(case, record, place) for place in (str(path), path.name))
+        update = {
+            "case": filled,
+            "digest": anywhere.digest,  # results do not depend on where the store lies
+            "memory": GenericOp(definition.op_type).memory(definition, filled),
+            "blobs": {path.name: file_digest(path)} if record["names"] else {},
         }
-        loaded = {name: {"type": "safetensors", "path": path, "tensor_key": name} for name in record["names"]}
-        params = {"drawn": DRAWN, "inputs": inputs | loaded}
-        filled = Case(case.id, case.size, record["axes"], case.seed, params)
-        blobs = {path: file_digest(Path(path))} if loaded else {}
-        need = GenericOp(definition.op_type).memory(definition, filled)
-        update = {"case": filled, "digest": filled.digest, "memory": need, "blobs": blobs}
         return entry.model_copy(update=update)
 
     def _kept(self, kept: Store, key: str, made: Made) -> dict[str, Any]:
@@ -111,6 +109,15 @@ class Inits:
             save_file({name: value.contiguous() for name, value in made.tensors.items()}, path)
             record = {"axes": dict(made.axes), "scalars": dict(made.scalars), "names": sorted(made.tensors)}
             return kept.finish(key, record, path)
+
+
+def _described(case: Case, record: Mapping[str, Any], path: str) -> Case:
+    """A case with the inputs that a record describes, its tensors in the file at `path`."""
+    inputs: dict[str, Any] = {
+        name: {"type": "scalar", "value": value} for name, value in record["scalars"].items()
+    }
+    inputs |= {name: {"type": "safetensors", "path": path, "tensor_key": name} for name in record["names"]}
+    return Case(case.id, case.size, record["axes"], case.seed, {"drawn": DRAWN, "inputs": inputs})
 
 
 def _noted(entry: PlannedCase, why: str) -> PlannedCase:
