@@ -52,7 +52,8 @@ def called(
     parameters: Mapping[str, tuple[str, int | None]] = PARAMETERS,
     **further: Any,  # noqa: ANN401 - tensors and scalars
 ) -> Mapping[str, torch.Tensor]:
-    return call(function, wanted or definition(), values(**further), parameters)
+    wanted = wanted or definition()
+    return call(function, binding(function, wanted, parameters), wanted, values(**further))
 
 
 WANTED = torch.arange(8.0).reshape(2, 4) * 2
@@ -82,7 +83,7 @@ def test_what_is_modified_in_place_is_a_copy_and_read_after_the_call() -> None:
     def scaled(input: torch.Tensor, gain: torch.Tensor) -> None:  # noqa: A002
         input.mul_(gain)
 
-    assert torch.equal(call(scaled, wanted, mine, PARAMETERS)["output"], WANTED)
+    assert torch.equal(call(scaled, binding(scaled, wanted, PARAMETERS), wanted, mine)["output"], WANTED)
     assert torch.equal(mine["hidden_states"], values()["hidden_states"])  # type: ignore[arg-type]
 
 
@@ -122,7 +123,7 @@ def test_a_size_that_the_function_asks_for_is_the_axis_s() -> None:
     ],
 )
 def test_what_is_not_told_is_a_typed_skip(function: Callable[..., Any], said: str) -> None:
-    found = refused(function, definition(), PARAMETERS)
+    found = refused(function, binding(function, definition(), PARAMETERS))
     assert found is not None
     assert found.reason is Skip.NO_ADAPTER
     assert said in found.message
@@ -142,11 +143,11 @@ def test_a_gpu_that_the_function_does_not_run_on_is_a_typed_skip(monkeypatch: py
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     scaled.is_compute_capability_supported = lambda number: number >= 100  # type: ignore[attr-defined]
-    found = refused(scaled, definition(), PARAMETERS)
+    found = refused(scaled, binding(scaled, definition(), PARAMETERS))
     assert found is not None
     assert found.reason is Skip.NEEDS_SM
     scaled.is_compute_capability_supported = lambda number: number == 90  # type: ignore[attr-defined]
-    assert refused(scaled, definition(), PARAMETERS) is None
+    assert refused(scaled, binding(scaled, definition(), PARAMETERS)) is None
 
 
 def test_only_functions_of_the_tagged_package_are_called() -> None:

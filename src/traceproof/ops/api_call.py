@@ -8,7 +8,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +22,12 @@ from traceproof.stacks.base import Stack
 TAG = "fi_api:"
 ANY_GPU = ((0, 0), (99, 9))  # which one it needs, the function says
 RUNS_ON = "is_compute_capability_supported"  # attribute of a function that says so
+Parameters = Mapping[str, tuple[str, int | None]]  # by input: the function's parameter, the element of its tuple
+NAMED = (
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+    inspect.Parameter.POSITIONAL_ONLY,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,59 +68,72 @@ def api_adapter(stack: Stack, definition: Definition) -> Adapter | None:
     if definition.dialect is not Dialect.TRACE_DUMP or not stack.tagged or not of_package:
         return None
     key = f"{module}:{function}"
-    parameters = partial(_parameters, stack, named)
+
+    @cache
+    def bound(function: Callable[..., Any]) -> Binding | str:
+        return binding(function, definition, _parameters(stack, named, definition))
+
     return Adapter(
         named.removeprefix(f"{stack.package}."),
         Signature(frozenset(definition.inputs), frozenset(), frozenset(definition.outputs), None),
-        lambda api, wanted, inputs: call(api[key], wanted, inputs, parameters(wanted)),
+        lambda api, wanted, inputs: call(api[key], bound(api[key]), wanted, inputs),
         (key,),
-        refuses=lambda api, wanted: refused(api[key], wanted, parameters(wanted)),
+        refuses=lambda api, _: refused(api[key], bound(api[key])),
         sm=ANY_GPU,
     )
 
 
-def _parameters(stack: Stack, named: str, definition: Definition) -> Mapping[str, tuple[str, int | None]]:
+def _parameters(stack: Stack, named: str, definition: Definition) -> Parameters:
     """What the package's own template says of the inputs; empty: it has none of that form."""
     module, _, name = stack.parameters.partition(":")
     if not module:
         return {}
-    find: Callable[[str, tuple[str, ...]], Mapping[str, tuple[str, int | None]]]
+    find: Callable[[str, tuple[str, ...]], Parameters]
     find = getattr(importlib.import_module(module), name)
     return find(named, tuple(definition.inputs))
 
 
-def refused(
-    function: Callable[..., Any], definition: Definition, parameters: Mapping[str, tuple[str, int | None]]
-) -> Unavailable | None:
-    """Why a function can not be called for a definition on this GPU; None: it can."""
+def refused(function: Callable[..., Any], bound: Binding | str) -> Unavailable | None:
+    """Why a function can not be called for a definition on this GPU; None: it can.
+
+    Args:
+        function: of the package.
+        bound: how to call it for the definition, or why that is not known.
+    """
     runs_on = getattr(function, RUNS_ON, None)
     if runs_on is not None and torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         if not runs_on(major * 10 + minor):
             return Unavailable(Skip.NEEDS_SM, f"the function says that it does not run on SM {major}.{minor}")
-    bound = binding(function, definition, parameters)
     return Unavailable(Skip.NO_ADAPTER, bound) if isinstance(bound, str) else None
 
 
-def binding(
-    function: Callable[..., Any], definition: Definition, parameters: Mapping[str, tuple[str, int | None]]
-) -> Binding | str:
-    """How to call a function for a definition, or why it is not told."""
+def binding(function: Callable[..., Any], definition: Definition, parameters: Parameters) -> Binding | str:
+    """How to call a function for a definition, or why that is not known."""
     known = inspect.signature(function).parameters
     inputs = _places(known, definition, parameters)
-    lost = [name for name in definition.inputs if name not in inputs and not definition.inputs[name].optional]
+    lost = [name for name, spec in definition.inputs.items() if name not in inputs and not spec.optional]
     if lost:
         return f"no parameter of {getattr(function, '__name__', 'it')} takes {', '.join(lost)}"
     taken = {place.parameter for place in inputs.values()}
     written = _written(known, definition, taken)
     returned = tuple(name for name in definition.outputs if name not in written)
-    asked = tuple(f"return_{name}" for name in definition.outputs if f"return_{name}" in {*known} - taken)
-    axes = tuple(name for name in known if _is_needed(known[name]) and name not in {*taken, *written.values()})
-    sized = {axis for spec in definition.inputs.values() for axis in spec.shape or ()} | {*definition.const_axes}
-    unknown = [name for name in axes if name not in sized]
+    asked = tuple(name for name in map("return_{}".format, definition.outputs) if name in {*known} - taken)
+    axes = _needed(known, {*taken, *written.values()})
+    unknown = [name for name in axes if name not in _sized(definition)]
     if unknown:
         return f"its parameter {unknown[0]} is no input of the definition"
     return Binding(inputs, asked, axes, written, returned)
+
+
+def _needed(known: Mapping[str, inspect.Parameter], taken: Collection[str]) -> tuple[str, ...]:
+    """The parameters that a call must give and that are not taken yet."""
+    return tuple(name for name, one in known.items() if _is_needed(one) and name not in taken)
+
+
+def _sized(definition: Definition) -> set[str]:
+    """The axes whose sizes are known of a call."""
+    return {axis for spec in definition.inputs.values() for axis in spec.shape or ()} | {*definition.const_axes}
 
 
 def _written(
@@ -138,17 +157,10 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
     return _has_no_default(parameter) and parameter.kind in NAMED
 
 
-NAMED = (
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.KEYWORD_ONLY,
-    inspect.Parameter.POSITIONAL_ONLY,
-)
-
-
 def _places(
     known: Mapping[str, inspect.Parameter],
     definition: Definition,
-    parameters: Mapping[str, tuple[str, int | None]],
+    parameters: Parameters,
 ) -> dict[str, Place]:
     """The place of every input that has one: by the template, by its name, then by its name in lower case."""
     lower = {name.lower(): name for name in known}
@@ -160,18 +172,12 @@ def _places(
     return found
 
 
-def call(
-    function: Callable[..., Any],
-    definition: Definition,
-    inputs: Values,
-    parameters: Mapping[str, tuple[str, int | None]],
-) -> Outputs:
+def call(function: Callable[..., Any], bound: Binding | str, definition: Definition, inputs: Values) -> Outputs:
     """Call a function on copies of the inputs; gives the outputs that it returned, or wrote to its arguments.
 
     Raises:
         TypeError: it takes or returns something else than the definition says.
     """
-    bound = binding(function, definition, parameters)
     if isinstance(bound, str):
         raise TypeError(bound)
     given = _arguments(bound, definition, inputs)
