@@ -18,7 +18,7 @@ from traceproof.extract.compare import hidden_constants
 from traceproof.models.kernel import kernel
 from traceproof.ops.drafts import Draft
 from traceproof.ops.gemm.extraction import gemm
-from traceproof.ops.moe.extraction import moe
+from traceproof.ops.moe.drafts import moe
 from traceproof.ops.rmsnorm.extraction import norm
 from traceproof.worker import Pool
 
