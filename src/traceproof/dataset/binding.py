@@ -1,7 +1,7 @@
 """A reference that is called by keyword, as a function `run` that takes the definition's inputs in their order."""
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,21 +140,27 @@ def _given(entry: Function, definition: Mapping[str, Any], note: Callable[[str],
     """What each parameter is given, as an expression over the inputs."""
     inputs = definition["inputs"]
     given = _by_name(entry, inputs)
-    left = [name for name in inputs if name not in entry.parameters]
     sizes = {name: _size(name, definition) for name in entry.required if name not in given}
     given |= {name: size for name, size in sizes.items() if size is not None}
     missing = [name for name, size in sizes.items() if size is None]
-    left = [name for name in _unused(left, given) if not inputs[name].get("optional")]
-    if len(missing) != len(left):
-        for name in missing:
-            note(f"reference: its parameter {name} is no input; None is passed")
-    given |= dict(zip(missing, left if len(missing) == len(left) else ["None"] * len(missing), strict=True))
+    left = _unused((name for name in inputs if name not in entry.parameters), given)
+    left = [name for name in left if not inputs[name].get("optional")]
+    given |= _in_order(missing, left, note)
     if entry.open:
         given |= {name: name for name in _unused(left, given)}
     unused = _unused(inputs, given)
     if unused:
         note(f"reference: it does not take the inputs {unused}")
     return given
+
+
+def _in_order(missing: Sequence[str], left: Sequence[str], note: Callable[[str], None]) -> dict[str, str]:
+    """Parameters of names that nothing has: the inputs left over, if there are as many, else None."""
+    if len(missing) == len(left):
+        return dict(zip(missing, left, strict=True))
+    for name in missing:
+        note(f"reference: its parameter {name} is no input; None is passed")
+    return dict.fromkeys(missing, "None")
 
 
 def _unused(names: Iterable[str], given: Mapping[str, str]) -> list[str]:

@@ -43,20 +43,10 @@ def attention(module: Any, query: Any, key: Any, value: Any, options: Mapping[st
 def rotary(function: Callable[..., Any], given: Sequence[Any], options: Mapping[str, Any]) -> Facts | None:
     """Width of the first argument, channels that the function turns, how it pairs them; None: it does not run."""
     generator = torch.Generator().manual_seed(0)
-
-    def real(value: Any) -> Any:  # noqa: ANN401
-        if not isinstance(value, torch.Tensor):
-            return value
-        if value.is_complex():
-            return torch.complex(*(torch.rand(value.shape, generator=generator) + 0.1 for _ in range(2)))
-        if not value.is_floating_point():
-            return torch.zeros(value.shape, dtype=value.dtype)
-        return torch.rand(value.shape, generator=generator) + 0.1
-
     try:
-        arguments, named = [real(one) for one in given], {name: real(one) for name, one in options.items()}
-        first = next(one for one in arguments if isinstance(one, torch.Tensor))
-        place = next(index for index, one in enumerate(arguments) if one is first)
+        arguments = [_real(one, generator) for one in given]
+        named = {name: _real(one, generator) for name, one in options.items()}
+        place, first = next((at, one) for at, one in enumerate(arguments) if isinstance(one, torch.Tensor))
         width = first.shape[-1]
 
         def run(query: torch.Tensor) -> torch.Tensor:
@@ -67,17 +57,34 @@ def rotary(function: Callable[..., Any], given: Sequence[Any], options: Mapping[
 
         moves = (run(first.clone()) - first.reshape(-1, width)[-1]).abs().gt(1e-6)
         turned, start = int(moves.sum()), int(moves.int().argmax())
-        sources = []
-        for channel in range(width):
-            moved = first.clone()
-            moved[..., channel] += 1.0
-            sources.append(bool((run(moved) - run(first.clone()))[start].abs() > 1e-6))
+        pair = [channel - start for channel in _sources(run, first, start) if channel != start]
     except (*Tried, StopIteration):
         return None
-    pair = [channel - start for channel, source in enumerate(sources) if source and channel != start]
     style = "gptj" if pair == [1] and turned > 2 else "neox" if pair == [turned // 2] else None
     # What stands behind channels that stay is a slice of the head, which SGLang turns by itself.
     return {"head_dim": turned if start else width, "rotary_dim": turned, "style": style}
+
+
+def _real(value: Any, generator: torch.Generator) -> Any:  # noqa: ANN401 - a tensor or an option
+    """A tensor with values in place of one on no device; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_complex():
+        return torch.complex(*(torch.rand(value.shape, generator=generator) + 0.1 for _ in range(2)))
+    if not value.is_floating_point():
+        return torch.zeros(value.shape, dtype=value.dtype)
+    return torch.rand(value.shape, generator=generator) + 0.1
+
+
+def _sources(run: Callable[[torch.Tensor], torch.Tensor], query: torch.Tensor, channel: int) -> list[int]:
+    """The channels of a query that one channel of what it becomes depends on."""
+    found = []
+    for other in range(query.shape[-1]):
+        moved = query.clone()
+        moved[..., other] += 1.0
+        if (run(moved) - run(query.clone()))[channel].abs() > 1e-6:
+            found.append(other)
+    return found
 
 
 def routing(block: nn.Module, experts: nn.Module, hidden: int) -> Facts | None:
@@ -89,11 +96,10 @@ def routing(block: nn.Module, experts: nn.Module, hidden: int) -> Facts | None:
     if watched is None:
         return None
     trial, tokens, given = watched
-    tensors = [one for one in given if isinstance(one, torch.Tensor)]
-    chosen = next((one for one in tensors if one.dtype == torch.long), None)
-    weights = next((one for one in tensors if one.is_floating_point()), None)
-    if chosen is None or weights is None or chosen.shape != weights.shape or chosen.shape[0] != ROWS:
+    choice = _choice(given)
+    if choice is None:
         return None
+    chosen, weights = choice
     count = next(experts.parameters(recurse=False)).shape[0]
     scoring: Facts = {"scoring": None, "renormalise": None}
     for module in trial.modules():  # one of them is the router
@@ -102,6 +108,16 @@ def routing(block: nn.Module, experts: nn.Module, hidden: int) -> Facts | None:
             seen = _scoring(tokens[0] @ weight.float().T, chosen, weights.float())
             scoring = seen if seen["scoring"] else scoring
     return {"top_k": chosen.shape[1], **scoring, **_groups(trial)}
+
+
+def _choice(given: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The experts chosen and their weights, both [ROWS, top_k], among what experts were given; None: not there."""
+    tensors = [one for one in given if isinstance(one, torch.Tensor)]
+    chosen = next((one for one in tensors if one.dtype == torch.long), None)
+    weights = next((one for one in tensors if one.is_floating_point()), None)
+    if chosen is None or weights is None or chosen.shape != weights.shape or chosen.shape[0] != ROWS:
+        return None
+    return chosen, weights
 
 
 def _watched(

@@ -53,22 +53,33 @@ def _staged(value: Any, module: object, depth: int) -> Iterator[str]:  # noqa: A
         return
     plan = getattr(value, "plan", None)
     if plan is not None and getattr(plan, "norm", None) is module:
-        for edges in plan.edges.values():
-            edge = edges.incoming
-            update = edge.produced.update
-            plain = edge.arriving_plain_add if update is None else update.is_plain_add
-            pending = plain and not plan.enters_stack and not edge.arrives_written
-            yield ADDING if pending and edge.need.read.is_plain_norm else ALONE
+        yield from _planned(plan)
         return
-    names = [*vars(value)] if hasattr(value, "__dict__") else []
-    names += [name for name in getattr(type(value), "__slots__", ()) if isinstance(name, str)]
-    names += list(getattr(type(value), "__struct_fields__", ()))
-    for name in names if type(value).__module__.startswith("sglang.") else ():
+    for name in _fields(value):
         inner = getattr(value, name, None)
         if inner is module:
             yield ALONE  # of an output, before it is added
         else:
             yield from _staged(inner, module, depth - 1)
+
+
+def _planned(plan: Any) -> Iterator[str]:  # noqa: ANN401 - SGLang's object
+    """How a stage's plan calls its norm, for each edge into it."""
+    for edges in plan.edges.values():
+        edge = edges.incoming
+        update = edge.produced.update
+        plain = edge.arriving_plain_add if update is None else update.is_plain_add
+        pending = plain and not plan.enters_stack and not edge.arrives_written
+        yield ADDING if pending and edge.need.read.is_plain_norm else ALONE
+
+
+def _fields(value: object) -> list[str]:
+    """Names of the attributes that an object of SGLang holds; of another one none."""
+    if not type(value).__module__.startswith("sglang."):
+        return []
+    names = [*vars(value)] if hasattr(value, "__dict__") else []
+    names += [name for name in getattr(type(value), "__slots__", ()) if isinstance(name, str)]
+    return names + list(getattr(type(value), "__struct_fields__", ()))
 
 
 def _final(holder: nn.Module) -> str:
