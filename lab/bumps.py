@@ -150,7 +150,7 @@ def counted(things: Iterable[tuple[str, str]]) -> str:
 
 
 def main() -> None:
-    """Print one row a bump."""
+    """Print one row per bump."""
     upstream, folder, stack = options.work / "upstream", options.work / "repository", options.stack
     options.work.mkdir(parents=True)
     commits = history(upstream)

@@ -89,7 +89,7 @@ def long_last_page(sample: Sample) -> None:
         del entry["workload"]["axes"]["batch_size"]
 
 
-@planted("TP206", "kv_indptr [batch_size] has one entry a sequence")
+@planted("TP206", "kv_indptr [batch_size] has one entry per sequence")
 def short_pointer(sample: Sample) -> None:
     sample.attention["inputs"]["kv_indptr"]["shape"] = ["batch_size"]
 

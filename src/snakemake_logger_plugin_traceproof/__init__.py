@@ -1,4 +1,4 @@
-"""Snakemake's output for people: one line a finished job, failures with their log, nothing else.
+"""Snakemake's output for people: one line per finished job, failures with their log, nothing else.
 
 The Snakefile installs it: a profile that names a plugin ends another environment's Snakemake with a page of usage.
 `--verbose` gives Snakemake's own output back.
@@ -68,7 +68,7 @@ class LogHandler(LogHandlerBase):
             sys.stderr.write((CLEAR if sys.stderr.isatty() else "") + text + "\n")
             sys.stderr.flush()
 
-    def _text(self, record: LogRecord) -> str:  # noqa: PLR0911 - one answer a kind of event
+    def _text(self, record: LogRecord) -> str:  # noqa: PLR0911 - one answer per kind of event
         values: Mapping[str, Any] = vars(record)
         if self._stopping:  # jobs end by the interrupt, and Snakemake reports each as an error
             return ""

@@ -84,7 +84,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:  # noqa: ANN401 - any JSON value
-    """`write_text` of a JSON value, one line a top-level entry being left to the reader's tools."""
+    """`write_text` of a JSON value, one line per top-level entry being left to the reader's tools."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 

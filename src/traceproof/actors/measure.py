@@ -27,7 +27,7 @@ DRAWING_THREADS = 4  # for inputs that take one thread more than a moment
 
 
 def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Called once in a worker; the result draws (`do: draw`) or collects (`do: collect`) for one case a call.
+    """Called once in a worker; the result draws (`do: draw`) or collects (`do: collect`) for one case per call.
 
     Args:
         payload: `definition` (JSON), `dataset` (root of the blobs, or null), `folder` (the stranger's scratch),

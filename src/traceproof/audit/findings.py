@@ -51,7 +51,7 @@ def at(path: Path, node: ast.AST, code: str, evidence: str, lines: Sequence[str]
 
 
 def as_text(findings: Iterable[Finding], codes: Mapping[str, Code]) -> str:
-    """One line a finding, then a table of codes and counts."""
+    """One line per finding, then a table of codes and counts."""
     found = sorted(findings)
     lines = [f"{f.path}:{f.line}:{f.column}: {f.code} {codes[f.code].title}: {f.evidence}" for f in found]
     counts = Counter(finding.code for finding in found)

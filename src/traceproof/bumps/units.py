@@ -120,7 +120,7 @@ class _Reader:
         self.file = file
         self._others: list[tuple[ast.stmt, tuple[ast.expr, ...]]] = []
 
-    def statements(  # noqa: C901, PLR0912 - one case a kind of statement
+    def statements(  # noqa: C901, PLR0912 - one case per kind of statement
         self, body: Sequence[ast.stmt], under: tuple[ast.expr, ...]
     ) -> None:
         """Deal out the statements of a module, those in its conditions and attempts too."""
@@ -218,7 +218,7 @@ def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[Import, str, 
         yield found, alias.asname or alias.name, Bound(found=found, name=alias.name)
 
 
-def _look(root: ast.AST, unit: Unit) -> None:  # noqa: C901 - one case a kind of expression
+def _look(root: ast.AST, unit: Unit) -> None:  # noqa: C901 - one case per kind of expression
     """Collect what a piece of syntax uses."""
     waiting: list[ast.AST] = [root]
     while waiting:

@@ -15,7 +15,7 @@ from traceproof.errors import TraceproofError
 from traceproof.stacks import MAIN
 
 
-def audit_tests(  # noqa: PLR0913 - one parameter an option
+def audit_tests(  # noqa: PLR0913 - one parameter per option
     folder: Annotated[Path, typer.Argument(help="Folder of test_*.py files.")],
     *,
     dataset: Annotated[

@@ -24,7 +24,7 @@ from traceproof.stacks import PACKAGES
 PARTS_SHOWN = 10
 
 
-def bisect(  # noqa: PLR0913 - one parameter an option
+def bisect(  # noqa: PLR0913 - one parameter per option
     *,
     definition: Annotated[str, typer.Option(help="A definition's name.")],
     good: Annotated[str, typer.Option(help="A commit, tag or branch with the one verdict.")],

@@ -19,7 +19,7 @@ from traceproof.text import has_credentials, redacted
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def clone_repos(  # noqa: PLR0913 - one parameter an option
+def clone_repos(  # noqa: PLR0913 - one parameter per option
     names: Annotated[list[str] | None, typer.Argument(help="Sources; all if none.")] = None,
     *,
     target_dir: Annotated[

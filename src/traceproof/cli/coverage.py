@@ -12,7 +12,7 @@ from traceproof.coverage.run import LIBRARY, as_json, as_text, of_plan, of_recor
 from traceproof.errors import TraceproofError
 
 
-def coverage(  # noqa: PLR0913 - one parameter an option
+def coverage(  # noqa: PLR0913 - one parameter per option
     *,
     cases: Annotated[
         Path | None, typer.Option(help="Planned cases; those of the configured run if left out.")

@@ -17,7 +17,7 @@ from traceproof.solutions.render import table
 from traceproof.solutions.session import JUDGED, Session, new_hidden_seed
 
 
-def judge_command(  # noqa: PLR0913 - one parameter an option
+def judge_command(  # noqa: PLR0913 - one parameter per option
     path: Annotated[
         str,
         typer.Argument(metavar="FILE_OR_FOLDER", help="A solution: .json, .py, .cu, FILE::FUNCTION, or a folder."),

@@ -15,7 +15,7 @@ from traceproof.lint.render import as_json, print_report
 from traceproof.lint.sarif import as_sarif
 
 
-def lint_command(  # noqa: PLR0913 - one parameter an option
+def lint_command(  # noqa: PLR0913 - one parameter per option
     *,
     dataset: options.Dataset = None,
     select: Annotated[

@@ -13,7 +13,7 @@ from traceproof.kernel_lint.run import CODES, Report, lint_kernels
 from traceproof.lint.baseline import write_baseline
 
 
-def lint_kernels_command(  # noqa: PLR0913 - one parameter an option
+def lint_kernels_command(  # noqa: PLR0913 - one parameter per option
     path: Annotated[Path, typer.Argument(help="A file or a folder of Triton sources and tests.")],
     *,
     select: Annotated[list[str] | None, typer.Option(help="Only codes that start so, e.g. KL1.")] = None,

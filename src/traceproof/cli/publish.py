@@ -25,7 +25,7 @@ DATASET = "flashinfer-ai/flashinfer-trace"
 COVERAGE = "docs/model_coverage.mdx"
 
 
-def publish(  # noqa: PLR0913 - one parameter an option
+def publish(  # noqa: PLR0913 - one parameter per option
     *,
     definition_name: Annotated[list[str] | None, typer.Option(help="Publish these definitions.")] = None,
     op_type: Annotated[list[str] | None, typer.Option(help="Publish what is verified of these op_types.")] = None,

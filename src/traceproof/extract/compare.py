@@ -17,7 +17,7 @@ HIDDEN: Mapping[str, tuple[str, ...]] = {
 
 
 def meaning_differences(one: Definition, other: Definition) -> list[str]:
-    """What makes the two different kernels, one line a field; empty: the same kernel, as far as text tells.
+    """What makes the two different kernels, one line per field; empty: the same kernel, as far as text tells.
 
     Descriptions, tags and const axes that no tensor has do not count; nor do constraints, which only repeat what
     the tensors say. References are compared by the constants hidden in them: their behaviour is another matter

@@ -180,6 +180,6 @@ def _note_width(notes: Notes, module: nn.Module, given: tuple[Any, ...]) -> None
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Whether a module holds the weights of a mixture's experts: some of three axes, one row an expert."""
+    """Whether a module holds the weights of a mixture's experts: some of three axes, one row per expert."""
     own = [one for one in module.parameters(recurse=False) if one.dim() == 3]
     return bool(own) and not isinstance(module, CONVOLUTIONS) and len({one.shape[0] for one in own}) == 1

@@ -7,7 +7,7 @@ from traceproof.dataset.definition import DType
 from traceproof.lint.model import Hit, definition_rule, pointer
 from traceproof.lint.subject import Subject
 
-# Inputs with one entry a sequence; an index pointer has one more.
+# Inputs with one entry per sequence; an index pointer has one more.
 PER_SEQUENCE = frozenset({"kv_last_page_len", "last_page_len", "seq_lens", "kv_lens", "qo_lens", "seqlens"})
 
 
@@ -87,7 +87,7 @@ def _index_pointers(subject: Subject) -> dict[str, str]:
 
 @definition_rule("TP206")
 def per_sequence_length(subject: Subject) -> Iterator[Hit]:
-    """A tensor with one entry a sequence on an index pointer's axis, or the other way round."""
+    """A tensor with one entry per sequence on an index pointer's axis, or the other way round."""
     pointers = _index_pointers(subject)
     longer = {axis: name for name, axis in pointers.items() if axis != "batch_size"}
     for name, spec in subject.definition.inputs.items():
@@ -97,7 +97,7 @@ def per_sequence_length(subject: Subject) -> Iterator[Hit]:
             yield Hit(pointer("inputs", name, "shape"), evidence)
     for name, axis in pointers.items():
         if axis == "batch_size":
-            evidence = f"{name} [{axis}] has one entry a sequence; an index pointer has one more"
+            evidence = f"{name} [{axis}] has one entry per sequence; an index pointer has one more"
             yield Hit(pointer("inputs", name, "shape"), evidence)
 
 

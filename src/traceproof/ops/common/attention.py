@@ -2,7 +2,7 @@
 
 Every attention op is brought to one shape: queries [T, Hq, D], flattened keys [S, Hkv, D] and values [S, Hkv, Dv],
 and one `Span` a sequence that says which queries see which rows. Absorbed MLA is the case Hkv = 1 with the values
-equal to the first part of the keys; sparse attention is one span a token.
+equal to the first part of the keys; sparse attention is one span per token.
 
 Rows without a visible key, whether the sequence is empty or q_len > kv_len under the causal mask, give an output
 of 0 and an LSE of -inf. That is this project's decision where published references differ (some give NaN); it is

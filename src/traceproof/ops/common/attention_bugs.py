@@ -230,7 +230,7 @@ def _tiled(operands: Operands, tile: int) -> Tensors:
 
 
 def _window(operands: Operands, start: int, tile: int) -> Operands:
-    """Only keys [start, start + tile) of each sequence; causal spans become one span a query."""
+    """Only keys [start, start + tile) of each sequence; causal spans become one span per query."""
     spans: list[Span] = []
     for span in operands.spans:
         length = len(span.rows)

@@ -24,7 +24,7 @@ def _indexer(module: Any, _parent: Any) -> dict[str, Any]:  # noqa: ANN401 - SGL
 
 
 def sparse_attention(call: Kernel, page_size: int) -> Draft:
-    """Absorbed attention over listed entries of the cache, one list a token."""
+    """Absorbed attention over listed entries of the cache, one list per token."""
     heads, ckv, kpe, topk = (call[name] for name in ("heads", "ckv", "kpe", "topk"))
     sizes = {"num_qo_heads": heads, "head_dim_ckv": ckv, "head_dim_kpe": kpe, "page_size": page_size, "topk": topk}
     return Draft(

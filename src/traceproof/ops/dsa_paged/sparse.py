@@ -110,7 +110,7 @@ class SparseAttention(Op):
         return ordered(definition, {**data, "sparse_indices": indices, "sm_scale": mla.sm_scale(kpe_width)})
 
     def operands(self, definition: Definition, inputs: Values) -> Operands:
-        """The inputs as queries, flattened keys and values, and one span a token."""
+        """The inputs as queries, flattened keys and values, and one span per token."""
         del definition
         ckv, kpe = tensor_of(inputs, "ckv_cache"), tensor_of(inputs, "kpe_cache")
         q = torch.cat([tensor_of(inputs, "q_nope"), tensor_of(inputs, "q_pe")], -1)

@@ -118,7 +118,7 @@ def _decode(name: str, constants: dict[str, int]) -> Draft:
         "decode",
         name,
         constants,
-        description="Gated delta net decode: one token a sequence, states in k-last layout.",
+        description="Gated delta net decode: one token per sequence, states in k-last layout.",
         axes={"batch_size": var("Number of sequences."), "seq_len": one, **_heads(constants)},
         constraints=GDN_CONSTRAINTS,
         inputs={"state": _state("batch_size", old, optional=True), **_gates("batch_size seq_len"), **SCALE},

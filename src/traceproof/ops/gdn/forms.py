@@ -15,7 +15,7 @@ BUFFER = "intermediate_states_buffer"
 class Form(StrEnum):
     """What a call covers."""
 
-    DECODE = "decode"  # one token a sequence
+    DECODE = "decode"  # one token per sequence
     MTP = "mtp"  # a few tokens a sequence, states picked out of a pool
     PREFILL = "prefill"  # whole sequences side by side
 

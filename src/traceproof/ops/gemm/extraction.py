@@ -70,7 +70,7 @@ def gemm(n: int, k: int, *, role: str, note: str = "", rank: bool = False) -> Dr
         axes={"M": var("Number of tokens."), "N": const(n, "Output features."), "K": const(k, "Input features.")},
         inputs={
             "A": tensor("M K", "float16", "Activations."),
-            "B": tensor("N K", "float16", "Weight, one row an output feature."),
+            "B": tensor("N K", "float16", "Weight, one row per output feature."),
         },
         outputs={"C": tensor("M N", "float16", "Product.")},
         filled=fill(__package__, "gemm", n=n, k=k),

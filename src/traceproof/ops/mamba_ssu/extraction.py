@@ -32,7 +32,7 @@ def read_mixer(module: Any, _parent: Any) -> Facts:  # noqa: ANN401
 
 
 def mamba(call: Kernel) -> Draft:
-    """One token a sequence, states in the slots of a cache."""
+    """One token per sequence, states in the slots of a cache."""
     heads, dim, state, groups = (call[name] for name in ("heads", "head_dim", "state", "groups"))
     # The twin keeps how many heads share a group; a real slot is a million cells, in float64 seconds a case.
     twin = _mamba(2 * heads // groups, 8, 16, 2) if heads * dim * state > TWIN_CELLS else None
@@ -46,7 +46,7 @@ def _mamba(heads: int, dim: int, state: int, groups: int, *, twin: Draft | None 
     per_head = "batch_size nheads head_dim"
     return Draft(
         name=f"mamba_ssu_decode_h{heads}_d{dim}_s{state}_ng{groups}",
-        description="Mamba-2 selective state update, one token a sequence.",
+        description="Mamba-2 selective state update, one token per sequence.",
         axes={
             "batch_size": var("Number of sequences."),
             "state_cache_size": var("Slots in the cache of states."),

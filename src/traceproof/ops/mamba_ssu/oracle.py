@@ -14,7 +14,7 @@ from traceproof.ops.compare import Close, Comparison
 BATCHES = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
 PAD = -1  # in state_batch_indices: no state, none is written
 INPUTS = ("state", "x", "dt", "A", "B", "C", "D", "dt_bias", "state_batch_indices")
-PER_HEAD = ("dt", "A", "D", "dt_bias")  # one value a head, spread over the other axes: kernels read but one
+PER_HEAD = ("dt", "A", "D", "dt_bias")  # one value per head, spread over the other axes: kernels read but one
 
 
 class MambaSsu(Op):

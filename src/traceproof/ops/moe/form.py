@@ -20,7 +20,7 @@ class Scaling(StrEnum):
     """How weights are stored.
 
     FP8_BLOCK: float8 with float32 scales, 128 x 128 for weights and 1 x 128 for activations.
-    FP8_TENSOR: float8, one scale an expert for up, gate and down.
+    FP8_TENSOR: float8, one scale per expert for up, gate and down.
     FP4: float32 that holds already dequantised fp4 values; activations come unquantised.
     PLAIN: 16-bit floats.
     """

@@ -220,7 +220,7 @@ def _fp8_block(form: Form, definition: Definition, case: Case, draw: Draw) -> di
 
 
 def _fp8_tensor(form: Form, definition: Definition, case: Case, draw: Draw) -> dict[str, Value]:
-    """As above with one scale an expert.
+    """As above with one scale per expert.
 
     A kernel stores silu(gate) * up in fp8 without a further scale (output1_scales_scalar holds it already), so
     that product must lie between 1/64, where its precision ends, and 448: up has RMS 2..16, gate 3/4..3.

@@ -126,7 +126,7 @@ def _rotate(definition: Definition, inputs: Values, dtype: torch.dtype) -> Tenso
     assert isinstance(cache, torch.Tensor)
     assert isinstance(positions, torch.Tensor)
     half = cache.shape[-1] // 2
-    rows = cache.to(dtype)[positions.to(torch.int64)].unsqueeze(1)  # one row a token, the same for all heads
+    rows = cache.to(dtype)[positions.to(torch.int64)].unsqueeze(1)  # one row per token, the same for all heads
     cos, sin = rows[..., :half], rows[..., half:]
     channel = torch.arange(half, device=q.device)
     if pairing(definition, "cos_sin_cache") is Pairing.HALVES:

@@ -58,7 +58,7 @@ def outputs_of(definition: Definition, returned: tuple[torch.Tensor, torch.Tenso
 def last_page_lengths(inputs: Values, page_size: int) -> torch.Tensor:
     """Tokens in each row's last page, 0 for a row without pages.
 
-    A definition with one token a page has no such input, and FlashInfer counts a row without pages as holding
+    A definition with one token per page has no such input, and FlashInfer counts a row without pages as holding
     what its last page is said to hold.
     """
     indptr = tensor(inputs, "kv_indptr")

@@ -9,7 +9,7 @@ from traceproof.stacks.base import Module
 
 
 def _modules(definition: Definition, capability: tuple[int, int]) -> tuple[Module, ...]:
-    """One token a row, no scaled states, no stochastic rounding; the last two dtypes are FlashInfer's defaults."""
+    """One token per row, no scaled states or stochastic rounding; the last two dtypes are its defaults."""
     kinds = [dtype_name(definition, name) for name in ("state", "x", "dt", "A", "state_batch_indices")]
     sizes = (dim(definition, "state", 2), dim(definition, "state", 3))
     generator = {9: "gen_mamba_sm90", 10: "gen_mamba_sm100"}.get(capability[0], "gen_mamba")
