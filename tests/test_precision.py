@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from exploits.corpus import EXPLOITS, dataset
-from solution_bench import Judging, candidate, judging
+from solution_judge import SolutionJudge, candidate, solution_judge
 
 from forensics import Plant, drawn, exact, kernel, plants
 from traceproof.judge.precision import FORMATS, examine, rounded
@@ -47,14 +47,14 @@ def test_what_says_nothing_is_not_told() -> None:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judging]:
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SolutionJudge]:
     root = dataset(tmp_path_factory.mktemp("exploits") / "dataset")
-    with judging(tmp_path_factory.mktemp("judging"), dataset=root) as found:
+    with solution_judge(tmp_path_factory.mktemp("judging"), dataset=root) as found:
         yield found
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_a_refused_solution_is_told_what_it_did(name: str, bench: Judging) -> None:
+def test_a_refused_solution_is_told_what_it_did(name: str, judge: SolutionJudge) -> None:
     exploit = next(one for one in EXPLOITS if one.name == name)
-    trial = bench.trial(candidate(name, exploit.source), exploit.definition)
+    trial = judge.trial(candidate(name, exploit.source), exploit.definition)
     assert [one.seen for one in trial.precision] == [SEEN[name]]

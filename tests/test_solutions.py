@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from definitions import rmsnorm, write
-from solution_bench import DATASET, Judging, candidate, judging
+from solution_judge import DATASET, SolutionJudge, candidate, solution_judge
 
 from traceproof.config.schema import Config
 from traceproof.dataset.definition import Definition
 from traceproof.environments.probe import probe
 from traceproof.errors import TraceproofError
-from traceproof.solutions.judging import Bar, asking, blocked, judge
+from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate
 from traceproof.solutions.render import as_json, page, table
@@ -38,20 +38,20 @@ WRONG = RETURNS.replace("1e-5", "1e-6")
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judging]:
-    with judging(tmp_path_factory.mktemp("judging")) as found:
+def judged_by(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SolutionJudge]:
+    with solution_judge(tmp_path_factory.mktemp("judging")) as found:
         yield found
 
 
-def states(bench: Judging, source: str) -> dict[str, str]:
+def states(judged_by: SolutionJudge, source: str) -> dict[str, str]:
     """The state of each property of a solution."""
-    return {one.name: one.state for one in bench.trial(candidate("one", source), NAME).properties}
+    return {one.name: one.state for one in judged_by.trial(candidate("one", source), NAME).properties}
 
 
 @pytest.mark.parametrize("source", [RETURNS, WRITES], ids=["value-returning", "destination-passing"])
-def test_a_right_kernel_is_accepted_in_both_calling_styles(source: str, bench: Judging) -> None:
-    trial = bench.trial(candidate("right", source), NAME)
-    assert bench.reasons(candidate("right", source), NAME) == []
+def test_a_right_kernel_is_accepted_in_both_calling_styles(source: str, judged_by: SolutionJudge) -> None:
+    trial = judged_by.trial(candidate("right", source), NAME)
+    assert judged_by.reasons(candidate("right", source), NAME) == []
     assert {row.seed for row in trial.rows} >= {0, 987_654}
     assert {row.size for row in trial.rows} == {"small", "edge", "adversarial"}
     measured = {one.name: one.state for one in trial.properties}
@@ -59,27 +59,27 @@ def test_a_right_kernel_is_accepted_in_both_calling_styles(source: str, bench: J
     assert set(measured.values()) == {"holds"}
 
 
-def test_a_wrong_constant_is_refused_with_the_case_that_shows_it(bench: Judging) -> None:
-    reasons = bench.reasons(candidate("wrong", WRONG), NAME)
+def test_a_wrong_constant_is_refused_with_the_case_that_shows_it(judged_by: SolutionJudge) -> None:
+    reasons = judged_by.reasons(candidate("wrong", WRONG), NAME)
     assert any("numerics: output in case adversarial-tiny" in reason for reason in reasons)
 
 
-def test_bits_that_depend_on_the_batch_are_reported_and_no_refusal(bench: Judging) -> None:
+def test_bits_that_depend_on_the_batch_are_reported_and_no_refusal(judged_by: SolutionJudge) -> None:
     source = RETURNS.replace("y * weight", "y * (1 + 1e-3 / (1 + len(x))) * weight")
-    assert bench.reasons(candidate("batch", source), NAME) == []
-    found = states(bench, source)
+    assert judged_by.reasons(candidate("batch", source), NAME) == []
+    found = states(judged_by, source)
     assert found.pop("batch") == "broken"
     assert "broken" not in found.values()
 
 
-def test_noise_is_reported_as_such_and_nothing_else_is_said_of_bits(bench: Judging) -> None:
+def test_noise_is_reported_as_such_and_nothing_else_is_said_of_bits(judged_by: SolutionJudge) -> None:
     source = RETURNS.replace("x.square()", "x.square().mul(1 + 2e-3 * torch.rand(()))")
-    found = states(bench, source)
+    found = states(judged_by, source)
     assert found["determinism"] == "broken"
     assert found["process"] == "not measured"
 
 
-def test_several_files_and_a_named_function(bench: Judging, tmp_path: Path) -> None:
+def test_several_files_and_a_named_function(judged_by: SolutionJudge, tmp_path: Path) -> None:
     record = {
         "name": "two_files",
         "definition": NAME,
@@ -102,7 +102,7 @@ def test_several_files_and_a_named_function(bench: Judging, tmp_path: Path) -> N
     [found] = read(tmp_path)
     assert found.definition == NAME
     assert not found.refusals
-    assert bench.reasons(found, NAME) == []
+    assert judged_by.reasons(found, NAME) == []
 
 
 def test_what_no_kernel_has_a_reason_to_say_is_refused_unread_by_python() -> None:
@@ -113,11 +113,11 @@ def test_what_no_kernel_has_a_reason_to_say_is_refused_unread_by_python() -> Non
     assert candidate("one", f"import traceproof\n{RETURNS}").refusals
 
 
-def _bar(tmp_path: Path) -> Bar:
+def _environment(tmp_path: Path) -> JudgeEnvironment:
     config = Config.model_validate(
         {"dataset": {"path": str(DATASET)}, "test_sizes": ["small"], "allow_weak_isolation": True}
     )
-    return Bar(
+    return JudgeEnvironment(
         python=sys.executable, record=probe(), caches=tmp_path, config=config, hidden_seed=5, conceal=[tmp_path]
     )
 
@@ -125,8 +125,8 @@ def _bar(tmp_path: Path) -> Bar:
 def _judged(source: str, tmp_path: Path) -> Certificate:
     (tmp_path / "mine.py").write_text(source, encoding="utf-8")
     [found] = read(tmp_path / "mine.py")
-    with asking(NAME, DATASET) as asked:
-        return judge(found, asked, _bar(tmp_path), repeat="traceproof judge mine.py")
+    with target_of(NAME, DATASET) as target:
+        return judge(found, target, _environment(tmp_path), repeat="traceproof judge mine.py")
 
 
 def test_a_certificate_says_what_was_asked_run_and_seen(tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ def test_a_page_escapes_whatever_a_solution_says(tmp_path: Path) -> None:
 
 def test_a_definition_in_a_file_of_its_own(tmp_path: Path) -> None:
     file = write(tmp_path, rmsnorm("mine"))
-    with asking(str(file), None) as asked:
-        assert asked.definition.name == "mine"
-    with pytest.raises(TraceproofError, match="rmsnorm_h96"), asking("rmsnorm_96", DATASET):
+    with target_of(str(file), None) as target:
+        assert target.definition.name == "mine"
+    with pytest.raises(TraceproofError, match="rmsnorm_h96"), target_of("rmsnorm_96", DATASET):
         pass
 
 
@@ -212,14 +212,14 @@ def test_without_an_oracle_the_references_shadow_says_what_is_right(
     kernel: str, *, accepted: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "judging").mkdir()
-    with judging(tmp_path / "judging", dataset=_mystery(tmp_path, "x.sum(1)")) as found:
+    with solution_judge(tmp_path / "judging", dataset=_mystery(tmp_path, "x.sum(1)")) as found:
         source = f"def run(x):\n    return {kernel}\n"
         assert (found.reasons(candidate("one", source), "mystery_d32") == []) is accepted
 
 
 def test_what_nobody_can_judge_is_not_accepted(tmp_path: Path) -> None:
     (tmp_path / "judging").mkdir()
-    with judging(tmp_path / "judging", dataset=_mystery(tmp_path, "x.sum(1) + torch.rand(1)")) as found:
+    with solution_judge(tmp_path / "judging", dataset=_mystery(tmp_path, "x.sum(1) + torch.rand(1)")) as found:
         [reason] = found.reasons(candidate("one", "def run(x):\n    return x.sum(1)\n"), "mystery_d32")
         assert reason.startswith("not judged: not verified: no oracle")
 

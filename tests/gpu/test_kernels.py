@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from solution_bench import Judging, judging
+from solution_judge import SolutionJudge, solution_judge
 
 from traceproof.solutions.reading import read
 
@@ -44,9 +44,9 @@ BUGS = {
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judging]:
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SolutionJudge]:
     environment = {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
-    with judging(tmp_path_factory.mktemp("judging"), gpu=True, environment=environment) as found:
+    with solution_judge(tmp_path_factory.mktemp("judging"), gpu=True, environment=environment) as found:
         yield found
 
 
@@ -56,21 +56,21 @@ def _needs(package: str) -> None:
 
 
 @pytest.mark.parametrize("entry", ["run", "write"])
-def test_a_triton_kernel_is_accepted_in_both_calling_styles(entry: str, bench: Judging) -> None:
+def test_a_triton_kernel_is_accepted_in_both_calling_styles(entry: str, judge: SolutionJudge) -> None:
     _needs("triton")
     [found] = read(FOLDER / "rmsnorm_triton.py", entry)
     assert not found.refusals
-    trial = bench.trial(found, NAME)
-    assert bench.reasons_of(trial, NAME) == []
+    trial = judge.trial(found, NAME)
+    assert judge.reasons_of(trial, NAME) == []
     states = {one.name: one.state for one in trial.properties}
     assert states["stream"] == states["graph"] == states["batch"] == "holds"
 
 
-def test_a_cuda_kernel_is_compiled_and_accepted(bench: Judging) -> None:
+def test_a_cuda_kernel_is_compiled_and_accepted(judge: SolutionJudge) -> None:
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on PATH")
     [found] = read(FOLDER / "rmsnorm_cuda.cu")
-    assert bench.reasons(found, NAME) == []
+    assert judge.reasons(found, NAME) == []
 
 
 @pytest.mark.parametrize(
@@ -81,26 +81,26 @@ def test_a_cuda_kernel_is_compiled_and_accepted(bench: Judging) -> None:
         ("top_k_flashinfer", "top_k_sampling_from_probs_v1000"),
     ],
 )
-def test_flashinfers_baselines_are_accepted(solution: str, definition: str, bench: Judging) -> None:
+def test_flashinfers_baselines_are_accepted(solution: str, definition: str, judge: SolutionJudge) -> None:
     _needs("flashinfer")
     [found] = read(FOLDER / f"{solution}.py")
     assert not found.refusals
-    assert bench.reasons(found, definition) == []
+    assert judge.reasons(found, definition) == []
 
 
-def test_pytorchs_norm_is_accepted(bench: Judging) -> None:
+def test_pytorchs_norm_is_accepted(judge: SolutionJudge) -> None:
     [found] = read(FOLDER / "rmsnorm_torch.py")
-    assert bench.reasons(found, NAME) == []
+    assert judge.reasons(found, NAME) == []
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_triton_kernel_with_a_bug_is_refused(bug: str, bench: Judging, tmp_path: Path) -> None:
+def test_a_triton_kernel_with_a_bug_is_refused(bug: str, judge: SolutionJudge, tmp_path: Path) -> None:
     _needs("triton")
     before, after, seen = BUGS[bug]
     source = (FOLDER / "rmsnorm_triton.py").read_text(encoding="utf-8")
     assert before in source
     (tmp_path / "wrong.py").write_text(source.replace(before, after), encoding="utf-8")
     [found] = read(tmp_path / "wrong.py")
-    trial = bench.trial(found, NAME)
-    assert bench.reasons_of(trial, NAME)
+    trial = judge.trial(found, NAME)
+    assert judge.reasons_of(trial, NAME)
     assert set(seen.split()) & {str(row.reason) for row in trial.rows if row.bad}

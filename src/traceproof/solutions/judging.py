@@ -32,7 +32,7 @@ OVERALL = Limits(seconds=6 * 3600.0, setup_seconds=600.0, memory_bytes=None, out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Target:
     """A definition that a solution is held against, and where it was found."""
 
     definition: Definition
@@ -41,7 +41,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class JudgeEnvironment:
     """What judges: an interpreter with torch, its stack's record, and the configuration.
 
     Attributes:
@@ -65,7 +65,7 @@ class Bar:
         """Whether there is a GPU."""
         return str(self.record["device_type"]) == "cuda"
 
-    def settings(self, asked: Asked, environment: Mapping[str, str]) -> dict[str, Any]:
+    def settings(self, target: Target, variables: Mapping[str, str]) -> dict[str, Any]:
         """What the judging process is told."""
         limits = self.config.limits
         call = Limits(
@@ -75,8 +75,8 @@ class Bar:
             output_bytes=int(limits.output_mb * MIB),
         )
         settings = Settings(
-            dataset=str(asked.dataset),
-            conceal=tuple(str(path) for path in (*self.conceal, asked.dataset)),
+            dataset=str(target.dataset),
+            conceal=tuple(str(path) for path in (*self.conceal, target.dataset)),
             sizes=self.config.test_sizes,
             seed=self.config.seed,
             hidden_seed=self.hidden_seed,
@@ -86,13 +86,13 @@ class Bar:
             demanded=self.config.solutions.demanded,
             gpu=self.gpu,
             weak=self.config.allow_weak_isolation,
-            environment=dict(environment),
+            environment=dict(variables),
         )
         return settings.model_dump(mode="json")
 
 
 @contextmanager
-def asking(name: str, dataset: Path | None) -> Iterator[Asked]:
+def target_of(name: str, dataset: Path | None) -> Iterator[Target]:
     """The definition of a name in a dataset, or in a file of its own.
 
     Raises:
@@ -109,7 +109,7 @@ def asking(name: str, dataset: Path | None) -> Iterator[Asked]:
             folder = root / "definitions" / definition.op_type
             folder.mkdir(parents=True)
             (folder / f"{definition.name}.json").write_text(json.dumps(definition.as_json()), encoding="utf-8")
-            yield Asked(definition=definition, path=str(file), dataset=root)
+            yield Target(definition=definition, path=str(file), dataset=root)
         return
     if dataset is None:
         raise TraceproofError(f"there is no dataset to find {name} in", todo="Give one with --dataset.")
@@ -119,7 +119,7 @@ def asking(name: str, dataset: Path | None) -> Iterator[Asked]:
         close = get_close_matches(name, tree.definitions, n=3, cutoff=0.4) or sorted(tree.definitions)[:8]
         todo = f"Give a name that it has as --definition, or a definition's file; e.g. {', '.join(close)}"
         raise TraceproofError(f"{tree.root} has no definition {name!r}", todo=todo)
-    yield Asked(definition=entry.definition, path=str(tree.root / entry.path), dataset=tree.root)
+    yield Target(definition=entry.definition, path=str(tree.root / entry.path), dataset=tree.root)
 
 
 def blocked(candidate: Candidate, *, gpu: bool) -> str | None:
@@ -129,29 +129,31 @@ def blocked(candidate: Candidate, *, gpu: bool) -> str | None:
     return f"{candidate.path} is a {candidate.language} kernel, which needs a GPU, and this machine has none"
 
 
-def judge(candidate: Candidate, asked: Asked, bar: Bar, *, repeat: str) -> Certificate:
+def judge(candidate: Candidate, target: Target, environment: JudgeEnvironment, *, repeat: str) -> Certificate:
     """Judge one solution.
 
     Raises:
         TraceproofError: it can not be called at all, this machine can not isolate it, or judging broke off.
     """
-    settled = candidate.settled(asked.definition)
+    settled = candidate.settled(target.definition)
     refusals = settled.refusals
     if refusals:
         rows = tuple(_not_run(f"{path}, {refusal}") for path, refusal in refusals)
         trial = Trial(rows=rows, properties=(), precision=())
     else:
-        trial = _tried(settled, asked, bar)
-    against = ORACLE if registry.module(asked.definition.op_type) is not None else SHADOW
-    reasons = tuple(objections(trial, len([one for one in asked.definition.outputs.values() if not one.optional])))
+        trial = _tried(settled, target, environment)
+    against = ORACLE if registry.module(target.definition.op_type) is not None else SHADOW
+    reasons = tuple(
+        objections(trial, len([one for one in target.definition.outputs.values() if not one.optional]))
+    )
     return Certificate(
         solution=candidate.name,
         path=candidate.path,
         language=candidate.language,
         entry=candidate.entry,
-        definition=asked.definition.name,
-        op_type=asked.definition.op_type,
-        definition_path=asked.path,
+        definition=target.definition.name,
+        op_type=target.definition.op_type,
+        definition_path=target.path,
         verdict="refused" if reasons else "accepted",
         reasons=reasons,
         against=against,
@@ -159,14 +161,14 @@ def judge(candidate: Candidate, asked: Asked, bar: Bar, *, repeat: str) -> Certi
         properties=trial.properties,
         precision=trial.precision,
         digests=Digests(
-            definition=asked.definition.digest, solution=candidate.digest, code=_code(asked.definition.op_type)
+            definition=target.definition.digest, solution=candidate.digest, code=_code(target.definition.op_type)
         ),
-        hidden_seed=bar.hidden_seed,
-        tolerance=bar.config.tolerance,
+        hidden_seed=environment.hidden_seed,
+        tolerance=environment.config.tolerance,
         isolation=trial.isolation,
-        device=str(bar.record["device"]),
-        versions=dict(bar.record["versions"]),
-        repeat=f"{repeat} --hidden-seed {bar.hidden_seed}",
+        device=str(environment.record["device"]),
+        versions=dict(environment.record["versions"]),
+        repeat=f"{repeat} --hidden-seed {environment.hidden_seed}",
         judged_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
@@ -189,15 +191,15 @@ def _not_run(message: str) -> Row:
     )
 
 
-def _tried(candidate: Candidate, asked: Asked, bar: Bar) -> Trial:
-    workers = StackWorkers.of(bar.caches, bar.record)
+def _tried(candidate: Candidate, target: Target, environment: JudgeEnvironment) -> Trial:
+    workers = StackWorkers.of(environment.caches, environment.record)
     source = str(Path(__file__).resolve().parents[2])
-    environment = {**workers.environment, "PYTHONPATH": source}
-    with Pool(preload=PRELOAD, python=bar.python, env=environment, gpu=bar.gpu) as pool:
+    variables = {**workers.environment, "PYTHONPATH": source}
+    with Pool(preload=PRELOAD, python=environment.python, env=variables, gpu=environment.gpu) as pool:
         (outcome,) = pool.run_items(
             setup=SETUP,
-            payload={"threads": 1, "settings": bar.settings(asked, workers.environment)},
-            items=[{"solution": candidate.as_json(), "definition": asked.definition.name}],
+            payload={"threads": 1, "settings": environment.settings(target, workers.environment)},
+            items=[{"solution": candidate.as_json(), "definition": target.definition.name}],
             limits=OVERALL,
             isolation=Isolation.TRUSTED,  # our own code, which has the solution called in workers that are not
         )

@@ -11,7 +11,7 @@ from traceproof.judge.precision import examine
 from traceproof.pipeline.records import PlannedCase
 from traceproof.solutions.properties import WIDE, chosen
 from traceproof.solutions.records import PrecisionResult
-from traceproof.solutions.trial import Bench
+from traceproof.solutions.trial import Evaluation
 
 LARGEST = 64 << 20  # bytes that the case may need: the oracle solves it some ten times
 ODD = (
@@ -23,23 +23,28 @@ ODD = (
 )  # of inputs that nobody planned
 
 
-def precision(bench: Bench, cases: Sequence[PlannedCase]) -> Iterator[PrecisionResult]:
+def precision(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> Iterator[PrecisionResult]:
     """What is seen of each floating-point output; nothing where there is no oracle, or no call left outputs."""
     base = chosen(cases)
-    if base is None or base.memory > LARGEST or not bench.known or bench.op.trials(bench.definition, base.case):
+    if (
+        base is None
+        or base.memory > LARGEST
+        or not evaluation.known
+        or evaluation.op.trials(evaluation.definition, base.case)
+    ):
         return
-    subject = bench.subject(base.case)
+    subject = evaluation.subject(base.case)
     inputs = {
         name: value
         for name, value in subject.inputs.items()
         if isinstance(value, torch.Tensor) and value.dtype in WIDE and value.numel()
     }
-    with bench.source() as source:
-        for name, spec in bench.definition.outputs.items():
+    with evaluation.source() as source:
+        for name, spec in evaluation.definition.outputs.items():
             if "float" not in spec.dtype or not inputs:
                 continue
             try:
-                found = _examined(bench, source, subject, inputs, name)
+                found = _examined(evaluation, source, subject, inputs, name)
             except ODD:
                 continue
             if found is not None:
@@ -47,20 +52,20 @@ def precision(bench: Bench, cases: Sequence[PlannedCase]) -> Iterator[PrecisionR
 
 
 def _examined(
-    bench: Bench, source: Source, subject: Subject, inputs: Mapping[str, torch.Tensor], name: str
+    evaluation: Evaluation, source: Source, subject: Subject, inputs: Mapping[str, torch.Tensor], name: str
 ) -> PrecisionResult | None:
     """One output."""
 
     def observe(changed: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return bench.call(source, replace(subject, inputs={**subject.inputs, **changed})).outputs[name]
+        return evaluation.call(source, replace(subject, inputs={**subject.inputs, **changed})).outputs[name]
 
     def exact(changed: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return bench.op.oracle(bench.definition, {**subject.inputs, **changed})[name]
+        return evaluation.op.oracle(evaluation.definition, {**subject.inputs, **changed})[name]
 
-    summed = tuple(one for one in bench.op.summed(bench.definition) if one in inputs)
+    summed = tuple(one for one in evaluation.op.summed(evaluation.definition) if one in inputs)
     found = examine(inputs, summed, observe, exact)
     if found is None:
         return None
     dtypes = sorted({str(value.dtype).removeprefix("torch.") for value in inputs.values()})
-    asked = f"{', '.join(dtypes)} in, {bench.definition.outputs[name].dtype} out"
+    asked = f"{', '.join(dtypes)} in, {evaluation.definition.outputs[name].dtype} out"
     return PrecisionResult(output=name, asked=asked, seen=str(found), evidence=found.evidence)

@@ -21,7 +21,7 @@ from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.ops.laws import laws_of
 from traceproof.pipeline.records import PlannedCase
 from traceproof.solutions.records import BROKEN, HOLDS, UNMEASURED, PropertyResult, Row
-from traceproof.solutions.trial import Bench, refused
+from traceproof.solutions.trial import Evaluation, refused
 
 LARGEST = 256 << 20  # bytes that the case of these calls may need
 OTHER_BYTE = 0x3C  # small positive floats, and large whole numbers
@@ -36,7 +36,7 @@ SPLIT = "batch split and concatenated"
 class _Measured:
     """Results so far, and rows of calls whose answers were wrong."""
 
-    bench: Bench
+    evaluation: Evaluation
     subject: Subject
     first: Taken
     states: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -51,13 +51,13 @@ class _Measured:
         """One call, judged; None: it left no outputs, which is the property's result."""
         given = subject or self.subject
         try:
-            taken = self.bench.call(source, given, trials=min(given.trials, DRAWS), **order)
+            taken = self.evaluation.call(source, given, trials=min(given.trials, DRAWS), **order)
         except CallError as error:
             self.states[name] = BROKEN, f"the call failed: {error.told}"
             if PROPERTIES[name].must_run:
                 self.rows.append(refused(given.case, error, name))
             return None
-        wrong = [] if given.trials else [row for row in self.bench.rule(given, taken, name) if row.bad]
+        wrong = [] if given.trials else [row for row in self.evaluation.rule(given, taken, name) if row.bad]
         if wrong:
             self.states[name] = BROKEN, f"wrong: {wrong[0].output}: {wrong[0].message}"
             self.rows += wrong if PROPERTIES[name].must_run else []
@@ -92,25 +92,25 @@ def _distance(first: Tensors, other: Tensors, name: str) -> str:
     return f": {count} of {one.numel()} elements, most at {place}: {float(apart.max()):.3g} apart"
 
 
-def measure(bench: Bench, cases: Sequence[PlannedCase]) -> tuple[tuple[PropertyResult, ...], list[Row]]:
+def measure(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> tuple[tuple[PropertyResult, ...], list[Row]]:
     """All properties of a solution that has passed its cases, and rows of calls whose answers were wrong."""
     base = chosen(cases)
     if base is None:
         why = f"no ordinary case needs less than {LARGEST >> 20} MiB"
-        return tuple(_result(bench, name, (UNMEASURED, why)) for name in PROPERTIES), []
-    subject = bench.subject(base.case)
-    with bench.source() as source:
-        first = bench.call(source, subject, trials=min(subject.trials, DRAWS))
-        found = _Measured(bench, subject, first)
+        return tuple(_result(evaluation, name, (UNMEASURED, why)) for name in PROPERTIES), []
+    subject = evaluation.subject(base.case)
+    with evaluation.source() as source:
+        first = evaluation.call(source, subject, trials=min(subject.trials, DRAWS))
+        found = _Measured(evaluation, subject, first)
         found.same("determinism", found.call(source, "determinism"))
         for step in (_memory, _addresses, _contents, _threads, _batch):
             step(found, source)
         _on_gpu(found, source, "stream", STREAM)
         _after_others(found, source, cases)
-    with bench.source() as another:
+    with evaluation.source() as another:
         found.same("process", found.call(another, "process"))
         _on_gpu(found, another, "graph", GRAPH)  # last: a capture that fails may leave the process useless
-    results = tuple(_result(bench, name, found.states.get(name)) for name in PROPERTIES)
+    results = tuple(_result(evaluation, name, found.states.get(name)) for name in PROPERTIES)
     return results, found.rows
 
 
@@ -126,9 +126,9 @@ def chosen(cases: Sequence[PlannedCase]) -> PlannedCase | None:
     return max(fitting, key=lambda case: (case.memory, case.id), default=None)
 
 
-def _result(bench: Bench, name: str, state: tuple[str, str] | None) -> PropertyResult:
+def _result(evaluation: Evaluation, name: str, state: tuple[str, str] | None) -> PropertyResult:
     found, detail = state or (UNMEASURED, "")
-    demanded = name in bench.settings.demanded
+    demanded = name in evaluation.settings.demanded
     question = PROPERTIES[name].question
     return PropertyResult.model_validate(
         {"name": name, "question": question, "state": found, "detail": detail, "demanded": demanded}
@@ -137,14 +137,14 @@ def _result(bench: Bench, name: str, state: tuple[str, str] | None) -> PropertyR
 
 def _memory(found: _Measured, source: Source) -> None:
     """Other values where there should be none: in new memory, in places for outputs, around inputs."""
-    layout = replace(found.bench.layout, fill=OTHER_FILL)
+    layout = replace(found.evaluation.layout, fill=OTHER_FILL)
     found.same("memory", found.call(source, "memory", fill=OTHER_FILL, layout=layout))
-    layout = replace(found.bench.layout, byte=OTHER_BYTE)
+    layout = replace(found.evaluation.layout, byte=OTHER_BYTE)
     found.same("surroundings", found.call(source, "surroundings", layout=layout))
 
 
 def _addresses(found: _Measured, source: Source) -> None:
-    layout = found.bench.layout
+    layout = found.evaluation.layout
     far = replace(layout, room=layout.room + FAR)
     found.same("addresses", found.call(source, "addresses", layout=far))
     found.same("alignment", found.call(source, "alignment", layout=replace(layout, shift=1)))
@@ -159,7 +159,7 @@ def _contents(found: _Measured, source: Source) -> None:
         return
     other = replace(subject, inputs=values)
     try:
-        other = found.bench.solved_again(other)
+        other = found.evaluation.solved_again(other)
     except (RuntimeError, ValueError, IndexError) as error:
         found.states["contents"] = UNMEASURED, f"the oracle does not take such inputs: {error}"
         return
@@ -188,7 +188,7 @@ WIDE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 
 
 def _threads(found: _Measured, source: Source) -> None:
-    if found.bench.settings.gpu:
+    if found.evaluation.settings.gpu:
         found.states["threads"] = UNMEASURED, "the kernel runs on a GPU"
         return
     found.same("threads", found.call(source, "threads", threads=2))
@@ -196,7 +196,7 @@ def _threads(found: _Measured, source: Source) -> None:
 
 def _on_gpu(found: _Measured, source: Source, name: str, how: str) -> None:
     """A call that is made in a way that only a GPU has."""
-    if not found.bench.settings.gpu:
+    if not found.evaluation.settings.gpu:
         found.states[name] = UNMEASURED, "no_cuda: there is no GPU here"
     elif found.subject.trials:
         found.states[name] = UNMEASURED, "a sampler draws"
@@ -206,8 +206,8 @@ def _on_gpu(found: _Measured, source: Source, name: str, how: str) -> None:
 
 def _batch(found: _Measured, source: Source) -> None:
     """The parts of a batch on their own must have the bits that they have beside others."""
-    bench, subject = found.bench, found.subject
-    law = next((one for one in laws_of(bench.definition) if one.name == SPLIT), None)
+    evaluation, subject = found.evaluation, found.subject
+    law = next((one for one in laws_of(evaluation.definition) if one.name == SPLIT), None)
     experiment = law.design(subject) if law is not None and not subject.trials else None
     if experiment is None:
         found.states["batch"] = UNMEASURED, "it is not known which parts of its inputs are independent"
@@ -218,9 +218,9 @@ def _batch(found: _Measured, source: Source) -> None:
     outputs: list[Tensors] = [found.first.outputs]
     for given in experiment.calls:
         values = given(outputs) if callable(given) else given
-        part = replace(subject, inputs=values, case=_case_of(bench, subject.case, values))
+        part = replace(subject, inputs=values, case=_case_of(evaluation, subject.case, values))
         try:
-            outputs.append(bench.call(source, part).outputs)
+            outputs.append(evaluation.call(source, part).outputs)
         except CallError as error:
             found.states["batch"] = BROKEN, f"a part of the batch alone: {error.told}"
             return
@@ -228,10 +228,10 @@ def _batch(found: _Measured, source: Source) -> None:
     found.states["batch"] = _same(whole, parts)
 
 
-def _case_of(bench: Bench, case: Case, values: Values) -> Case:
+def _case_of(evaluation: Evaluation, case: Case, values: Values) -> Case:
     """The case with the sizes that some inputs have."""
     axes = dict(case.axes)
-    for name, spec in bench.definition.inputs.items():
+    for name, spec in evaluation.definition.inputs.items():
         value = values[name]
         if isinstance(value, torch.Tensor):
             axes |= {axis: size for axis, size in zip(spec.shape or (), value.shape, strict=False) if axis in axes}
@@ -246,7 +246,7 @@ def _after_others(found: _Measured, source: Source, cases: Sequence[PlannedCase]
         if key in sizes or len(sizes) > OTHERS:
             continue
         sizes.add(key)
-        if found.call(source, "order", found.bench.subject(case.case)) is None:
+        if found.call(source, "order", found.evaluation.subject(case.case)) is None:
             return
     found.same("order", found.call(source, "order"))
 

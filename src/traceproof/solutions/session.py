@@ -13,7 +13,7 @@ from traceproof.dataset.fetch import fetch
 from traceproof.dataset.tree import read_tree
 from traceproof.environments.building import has_driver, probe, ready, resolve
 from traceproof.errors import TraceproofError
-from traceproof.solutions.judging import Bar, asking, blocked, judge
+from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate
 from traceproof.solutions.render import as_json, page, table
@@ -67,13 +67,13 @@ class Session:
         why = blocked(candidate, gpu=has_driver())
         if why is not None:  # found out before an environment is built
             raise TraceproofError(why)
-        bar = self._bar(self.stack or _stack_of(candidate))
-        why = blocked(candidate, gpu=bar.gpu)
+        environment = self._environment(self.stack or _stack_of(candidate))
+        why = blocked(candidate, gpu=environment.gpu)
         if why is not None:
             raise TraceproofError(why)
-        with asking(name, None if name.endswith(".json") else self.folder) as asked:
-            self.say(f"judging {candidate.name} for {asked.definition.name}")
-            certificate = judge(candidate, asked, bar, repeat=repeat)
+        with target_of(name, None if name.endswith(".json") else self.folder) as target:
+            self.say(f"judging {candidate.name} for {target.definition.name}")
+            certificate = judge(candidate, target, environment, repeat=repeat)
         for suffix, text in ((".json", as_json(certificate)), (".html", page(certificate))):
             write_text(self.place(certificate).with_suffix(suffix), text)
         return certificate
@@ -84,13 +84,13 @@ class Session:
         return self.out / f"{name}.json"
 
     @cache  # noqa: B019 - a session lives as long as its command
-    def _bar(self, stack: str) -> Bar:
+    def _environment(self, stack: str) -> JudgeEnvironment:
         if stack not in STACKS:
             raise TraceproofError(f"--stack {stack}: there is no such stack; known: {', '.join(STACKS)}")
         installation = resolve(self.config, stack)
         python = str(ready(installation, root=self.root, say=self.say))
         results = self.root / self.config.results
-        return Bar(
+        return JudgeEnvironment(
             python=python,
             record=probe(installation, root=self.root),
             caches=results / "compiled",

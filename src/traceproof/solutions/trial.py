@@ -55,7 +55,7 @@ def judged(candidate: Candidate, name: str, settings: Settings, scratch: Path) -
     """What came of one solution to the definition of a name."""
     definition, cases = planned(name, settings, scratch)
     with workers(settings, scratch) as pool:
-        return tried(Bench.of(definition, candidate, settings, pool), cases)
+        return tried(Evaluation.of(definition, candidate, settings, pool), cases)
 
 
 def workers(settings: Settings, scratch: Path) -> Pool:
@@ -64,12 +64,12 @@ def workers(settings: Settings, scratch: Path) -> Pool:
     return strangers(gpu=settings.gpu, conceal=conceal, weak=settings.weak, environment=settings.environment)
 
 
-def tried(bench: Bench, cases: Sequence[PlannedCase]) -> Trial:
+def tried(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> Trial:
     """All cases, the precision that was used, and where nothing speaks against the answers, properties."""
     from traceproof.solutions.precision import precision
     from traceproof.solutions.properties import measure
 
-    with bench.prepared() as ready:
+    with evaluation.prepared() as ready:
         rows = list(ready.rows(cases))
         wrong = bad(rows)
         seen = tuple(precision(ready, cases)) if all(row.reason == Failure.NUMERICS for row in wrong) else ()
@@ -103,7 +103,7 @@ def _selection(name: str, settings: Settings, *, hidden: bool) -> Selection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class Evaluation:
     """A definition, a solution to it, and the workers that the solution runs in."""
 
     definition: Definition
@@ -115,8 +115,8 @@ class Bench:
     reference: Source | None = None
 
     @classmethod
-    def of(cls, definition: Definition, candidate: Candidate, settings: Settings, pool: Pool) -> Bench:
-        """The bench of a solution to a definition."""
+    def of(cls, definition: Definition, candidate: Candidate, settings: Settings, pool: Pool) -> Evaluation:
+        """The evaluation of a solution to a definition."""
         op, unknown = registry.for_definition(definition)
         return cls(
             definition=definition, op=op, candidate=candidate, settings=settings, pool=pool, known=unknown is None
@@ -150,7 +150,7 @@ class Bench:
 
     @contextmanager
     def prepared(self) -> Iterator[Self]:
-        """The bench, with the reference in a worker of its own where there is no oracle."""
+        """The evaluation, with the reference in a worker of its own where there is no oracle."""
         if self.known or caller.refusal(self.definition.reference) is not None:
             yield self
             return

@@ -1,4 +1,4 @@
-"""Judging solutions in this process, with workers that all of a file's tests share."""
+"""Judges solutions in this process, with workers that all of a file's tests share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from traceproof.judge.kernel_properties import DEMANDED
 from traceproof.pipeline.records import PlannedCase
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import Settings, Trial, objections
-from traceproof.solutions.trial import Bench, planned, tried, workers
+from traceproof.solutions.trial import Evaluation, planned, tried, workers
 from traceproof.worker import Limits, Pool
 
 DATASET = Path(__file__).parent / "dataset"
@@ -35,7 +35,7 @@ def candidate(name: str, text: str, *, destinations: bool | None = None) -> Cand
 
 
 @dataclass(frozen=True, eq=False)
-class Judging:
+class SolutionJudge:
     """Workers, and plans that are made once."""
 
     settings: Settings
@@ -52,7 +52,7 @@ class Judging:
     def trial(self, solution: Candidate, definition: str) -> Trial:
         """What came of a solution that the policy has not read."""
         found, cases = self.planned(definition)
-        return tried(Bench.of(found, solution.settled(found), self.settings, self.pool), cases)
+        return tried(Evaluation.of(found, solution.settled(found), self.settings, self.pool), cases)
 
     def reasons(self, solution: Candidate, definition: str) -> list[str]:
         """Why it is refused; nothing: it is accepted."""
@@ -65,15 +65,15 @@ class Judging:
 
 
 @contextmanager
-def judging(
+def solution_judge(
     scratch: Path,
     *,
     dataset: Path = DATASET,
     sizes: Sequence[str] = ("small",),
     gpu: bool = False,
     environment: Mapping[str, str] | None = None,
-) -> Iterator[Judging]:
-    """A bench over a dataset, with a hidden seed of its own."""
+) -> Iterator[SolutionJudge]:
+    """A judge over a dataset, with a hidden seed of its own."""
     settings = Settings(
         dataset=str(dataset),
         conceal=(str(dataset),),
@@ -89,4 +89,4 @@ def judging(
         environment=dict(environment or {}),
     )
     with workers(settings, scratch) as pool:
-        yield Judging(settings, pool, scratch)
+        yield SolutionJudge(settings, pool, scratch)
