@@ -65,13 +65,14 @@ class SolutionJudge:
 
 
 @contextmanager
-def solution_judge(
+def solution_judge(  # noqa: PLR0913 - all but the folder have defaults
     scratch: Path,
     *,
     dataset: Path = DATASET,
     sizes: Sequence[str] = ("small",),
     gpu: bool = False,
     environment: Mapping[str, str] | None = None,
+    limits: Limits = LIMITS,
 ) -> Iterator[SolutionJudge]:
     """A judge over a dataset, with a hidden seed of its own."""
     settings = Settings(
@@ -82,7 +83,7 @@ def solution_judge(
         hidden_seed=987_654,
         memory_limit=1 << 30,
         tolerance=None,
-        limits=LIMITS.as_json(),
+        limits=limits.as_json(),
         demanded=DEMANDED,
         gpu=gpu,
         weak=True,

@@ -3,11 +3,12 @@
 import importlib.util
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from solution_judge import SolutionJudge, solution_judge
+from solution_judge import LIMITS, SolutionJudge, solution_judge
 
 from traceproof.solutions.reading import read
 
@@ -46,7 +47,9 @@ BUGS = {
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SolutionJudge]:
     environment = {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
-    with solution_judge(tmp_path_factory.mktemp("judging"), gpu=True, environment=environment) as found:
+    limits = replace(LIMITS, setup_seconds=300.0)  # nvcc, once per solution
+    scratch = tmp_path_factory.mktemp("judging")
+    with solution_judge(scratch, gpu=True, environment=environment, limits=limits) as found:
         yield found
 
 

@@ -5,7 +5,6 @@ loaded in a new worker with a folder of its own, and believed nothing but the by
 against itself. Needs no torch: what goes in and comes out are files (`traceproof.execution.transfer`).
 """
 
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import traceproof
+from traceproof.execution.compiled import CompiledFiles, new_name
 from traceproof.owner import own_folder
 from traceproof.worker import MIB, Isolation, ItemOutcome, Limits, Pool, Session, Status, policy
 
@@ -101,6 +101,7 @@ def calling(  # noqa: PLR0913 - one worker, spelled out
     device: str = "cpu",
     fill: float | None = NAN,
     solution: Mapping[str, Any] | None = None,
+    compiled: CompiledFiles | None = None,
 ) -> Iterator[Caller]:
     """Load a source, which the policy must have passed, in a new worker at the first call.
 
@@ -114,13 +115,14 @@ def calling(  # noqa: PLR0913 - one worker, spelled out
         device: where it gets its inputs.
         fill: what memory without a value holds while it is loaded.
         solution: files and an entry point in the place of the source, see `unpacked.load`.
+        compiled: what the solution has compiled before; None: nothing, and nothing is kept.
     """
-    token = f"m{secrets.token_hex(6)}"
+    token = new_name() if compiled is None else compiled.name
     own = replace(limits, file_bytes=need + SCRATCH_ROOM, message_bytes=ANSWER_BYTES)
     payload = {"source": source, "name": token, "device": device, "threads": 1, "fill": fill}
     payload["solution"] = solution
     with (
-        own_folder("scratch", root) as folder,
+        own_folder("scratch", root) if compiled is None else compiled.restored() as folder,
         pool.session(
             setup=CALL, payload=payload, limits=own, isolation=Isolation.UNTRUSTED, scratch=folder
         ) as session,

@@ -25,6 +25,7 @@ from traceproof.execution.caller import (
     refusal,
 )
 from traceproof.execution.case import Subject
+from traceproof.execution.compiled import CompiledFiles
 from traceproof.execution.transfer import PLAIN, Layout, Taken, Transfer
 from traceproof.ops import registry
 from traceproof.ops.base import Op, Tensors, Values
@@ -137,6 +138,7 @@ def loaded(  # noqa: PLR0913 - one worker, spelled out
     device: str = "cpu",
     ours: bool = False,
     solution: Mapping[str, Any] | None = None,
+    compiled: CompiledFiles | None = None,
 ) -> Iterator[Source]:
     """A definition's reference, or another source in its place, read by the policy and loaded in a new worker.
 
@@ -149,6 +151,7 @@ def loaded(  # noqa: PLR0913 - one worker, spelled out
         device: where it gets its inputs.
         ours: whether we have added to a text that the policy has passed.
         solution: files and an entry point in the place of a source, which the policy has passed.
+        compiled: see `calling`.
 
     Raises:
         CallError: the policy refuses it.
@@ -159,5 +162,7 @@ def loaded(  # noqa: PLR0913 - one worker, spelled out
         raise CallError(refused)
     op, _ = registry.for_definition(definition)
     name = f"{'reference of' if solution is None else 'solution to'} {definition.name}"
-    with calling(pool, text, name=name, limits=limits, need=need, device=device, solution=solution) as caller:
+    with calling(
+        pool, text, name=name, limits=limits, need=need, device=device, solution=solution, compiled=compiled
+    ) as caller:
         yield Source(definition, op, caller, device)

@@ -12,7 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from traceproof.execution.caches import FOLDER
+
 COMPILED = (".cu", ".cpp", ".cc", ".cxx")
+UNPACKED_AT = 1_000_000_000  # seconds: before any build, so that no source looks newer than its library
 JOBS = "4"  # compilers at once: the worker may have few processes
 BOUND = re.compile(r"\b(PYBIND11_MODULE|TORCH_LIBRARY|TVM_FFI_DLL_EXPORT_TYPED_FUNC)\b")
 
@@ -29,10 +32,11 @@ def load(solution: Mapping[str, Any], name: str, scratch: Path) -> Callable[...,
     for path, text in solution["files"].items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+        _write(target, text)
     file, _, function = solution["entry"].partition("::")
     if file.endswith(COMPILED):
-        return _built(folder, file, function, name, str(solution["binding"]))
+        out = scratch / FOLDER / name
+        return _built(folder, out, file, function, str(solution["binding"]))
     sys.dont_write_bytecode = True
     sys.path[:0] = [str((folder / file).parent), str(folder)]
     spec = importlib.util.spec_from_file_location(name, folder / file)
@@ -45,10 +49,18 @@ def load(solution: Mapping[str, Any], name: str, scratch: Path) -> Callable[...,
     return found
 
 
-def _built(folder: Path, file: str, function: str, name: str, binding: str) -> Callable[..., Any]:
-    """Compile a solution and find its entry point; nvcc and ninja are found as PyTorch finds them."""
-    out = folder / "build"
-    out.mkdir()
+def _write(target: Path, text: str) -> None:
+    target.write_text(text, encoding="utf-8")
+    os.utime(target, (UNPACKED_AT, UNPACKED_AT))
+
+
+def _built(folder: Path, out: Path, file: str, function: str, binding: str) -> Callable[..., Any]:
+    """Compile a solution into `out`, where that has not been done, and find its entry point.
+
+    nvcc and ninja are found as PyTorch finds them.
+    """
+    name = out.name
+    out.mkdir(parents=True, exist_ok=True)
     os.environ["MAX_JOBS"] = JOBS
     sources = sorted(str(path) for path in folder.rglob("*") if path.suffix in COMPILED)
     if binding == "tvm-ffi":
@@ -58,8 +70,9 @@ def _built(folder: Path, file: str, function: str, name: str, binding: str) -> C
         module = cpp.load(name=name, build_directory=str(out), extra_include_paths=[str(folder)], **kinds)
         return module[function]  # type: ignore[no-any-return]
     if not any(BOUND.search(Path(one).read_text(encoding="utf-8")) for one in sources):
-        with (folder / file).open("a", encoding="utf-8") as source:
-            source.write(f'\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {{ m.def("{function}", &{function}); }}\n')
+        text = (folder / file).read_text(encoding="utf-8")
+        binding_code = f'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {{ m.def("{function}", &{function}); }}'
+        _write(folder / file, f"{text}\n{binding_code}\n")
     extension = importlib.import_module("torch.utils.cpp_extension")
     module = extension.load(
         name=name, sources=sources, extra_include_paths=[str(folder)], build_directory=str(out), verbose=False

@@ -98,9 +98,14 @@ class Candidate:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether a CUDA compiler is needed."""
+        """Whether a compiler of C++ or CUDA is needed."""
         texts = self.files.values()
         return self.language == Language.CUDA or any("cpp_extension" in text for text in texts)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether anything is compiled for it: itself, or kernels of a package that it calls."""
+        return self.is_compiled or self.language not in ON_CPU or not LIBRARIES.isdisjoint(self.imported)
 
     @property
     def imported(self) -> set[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,15 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution import caller
-from traceproof.execution.case import Subject, solve
+from traceproof.execution.case import CPU, Subject, solve
+from traceproof.execution.compiled import CompiledFiles
+from traceproof.execution.inputs import make_inputs
 from traceproof.execution.source import CallError, Source, loaded, strangers
 from traceproof.execution.transfer import Layout, Taken
 from traceproof.judge.output import Ruling, surplus
 from traceproof.ops import registry
 from traceproof.ops.base import Op
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.pipeline.records import FLOOR, REASONS, WHOLE, OpTypePlan, PlannedCase
 from traceproof.pipeline.stages.plan import plan
 from traceproof.pipeline.stages.plan_selection import Selection
@@ -37,6 +39,8 @@ from traceproof.untrusted import FLOAT64, OTHER_ORDER
 from traceproof.worker import Limits, Pool, Status
 
 ROOM, BYTE = 4096, 0xFF  # around inputs: NaN as a float, out of range as a place
+SETUP_FAILED = "setup: "  # how the message begins where a solution could not be loaded
+SEED_BITS = 30
 PATIENCE = 2  # timeouts after which the rest is not waited for
 
 
@@ -65,11 +69,17 @@ def workers(settings: Settings, scratch: Path) -> Pool:
 
 
 def tried(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> Trial:
-    """All cases, the precision that was used, and where nothing speaks against the answers, properties."""
+    """All cases, the precision that was used, and where nothing speaks against the answers, properties.
+
+    What has to be compiled is compiled first, once.
+    """
     from traceproof.solutions.precision import precision
     from traceproof.solutions.properties import measure
 
     with evaluation.prepared() as ready:
+        failed = ready.compile(cases)
+        if failed is not None:
+            return Trial(rows=(failed,), properties=(), precision=())
         rows = list(ready.rows(cases))
         wrong = bad(rows)
         seen = tuple(precision(ready, cases)) if all(row.reason == Failure.NUMERICS for row in wrong) else ()
@@ -113,6 +123,7 @@ class Evaluation:
     pool: Pool
     known: bool
     reference: Source | None = None
+    compiled: CompiledFiles | None = None
 
     @classmethod
     def of(cls, definition: Definition, candidate: Candidate, settings: Settings, pool: Pool) -> Evaluation:
@@ -132,8 +143,12 @@ class Evaluation:
         """Where inputs lie in an ordinary call."""
         return Layout(room=ROOM, byte=BYTE, destinations=bool(self.candidate.destinations))
 
-    def source(self) -> AbstractContextManager[Source]:
-        """The solution in a new worker."""
+    def source(self, *, first: bool = False) -> AbstractContextManager[Source]:
+        """The solution in a new worker; the first one of all compiles, with the time that a build may take."""
+        limits = Limits.of_json(self.settings.limits)
+        compiled = self.compiled
+        if first and compiled is not None:
+            limits, compiled = replace(limits, seconds=limits.setup_seconds), replace(compiled, keeping=True)
         solution = {
             "files": dict(self.candidate.files),
             "entry": self.candidate.entry,
@@ -142,21 +157,44 @@ class Evaluation:
         return loaded(
             self.definition,
             self.pool,
-            limits=Limits.of_json(self.settings.limits),
+            limits=limits,
             need=self.settings.memory_limit,
             device=self.device,
             solution=solution,
+            compiled=compiled,
         )
 
     @contextmanager
     def prepared(self) -> Iterator[Self]:
-        """The evaluation, with the reference in a worker of its own where there is no oracle."""
-        if self.known or caller.refusal(self.definition.reference) is not None:
-            yield self
-            return
-        limits, need = Limits.of_json(self.settings.limits), self.settings.memory_limit
-        with loaded(self.definition, self.pool, limits=limits, need=need) as reference:
-            yield replace(self, reference=reference)
+        """The evaluation, with a place for compiled files, and the reference in a worker if there is no oracle."""
+        with ExitStack() as stack:
+            ready = self
+            if self.candidate.compiles:
+                ready = replace(ready, compiled=stack.enter_context(CompiledFiles.new()))
+            if not self.known and caller.refusal(self.definition.reference) is None:
+                limits, need = Limits.of_json(self.settings.limits), self.settings.memory_limit
+                reference = loaded(self.definition, self.pool, limits=limits, need=need)
+                ready = replace(ready, reference=stack.enter_context(reference))
+            yield ready
+
+    def compile(self, cases: Sequence[PlannedCase]) -> Row | None:
+        """Have the solution compiled by a call whose inputs are drawn for it alone and whose answer nobody reads.
+
+        The row says why it can not be loaded; None: it can, or nothing has to be compiled.
+        """
+        drawn = [case for case in cases if case.skip is None and case.case.size != WORKLOADS]
+        if self.compiled is None or not drawn:
+            return None
+        smallest = min(drawn, key=lambda case: (case.case.size != "small", case.memory))
+        case = replace(smallest.case, seed=secrets.randbits(SEED_BITS))
+        inputs = make_inputs(self.op, self.definition, case, device=CPU)
+        with self.source(first=True) as source:
+            try:
+                source.run(case, inputs, seed=secrets.randbits(62), layout=self.layout)
+            except CallError as error:
+                if error.outcome.message.startswith(SETUP_FAILED):
+                    return refused(case, error)
+        return None
 
     def subject(self, case: Case) -> Subject:
         """A case drawn and solved; by the reference's shadow where there is no oracle."""

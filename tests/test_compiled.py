@@ -1,0 +1,128 @@
+"""A solution that has to be compiled is compiled once, in a worker of its own, and no worker leaves anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from solution_judge import SolutionJudge, solution_judge
+
+from traceproof.execution.caches import FOLDER
+from traceproof.execution.compiled import CompiledFiles
+from traceproof.reasons import Error
+from traceproof.solutions.reading import Candidate
+from traceproof.solutions.trial import Evaluation
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NAME = "rmsnorm_h96"
+NORM = """def run(x, weight):
+    y = x.float()
+    return (y * (y.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.float()).to(x.dtype)
+"""
+# The nanoseconds at which the library was written, eight bits per element, which bfloat16 holds exactly.
+STAMP = """def run(x, weight):
+    import os
+    written = os.stat(LIBRARY).st_mtime_ns
+    return x.new_tensor([written >> 8 * place & 255 for place in range(7)])
+"""
+# Python's own interface compiles in a second, PyTorch's in a minute.
+CPP = """// PYBIND11_MODULE is not needed here
+#include <Python.h>
+#include <dlfcn.h>
+#define JOIN(a, b) a##b
+#define INIT(name) JOIN(PyInit_, name)
+#define TEXT_OF(name) #name
+#define TEXT(name) TEXT_OF(name)
+
+static PyObject *run(PyObject *, PyObject *given) {
+  Dl_info here;
+  dladdr(reinterpret_cast<void *>(&run), &here);
+  PyObject *names = PyDict_New();
+  PyDict_SetItemString(names, "__builtins__", PyEval_GetBuiltins());
+  PyDict_SetItemString(names, "LIBRARY", PyUnicode_FromString(here.dli_fname));
+  PyRun_String(R"(SOURCE)", Py_file_input, names, names);
+  return PyObject_CallObject(PyDict_GetItemString(names, "run"), given);
+}
+
+static PyMethodDef methods[] = {{"run", run, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, TEXT(TORCH_EXTENSION_NAME), nullptr, -1, methods};
+
+PyMODINIT_FUNC INIT(TORCH_EXTENSION_NAME)(void) { return PyModule_Create(&module); }
+"""
+
+
+@pytest.fixture(scope="module")
+def judged_by(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SolutionJudge]:
+    with solution_judge(tmp_path_factory.mktemp("judging")) as found:
+        yield found
+
+
+def compiled(text: str) -> Candidate:
+    """A solution in C++ that returns its output."""
+    return Candidate(
+        name="compiled",
+        path="main.cpp",
+        definition="",
+        language="cpp",
+        entry="main.cpp::run",
+        binding="torch",
+        destinations=False,
+        files={"main.cpp": text},
+    )
+
+
+def test_a_compiled_solution_is_accepted(judged_by: SolutionJudge) -> None:
+    assert judged_by.reasons(compiled(CPP.replace("SOURCE", NORM)), NAME) == []
+
+
+def test_it_is_compiled_once_for_all_of_its_workers(judged_by: SolutionJudge) -> None:
+    definition, cases = judged_by.planned(NAME)
+    solution = compiled(CPP.replace("SOURCE", STAMP))
+    stamps = []
+    with Evaluation.of(definition, solution, judged_by.settings, judged_by.pool).prepared() as ready:
+        assert ready.compile(cases) is None
+        subject = ready.subject(cases[0].case)
+        for _ in range(2):
+            with ready.source() as source:
+                stamps.append(ready.call(source, subject).outputs["output"])
+    assert torch.equal(*stamps)
+    assert torch.count_nonzero(stamps[0]) > 1
+
+
+def test_what_does_not_compile_is_refused_once_in_the_compilers_words(judged_by: SolutionJudge) -> None:
+    trial = judged_by.trial(compiled("// PYBIND11_MODULE\n#error no such luck\n"), NAME)
+    [row] = trial.rows
+    assert row.reason == Error.EXCEPTION
+    assert "no such luck" in row.message
+
+
+def test_a_worker_finds_what_the_first_compiled_and_nothing_that_another_left() -> None:
+    with CompiledFiles.new() as files:
+        with replace(files, keeping=True).restored() as scratch:
+            (scratch / FOLDER / "kernels").mkdir(parents=True)
+            (scratch / FOLDER / "kernels" / "one.so").write_text("library", encoding="utf-8")
+            (scratch / FOLDER / "passwords").symlink_to("/etc/passwd")
+            (scratch / "answer").write_text("5", encoding="utf-8")
+        for _ in range(2):
+            with files.restored() as again:
+                assert again == scratch
+                assert _listed(again) == [f"{FOLDER}/kernels/one.so"]
+                (again / FOLDER / "answer").write_text("6", encoding="utf-8")
+                (again / "link").symlink_to("/etc")
+                (again / "folder").mkdir()
+
+
+def test_compiled_files_that_can_not_be_copied_are_compiled_again() -> None:
+    with CompiledFiles.new() as files:
+        with replace(files, keeping=True).restored() as scratch:
+            (scratch / FOLDER).symlink_to("/etc")
+        assert not files.kept.exists()
+        with files.restored() as scratch:
+            assert _listed(scratch) == []
+
+
+def _listed(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
