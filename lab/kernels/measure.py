@@ -1,0 +1,311 @@
+"""What the bits of a ground truth's kernel depend on, measured in this process on one definition."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from kernels.recording import Recording, script
+from traceproof.actors import registry as actors
+from traceproof.actors.base import named_outputs
+from traceproof.dataset.definition import Definition
+from traceproof.execution.bits import same_bits
+from traceproof.execution.case import CPU, Subject
+from traceproof.execution.inputs import make_inputs
+from traceproof.ops import lookup, registry
+from traceproof.ops.adapter import resolve
+from traceproof.ops.base import Tensors, Values
+from traceproof.ops.cases import ALWAYS
+from traceproof.ops.laws import laws_of
+from traceproof.solutions.properties import SPLIT
+from traceproof.stacks import STACK_OF, STACKS
+
+LARGEST = 2 << 30  # bytes that a case may need
+REPEATS = 5
+HOLDS, DEPENDS, UNMEASURED = "holds", "depends", "not measured"
+# What a script does in the end; exit code 1: the bits differ.
+COMPARE = """
+def told(name, one, other):
+    same = torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+    apart = (one.double() - other.double()).abs().nan_to_num(float("inf")).max().item() if one.numel() else 0.0
+    print(f"{name}: {'the same bits' if same else f'other bits, up to {apart:.3g} apart'}")
+    return same
+"""
+TWICE = """{compare}
+
+first = call()
+same = []
+for n in range({repeats}):
+    for k, (one, other) in enumerate(zip(first, call(), strict=True)):
+        same.append(told(f"call {{n}}, result {{k}}", one, other))
+sys.exit(not all(same))
+"""
+IN_PARTS = """{compare}
+
+axes = {axes}  # in which each result of the parts is joined; None: it has none
+same = []
+for k, (axis, one, *parts) in enumerate(zip(axes, whole(), {parts}, strict=True)):
+    if axis is not None:
+        same.append(told(f"result {{k}}", one, torch.cat(parts, axis)))
+sys.exit(not all(same))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of one property of one kernel.
+
+    Attributes:
+        definition, truth, adapter, property: of what.
+        state: `holds`, `depends` or `not measured`.
+        detail: in words.
+        case: the sizes.
+        script: a repeat without this project; empty: there is none.
+    """
+
+    definition: str
+    truth: str
+    adapter: str
+    property: str
+    state: str
+    detail: str
+    case: str = ""
+    script: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """As a JSON object."""
+        return asdict(self)
+
+
+class Kernel:
+    """A ground truth's kernel for a definition, and one ordinary case."""
+
+    def __init__(self, truth: str, definition: Definition, device: str) -> None:
+        self.truth, self.definition, self.device = truth, definition, device
+        self.op, _ = registry.for_definition(definition)
+        self.actor = actors.get(truth)
+        self.actor.device = device
+        adapter = lookup.serving(truth, definition)
+        self.adapter = adapter.name if adapter is not None else ""
+        self.axes = ""
+
+    def why_not(self) -> str:
+        """Why it can not be called here; empty: it can."""
+        found = self.actor.unavailable(self.definition, self.op)
+        return "" if found is None else f"{found.reason}: {found.message}"
+
+    def subjects(self) -> Iterator[Subject]:
+        """The ordinary cases that fit, drawn, the largest first."""
+        found = self.op.cases(self.definition, sizes=("small", "medium"), seed=0)
+        ordinary = [case for case in found if case.size not in ALWAYS]
+        for case in sorted(ordinary, key=lambda case: -self.op.memory(self.definition, case)):
+            if self.op.memory(self.definition, case) <= LARGEST:
+                self.axes = ", ".join(f"{name}={size}" for name, size in case.axes.items())
+                inputs = make_inputs(self.op, self.definition, case, device=CPU)
+                yield Subject(definition=self.definition, op=self.op, case=case, inputs=inputs, oracle={}, seed=0)
+
+    def placed(self, values: Values) -> Values:
+        """Inputs on the device."""
+        return {n: v.to(self.device) if isinstance(v, torch.Tensor) else v for n, v in values.items()}
+
+    def raw(self, placed: Values) -> Mapping[str, Any]:
+        """One call on inputs that lie on the device; outputs stay there."""
+        return named_outputs(self.definition, self.actor.run(self.definition, self.op, placed))
+
+    def __call__(self, values: Values) -> Tensors:
+        """One call."""
+        found = self.raw(self.placed(values))
+        self.wait()
+        return {name: value.cpu() for name, value in found.items()}
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def seen(self, name: str, state: str, detail: str, text: str = "") -> Seen:
+        """A result."""
+        return Seen(self.definition.name, self.truth, self.adapter, name, state, detail, self.axes, text)
+
+    def recorded(self, recording: Recording, values: Values) -> tuple[list[str], list[tuple[str, torch.Tensor]]]:
+        """Lines of one call of the package, and what it gave."""
+        adapter = lookup.serving(self.truth, self.definition)
+        assert adapter is not None
+        stack = STACKS[STACK_OF[self.truth]]
+        api = resolve(stack, adapter.apis)
+        assert isinstance(api, Mapping)
+        recording.begin()
+        adapter.call(recording.api(stack, api), self.definition, self.placed(values))
+        self.wait()
+        return list(recording.calls), list(recording.results)
+
+
+def measured(truth: str, definition: Definition, device: str) -> list[Seen]:
+    """All properties of one kernel."""
+    kernel = Kernel(truth, definition, device)
+    why = kernel.why_not()
+    subject = None if why else next(kernel.subjects(), None)
+    if subject is not None and subject.trials:
+        why = "it draws"
+    elif subject is None:
+        why = why or "does_not_fit: no ordinary case needs less than 2 GiB"
+    if why or subject is None:
+        return [kernel.seen("all", UNMEASURED, why)]
+    first = kernel(subject.inputs)
+    fixed = [check(kernel, subject, first) for check in (determinism, stream, graph)]
+    return [*fixed, batch(kernel, varies=fixed[0].state == DEPENDS)]
+
+
+def determinism(kernel: Kernel, subject: Subject, first: Tensors) -> Seen:
+    """The same call again."""
+    for _ in range(REPEATS):
+        other = kernel(subject.inputs)
+        if not _same(first, other):
+            text = _repeat(lambda: _twice(kernel, subject))
+            return kernel.seen("determinism", DEPENDS, _apart(first, other), text)
+    return kernel.seen("determinism", HOLDS, f"the same bits in {REPEATS} calls")
+
+
+def stream(kernel: Kernel, subject: Subject, first: Tensors) -> Seen:
+    """The same call on another stream."""
+    if kernel.device != "cuda":
+        return kernel.seen("stream", UNMEASURED, "no_cuda: there is no GPU here")
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    placed = kernel.placed(subject.inputs)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        found = kernel.raw(placed)
+    kernel.wait()
+    return _result(kernel, "stream", first, {name: value.cpu() for name, value in found.items()})
+
+
+def batch(kernel: Kernel, *, varies: bool) -> Seen:
+    """The halves of a batch on their own, in every size until one shows other bits."""
+    if varies:
+        return kernel.seen("batch", UNMEASURED, "its bits differ from call to call")
+    law = next((one for one in laws_of(kernel.definition) if one.name == SPLIT), None)
+    sizes = 0
+    for subject in kernel.subjects():
+        experiment = law.design(subject) if law is not None else None
+        if experiment is None:
+            continue
+        sizes += 1
+        outputs: list[Tensors] = [kernel(subject.inputs)]
+        parts: list[Values] = []
+        for given in experiment.calls:
+            values = given(outputs) if callable(given) else given
+            parts.append(values)
+            outputs.append(kernel(values))
+        joined, whole = experiment.sides(outputs)
+        if not _same(whole, joined):
+            text = _repeat(lambda: _in_parts(kernel, subject, parts))  # noqa: B023 - called at once
+            return kernel.seen("batch", DEPENDS, _apart(whole, joined), text)
+    if not sizes:
+        return kernel.seen("batch", UNMEASURED, "it is not known which parts of its inputs are independent")
+    return kernel.seen("batch", HOLDS, f"the same bits in {sizes} sizes")
+
+
+def graph(kernel: Kernel, subject: Subject, first: Tensors) -> Seen:
+    """A CUDA graph that was captured on other contents, replayed."""
+    if kernel.device != "cuda":
+        return kernel.seen("graph", UNMEASURED, "no_cuda: there is no GPU here")
+    placed = kernel.placed(subject.inputs)
+    tensors = {name: value for name, value in placed.items() if isinstance(value, torch.Tensor)}
+    kept = {name: value.clone() for name, value in tensors.items()}
+    for value in tensors.values():
+        if value.is_floating_point() and value.itemsize > 1 and value.dim():
+            value.copy_(value.flip(0))
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        kernel.raw(placed)  # what is compiled or allocated on first use is not captured
+    kernel.wait()
+    captured = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(captured):
+            found = kernel.raw(placed)
+    except (RuntimeError, ValueError) as error:
+        last = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return kernel.seen("graph", UNMEASURED, f"it can not be captured as it is called here: {last[:160]}")
+    for name, value in kept.items():
+        tensors[name].copy_(value)
+    captured.replay()
+    kernel.wait()
+    return _result(kernel, "graph", first, {name: value.cpu() for name, value in found.items()})
+
+
+def _result(kernel: Kernel, name: str, first: Tensors, other: Tensors) -> Seen:
+    if _same(first, other):
+        return kernel.seen(name, HOLDS, "the same bits")
+    return kernel.seen(name, DEPENDS, _apart(first, other))
+
+
+def _same(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(same_bits(one[name], other[name]) for name in one)
+
+
+def _apart(one: Tensors, other: Tensors) -> str:
+    """How far outputs lie apart, in words."""
+    told = []
+    for name, value in one.items():
+        if same_bits(value, other[name]):
+            continue
+        apart = (value.double() - other[name].double()).abs().nan_to_num(float("inf"))
+        size = value.double().abs().nan_to_num(0.0).max().clamp_min(1e-30)
+        count = int((apart > 0).sum())
+        worst = float(apart.max())
+        share = f"{worst / float(size):.1e} of the largest"
+        told.append(f"{name}: {count} of {value.numel()} elements, up to {worst:.3g} ({share})")
+    return "; ".join(told)
+
+
+def _repeat(write: Callable[[], str]) -> str:
+    """A script; empty where the calls can not be written down."""
+    with contextlib.suppress(AssertionError, KeyError):
+        return write()
+    return ""
+
+
+def _twice(kernel: Kernel, subject: Subject) -> str:
+    recording = Recording()
+    calls, results = kernel.recorded(recording, subject.inputs)
+    if not results or recording.gaps:
+        return ""
+    returned = f"[{', '.join(words for words, _ in results)}]"
+    ending = TWICE.format(compare=COMPARE, repeats=REPEATS)
+    what = f"{kernel.adapter}: bits vary from call to call ({kernel.definition.name}, {kernel.axes})."
+    return script(what, recording, [("call", calls, returned)], ending)
+
+
+def _in_parts(kernel: Kernel, subject: Subject, parts: list[Values]) -> str:
+    recording = Recording()
+    functions = []
+    results = []
+    for place, values in enumerate([subject.inputs, *parts]):
+        calls, found = kernel.recorded(recording, values)
+        functions.append((f"part_{place}" if place else "whole", calls, f"[{', '.join(w for w, _ in found)}]"))
+        results.append([value for _, value in found])
+    axes = [_axis(whole, pieces) for whole, *pieces in zip(*results, strict=True)]
+    if recording.gaps or all(axis is None for axis in axes):
+        return ""
+    names = ", ".join(f"part_{place}()" for place in range(1, len(results)))
+    ending = IN_PARTS.format(compare=COMPARE, axes=axes, parts=names)
+    what = f"{kernel.adapter}: a row's bits depend on its batch ({kernel.definition.name}, {kernel.axes})."
+    return script(what, recording, functions, ending)
+
+
+def _axis(whole: torch.Tensor, parts: list[torch.Tensor]) -> int | None:
+    """The axis along which parts are as long as the whole; None: there is none."""
+    for axis in range(whole.dim()):
+        sizes = [one.shape[axis] for one in parts if one.dim() == whole.dim()]
+        same = all(
+            one.shape[:axis] == whole.shape[:axis] and one.shape[axis + 1 :] == whole.shape[axis + 1 :]
+            for one in parts
+        )
+        if len(sizes) == len(parts) and same and sum(sizes) == whole.shape[axis]:
+            return axis
+    return None
