@@ -30,7 +30,7 @@ def main() -> None:
     order = GenerateOptions(
         root=Path(planned.dataset),
         out=options.out,
-        definitions=tuple(planned.definitions),
+        definitions=tuple(planned.whole),
         sizes=tuple(options.sizes),
         tolerance=options.tolerance,
     )

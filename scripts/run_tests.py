@@ -45,7 +45,7 @@ PATIENCE = 10
 def main() -> None:
     """Run them; what the tests compile stays in a folder of their own, since references run beside it."""
     stack = json.loads(options.stack.read_text(encoding="utf-8"))
-    planned = OpTypePlan.read(options.cases).definitions
+    planned = OpTypePlan.read(options.cases).whole
     own = options.caches / "tests" / f"{options.op_type}-{stack['stack']}"
     own.mkdir(parents=True, exist_ok=True)
     stack_workers = StackWorkers.of(own, stack)

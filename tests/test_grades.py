@@ -119,7 +119,7 @@ def test_the_table_counts_grades_by_op_type_and_says_what_is_not_proved() -> Non
     ]
     lines = [line for line in text.split("Grades of proof")[1].splitlines() if line.startswith("│")]
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
-    assert cells == [["a", "1", "0", "0", "0", "0", "0"], ["b", "0", "0", "1", "1", "0", "0"]]
+    assert cells == [["a", "1", "0", "0", "0", "0", "0", "0"], ["b", "0", "0", "1", "1", "0", "0", "0"]]
     assert "1 not verified: consistent with their own float64 alone" in text
     assert "1 agreed without an oracle, 1 consistent with float64 alone" in text
 

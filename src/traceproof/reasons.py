@@ -20,6 +20,7 @@ class Grade(StrEnum):
     CHECKED = "checked"  # an independent oracle alone
     AGREED = "agreed"  # no oracle: the reference's float64 shadow and a ground truth
     CONSISTENT = "consistent"  # the shadow alone
+    TWIN = "twin"  # an independent oracle, of the same reference with smaller const axes: nothing in full size
 
 
 class Skip(StrEnum):

@@ -87,7 +87,8 @@ def _heading(row: VerdictRow, case: str | None, actor: str) -> str:
     if case is None:
         return printable(f"{row.definition}, {row.path}")
     axes = ", ".join(f"{name} {size}" for name, size in row.axes.items())
-    return printable(f"{row.definition}, case {case} ({axes}, seed {row.seed}), {actor}")
+    twin = f"; twin: {row.twin}" if row.twin else ""
+    return printable(f"{row.definition}, case {case} ({axes}, seed {row.seed}{twin}), {actor}")
 
 
 def _places(row: VerdictRow) -> str:

@@ -1,7 +1,7 @@
 """What an op is: the one place that knows an op_type."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +14,8 @@ from traceproof.ops.compare import Comparison, IndexSet
 Value = torch.Tensor | int | float | bool | None
 Values = dict[str, Value]
 Tensors = dict[str, torch.Tensor]
+
+TWIN_LEAST = 256  # of an axis of a twin: wide enough for sums to lose what a kernel's precision loses
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -104,6 +106,20 @@ class Op(ABC):
             total += count * (spec.dtype.bits + 128) // 8
         return total
 
+    def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
+        """Sizes of const axes in a smaller definition that means the same (`traceproof.ops.twins`); empty: none.
+
+        The default divides all large axes of tensors by one power of two, so that their ratios stay.
+
+        Args:
+            definition: one that this op knows.
+            fixed: axes that must keep their size.
+        """
+        specs = (*definition.inputs.values(), *definition.outputs.values())
+        used = {axis for spec in specs for axis in spec.shape or ()}
+        axes = {name: size for name, size in definition.const_axes.items() if name in used and name not in fixed}
+        return scaled_down({name: size for name, size in axes.items() if size >= 2 * TWIN_LEAST})
+
     def trials(self, definition: Definition, case: Case) -> int:
         """How often an actor runs the case, stacked along a new first axis; 0: once, no such axis."""
         del definition, case
@@ -146,6 +162,16 @@ class Op(ABC):
         """Inputs that the definition says are modified in place."""
         del definition
         return frozenset()
+
+
+def scaled_down(sizes: Mapping[str, int]) -> dict[str, int]:
+    """All sizes divided by the largest power of two that leaves whole numbers of at least TWIN_LEAST."""
+    factor = 1
+    while sizes and all(
+        size % (2 * factor) == 0 and size // (2 * factor) >= TWIN_LEAST for size in sizes.values()
+    ):
+        factor *= 2
+    return {name: size // factor for name, size in sizes.items()}
 
 
 def specified(

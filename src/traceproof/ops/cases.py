@@ -7,7 +7,8 @@ from typing import Any
 from traceproof.digests import digest_json
 
 SIZES = ("small", "medium", "large")  # what `test_sizes` in config.yaml can name
-ALWAYS = ("edge", "adversarial")  # cases that run whatever test_sizes says
+EDGE = "edge"
+ALWAYS = (EDGE, "adversarial")  # cases that run whatever test_sizes says
 HIDDEN = "hidden-"  # how the ids of hidden cases begin; see traceproof.pipeline.stages.hidden
 WORKLOADS = "workloads"  # the dataset's own workload lines
 # What a case needs, by its op's estimate, to count as large; docs/benchmarks.md has the measurement.

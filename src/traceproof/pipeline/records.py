@@ -24,6 +24,7 @@ REFERENCE = "reference"
 ORACLE = "oracle"
 SHADOW = "shadow"  # the reference in float64, where there is no oracle
 FLOOR = "floor"
+TWIN = "@twin"  # after the name of the definition that it stands in for
 PLAN_BYTES = 1 << 30  # of a plan file
 AGAIN = "Run the same command again: finished outputs are kept."
 
@@ -87,6 +88,7 @@ class PlannedDefinition(Record):
         no_oracle: why there is no oracle for it; None: there is one.
         nonce: what the hidden cases and the order of calls follow from.
         definition: the definition as JSON, as workers get it.
+        twin: which axes are smaller than in the dataset, as `hidden_size 7168 -> 512`; empty: none is.
     """
 
     path: str
@@ -95,6 +97,7 @@ class PlannedDefinition(Record):
     nonce: int
     definition: dict[str, Any]
     cases: tuple[PlannedCase, ...]
+    twin: str = ""
 
     @property
     def parsed(self) -> Definition:
@@ -126,7 +129,9 @@ def shard_names(count: int) -> list[str]:
 class OpTypePlan(Record):
     """The cases of one op_type's definitions: what the rule `cases` writes and every later one reads.
 
-    `shards` holds, for each actor that has several jobs, the names of the definitions of each.
+    Attributes:
+        definitions: by name; a twin by its definition's and TWIN.
+        shards: for each actor that has several jobs, the names of the definitions of each.
     """
 
     version: Literal[1] = 1
@@ -167,6 +172,11 @@ class OpTypePlan(Record):
             raise TraceproofError(f"the plan of {self.op_type} has no shard {shard!r} of {actor}", todo=todo)
         names = parts[shard_names(len(parts)).index(shard)]
         return self.model_copy(update={"definitions": {name: self.definitions[name] for name in names}})
+
+    @property
+    def whole(self) -> dict[str, PlannedDefinition]:
+        """The dataset's definitions, by name: all but twins."""
+        return {name: entry for name, entry in self.definitions.items() if not entry.twin}
 
     @property
     def to_run(self) -> Iterator[PlannedCase]:

@@ -52,6 +52,7 @@ class VerdictRow(Record):
         isolation: what strangers' code could reach, where isolation was not whole.
         worst, metrics, specification: figures of a numeric comparison.
         tolerance: the user's, if it decided.
+        twin: which axes of the definition were smaller in what was run; empty: none.
         grade: how strong the proof is, of a reference's output that passed.
         gate: by what it was judged.
         digests, versions, device: what it stands on.
@@ -78,6 +79,7 @@ class VerdictRow(Record):
     metrics: dict[str, Any] = Field(default_factory=dict)
     specification: dict[str, float] = Field(default_factory=dict)
     tolerance: float | None = None
+    twin: str = ""
     grade: Grade | None = None
     gate: GateResult | None = None
     digests: RowDigests = RowDigests()

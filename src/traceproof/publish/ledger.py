@@ -172,10 +172,11 @@ def keep(verdicts: Sequence[Path], path: Path, store: Path, *, references: Mappi
 
 
 def _record(rows: Sequence[VerdictRow], dates: Store, reference: str) -> Record:
-    first, fixed = rows[0], [row for row in rows if not is_hidden(row.case)]  # others meet other hidden cases
+    first = rows[0]
+    fixed = [row for row in rows if not is_hidden(row.case) and not row.twin]  # others meet other hidden cases
     compared = [row for row in fixed if row.verdict == Verdict.PASS and row.output != WHOLE]
     skipped = Counter(str(row.reason) for row in rows if row.verdict == Verdict.SKIP)
-    known = next((row for row in rows if row.digests != RowDigests()), first)
+    known = next((row for row in fixed if row.digests != RowDigests()), first)
     content: dict[str, Any] = {
         "definition": first.definition,
         "op_type": first.op_type,
@@ -226,6 +227,8 @@ def _status(
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         where = f"case {row.case}, {row.output}" if row.case else "the file"
         return {"status": "failed", "reason": f"{row.verdict} {row.reason} in {where}{more}"}
+    if any(row.twin for row in rows):
+        return {"status": "not run", "reason": "too large, judged by a smaller twin alone"}
     if any(row.tolerance is not None for row in rows):
         return {"status": "not run", "reason": "judged by a tolerance of the user's own, which proves nothing"}
     if not compared:

@@ -73,7 +73,7 @@ def gemm(n: int, k: int, *, role: str, note: str = "", rank: bool = False) -> Dr
             "B": tensor("N K", "float16", "Weight, one row per output feature."),
         },
         outputs={"C": tensor("M N", "float16", "Product.")},
-        filled=fill(__package__, "gemm", n=n, k=k),
+        filled=fill(__package__, "gemm"),
         tp=rank,
         twin=twin,
     )

@@ -95,8 +95,6 @@ def _deepseek(call: Kernel, *, twin: bool = False) -> Draft:
         "local_expert_offset": scalar("int32", "First expert on this rank."),
         "routed_scaling_factor": scalar("float32", "Factor of the routing weights."),
     }
-    constants = {"num_experts": experts, "num_local_experts": local, "top_k": top_k, "n_group": groups}
-    constants |= {"topk_group": kept, "hidden_size": hidden, "intermediate_size": intermediate}
     name = f"topk{top_k}_ng{groups}_kg{kept}_e{local}_h{hidden}_i{intermediate}"
     return Draft(
         name=f"moe_fp8_block_scale_ds_routing_{name}",
@@ -108,7 +106,7 @@ def _deepseek(call: Kernel, *, twin: bool = False) -> Draft:
         constraints=CONSTRAINTS,
         inputs=inputs,
         outputs=OUTPUT,
-        filled=fill(__package__, "moe_fp8_ds_routing", **constants),
+        filled=fill(__package__, "moe_fp8_ds_routing", top_k=top_k, n_group=groups, topk_group=kept),
         fi_api="fused_moe.trtllm_fp8_block_scale_moe",
         quantisation="float8_e4m3fn",
         tp=True,
@@ -137,7 +135,6 @@ def _renormalise(call: Kernel, *, fp8: bool, twin: bool = False) -> Draft:
         ),
         "gemm2_weights": tensor(f"{experts} hidden_size intermediate_size", "bfloat16", "Second GEMM (down)."),
     }
-    constants = {"num_local_experts": local, "hidden_size": hidden, "intermediate_size": intermediate}
     kind = "fp8_block_scale" if fp8 else "bf16"
     note = ""
     if call["experts"] != local:
@@ -152,7 +149,7 @@ def _renormalise(call: Kernel, *, fp8: bool, twin: bool = False) -> Draft:
         constraints=CONSTRAINTS,
         inputs={"routing_logits": logits, **(_fp8_data() if fp8 else plain)},
         outputs=OUTPUT,
-        filled=fill(__package__, "moe_fp8_renorm" if fp8 else "moe_bf16_renorm", top_k=top_k, **constants),
+        filled=fill(__package__, "moe_fp8_renorm" if fp8 else "moe_bf16_renorm", top_k=top_k),
         fi_api="fused_moe." + ("trtllm_fp8_block_scale_moe" if fp8 else "trtllm_bf16_moe"),
         quantisation="float8_e4m3fn" if fp8 else None,
         tp=True,

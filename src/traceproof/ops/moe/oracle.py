@@ -14,7 +14,7 @@ Forms are told apart by inputs and dtypes (`form.py`), routing by inputs and the
   weigh 1 / top_k each, as FlashInfer's own trace template has it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
@@ -25,6 +25,7 @@ from traceproof.ops.moe.cases import cases_of, memory_of
 from traceproof.ops.moe.experts import mixture_of, roundings, shares
 from traceproof.ops.moe.form import Scaling, form_of
 from traceproof.ops.moe.inputs import draw_inputs
+from traceproof.ops.moe.twin import smaller_of
 
 # Measured on the simulated kernels of tests/planted_moe.py: worst row RMS and worst slope. At the snapshot width
 # (7168 x 2048) FlashInfer's fp8 block kernel, which stores gemm1's result and the activated product in fp8, loses
@@ -78,6 +79,10 @@ class Moe(Op):
     def memory(self, definition: Definition, case: Case) -> int:
         """See `cases.memory_of`."""
         return memory_of(form_of(definition), case)
+
+    def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
+        """See `twin.smaller_of`."""
+        return smaller_of(form_of(definition), definition, fixed)
 
 
 OP = Moe()

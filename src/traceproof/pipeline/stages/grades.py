@@ -27,6 +27,8 @@ def _has_grade(row: VerdictRow) -> bool:
 
 
 def _grade(row: VerdictRow, *, kernel: bool) -> Grade:
+    if row.twin:
+        return Grade.TWIN
     if row.against == SHADOW:
         return Grade.AGREED if kernel else Grade.CONSISTENT
     return Grade.PROVED if kernel else Grade.CHECKED

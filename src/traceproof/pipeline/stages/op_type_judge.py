@@ -108,7 +108,7 @@ class OpTypeJudge:
             row
             for manifest in self.others.values()
             for row in _definition_rows(
-                entry, manifest, oracle=self._oracle(entry), settings=self.settings, large=large
+                name, entry, manifest, oracle=self._oracle(entry), settings=self.settings, large=large
             )
         ]
         arbitrator = Arbitrator(
@@ -131,11 +131,19 @@ class OpTypeJudge:
         return self.others.get(REFERENCE, self.oracle)
 
 
-def _definition_rows(
-    entry: PlannedDefinition, manifest: Manifest, *, oracle: Manifest, settings: JudgeSettings, large: LargeCases
+def _definition_rows(  # noqa: PLR0913 - of which definition, actor and run
+    name: str,
+    entry: PlannedDefinition,
+    manifest: Manifest,
+    *,
+    oracle: Manifest,
+    settings: JudgeSettings,
+    large: LargeCases,
 ) -> Rows:
-    """All rows of one definition and one actor, from the store when nothing they depend on has changed."""
-    name = large.definition.name
+    """All rows of one definition and one actor, from the store when nothing they depend on has changed.
+
+    `name` is the definition's in the plan, where a twin has one of its own.
+    """
     records, expected = manifest.of(name), oracle.of(name)
     key = digest_json(
         {
@@ -145,6 +153,7 @@ def _definition_rows(
             "oracle": [entry.no_oracle, _essence(expected)],
             "code": settings.code,
             "tolerance": settings.tolerance,
+            "twin": entry.twin,
         }
     )
     known = settings.judged.record(key)
@@ -153,7 +162,9 @@ def _definition_rows(
         for planned in entry.cases:
             if planned.hidden and manifest.actor != REFERENCE:
                 continue
-            judged = _CaseJudge(large, planned, manifest, settings, shadowed=entry.no_oracle is not None)
+            judged = _CaseJudge(
+                large, planned, manifest, settings, shadowed=entry.no_oracle is not None, twin=entry.twin
+            )
             rows += judged.rows(records.get(planned.id), expected.get(planned.id))
         settings.judged.finish(key, {"rows": [row.as_json() for row in rows]})
         return rows
@@ -171,6 +182,7 @@ class _CaseJudge:
     manifest: Manifest
     settings: JudgeSettings
     shadowed: bool = False  # whether the reference's shadow stands in for an oracle
+    twin: str = ""  # which axes are smaller than the definition's
 
     def rows(self, record: RunRecord | None, expected: RunRecord | None) -> Rows:
         """Rows of one case: one if there is nothing to compare, else one an output and one a broken rule."""
@@ -180,6 +192,10 @@ class _CaseJudge:
         if record is None:
             missing = f"{self.manifest.actor} left no record of this case; run again"
             return [self._row(WHOLE, Ruling(Verdict.ERROR, Error.CRASH, missing, {}), record)]
+        if self.twin and record.reason == Error.EXCEPTION:  # nobody says that it takes sizes other than its own
+            raised = (record.message.strip().splitlines() or ["an exception"])[-1]
+            refused = f"it does not take the sizes of a smaller twin ({self.twin}): {raised}"
+            return [self._row(WHOLE, Ruling(Verdict.SKIP, Skip.DOES_NOT_FIT, refused, {}), record)]
         if record.status != "ok":
             verdict = Verdict.SKIP if record.status == "skip" else Verdict.ERROR
             return [self._row(WHOLE, Ruling(verdict, record.reason, record.message, {}), record)]
@@ -232,7 +248,8 @@ class _CaseJudge:
         definition = self.large.definition
         environment = self.manifest.environment
         weak = record.isolation if record is not None else ""
-        further: dict[str, Any] = {**({"isolation": weak} if weak else {}), **ruling.details}
+        own = {name: value for name, value in (("isolation", weak), ("twin", self.twin)) if value}
+        further: dict[str, Any] = {**own, **ruling.details}
         return VerdictRow(
             definition=definition.name,
             op_type=definition.op_type,

@@ -20,6 +20,7 @@ class Outcome(StrEnum):
     RELAXED = "relaxed"
     AGREED = "agreed"
     CONSISTENT = "consistent"
+    TWIN = "twin"
     RIGHT = "right"
     NOT_RUN = "not_run"
 
@@ -34,11 +35,12 @@ WORDS: Mapping[Outcome, str] = MappingProxyType(
         Outcome.WRONG: "with new findings",
         Outcome.CONSISTENT: "not verified: consistent with their own float64 alone",
         Outcome.UNVERIFIED: "not verified: no oracle",
+        Outcome.TWIN: "too large here, judged by a smaller twin alone",
         Outcome.NOT_RUN: "not runnable here",
     }
 )
-COMPARED = frozenset(Outcome) - {Outcome.UNVERIFIED, Outcome.NOT_RUN}
-SHADOWED = {Grade.AGREED: Outcome.AGREED, Grade.CONSISTENT: Outcome.CONSISTENT}
+COMPARED = frozenset(Outcome) - {Outcome.UNVERIFIED, Outcome.TWIN, Outcome.NOT_RUN}
+OF_GRADE = {Grade.AGREED: Outcome.AGREED, Grade.CONSISTENT: Outcome.CONSISTENT, Grade.TWIN: Outcome.TWIN}
 
 
 class Outcomes:
@@ -55,9 +57,9 @@ class Outcomes:
             marks.add(Outcome.KNOWN if finding == "known" else news)
         elif row.actor != REFERENCE:
             return
-        elif row.grade in SHADOWED:
-            marks.add(SHADOWED[row.grade])
-        elif row.verdict == Verdict.PASS:
+        elif row.grade in OF_GRADE:
+            marks.add(OF_GRADE[row.grade])
+        elif row.verdict == Verdict.PASS and not row.twin:
             marks.add(Outcome.RIGHT if row.tolerance is None else Outcome.RELAXED)
         elif row.verdict == Verdict.SKIP:
             marks.add(Outcome.NOT_RUN)

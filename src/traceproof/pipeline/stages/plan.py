@@ -1,6 +1,7 @@
 """Plan: which cases of which definitions will be run, one file per op_type."""
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,11 +10,13 @@ from traceproof.dataset.tree import Broken, Entry, Tree, WorkloadLine, read_tree
 from traceproof.ops import registry
 from traceproof.ops.base import Op
 from traceproof.ops.cases import WORKLOADS, Case
-from traceproof.pipeline.records import BrokenFile, OpTypePlan, PlannedCase, PlannedDefinition, SkipNote
+from traceproof.ops.twins import PREFIX, twin_of
+from traceproof.pipeline.records import TWIN, BrokenFile, OpTypePlan, PlannedCase, PlannedDefinition, SkipNote
 from traceproof.pipeline.stages.hidden import hidden_cases
 from traceproof.pipeline.stages.large import is_large
 from traceproof.pipeline.stages.plan_inits import Inits
 from traceproof.pipeline.stages.plan_selection import Selection, check_cases, group_of, selected
+from traceproof.pipeline.stages.plan_twins import PlannedTwin, noted, too_large
 from traceproof.pipeline.stages.shards import Split
 from traceproof.reasons import Skip
 from traceproof.store import file_digest, write_if_changed
@@ -60,37 +63,68 @@ def _op_type_plan(
     definitions: dict[str, PlannedDefinition] = {}
     broken = [item for item in tree.broken if group_of(item) == op_type and not selection.definitions]
     for name in sorted(names):
-        planned = _definition_plan(tree, tree.definitions[name], selection, broken)
+        planned, twin = _definition_plan(tree, tree.definitions[name], selection, broken)
         if planned is not None and inits is not None:
             planned = planned.holding(inits.filled(tree.definitions[name].definition, planned.cases))
-        if planned is not None:
-            definitions[name] = planned
+        found = {name: planned, name + TWIN: twin}
+        definitions |= {key: entry for key, entry in found.items() if entry is not None}
     told = tuple(BrokenFile(path=printable(item.path.as_posix()), message=item.message) for item in broken)
     return OpTypePlan(op_type=op_type, dataset=str(tree.root), definitions=definitions, broken=told)
 
 
 def _definition_plan(
     tree: Tree, entry: Entry, selection: Selection, broken: list[Broken]
-) -> PlannedDefinition | None:
-    """The plan of one definition; None: it can not be planned, which `broken` then says."""
+) -> tuple[PlannedDefinition | None, PlannedDefinition | None]:
+    """The plans of one definition and its twin; None: it can not be planned, which `broken` says, or has none."""
     definition = entry.definition
     try:
         with bounded(seconds=PLAN_SECONDS, memory=PLAN_BYTES):
             op, unknown = registry.for_definition(definition)
             lines = _lines(tree, definition, broken) if selection.workloads else []
             cases = _cases(definition, op, selection, lines, unknown=unknown is not None)
+            twin = _twin(definition, op, selection) if unknown is None and too_large(cases) else None
     except Exception as error:  # noqa: BLE001 - sizes that an op can not compute with are this definition's error
         what = f"no cases can be planned: {type(error).__name__}: {str(error)[:300]}"
         broken.append(Broken(entry.path, what, "check its sizes, names and constraints"))
-        return None
-    return PlannedDefinition(
-        path=printable(entry.path.as_posix()),
+        return None, None
+    path = printable(entry.path.as_posix())
+    if twin is not None:
+        cases = [noted(case, twin) for case in cases]
+    whole = PlannedDefinition(
+        path=path,
         digest=definition.digest,
         no_oracle=unknown,
         nonce=selection.hidden_seed,
         definition=definition.as_json(),
-        cases=tuple(planned.model_copy(update={"blobs": _blobs(tree, planned)}) for planned in cases),
+        cases=tuple(
+            planned.model_copy(update={"blobs": _blobs(tree, planned)})
+            for planned in _wanted(cases, selection.cases)
+        ),
     )
+    if not isinstance(twin, PlannedTwin):
+        return whole, None
+    smaller = PlannedDefinition(
+        path=path,
+        digest=twin.definition.digest,
+        no_oracle=None,
+        nonce=selection.hidden_seed,
+        definition=twin.definition.as_json(),
+        cases=tuple(_wanted(twin.cases, selection.cases)),
+        twin=twin.told,
+    )
+    return whole, smaller
+
+
+def _twin(definition: Definition, op: Op, selection: Selection) -> PlannedTwin | str:
+    """The twin of a definition that does not fit, with its cases, or why there is none that does."""
+    twin = twin_of(definition, op)
+    if isinstance(twin, str):
+        return twin
+    small, _ = registry.for_definition(twin.definition)
+    cases = _cases(twin.definition, small, selection, [], unknown=False, prefix=PREFIX)
+    if too_large(cases):
+        return f"with {twin} it does not fit either"
+    return PlannedTwin(twin.definition, str(twin), cases)
 
 
 def _lines(tree: Tree, definition: Definition, broken: list[Broken]) -> list[WorkloadLine]:
@@ -105,13 +139,20 @@ def _lines(tree: Tree, definition: Definition, broken: list[Broken]) -> list[Wor
     return fitting
 
 
-def _cases(
-    definition: Definition, op: Op, selection: Selection, lines: Iterable[WorkloadLine], *, unknown: bool
+def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
+    definition: Definition,
+    op: Op,
+    selection: Selection,
+    lines: Iterable[WorkloadLine],
+    *,
+    unknown: bool,
+    prefix: str = "",
 ) -> list[PlannedCase]:
     blocked = op.no_inputs(definition)
     if blocked is not None:
         return [_without_inputs(blocked, selection)]
-    cases = list(op.cases(definition, sizes=selection.sizes, seed=selection.seed))
+    drawn = op.cases(definition, sizes=selection.sizes, seed=selection.seed)
+    cases = [replace(case, id=prefix + case.id) for case in drawn]
     skips: dict[str, SkipNote | None] = {}
     for line in lines:
         case = workload_case(line, selection.seed)
@@ -125,7 +166,7 @@ def _cases(
         options = f"--seed {base.seed} --hidden-seed {selection.hidden_seed}"
         planned += [make(case, None).model_copy(update={"hidden": options}) for case in hidden]
     selection.met.update(entry.id for entry in planned)
-    return _wanted(planned, selection.cases) if selection.cases else planned
+    return planned
 
 
 def _skip_of(line: WorkloadLine) -> SkipNote | None:
@@ -140,7 +181,12 @@ def _skip_of(line: WorkloadLine) -> SkipNote | None:
 
 
 def _wanted(planned: Iterable[PlannedCase], ids: Collection[str]) -> list[PlannedCase]:
-    """The cases of these ids, hidden ones last; another is repeated where the one that was is not among them."""
+    """The cases of these ids, hidden ones last; another is repeated where the one that was is not among them.
+
+    Where there are no ids, all of them.
+    """
+    if not ids:
+        return list(planned)
     chosen = [entry for entry in planned if entry.id in ids]
     shown = _mark_repeat([entry for entry in chosen if not entry.hidden])
     return [*shown, *(entry for entry in chosen if entry.hidden)]

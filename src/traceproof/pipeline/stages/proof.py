@@ -68,6 +68,7 @@ class Proof(BaseModel):
         proved: how many were proved against a ground truth.
         alone: how many were proved against the oracle alone.
         grades: how strong the proof of each definition is, that has one.
+        twins: which axes were smaller in what was judged, of those that are too large themselves.
         wrong: those whose reference has a finding.
         unmet: those that met no ground truth.
     """
@@ -80,6 +81,7 @@ class Proof(BaseModel):
     proved: int
     alone: int
     grades: dict[str, Grade] = {}
+    twins: dict[str, str] = {}
     wrong: list[str]
     unmet: list[Unmet]
 
@@ -94,6 +96,7 @@ class Collector:
         self._wrong: set[str] = set()
         self._open: set[str] = set()  # an output of which nobody judged
         self._shadowed: dict[str, set[Grade]] = defaultdict(set)
+        self._twins: dict[str, str] = {}
 
     def watch(self, rows: Iterable[VerdictRow]) -> Iterator[VerdictRow]:
         """The rows, each noted as it passes."""
@@ -102,14 +105,23 @@ class Collector:
             yield row
 
     def _note(self, row: VerdictRow) -> None:
-        name, actor, verdict = row.definition, row.actor, row.verdict
+        name = row.definition
         self._op_types[name] = row.op_type
-        if actor == REFERENCE and row.bad:
+        if row.actor == REFERENCE and row.bad:
             self._wrong.add(name)
+        if row.twin:
+            if row.grade is Grade.TWIN:
+                self._twins[name] = row.twin
+            return  # it says nothing of the definition in its own size
         if row.unjudged:
             self._open.add(name)
         if row.grade is not None and row.against == SHADOW:
             self._shadowed[name].add(row.grade)
+        self._compare(row)
+
+    def _compare(self, row: VerdictRow) -> None:
+        """Note that an actor's output was compared, or why it was not."""
+        name, actor, verdict = row.definition, row.actor, row.verdict
         if row.tolerance is not None:
             self._reasons[name].add(RELAXED)
         elif verdict in COMPARED and row.output != WHOLE:  # conduct alone is no comparison
@@ -137,6 +149,7 @@ class Collector:
             proved=counts[Grade.PROVED],
             alone=counts[Grade.CHECKED],
             grades=grades,
+            twins={name: told for name, told in sorted(self._twins.items()) if name in grades},
             wrong=sorted(self._wrong),
             unmet=unmet,
         )
@@ -144,7 +157,9 @@ class Collector:
     def _grades(self, unmet: Mapping[str, Unmet]) -> Iterator[tuple[str, Grade]]:
         """The grade of each definition that has one."""
         for name in sorted(self._op_types.keys() - self._wrong):
-            if name in self._shadowed:
+            if name in self._twins:  # in its own size, none but empty cases and the like were judged
+                yield name, Grade.TWIN
+            elif name in self._shadowed:
                 if name not in self._open:
                     yield name, shadow_grade(self._shadowed[name])
             elif name not in unmet:
@@ -179,12 +194,16 @@ def sentences(proof: Proof) -> Iterator[str]:
     if proof.alone:
         counts.append(f"{proof.alone} against the float64 oracle alone")
     counts += _shadowed(proof)
+    if proof.twins:
+        counts.append(f"{len(proof.twins)} by smaller twins alone")
     idle = total - len(proof.grades) - len(proof.wrong)
     short = [f"{count} {why}" for count, why in ((len(proof.wrong), "with findings"), (idle, "not run")) if count]
     rest = f"; not proved: {', '.join(short)}" if short else ""
     yield f"Proved {where}{f' with {truths}' if truths else ''}: {', '.join(counts)}{rest}."
     if proof.unmet:
         yield f"Without a ground truth here: {'; '.join(_unreached(proof))}."
+    for name, told in proof.twins.items():
+        yield f"Twin of {name}: {told}."
 
 
 def _shadowed(proof: Proof) -> list[str]:

@@ -61,7 +61,8 @@ def summarise(
         group = (row.op_type, row.actor)
         verdict = str(row.verdict)
         groups.setdefault(group, Counter())[verdict] += 1
-        definitions.setdefault(row.definition, Counter())[NO_ORACLE if row.unjudged else verdict] += 1
+        shown = NO_ORACLE if row.unjudged else Grade.TWIN if row.grade is Grade.TWIN else verdict
+        definitions.setdefault(row.definition, Counter())[shown] += 1
         groups[group][NO_ORACLE] += row.unjudged
         members.setdefault(group, {}).setdefault(row.definition, set()).add(str(row.case))
         if verdict == Verdict.SKIP:
@@ -122,8 +123,8 @@ def _versions(row: VerdictRow, stacks: Mapping[str, Mapping[str, str]]) -> dict[
 
 
 def _overall(counts: Mapping[str, int]) -> str:
-    """A definition's verdict: the worst of its rows; skip only if nothing passed."""
-    order = (Verdict.ERROR, Verdict.FAIL, NO_ORACLE, Verdict.PASS, Verdict.SKIP)
+    """A definition's verdict: the worst of its rows; skip only if nothing passed, twin if a smaller one did."""
+    order = (Verdict.ERROR, Verdict.FAIL, NO_ORACLE, Grade.TWIN, Verdict.PASS, Verdict.SKIP)
     return str(next(verdict for verdict in order if counts.get(verdict)))
 
 
@@ -160,7 +161,7 @@ def table(summary: Mapping[str, Any]) -> str:
         grid.add_row(*cells)
     console.print(grid)
     reached = proof.Proof.model_validate(summary["proof"])
-    if not {Grade.AGREED, Grade.CONSISTENT}.isdisjoint(reached.grades.values()):
+    if not {Grade.PROVED, Grade.CHECKED}.issuperset(reached.grades.values()):
         console.print(_grades(summary, reached))
     ending = proof.sentences(reached)
     for text in (*_closing(summary), *ending):
@@ -170,7 +171,7 @@ def table(summary: Mapping[str, Any]) -> str:
 
 
 def _grades(summary: Mapping[str, Any], reached: proof.Proof) -> Table:
-    """How many definitions of each op_type have which grade of proof, where not all have an oracle."""
+    """How many definitions of each op_type have which grade of proof, where some have one that says less."""
     op_types = {name: group["op_type"] for group in summary["groups"] for name in group["members"]}
     grid = headed("Grades of proof, definitions", ["op_type"], (*Grade, "findings", "not verified"))
     for op_type in sorted(reached.op_types):

@@ -1,0 +1,78 @@
+"""A definition's twin: the same reference with smaller const axes, judged where the definition does not fit.
+
+The reference's text is never changed. So an axis whose size its text states keeps that size, and a reference that
+states all of them has no twin.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.expressions import evaluate, with_axes
+from traceproof.ops import registry
+from traceproof.ops.base import Op
+
+PREFIX = "twin-"  # how the ids of a twin's cases begin
+NEAR = 1e-3  # relative distance at which a number of the text counts as one that follows from a size
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """The definition with smaller const axes, and the axes with their old and new sizes."""
+
+    definition: Definition
+    sizes: Mapping[str, tuple[int, int]]
+
+    def __str__(self) -> str:
+        """`hidden_size 7168 -> 512, num_experts 256 -> 32`."""
+        return ", ".join(f"{name} {old} -> {new}" for name, (old, new) in self.sizes.items())
+
+
+def twin_of(definition: Definition, op: Op) -> Twin | str:
+    """The twin of a definition, or why it has none."""
+    stated = dict(_stated(definition))
+    wanted = op.smaller(definition, stated.keys())
+    old = definition.const_axes
+    sizes = {name: (old[name], new) for name, new in wanted.items() if new < old[name]}
+    if not sizes:
+        lines = ", ".join(f"{name} {old[name]} (line {line})" for name, line in stated.items())
+        return f"the reference's text states {lines}" if stated else "none of its axes may be smaller"
+    twin = Twin(_resized(definition, {name: new for name, (_, new) in sizes.items()}), sizes)
+    broken = [text for text in definition.constraints or () if _broken(text, twin.definition)]
+    if broken:
+        return f"the constraint {broken[0]!r} does not hold with {twin}"
+    _, unknown = registry.for_definition(twin.definition)
+    return twin if unknown is None else f"with {twin} there is no oracle: {unknown}"
+
+
+def _resized(definition: Definition, sizes: Mapping[str, int]) -> Definition:
+    changed = definition.as_json()
+    for name, size in sizes.items():
+        changed["axes"][name]["value"] = size
+    return Definition.model_validate(changed)
+
+
+def _broken(constraint: str, definition: Definition) -> bool:
+    """Whether a constraint over const axes alone is false."""
+    return evaluate(with_axes(constraint, definition), definition.const_axes) is False
+
+
+def _stated(definition: Definition) -> Iterator[tuple[str, int]]:
+    """Const axes of more than one element that a number of the reference follows from, with its first line."""
+    numbers = [
+        (node.value, node.lineno)
+        for node in ast.walk(ast.parse(definition.reference))
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value is not True
+    ]
+    for name, size in definition.const_axes.items():
+        lines = [line for value, line in numbers if size > 1 and _follows(value, size)]
+        if lines:
+            yield name, min(lines)
+
+
+def _follows(number: float, size: int) -> bool:
+    """Whether a number is a size, or of floating point and its root or the reciprocal of one of them."""
+    if isinstance(number, int):
+        return number == size
+    return any(abs(number * base - 1) < NEAR or abs(number - base) < NEAR * base for base in (size, size**0.5))

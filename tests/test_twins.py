@@ -1,0 +1,170 @@
+"""Definitions that do not fit are judged by a twin of smaller const axes, which never counts as themselves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from definitions import GOOD, rmsnorm
+from pipeline import Rows, Run, summarise
+
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import read_tree
+from traceproof.ops import registry
+from traceproof.ops.cases import Case
+from traceproof.ops.moe.form import form_of
+from traceproof.ops.twins import Twin, twin_of
+from traceproof.pipeline.known import Known
+from traceproof.pipeline.stages.plan_selection import Selection
+from traceproof.pipeline.stages.report import table
+from traceproof.publish.ledger import keep
+from traceproof.worker import Limits
+
+LIMITS = Limits(seconds=60.0, memory_bytes=2 << 30)
+WIDE = 1 << 14
+OURS = read_tree(Path(__file__).parent / "dataset").definitions
+MIXTURE = OURS["trtllm_fp8_per_tensor_scale_moe_topk1_e16_h512_i512"].definition
+
+
+def resized(definition: Definition, reference: str = "", **sizes: int) -> Definition:
+    value = definition.as_json()
+    for name, size in sizes.items():
+        value["axes"][name]["value"] = size
+    return Definition.model_validate(value | ({"reference": reference} if reference else {}))
+
+
+def wide(name: str = "wide", reference: str = GOOD) -> dict[str, Any]:
+    return rmsnorm(name, reference) | {
+        "axes": {"batch_size": {"type": "var"}, "hidden_size": {"type": "const", "value": WIDE}}
+    }
+
+
+def told(definition: Definition) -> str:
+    return str(twin_of(definition, registry.for_definition(definition)[0]))
+
+
+def verified(tmp_path: Path, *definitions: dict[str, Any], limit: int = 1 << 20, **selected: Any) -> Rows:  # noqa: ANN401
+    """Verdict rows of definitions of which none wider than some thousand columns fits."""
+    for definition in definitions:
+        path = tmp_path / "dataset" / "definitions" / "rmsnorm" / f"{definition['name']}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(definition))
+    selection = Selection(sizes=("medium",), memory_limit=limit, **selected)
+    found = Run(tmp_path / "dataset", tmp_path / "results", selection=selection, limits=LIMITS).verify()
+    return [row for rows in found.values() for row in rows]
+
+
+def test_a_twin_keeps_ratios_and_says_which_axes_are_smaller() -> None:
+    gemm = resized(OURS["gemm_n96_k160"].definition, N=4096, K=14336)
+    assert told(gemm) == "N 4096 -> 256, K 14336 -> 896"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("EPS = 1e-6", None), ("EPS = 16384", 6), ("EPS = 16384.0", 6), ("EPS = 0.0078125", 6)]
+)
+def test_an_axis_whose_size_the_reference_states_keeps_it(text: str, line: int | None) -> None:
+    """The size itself, and as 0.0078125 is of 16384, the reciprocal of its root."""
+    definition = Definition.model_validate(wide(reference=GOOD.replace("EPS = 1e-6", text)))
+    stated = f"the reference's text states hidden_size {WIDE} (line {line})"
+    assert told(definition) == ("hidden_size 16384 -> 256" if line is None else stated)
+
+
+def test_a_twin_breaks_no_constraint() -> None:
+    definition = Definition.model_validate(wide() | {"constraints": ["hidden_size >= 1024"]})
+    assert told(definition) == "the constraint 'hidden_size >= 1024' does not hold with hidden_size 16384 -> 256"
+
+
+def test_a_mixture_of_experts_keeps_what_its_sizes_have_to_do_with_each_other() -> None:
+    large = resized(MIXTURE, hidden_size=7168, intermediate_size=2048, gemm1_out_size=4096, num_experts=256)
+    twin = twin_of(large, registry.get("moe"))
+    assert isinstance(twin, Twin)
+    form, old = form_of(twin.definition), form_of(large)
+    assert (form.hidden, form.intermediate, form.experts) == (512, 256, 8)
+    assert form.routing == old.routing
+    assert form.local * old.experts == old.local * form.experts
+    case = Case("small-0", "small", {form.tokens: 2}, 0, {})
+    assert registry.get("moe").memory(twin.definition, case) < registry.get("moe").memory(large, case) // 20
+
+
+def test_axes_that_hang_together_stay_where_the_reference_states_one_of_them() -> None:
+    text = MIXTURE.reference + "\nHIDDEN = 7168\n"
+    large = resized(MIXTURE, text, hidden_size=7168, intermediate_size=2048, gemm1_out_size=4096, num_experts=256)
+    twin = twin_of(large, registry.get("moe"))
+    assert isinstance(twin, Twin)
+    assert twin.sizes.keys() == {"intermediate_size", "gemm1_out_size", "num_experts"}
+
+
+def test_a_definition_that_does_not_fit_is_judged_by_its_twin_and_says_so(tmp_path: Path) -> None:
+    rows = verified(tmp_path, wide())
+    assert {row["verdict"] for row in rows if "twin" not in row and row["case"] != "edge-empty"} == {"skip"}
+    whole = next(row for row in rows if "twin" not in row)
+    assert whole["message"].endswith("; judged by a smaller twin: hidden_size 16384 -> 256")
+    twins = [row for row in rows if "twin" in row]
+    assert {(row["verdict"], row["twin"]) for row in twins} == {("pass", "hidden_size 16384 -> 256")}
+    assert {row["grade"] for row in twins if row["actor"] == "reference" and row["output"] != "*"} == {"twin"}
+    assert all(row["case"].startswith(("twin-", "hidden-")) for row in twins)
+    assert whole["digests"]["definition"] != twins[0]["digests"]["definition"]
+
+
+def test_a_twin_that_passes_leaves_its_definition_unproved(tmp_path: Path) -> None:
+    rows = verified(tmp_path, wide(), rmsnorm("narrow"))
+    summary = summarise(rows, Known())
+    assert summary["verified"]
+    assert summary["outcomes"] == {"narrow": "right", "wide": "twin"}
+    assert summary["definitions"] == {"narrow": "pass", "wide": "twin"}
+    assert summary["proof"]["grades"] == {"narrow": "checked", "wide": "twin"}
+    text = table(summary)
+    assert "1 too large here, judged by a smaller twin alone" in text
+    assert "1 by smaller twins alone" in text
+    assert "Twin of wide: hidden_size 16384 -> 256." in text
+    alone = summarise([row for row in rows if row["definition"] == "wide"], Known())
+    assert not alone["verified"]
+
+
+def test_the_ledger_knows_nothing_of_twins(tmp_path: Path) -> None:
+    verified(tmp_path, wide())
+    verdicts = [tmp_path / "results" / "verdicts" / "rmsnorm.jsonl"]
+    ledger = keep(verdicts, tmp_path / "ledger.jsonl", tmp_path / "store", references={"wide": GOOD})
+    record = ledger.records["wide"]["reference"]
+    assert (record.status, record.reason) == ("not run", "too large, judged by a smaller twin alone")
+    assert not ledger.standing(Definition.model_validate(wide())).verified
+
+
+def test_a_twin_that_is_wrong_is_a_finding(tmp_path: Path) -> None:
+    rows = verified(tmp_path, wide(reference=GOOD.replace("* weight.float()", "")))
+    assert summarise(rows, Known())["outcomes"] == {"wide": "wrong"}
+
+
+def test_a_reference_that_refuses_the_twins_sizes_leaves_the_skip_with_what_it_raised(tmp_path: Path) -> None:
+    reference = GOOD.replace("EPS = 1e-6", "EPS = 1e-6\n    assert hidden_states.shape[1] > 16000")
+    rows = verified(tmp_path, wide(reference=reference))
+    assert not any(row["verdict"] in {"fail", "error"} for row in rows)
+    refused = next(row for row in rows if "twin" in row)
+    assert (refused["verdict"], refused["reason"]) == ("skip", "does_not_fit")
+    told = "it does not take the sizes of a smaller twin (hidden_size 16384 -> 256): AssertionError"
+    assert refused["message"].startswith(told)
+    assert summarise(rows, Known())["proof"]["twins"] == {}
+
+
+def test_a_definition_without_a_twin_says_why_it_has_none(tmp_path: Path) -> None:
+    rows = verified(
+        tmp_path, wide(reference=GOOD.replace("EPS = 1e-6", f"EPS = 1e-6\n    assert x.shape[1] == {WIDE}"))
+    )
+    skipped = [row for row in rows if row["verdict"] == "skip"]
+    assert {row["case"] for row in rows} - {row["case"] for row in skipped} == {"edge-empty"}
+    assert all(
+        "no smaller twin: the reference's text states hidden_size 16384" in row["message"] for row in skipped
+    )
+
+
+def test_one_case_of_a_twin_can_be_repeated(tmp_path: Path) -> None:
+    rows = verified(tmp_path, wide(), cases=("twin-medium-0",))
+    assert {row["case"] for row in rows if row["actor"] == "reference"} == {"twin-medium-0"}
+    assert {row["verdict"] for row in rows} == {"pass"}
+
+
+def test_a_definition_of_which_some_cases_fit_has_no_twin(tmp_path: Path) -> None:
+    rows = verified(tmp_path, wide(), limit=30 << 20)
+    assert not any("twin" in row for row in rows)
