@@ -23,6 +23,8 @@ nox.options.sessions = ["tests"]
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_venv = "yes"
 CHECKED = ("src", "tests", "scripts", "lab", "noxfile.py")
+DOCS = ("python", "-m", "mkdocs", "build", "--strict", "--quiet")  # a broken link or anchor is an error
+QUIET = {"NO_MKDOCS_2_WARNING": "1"}
 WORKERS = "2"  # pytest workers: more would fight over the machine's cores with the pipelines that tests start
 
 
@@ -46,15 +48,23 @@ def tests(session: nox.Session) -> None:
     prepare(session)
     session.run("ruff", "check", *CHECKED)
     session.run("ruff", "format", "--check", *CHECKED)
-    session.run("snakefmt", "--check", "Snakefile", "rules")
+    session.run("snakefmt", "--check", "Snakefile", "rules", "workflow/Snakefile")
     session.run("lint-imports", "--no-logo")
     session.run("mypy")
     session.run("python", "scripts/lock.py", "--check")
+    session.run(*DOCS, "--site-dir", session.create_tmp(), env=QUIET)
     # One torch thread a worker: two workers with all cores each take longer together.
     # Files stay whole, since those that run the pipeline set it up once.
     session.run(
         "pytest", "--numprocesses", WORKERS, "--dist", "loadfile", *session.posargs, env={"OMP_NUM_THREADS": "1"}
     )
+
+
+@nox.session(name="docs", venv_backend="none")
+def docs(session: nox.Session) -> None:
+    """Build the documentation site into results/docs, strictly: run `tests` once before."""
+    site = ROOT / "results" / "docs"
+    session.run(f"{tools(session)}/python", *DOCS[1:], "--site-dir", str(site), external=True, env=QUIET)
 
 
 @nox.session(name="lint", venv_backend="none")

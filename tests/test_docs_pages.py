@@ -1,0 +1,53 @@
+"""Pages of the documentation that are made from the code say all that the code has."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from traceproof.cli import app
+from traceproof.lint.model import codes
+from traceproof.pipeline.rows import VerdictRow
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "docs_pages.py"
+
+
+@pytest.fixture(scope="module")
+def hook() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_pages", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def pages(hook: ModuleType) -> dict[str, str]:
+    made: dict[str, str] = hook.pages()
+    return made
+
+
+def test_every_lint_code_has_a_page_of_its_own_and_a_line_in_the_list(pages: dict[str, str]) -> None:
+    known = codes("")
+    assert len(known) > 50
+    for code, stated in known.items():
+        assert stated.todo in pages[f"reference/lint/{code}.md"]
+        assert f"[{code}]({code}.md)" in pages["reference/lint/index.md"]
+
+
+def test_every_command_stands_in_the_command_lines_reference(pages: dict[str, str]) -> None:
+    names = [command.name for command in app.registered_commands]
+    assert len(names) > 10
+    assert [name for name in names if f"`traceproof {name}`" not in pages["reference/command-line.md"]] == []
+
+
+def test_every_column_of_a_verdict_row_has_a_type_and_a_meaning(pages: dict[str, str]) -> None:
+    text = pages["reference/verdicts.md"]
+    meanings = [line.partition(":")[0] for line in text.splitlines() if line.startswith("- ")]
+    said = {name.strip() for line in meanings for name in line.removeprefix("- ").split(",")}
+    assert said == set(VerdictRow.model_fields)
+    assert all(f"| `{field.alias or name}` | `" in text for name, field in VerdictRow.model_fields.items())
