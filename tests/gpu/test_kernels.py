@@ -35,7 +35,6 @@ BUGS = {
     "no_mask_of_the_store": ("mask=mask)\n\n\ndef", ")\n\n\ndef", "out_of_bounds numerics"),
     "mean_over_the_block": ("/ columns + eps", "/ BLOCK + eps", "numerics"),
     "no_epsilon": ("/ columns + eps", "/ columns", "numerics nan"),
-    "sums_in_bf16": ("x * x, axis=0)", "(x * x).to(tl.bfloat16), axis=0).to(tl.float32)", "numerics"),
     "weight_of_the_next_column": ("w_ptr + places, mask", "w_ptr + places + 1, mask", "numerics nan"),
     "one_row_short": ("_norm[(rows,)]", "_norm[(max(rows - 1, 1),)]", "nan"),
     "rounded_twice": ("(x * scale * w)", "((x * scale).to(tl.float8e5) * w)", "numerics exception"),
@@ -94,6 +93,20 @@ def test_flashinfers_baselines_are_accepted(solution: str, definition: str, judg
 def test_pytorchs_norm_is_accepted(judge: SolutionJudge) -> None:
     [found] = read(FOLDER / "rmsnorm_torch.py")
     assert judge.reasons(found, NAME) == []
+
+
+def test_squares_rounded_to_bf16_lose_less_than_the_output_and_are_named(
+    judge: SolutionJudge, tmp_path: Path
+) -> None:
+    _needs("triton")
+    source = (FOLDER / "rmsnorm_triton.py").read_text(encoding="utf-8")
+    before, after = "x * x, axis=0)", "(x * x).to(tl.bfloat16), axis=0).to(tl.float32)"
+    assert before in source
+    (tmp_path / "squares.py").write_text(source.replace(before, after), encoding="utf-8")
+    [found] = read(tmp_path / "squares.py")
+    trial = judge.trial(found, NAME)
+    assert judge.reasons_of(trial, NAME) == []
+    assert [one.seen for one in trial.precision] == ["sums rounded to bfloat16"]
 
 
 @pytest.mark.parametrize("bug", BUGS)

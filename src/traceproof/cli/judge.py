@@ -40,6 +40,9 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     allow_weak_isolation: Annotated[
         bool, typer.Option("--allow-weak-isolation", help="Run it where it can not be isolated whole.")
     ] = False,
+    timed: Annotated[
+        bool, typer.Option("--time", help="Time what passes, in turns with the ground truth's kernel.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for certificates; results/judged if left out.")] = None,
     json_file: options.JsonFile = None,
 ) -> None:
@@ -60,8 +63,9 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
         definition=definition,
         dataset=dataset,
         stack=stack,
+        timed=timed,
     )
-    given = _repeated(definition, dataset, test_sizes, tolerance, seed)
+    given = [*_repeated(definition, dataset, test_sizes, tolerance, seed), *(["--time"] if timed else [])]
     certificates: list[Certificate] = []
     for candidate in candidates:
         named = path if len(candidates) == 1 else candidate.path

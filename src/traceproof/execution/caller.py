@@ -57,6 +57,7 @@ class CallRequest:
         how: the call is made, see `runner.SAME_MEMORY` and beside it.
         surrounded: whether the inputs' surroundings count: on a GPU they are kept too.
         size: of the file of inputs, bytes.
+        timing: repetitions that are timed in place of one call, as `timing.run` takes them; None: none are.
     """
 
     inputs: Sequence[Mapping[str, Any]]
@@ -71,6 +72,7 @@ class CallRequest:
     how: str = ""
     surrounded: bool = False
     size: int = 0
+    timing: Mapping[str, Any] | None = None
 
 
 class Caller:

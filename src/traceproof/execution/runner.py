@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from traceproof.execution import caches, unpacked
+from traceproof.execution import caches, timing, unpacked
 from traceproof.execution.poison import poisoned
 from traceproof.execution.tensor_files import copies, plain_tensor, read_mapped, views, write_back, write_outputs
 from traceproof.untrusted import shadow
@@ -91,6 +91,8 @@ class _Caller:
         mapped = read_mapped(self._scratch / item["data"], item["inputs"])
         on_gpu = self._device.type == "cuda"
         inputs = self._placed(item, mapped)
+        if item["timing"] is not None:
+            return self._timed(item, inputs)
         before = copies(inputs) if on_gpu else None
         with poisoned(item["fill"]):
             returned, odd = self._called(item, inputs)
@@ -105,6 +107,19 @@ class _Caller:
             self._held = values if item["hold"] else []
             self._inputs = inputs
         return {"outputs": outputs, "aliased": aliased, "subclassed": sorted(odd), "written": written}
+
+    def _timed(self, item: dict[str, Any], inputs: Sequence[Any]) -> dict[str, Any]:
+        """Repetitions of a call with their times, and the outputs of the last one."""
+        destinations = item["destinations"]
+        set_seed(item["seeds"][0], self._device)
+        watch = timing.Stopwatch(inputs, destinations, self._device, item["seeds"][0])
+        times, returned, given = timing.run(lambda values: self._run(*values), watch, item["timing"])
+        entries: list[tuple[str | None, Any]] = []
+        if item["timing"]["call"]:
+            places = [(None, value) for value in given[len(given) - destinations :]]
+            entries = [*places] if destinations else _entries(returned)
+        outputs = write_outputs(self._scratch / item["out"], entries)
+        return {"outputs": outputs, "aliased": [], "subclassed": [], "written": [], "times": times}
 
     def _aliased(self, inputs: Sequence[Any], values: Sequence[Any]) -> list[int]:
         """Which of the values share memory with an input, a value before, or one of the call before."""

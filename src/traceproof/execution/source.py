@@ -8,7 +8,7 @@ supervisor has no torch, does the same with another worker for drawing and measu
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,8 @@ class Source:
         outcome = self.caller.call(request)
         try:
             if outcome.status is Status.OK:
-                return transfer.take(sent, outcome.value, case, data=data, out=out)
+                taken = transfer.take(sent, outcome.value, case, data=data, out=out)
+                return replace(taken, seconds=outcome.seconds)
         except BorderError as error:
             outcome = ItemOutcome(index=0, status=Status.CRASH, message=str(error))
         (self.caller.folder / data).unlink(missing_ok=True)

@@ -81,7 +81,11 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a call left: the definition's outputs, and the names of what it should not have done."""
+    """What a call left: the definition's outputs, and the names of what it should not have done.
+
+    `times` are nanoseconds of repetitions that were asked for, between events and of a wall clock, as the worker
+    says; `seconds` went by outside of it.
+    """
 
     outputs: Tensors
     mutated: list[str]
@@ -89,6 +93,8 @@ class Taken:
     subclassed: list[str]
     surplus: list[str]
     overrun: list[str]
+    times: tuple[tuple[int, int], ...] = ()
+    seconds: float = 0.0
 
     @property
     def facts(self) -> dict[str, list[str]]:
@@ -148,6 +154,7 @@ class Transfer:
             subclassed=_named(names, answer.subclassed),
             surplus=surplus,
             overrun=self._overrun(sent, self.folder / data) if sent.layout.room else [],
+            times=tuple((events, wall) for events, wall in answer.times),
         )
         for name in (data, out):
             (self.folder / name).unlink(missing_ok=True)

@@ -34,6 +34,7 @@ PROPERTIES: Mapping[str, Property] = {
         "inputs that begin one element after a multiple of 64 bytes", demanded=False, must_run=False
     ),
     "batch": Property("parts of a batch alone, and beside others", demanded=False),
+    "empty": Property("calls with nothing to compute, of a batch without rows", demanded=False, must_run=False),
     "stream": Property("on another CUDA stream", demanded=True),
     "graph": Property("captured as a CUDA graph and replayed on other contents", demanded=False, must_run=False),
 }

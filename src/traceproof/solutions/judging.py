@@ -50,6 +50,7 @@ class JudgeEnvironment:
         caches: folder for what is compiled on the way.
         config: sizes, seed, limits, tolerance, properties that are demanded.
         hidden_seed: what the hidden cases follow from.
+        timed: whether what passes is timed.
         conceal: what solutions do not see, beside this project and the dataset.
     """
 
@@ -59,6 +60,7 @@ class JudgeEnvironment:
     config: Config
     hidden_seed: int
     conceal: Sequence[Path]
+    timed: bool = False
 
     @property
     def gpu(self) -> bool:
@@ -85,6 +87,7 @@ class JudgeEnvironment:
             limits=call.as_json(),
             demanded=self.config.solutions.demanded,
             gpu=self.gpu,
+            timed=self.timed,
             weak=self.config.allow_weak_isolation,
             environment=dict(variables),
         )
@@ -160,6 +163,7 @@ def judge(candidate: Candidate, target: Target, environment: JudgeEnvironment, *
         rows=trial.rows,
         properties=trial.properties,
         precision=trial.precision,
+        speed=trial.speed,
         digests=Digests(
             definition=target.definition.digest, solution=candidate.digest, code=_code(target.definition.op_type)
         ),

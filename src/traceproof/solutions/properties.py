@@ -107,6 +107,7 @@ def measure(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> tuple[tuple
             step(found, source)
         _on_gpu(found, source, "stream", STREAM)
         _after_others(found, source, cases)
+        _empty(found, source, cases)
     with evaluation.source() as another:
         found.same("process", found.call(another, "process"))
         _on_gpu(found, another, "graph", GRAPH)  # last: a capture that fails may leave the process useless
@@ -243,12 +244,22 @@ def _after_others(found: _Measured, source: Source, cases: Sequence[PlannedCase]
     sizes = {tuple(sorted(found.subject.case.axes.items()))}
     for case in _smallest(cases):
         key = tuple(sorted(case.case.axes.items()))
-        if key in sizes or len(sizes) > OTHERS:
+        if key in sizes or len(sizes) > OTHERS or found.evaluation.is_empty(case.case):
             continue
         sizes.add(key)
         if found.call(source, "order", found.evaluation.subject(case.case)) is None:
             return
     found.same("order", found.call(source, "order"))
+
+
+def _empty(found: _Measured, source: Source, cases: Sequence[PlannedCase]) -> None:
+    """Calls that have nothing to compute: many kernels can not be launched on none."""
+    empty = [case.case for case in cases if case.skip is None and found.evaluation.is_empty(case.case)]
+    if not empty:
+        found.states["empty"] = UNMEASURED, "no case of the definition is empty"
+        return
+    if found.call(source, "empty", found.evaluation.subject(empty[0])) is not None:
+        found.states["empty"] = HOLDS, "empty outputs"
 
 
 def _smallest(cases: Sequence[PlannedCase]) -> Iterator[PlannedCase]:

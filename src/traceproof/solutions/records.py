@@ -19,6 +19,7 @@ class Settings(Record):
         limits: of one call.
         demanded: names of properties without which a solution is refused.
         gpu: whether solutions get their inputs on a GPU.
+        timed: whether what passes is timed.
         weak: whether they may run where isolation is not whole.
         environment: variables for the workers that they run in.
     """
@@ -33,6 +34,7 @@ class Settings(Record):
     limits: dict[str, Any]
     demanded: tuple[str, ...]
     gpu: bool
+    timed: bool = False
     weak: bool
     environment: dict[str, str]
 
@@ -103,12 +105,64 @@ class PrecisionResult(Record):
     evidence: str
 
 
+class Times(Record):
+    """How long the calls of one kernel took, in milliseconds, each with a cold cache.
+
+    Attributes:
+        name: `solution`, `reference`, or a ground truth.
+        calls: how many were counted; those that warm up are not.
+        first: the first call of all.
+        median, lower, upper, mean: between events (on a CPU by a wall clock); `lower` and `upper` are quartiles.
+        wall: median by a wall clock, until the device had no more to do.
+    """
+
+    name: str
+    calls: int
+    first: float
+    median: float
+    lower: float
+    upper: float
+    mean: float
+    wall: float
+
+
+class SpeedResult(Record):
+    """How fast a solution is in one case, beside others that took turns with it.
+
+    Attributes:
+        case, size, axes: which one.
+        inputs: the inputs as a workload line of the dataset has them.
+        times: the solution's first, then those of the ground truth and of the reference where they can be called.
+        outside: milliseconds per call by the judging process's own clock.
+        doubt: why its clocks can not be believed; empty: they agree.
+        clocks: of the GPU, before and after.
+        max_abs, max_rel: largest errors in the last timed call; None: it could not be judged.
+    """
+
+    case: str
+    size: str
+    axes: dict[str, int]
+    inputs: dict[str, dict[str, Any]]
+    times: tuple[Times, ...]
+    outside: float
+    doubt: str = ""
+    clocks: str
+    max_abs: float | None = None
+    max_rel: float | None = None
+
+    def ratio(self, name: str) -> float | None:
+        """How many times faster than another kernel the solution is; None: that was not timed."""
+        other = next((one for one in self.times[1:] if one.name == name), None)
+        return None if other is None or not self.times[0].median else other.median / self.times[0].median
+
+
 class Trial(Record):
     """What a judging process says of one solution."""
 
     rows: tuple[Row, ...]
     properties: tuple[PropertyResult, ...]
     precision: tuple[PrecisionResult, ...]
+    speed: tuple[SpeedResult, ...] = ()
     isolation: str = ""
 
 
@@ -148,6 +202,7 @@ class Certificate(Record):
     rows: tuple[Row, ...]
     properties: tuple[PropertyResult, ...]
     precision: tuple[PrecisionResult, ...]
+    speed: tuple[SpeedResult, ...] = ()
     digests: Digests
     hidden_seed: int
     tolerance: float | None
@@ -179,6 +234,7 @@ def objections(trial: Trial, outputs: int) -> Iterator[str]:
             last = row.message.strip().splitlines()[-1] if row.message.strip() else ""
             yield f"{row.reason}: {row.output} in {where}: {last}"
     yield from (f"{one.name}: {one.detail}" for one in trial.properties if one.bad)
+    yield from (f"time in case {one.case}: {one.doubt}" for one in trial.speed if one.doubt)
     judged = {row.output for row in trial.rows if row.verdict is Verdict.PASS}
     if not seen and len(judged - {"*"}) < outputs:
         unjudged = next((row.message for row in trial.rows if row.verdict is Verdict.SKIP), "no case was run")

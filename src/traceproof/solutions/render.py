@@ -10,8 +10,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.console import Console
 from rich.table import Table
 
+from traceproof.dataset.trace import Trace
 from traceproof.reasons import Verdict
-from traceproof.solutions.records import Certificate, Row
+from traceproof.solutions.records import Certificate, Row, SpeedResult, Times
 from traceproof.tables import headed
 from traceproof.text import printable
 
@@ -88,6 +89,8 @@ def table(certificate: Certificate) -> str:
     console.print(grid)
     if certificate.properties:
         console.print(_properties(certificate))
+    if certificate.speed:
+        console.print(_speed(certificate))
     for text in _closing(certificate):
         console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
     return out.getvalue()
@@ -104,12 +107,71 @@ def _properties(certificate: Certificate) -> Table:
 def _closing(certificate: Certificate) -> Iterator[str]:
     for one in certificate.precision:
         yield f"precision of {one.output}: asked {one.asked}; seen {one.seen} ({one.evidence})"
+    yield from (f"clocks in {speed.case}: {speed.clocks}" for speed in certificate.speed)
     word = certificate.verdict.upper()
     yield f"{word}: {certificate.solution} for {certificate.definition} on {certificate.device}"
     for reason in certificate.reasons[:SHOWN]:
         yield f"  {reason}"
     if len(certificate.reasons) > SHOWN:
         yield f"  ... and {len(certificate.reasons) - SHOWN} more in the certificate"
+
+
+def _speed(certificate: Certificate) -> Table:
+    numbers = ("calls", "first", "median", "quartiles", "wall", "times faster")
+    grid = headed("Speed, milliseconds per call with a cold cache", ("case", "kernel"), numbers)
+    for one in certificate.speed:
+        for times in one.times:
+            grid.add_row(printable(one.case), *figures(one, times))
+    return grid
+
+
+def figures(speed: SpeedResult, times: Times) -> tuple[str, ...]:
+    """What a table shows of a kernel's times."""
+    ratio = speed.ratio(times.name)
+    shown = [f"{value:.4g}" for value in (times.first, times.median)]
+    spread = f"{times.lower:.4g} to {times.upper:.4g}"
+    return (
+        times.name,
+        str(times.calls),
+        *shown,
+        spread,
+        f"{times.wall:.4g}",
+        "" if ratio is None else f"{ratio:.3g}",
+    )
+
+
+def trace_lines(certificate: Certificate) -> Iterator[str]:
+    """Traces in the dataset's schema, one line per case that was timed beside the reference."""
+    for one in certificate.speed:
+        reference = next((times for times in one.times if times.name == "reference"), None)
+        if reference is None or one.doubt:
+            continue
+        mean = one.times[0].mean
+        line = {
+            "definition": certificate.definition,
+            "solution": certificate.solution,
+            "workload": {
+                "uuid": one.case.removeprefix("workload-"),
+                "axes": one.axes,
+                "inputs": one.inputs,
+            },
+            "evaluation": {
+                "status": "PASSED",
+                "log": "",
+                "correctness": {
+                    "max_relative_error": one.max_rel or 0.0,
+                    "max_absolute_error": one.max_abs or 0.0,
+                },
+                "performance": {
+                    "latency_ms": mean,
+                    "reference_latency_ms": reference.mean,
+                    "speedup_factor": reference.mean / mean if mean else 0.0,
+                },
+                "environment": {"hardware": certificate.device, "libs": certificate.versions},
+                "timestamp": certificate.judged_at,
+            },
+        }
+        yield json.dumps(Trace.model_validate(line).as_json(), ensure_ascii=False) + "\n"
 
 
 def as_json(certificate: Certificate) -> str:
@@ -122,4 +184,7 @@ def page(certificate: Certificate) -> str:
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     found = environment.get_template(TEMPLATE)
-    return found.render(c=certificate, lines=list(lines(certificate.rows)), facts=facts(certificate)) + "\n"
+    return (
+        found.render(c=certificate, figures=figures, lines=list(lines(certificate.rows)), facts=facts(certificate))
+        + "\n"
+    )

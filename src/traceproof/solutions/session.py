@@ -16,13 +16,14 @@ from traceproof.errors import TraceproofError
 from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate
-from traceproof.solutions.render import as_json, page, table
+from traceproof.solutions.render import as_json, page, table, trace_lines
 from traceproof.stacks import MAIN, PACKAGES, STACKS
 from traceproof.store import write_text
 from traceproof.untrusted.names import path_part
 
 FOLDER = "solutions"  # of a dataset
 SUMMARY = "solutions.json"  # of a run
+TRACES = ".traces.jsonl"  # beside a certificate that has times
 JUDGED = "judged"  # below the results folder
 PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 SEED_BITS = 30  # cases take seeds up to 2**31
@@ -46,6 +47,7 @@ class Session:
         definition: name or file of the definition; None: as a solution says.
         dataset: the folder that holds definitions; None: the configured one, fetched where it is absent.
         stack: the environment that all run in; None: that of the package that one imports.
+        timed: whether what passes is timed.
     """
 
     root: Path
@@ -56,6 +58,7 @@ class Session:
     definition: str | None = None
     dataset: Path | None = None
     stack: str | None = None
+    timed: bool = False
 
     def judge(self, candidate: Candidate, repeat: str) -> Certificate:
         """Judge one solution, and write its certificate.
@@ -76,6 +79,8 @@ class Session:
             certificate = judge(candidate, target, environment, repeat=repeat)
         for suffix, text in ((".json", as_json(certificate)), (".html", page(certificate))):
             write_text(self.place(certificate).with_suffix(suffix), text)
+        if certificate.accepted and certificate.speed:
+            write_text(self.place(certificate).with_suffix(TRACES), "".join(trace_lines(certificate)))
         return certificate
 
     def place(self, certificate: Certificate) -> Path:
@@ -97,6 +102,7 @@ class Session:
             config=self.config,
             hidden_seed=self.hidden_seed,
             conceal=[results, self.out],
+            timed=self.timed,
         )
 
     def _named(self, candidate: Candidate) -> str:

@@ -69,12 +69,13 @@ def workers(settings: Settings, scratch: Path) -> Pool:
 
 
 def tried(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> Trial:
-    """All cases, the precision that was used, and where nothing speaks against the answers, properties.
+    """All cases, the precision that was used, and where nothing speaks against the answers, properties and speed.
 
     What has to be compiled is compiled first, once.
     """
     from traceproof.solutions.precision import precision
     from traceproof.solutions.properties import measure
+    from traceproof.solutions.speed import measure_speed
 
     with evaluation.prepared() as ready:
         failed = ready.compile(cases)
@@ -86,7 +87,8 @@ def tried(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> Trial:
         if wrong:
             return Trial(rows=tuple(rows), properties=(), precision=seen)
         properties, further = measure(ready, cases)
-    return Trial(rows=(*rows, *further), properties=properties, precision=seen)
+        speed, late = measure_speed(ready, cases) if evaluation.settings.timed and not bad(further) else ((), [])
+    return Trial(rows=(*rows, *further, *late), properties=properties, precision=seen, speed=speed)
 
 
 def planned(name: str, settings: Settings, scratch: Path) -> tuple[Definition, list[PlannedCase]]:
@@ -221,9 +223,14 @@ class Evaluation:
         """The seed of torch's generator in a case's calls; nobody can tell the case by it."""
         return int(digest_json([self.settings.hidden_seed, case.id, case.seed]), 16) % (1 << 62)
 
+    def is_empty(self, case: Case) -> bool:
+        """Whether a case has nothing to compute: no output has an element."""
+        shapes = (self.definition.shape_of(spec, case.axes) for spec in self.definition.outputs.values())
+        return all(shape is not None and 0 in shape for shape in shapes)
+
     def rows(self, cases: Sequence[PlannedCase]) -> Iterator[Row]:
-        """All cases, in an order that nobody knew, in one worker."""
-        order = [case for case in cases if case.skip is None]
+        """All cases but empty ones, which are a property, in an order that nobody knew, in one worker."""
+        order = [case for case in cases if case.skip is None and not self.is_empty(case.case)]
         Random(self.settings.hidden_seed).shuffle(order)  # noqa: S311 - an order
         for case in cases:
             if case.skip is not None:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 MOST_OUTPUTS = 64
 MOST_AXES = 16
+MOST_REPETITIONS = 10_000
 LONGEST_AXIS = 1 << 40
 NAME_CHARACTERS = 64
 MESSAGE_CHARACTERS = 8000
@@ -33,6 +34,8 @@ class BorderError(Exception):
 
 
 CLOSED = ConfigDict(extra="forbid", frozen=True, strict=True)
+Nanoseconds = Annotated[int, Field(ge=0, lt=1 << 53)]
+Pair = Annotated[list[Nanoseconds], Field(min_length=2, max_length=2)]
 Index = Annotated[int, Field(ge=0, lt=MOST_OUTPUTS)]
 
 
@@ -50,7 +53,8 @@ class Answer(BaseModel):
     """All that a worker which runs strangers' code may say of a call.
 
     `aliased`, `subclassed` and `written`, the inputs that it changed on a GPU and wrote back to their file, can be
-    seen in its process only: what is said there counts against it, and what is not said proves nothing.
+    seen in its process only: what is said there counts against it, and what is not said proves nothing. `times`
+    are held against a clock of ours.
     """
 
     model_config = CLOSED
@@ -58,6 +62,7 @@ class Answer(BaseModel):
     aliased: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)]
     subclassed: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)]
     written: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)] = []
+    times: Annotated[list[Pair], Field(max_length=MOST_REPETITIONS)] = []
 
 
 def answer_of(value: object) -> Answer:

@@ -1,0 +1,314 @@
+"""Speed of a solution that has passed: cold cache, new contents and addresses in every call, others in turns."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median, quantiles
+from typing import Any, Protocol
+
+import torch
+
+from traceproof.actors import registry as actors
+from traceproof.actors.base import Actor
+from traceproof.execution import caller, timing
+from traceproof.execution.case import Subject
+from traceproof.execution.source import CallError, Source, loaded
+from traceproof.execution.transfer import PLAIN, Layout, Taken
+from traceproof.judge.output import Ruling
+from traceproof.ops import lookup
+from traceproof.ops.base import Values
+from traceproof.ops.cases import ALWAYS, WORKLOADS
+from traceproof.pipeline.records import PlannedCase
+from traceproof.solutions.records import Row, SpeedResult, Times
+from traceproof.solutions.trial import Evaluation, refused
+from traceproof.stacks import STACK_OF, STACKS, TRUTHS
+from traceproof.worker import Limits
+
+CASES = 3  # that are timed
+LARGEST = 1 << 30  # bytes that one may need
+WARM = 10  # calls before the first that counts, and again WARM_AGAIN after others had their turn
+WARM_AGAIN = 3
+TURNS = 3
+SECONDS = 0.1  # that the calls of a turn take at least, within FEWEST and MOST calls
+FEWEST, MOST, MOST_ON_CPU = 10, 200, 40
+MILLION = 1e6  # nanoseconds in a millisecond
+SLACK_MS = 0.1  # per call, by which clocks that agree may be apart: starting a call, waiting for a device
+CLOCKS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
+
+
+class Request(Protocol):
+    """Has calls made, or all but the calls."""
+
+    def __call__(self, first: int, count: int, *, call: bool = True) -> Taken:
+        """`count` repetitions, numbered from `first` on."""
+
+
+@dataclass(slots=True)
+class _Party:
+    """Something that is timed, and its times: per call, nanoseconds between events and of a wall clock."""
+
+    name: str
+    request: Request
+    first: float = 0.0
+    turn: int = 0
+    times: list[tuple[int, int]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def calls(self, count: int, *, warm: int) -> Taken:
+        """Make calls, of which the first do not count."""
+        taken = self.request(self.turn, warm + count)
+        if not self.turn:
+            self.first = taken.times[0][0] / MILLION
+        self.turn += warm + count
+        self.times += taken.times[warm:]
+        self.seconds.append(taken.seconds)
+        return taken
+
+    def result(self) -> Times:
+        """Its figures, in milliseconds."""
+        events = [one / MILLION for one, _ in self.times]
+        lower, middle, upper = quantiles(events, n=4)
+        return Times(
+            name=self.name,
+            calls=len(events),
+            first=self.first,
+            median=middle,
+            lower=lower,
+            upper=upper,
+            mean=fmean(events),
+            wall=median(wall / MILLION for _, wall in self.times),
+        )
+
+
+def measure_speed(
+    evaluation: Evaluation, cases: Sequence[PlannedCase]
+) -> tuple[tuple[SpeedResult, ...], list[Row]]:
+    """Speed in up to three cases, and rows of timed calls whose answers were wrong."""
+    found: list[SpeedResult] = []
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        solution = stack.enter_context(evaluation.source())
+        reference = stack.enter_context(_reference(evaluation)) if _may_run(evaluation) else None
+        for case in chosen(evaluation, cases):
+            subject = evaluation.subject(case.case)
+            try:
+                result, wrong = _in_turns(evaluation, subject, solution, reference)
+            except CallError as error:
+                rows.append(refused(subject.case, error, "time"))
+                break
+            found.append(result)
+            rows += wrong
+    return tuple(found), rows
+
+
+def chosen(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> list[PlannedCase]:
+    """The largest, a middle and the smallest of the workload lines that fit, or of the ordinary cases."""
+    fitting = [
+        case
+        for case in cases
+        if case.skip is None
+        and case.case.seed == evaluation.settings.seed
+        and case.case.size not in ALWAYS
+        and case.memory <= LARGEST
+        and not evaluation.is_empty(case.case)
+    ]
+    lines = [case for case in fitting if case.case.size == WORKLOADS] or fitting
+    by_sizes = {tuple(sorted(case.case.axes.items())): case for case in lines}
+    ordered = sorted(by_sizes.values(), key=lambda case: (-case.memory, case.id))
+    places = sorted({0, len(ordered) // 2, len(ordered) - 1} & set(range(len(ordered))))
+    return [ordered[place] for place in places[:CASES]]
+
+
+def _may_run(evaluation: Evaluation) -> bool:
+    return caller.refusal(evaluation.definition.reference) is None
+
+
+def _reference(evaluation: Evaluation) -> AbstractContextManager[Source]:
+    limits, need = Limits.of_json(evaluation.settings.limits), evaluation.settings.memory_limit
+    return loaded(evaluation.definition, evaluation.pool, limits=limits, need=need, device=evaluation.device)
+
+
+def _in_turns(
+    evaluation: Evaluation, subject: Subject, solution: Source, reference: Source | None
+) -> tuple[SpeedResult, list[Row]]:
+    own = _Party("solution", _asked_of(solution, subject, evaluation.layout))
+    others = []
+    truth = ground_truth(evaluation, subject)
+    if truth is not None:
+        others.append(_Party(*truth))
+    if reference is not None:
+        others.append(_Party("reference", _asked_of(reference, subject, PLAIN)))
+    before = clocks(gpu=evaluation.settings.gpu)
+    counts = {}
+    for party in (own, *list(others)):
+        try:
+            counts[party.name] = _count(party, MOST if evaluation.settings.gpu else MOST_ON_CPU)
+        except CallError:
+            if party is own:
+                raise
+            others.remove(party)  # a reference that does not run here is the pipeline's finding
+    without: list[float] = []
+    taken: Taken | None = None
+    idle: list[int] = []
+    for _ in range(TURNS):
+        taken = own.calls(counts["solution"], warm=WARM_AGAIN)
+        for party in others:
+            party.calls(counts[party.name], warm=WARM_AGAIN)
+        empty = own.request(own.turn, counts["solution"] + WARM_AGAIN, call=False)
+        without.append(empty.seconds)
+        idle += [wall for _, wall in empty.times]
+    assert taken is not None
+    calls = counts["solution"] + WARM_AGAIN
+    outside = (min(own.seconds) - min(without)) * 1e3 / calls
+    least = (min(own.seconds) - max(without)) * 1e3 / calls
+    mine = own.result()
+    rulings, rows = _checked(evaluation, subject, taken, own.turn - 1)
+    figures = [ruling.details["metrics"] for ruling in rulings if "metrics" in ruling.details]
+    result = SpeedResult(
+        case=subject.case.id,
+        size=subject.case.size,
+        axes=dict(subject.case.axes),
+        inputs=_described(subject),
+        times=(mine, *(party.result() for party in others)),
+        outside=outside,
+        doubt=doubt(mine, least, median(idle) / MILLION),
+        clocks=f"before: {before}; after: {clocks(gpu=evaluation.settings.gpu)}",
+        max_abs=_largest(figures, "max_abs"),
+        max_rel=_largest(figures, "max_rel"),
+    )
+    return result, rows
+
+
+def _largest(figures: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [one[name] for one in figures if isinstance(one.get(name), float | int) and math.isfinite(one[name])]
+    return max(values, default=None)
+
+
+def _count(party: _Party, most: int) -> int:
+    """Warms up, and gives how many calls a turn has."""
+    party.calls(WARM, warm=0)
+    typical = median(wall for _, wall in party.times[WARM // 2 :]) / 1e9
+    party.times.clear()
+    party.seconds.clear()
+    return max(FEWEST, min(most, math.ceil(SECONDS / max(typical, 1e-6))))
+
+
+def doubt(times: Times, outside: float, idle: float) -> str:
+    """Why a solution's clocks can not be believed; empty: they agree.
+
+    Args:
+        times: as its worker says.
+        outside: milliseconds per call that went by at the least, by a clock that it can not reach.
+        idle: milliseconds that its wall clock says of no call at all.
+    """
+    wall = max(0.0, times.wall - idle)
+    if wall > 1.5 * times.median + SLACK_MS:
+        return f"{times.wall:.3g} ms until the device was done, {times.median:.3g} ms between events"
+    if outside > 2 * times.wall + SLACK_MS:
+        return f"{outside:.3g} ms per call by a clock outside, {times.wall:.3g} ms by the clock in its process"
+    return ""
+
+
+def _asked_of(source: Source, subject: Subject, layout: Layout) -> Request:
+    def request(first: int, count: int, *, call: bool = True) -> Taken:
+        order = {"first": first, "count": count, "call": call}
+        given = replace(layout, room=0)
+        taken = source.run(subject.case, subject.inputs, seed=subject.seed, layout=given, timing=order, fill=None)
+        if len(taken.times) != count:
+            raise RuntimeError(f"{len(taken.times)} times for {count} calls")
+        return taken
+
+    return request
+
+
+def ground_truth(evaluation: Evaluation, subject: Subject) -> tuple[str, Request] | None:
+    """The first ground truth that this interpreter can call for the definition, called in this process."""
+    rank = {truth.name: truth.priority for stack in STACKS.values() for truth in stack.truths}
+    definition, device = evaluation.definition, torch.device(evaluation.device)
+    for name in sorted(TRUTHS, key=lambda name: rank[name]):
+        if lookup.serving(name, definition) is None:
+            continue
+        actor = actors.get(name)
+        actor.device = device.type
+        try:
+            if actor.unavailable(definition, evaluation.op) is not None:
+                continue
+            request = _called_here(evaluation, actor, subject.inputs, device, subject.seed)
+            request(0, 1)
+        except (ImportError, RuntimeError, ValueError, OSError):
+            continue  # whether a package works here is not what is measured
+        return f"{name} ({STACK_OF[name]})" if name != STACK_OF[name] else name, request
+    return None
+
+
+def _called_here(
+    evaluation: Evaluation,
+    actor: Actor,
+    inputs: Values,
+    device: torch.device,
+    seed: int,
+) -> Request:
+    names = list(inputs)
+    placed = [v.to(device) if isinstance(v, torch.Tensor) else v for v in inputs.values()]
+    watch = timing.Stopwatch(placed, 0, device, seed)
+
+    def one(given: Sequence[Any]) -> object:
+        return actor.run(evaluation.definition, evaluation.op, dict(zip(names, given, strict=True)))
+
+    def request(first: int, count: int, *, call: bool = True) -> Taken:
+        times, _, _ = timing.run(one, watch, {"first": first, "count": count, "call": call})
+        pairs = tuple((events, wall) for events, wall in times)
+        return Taken({}, [], [], [], [], [], times=pairs)
+
+    return request
+
+
+def _checked(evaluation: Evaluation, subject: Subject, taken: Taken, turn: int) -> tuple[list[Ruling], list[Row]]:
+    """The judge's rulings on the last timed call, and the rows of those that are bad; nothing of a sampler's."""
+    if subject.trials:
+        return [], []
+    values = {
+        name: timing.moved(value, turn) if isinstance(value, torch.Tensor) else value
+        for name, value in subject.inputs.items()
+    }
+    try:
+        other = evaluation.solved_again(replace(subject, inputs=values))
+    except (RuntimeError, ValueError, IndexError):
+        return [], []  # the oracle does not take such inputs
+    rows = [row for row in evaluation.rule(other, taken, "time") if row.bad]
+    names = [name for name in evaluation.definition.outputs if name in taken.outputs]
+    return [other.ruling(name, taken.outputs[name], evaluation.settings.tolerance) for name in names], rows
+
+
+def _described(subject: Subject) -> dict[str, dict[str, Any]]:
+    """The inputs as a workload line has them."""
+    given = subject.case.params.get("inputs")
+    if subject.case.size == WORKLOADS and isinstance(given, Mapping):
+        return {name: dict(value) for name, value in given.items()}
+    return dict(_plain(subject.inputs))
+
+
+def _plain(inputs: Values) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, value in inputs.items():
+        scalar = not isinstance(value, torch.Tensor) and value is not None
+        yield name, {"type": "scalar", "value": value} if scalar else {"type": "random"}
+
+
+def clocks(*, gpu: bool) -> str:
+    """Clocks, temperature, power and reasons of a lower clock, as nvidia-smi has them."""
+    if not gpu:
+        return "CPU, wall clock"
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return "not known: nvidia-smi is absent"
+    command = [program, f"--query-gpu={','.join(CLOCKS)}", "--format=csv,noheader"]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        return "not known: nvidia-smi does not answer"
+    return ran.stdout.strip().splitlines()[0] if ran.returncode == 0 and ran.stdout.strip() else "not known"
