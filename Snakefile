@@ -29,6 +29,13 @@ interrupts.quiet()
 output.install(workflow.logger_manager)  # --verbose leaves Snakemake its own
 tokens.forget()  # jobs run references, which are strangers' code, and none of them publishes
 FIRST = shared.announce()  # and no process that a run of this Snakefile started
+if (
+    workflow.remote_exec
+):  # a batch system's job, which leaves to the run's own process what is done once
+    os.environ[runs.SCHEDULED] = "1"
+    if FIRST:
+        shared.start_for_steps()
+    FIRST = False
 runs.begin()
 shared.follow(signal.SIGINT)  # of a command that was killed
 if interrupts.MARK in os.environ:
@@ -67,6 +74,7 @@ wildcard_constraints:
 
 localrules:
     verify_all,
+    cases,
     dataset,
     environment,
     sources,

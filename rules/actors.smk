@@ -43,9 +43,19 @@ def actor_threads(wildcards):
     return (actor_lanes(wildcards) + 1) // 2
 
 
-def actor_memory(wildcards):
-    """Memory of the job, as planned."""
-    return FLOW.load.actor_mb(wildcards.op_type, wildcards.actor)
+def actor_memory(wildcards, attempt):
+    """Memory of the job: as planned, and more where a batch system ended it and it is tried again."""
+    return attempt * FLOW.load.actor_mb(wildcards.op_type, wildcards.actor)
+
+
+def actor_gpu(wildcards):
+    """GPUs that a batch system is asked for, if the job opens one."""
+    return FLOW.gpus(wildcards.op_type, wildcards.actor)
+
+
+def actor_gpu_model(wildcards):
+    """The model of GPU that a batch system is asked for, if the job opens one."""
+    return FLOW.gpu_model if actor_gpu(wildcards) else None
 
 
 def actor_priority(wildcards):
@@ -73,6 +83,8 @@ rule actor:
     resources:
         mem_mb=actor_memory,
         lanes=actor_lanes,
+        gpu=actor_gpu,
+        gpu_model=actor_gpu_model,
     params:
         python=actor_python,
         record=actor_record,

@@ -33,6 +33,9 @@ rule jit:
     log:
         f"{FLOW.run}/logs/jit/{{op_type}}-{{stack}}.log",
     priority: 10  # the longest build decides when a first run is done
+    resources:
+        gpu=FLOW.one_gpu,
+        gpu_model=FLOW.gpu_model,
     params:
         python=jit_python,
         record=jit_record,

@@ -13,9 +13,19 @@ def judge_lanes(wildcards):
     return FLOW.load.judge_lanes(wildcards.op_type)
 
 
-def judge_memory(wildcards):
-    """Memory of the job, as planned."""
-    return FLOW.load.judge_mb(wildcards.op_type)
+def judge_gpu(wildcards):
+    """GPUs that a batch system is asked for, if there are large cases."""
+    return FLOW.gpus(wildcards.op_type)
+
+
+def judge_gpu_model(wildcards):
+    """The model of GPU that a batch system is asked for, if there are large cases."""
+    return FLOW.gpu_model if judge_gpu(wildcards) else None
+
+
+def judge_memory(wildcards, attempt):
+    """Memory of the job: as planned, and more where a batch system ended it and it is tried again."""
+    return attempt * FLOW.load.judge_mb(wildcards.op_type)
 
 
 rule judge:
@@ -31,6 +41,8 @@ rule judge:
     threads: judge_lanes
     resources:
         mem_mb=judge_memory,
+        gpu=judge_gpu,
+        gpu_model=judge_gpu_model,
     params:
         python=FLOW.python(MAIN),
         code=judge_code,

@@ -7,6 +7,9 @@ rule solutions:
         f"{FLOW.run}/solutions.json",
     log:
         f"{FLOW.run}/logs/solutions.log",
+    resources:
+        gpu=FLOW.one_gpu,
+        gpu_model=FLOW.gpu_model,
     params:
         config=FLOW.config.model_dump_json(),
         dataset=FLOW.dataset,

@@ -76,6 +76,9 @@ rule stack:
     log:
         f"{FLOW.results}/logs/stack-{{stack}}.log",
     priority: 20  # builds wait for it, and a first run waits for builds
+    resources:
+        gpu=FLOW.one_gpu,
+        gpu_model=FLOW.gpu_model,
     params:
         python=stack_python,
         source=stack_source,

@@ -115,6 +115,8 @@ rule run_tests_of:
     threads: test_lanes
     resources:
         mem_mb=test_memory,
+        gpu=FLOW.one_gpu,
+        gpu_model=FLOW.gpu_model,
     params:
         python=test_python,
         path=test_path,

@@ -82,7 +82,7 @@ class LogHandler(LogHandlerBase):
                 self._finished = self._names.get(values["job_id"], "")
             case LogEvent.PROGRESS:
                 return self._progress(values["done"], values["total"])
-            case LogEvent.JOB_ERROR:
+            case LogEvent.JOB_ERROR | LogEvent.GROUP_ERROR:
                 return self._failure(values)
             case LogEvent.SHELLCMD if self.common_settings.printshellcmds:
                 return str(values.get("shellcmd") or values.get("cmd") or "")
@@ -107,10 +107,14 @@ class LogHandler(LogHandlerBase):
         return f"[{done:{len(str(total))}}/{total}] {seconds:5.0f} s  {self._finished}"
 
     def _failure(self, values: Mapping[str, Any]) -> str:
+        if "groupid" in values:  # each of its jobs is told as well
+            return f"FAILED group {values['groupid']}; the batch system's log: {', '.join(values['aux_logs'])}"
         name = self._names.get(values["jobid"], values["rule_name"])
         if name.startswith(TABLES):
             return ""
-        return f"FAILED {name}; what it said: {', '.join(values['log'])}"
+        said = str(values.get("rule_msg") or "")
+        batch = "" if said.startswith("Error in rule") else f"{said} "  # what a batch system says of its job
+        return f"FAILED {name}; {batch}what it said: {', '.join(values['log'])}"
 
     def _complaint(self, message: str) -> str:
         if message.startswith(ECHOES):

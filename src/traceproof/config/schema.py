@@ -171,6 +171,7 @@ class Config(BaseModel):
     allow_weak_isolation: bool = False
     known: Path | None = None
     results: Path = Path("results")
+    gpu: Literal["auto"] | bool | Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.]+$")] = "auto"
     run: Annotated[
         str, StringConstraints(pattern=r"^([A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*)?$")
     ] = ""

@@ -61,6 +61,11 @@ def has_driver() -> bool:
     return any(path.exists() for path in CUDA_DRIVER)
 
 
+def on_gpu(config: Config) -> bool:
+    """Whether jobs find an NVIDIA driver: as the configuration says, or as this machine has one."""
+    return has_driver() if config.gpu == "auto" else bool(config.gpu)
+
+
 def resolve(config: Config, name: str) -> Installation:
     """Where a stack runs by the configuration and, for `env: auto`, by this machine."""
     settings, stack = config.stacks[name], STACKS[name]
@@ -69,7 +74,7 @@ def resolve(config: Config, name: str) -> Installation:
         found = shutil.which(python) if os.sep not in python else None
         return Installation(name, None, found or python, settings.get("cuda_home") or "")
     environment = name
-    driver = has_driver()
+    driver = on_gpu(config)
     if stack.cpu:
         wanted = settings.get("env")
         environment = name if wanted == "cuda" or (wanted == "auto" and driver) else stack.cpu

@@ -16,7 +16,7 @@ from traceproof.config.repeat_options import options
 from traceproof.config.schema import Config
 from traceproof.dataset.fetch import FETCHED, folder_of, scan_digest, untouched
 from traceproof.digests import digest_bytes, digest_json
-from traceproof.environments.building import FOLDER, INSTALLED, Installation, has_driver, resolve
+from traceproof.environments.building import FOLDER, INSTALLED, Installation, on_gpu, resolve
 from traceproof.ops import registry
 from traceproof.pipeline.adapters import compiles
 from traceproof.pipeline.code_digests import CodeDigests
@@ -70,6 +70,25 @@ class Pipeline(CodeDigests):
         return self.stacks[stack].python
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether jobs find an NVIDIA driver."""
+        return on_gpu(self.config)
+
+    @property
+    def gpu_model(self) -> str | None:
+        """The model of GPU to ask a batch system for; None: any."""
+        return self.config.gpu if isinstance(self.config.gpu, str) and self.config.gpu != "auto" else None
+
+    @property
+    def one_gpu(self) -> int | None:
+        """GPUs of a job that works on one; None: there is none."""
+        return 1 if self.on_gpu else None
+
+    def gpus(self, op_type: str, actor: str = "") -> int | None:
+        """GPUs of an actor's job, or of the judge's where none is named; None: it needs none."""
+        return self.one_gpu if self.load.opens_gpu(op_type, actor) else None
+
+    @property
     def actors(self) -> tuple[str, ...]:
         """The actors whose outputs are judged, the oracle among them."""
         return tuple(name for name in ACTORS if name not in TRUTHS or name in self.config.truths)
@@ -88,7 +107,7 @@ class Pipeline(CodeDigests):
 
     def builds(self, op_type: str, actor: str) -> list[str]:
         """What has to be built before an actor runs: one file, or none."""
-        if actor not in TRUTHS or not compiles(actor, op_type) or not has_driver():
+        if actor not in TRUTHS or not compiles(actor, op_type) or not self.on_gpu:
             return []
         return [f"{self.run}/jit/{op_type}-{self.actor_stack(actor)}.json"]
 
@@ -97,7 +116,7 @@ class Pipeline(CodeDigests):
 
         None where there is no GPU, or an environment would have to be made that the plan may not need.
         """
-        if not has_driver():
+        if not self.on_gpu:
             return []
         selection = self.config.selection
         named = selection.op_types or registry.known()
@@ -276,7 +295,7 @@ class Pipeline(CodeDigests):
     @property
     def load(self) -> Load:
         """What a job of an actor or a judge takes of the machine."""
-        return Load(self.root / self.run / "cases", side_by_side=has_driver())
+        return Load(self.root / self.run / "cases", side_by_side=self.on_gpu)
 
     @property
     def force_flag(self) -> list[str]:

@@ -40,6 +40,14 @@ class Load:
             return 1
         return max(1, min(LANES if record(op_type).long else FEW_LANES, len(self._plan(op_type).needs)))
 
+    def opens_gpu(self, op_type: str, actor: str) -> bool:
+        """Whether an actor's job computes anything on the GPU; the judge's, where no actor is named."""
+        plan = self._plan(op_type)
+        if not actor:
+            return plan.large
+        info = ACTORS[actor]
+        return not info.host_bytes or info.device("cuda", plan.most) == "cuda"
+
     def shards(self, op_type: str, actor: str) -> list[str]:
         """The suffix that tells each of an actor's jobs apart, of which most have one."""
         return shard_names(self._plan(op_type).shards.get(actor, 1))
@@ -83,7 +91,7 @@ class Load:
         try:
             return _read(path, path.stat().st_mtime_ns)
         except FileNotFoundError:  # a dry run before anything is planned
-            return _Plan(needs=(), large=False, shards={})
+            return _Plan(needs=(), large=False, most=0, shards={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +101,13 @@ class _Plan:
     Attributes:
         needs: bytes of each definition's largest case, in ascending order.
         large: whether there are cases whose oracle the judge computes.
+        most: bytes of the largest of the others.
         shards: how many jobs an actor has that has several.
     """
 
     needs: tuple[int, ...]
     large: bool
+    most: int
     shards: Mapping[str, int]
 
 
@@ -113,5 +123,6 @@ def _read(cases: Path, stamp: int) -> _Plan:
     return _Plan(
         needs=tuple(sorted(needs)),
         large=any(case.large for case in plan.to_run),
+        most=max((case.memory for case in plan.to_run if not case.large), default=0),
         shards={actor: len(parts) for actor, parts in plan.shards.items()},
     )

@@ -14,8 +14,6 @@ import shutil
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,12 +27,15 @@ import traceproof
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.owner import OWNER_FILE, Owner
+from traceproof.worker import starter
 from traceproof.worker.conversation import Conversation
 from traceproof.worker.interpreter import CACHES, PASSED, Recipe
 from traceproof.worker.model import Isolation, Limits
 
 RUN = "TRACEPROOF_RUN"  # environment variable: the process whose end is the run's end
 COMMANDED = "TRACEPROOF_COMMANDED"  # environment variable: a command is the run, and this is its Snakemake
+ALLOCATION = "TRACEPROOF_ALLOCATION"  # environment variable: the batch system's job that the run is in
+BATCH_JOB = "SLURM_JOB_ID"  # environment variable: the same, as Slurm has it
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PACKET_BYTES = 1 << 16
 MOST_DESCRIPTORS = 3
@@ -51,12 +52,18 @@ def commanding(environment: dict[str, str]) -> dict[str, str]:
 def announce() -> bool:
     """Make this process the run that jobs started from here share interpreters in, unless it is part of one.
 
-    True: it is that run, or the one that a command started for its own. Where that command was killed while this
-    process was starting, it stays the run's owner, so that `follow` ends this process too.
+    Jobs of a batch system are part of none but that of their own allocation: what they share with others is files.
+
+    Returns:
+        True: it is that run, or the one that a command started for its own. Where that command was killed while
+        this process was starting, it stays the run's owner, so that `follow` ends this process too.
     """
     commanded = os.environ.pop(COMMANDED, None) is not None
     owner = Owner(os.environ.get(RUN, ""))
-    if not owner.alive and not (commanded and owner.ended):
+    allocation = os.environ.get(BATCH_JOB, "")
+    apart = os.environ.get(ALLOCATION, allocation) != allocation
+    os.environ[ALLOCATION] = allocation
+    if apart or (not owner.alive and not (commanded and owner.ended)):
         os.environ[RUN] = Owner.of(os.getpid()).text
     return commanded or os.environ[RUN] == Owner.of(os.getpid()).text
 
@@ -117,7 +124,7 @@ class Host:
         }
         source = str(Path(traceproof.__file__).absolute())  # not resolved: what lies beside it is imported too
         key = digest_json([recipe.as_json(), environment, source])[:16]
-        folder = Path(tempfile.gettempdir()) / f"traceproof-{os.getuid()}-{digest_json(owner.text)[:12]}" / key
+        folder = run_folder() / key
         if len(str(folder / "socket")) > LONGEST_SOCKET:
             return None
         return cls(recipe, folder)
@@ -177,6 +184,17 @@ class Host:
         return kept | {"PYTHONPATH": str(Path(traceproof.__file__).parent.parent)}
 
 
+def run_folder() -> Path:
+    """Folder of what the processes of this run share on this machine."""
+    return Path(tempfile.gettempdir()) / f"traceproof-{os.getuid()}-{digest_json(os.environ.get(RUN, ''))[:12]}"
+
+
+def start_for_steps() -> None:
+    """Start hosts for the jobs of this allocation: a batch system ends a step with all that it started."""
+    with place(run_folder() / "steps"):
+        starter.serve(run_folder())
+
+
 @contextmanager
 def place(folder: Path) -> Iterator[None]:
     """Make a server's folder in that of the run, and hold it: one job starts the server, the others wait for that.
@@ -211,16 +229,9 @@ def start_server(folder: Path, module: str, order: str, *, env: Mapping[str, str
     ):
         listener.bind(str(address))
         listener.listen(WAITING)
-        subprocess.run(
-            [sys.executable, "-P", "-m", module, str(listener.fileno()), str(folder), order],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[listener.fileno()],
-            start_new_session=session,
-            check=True,
-            env=env,
-        )
+        arguments, descriptors = [module, str(folder), order], [listener.fileno(), log.fileno()]
+        if not session or not starter.ask(folder.parent, arguments, descriptors, env):
+            starter.run(arguments, descriptors, env, session=session)
 
 
 def leave(folder: Path) -> None:
