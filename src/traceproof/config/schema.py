@@ -29,6 +29,14 @@ Ranks = Annotated[
     BeforeValidator(lambda value: value if isinstance(value, list | tuple) else (value,)),
 ]
 
+# Whether jobs find a GPU, or its model; `--config gpu=true` gives a text.
+Gpu = Annotated[
+    Literal["auto"] | bool | Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.]+$")],
+    BeforeValidator(
+        lambda value: {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+    ),
+]
+
 
 class Selection(BaseModel):
     """Which definitions are verified, and which of their cases; an empty list selects all."""
@@ -171,7 +179,7 @@ class Config(BaseModel):
     allow_weak_isolation: bool = False
     known: Path | None = None
     results: Path = Path("results")
-    gpu: Literal["auto"] | bool | Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.]+$")] = "auto"
+    gpu: Gpu = "auto"
     run: Annotated[
         str, StringConstraints(pattern=r"^([A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*)?$")
     ] = ""

@@ -53,11 +53,16 @@ class Split:
 
     def _shards(self, plan: OpTypePlan, actor: str, folder: Path) -> tuple[tuple[str, ...], ...]:
         """Names of the definitions of each of an actor's jobs."""
-        most = min(self.slots, len(plan.definitions) // FEWEST)
-        if most < 2:
+        if self._most(len(plan.definitions)) == 1:
             return (tuple(plan.definitions),)
-        costs = self.costs(plan, actor, took(folder, actor))
-        return dealt(costs, max(1, min(most, int(sum(costs.values()) / SHARD_SECONDS))))
+        return self.parts(self.costs(plan, actor, took(folder, actor)))
+
+    def _most(self, definitions: int) -> int:
+        return max(1, min(self.slots, definitions // FEWEST))
+
+    def parts(self, costs: Mapping[str, float]) -> tuple[tuple[str, ...], ...]:
+        """Definitions in as many parts of about the same cost as are worth a job each."""
+        return dealt(costs, max(1, min(self._most(len(costs)), int(sum(costs.values()) / SHARD_SECONDS))))
 
     def costs(self, plan: OpTypePlan, actor: str, known: Mapping[str, float]) -> dict[str, float]:
         """Seconds per definition: what it took, else an estimate by what the others took.
