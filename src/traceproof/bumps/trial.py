@@ -1,4 +1,4 @@
-"""The verdict of a stack's ground truths on one definition, with the package taken from a given folder."""
+"""The verdict of a stack's ground truths on some definitions, with the package taken from a given folder."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from traceproof.bumps.keys import keyed
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.pipeline.flow import Pipeline
+from traceproof.pipeline.load import Load
 from traceproof.pipeline.rows import VerdictRow, read_rows
 from traceproof.stacks import MAIN, truths_of
 from traceproof.store import write_json
@@ -22,18 +23,18 @@ from traceproof.untrusted.tokens import without_secrets
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One definition and the ground truths of one stack.
+    """Definitions of one op_type and the ground truths of one stack.
 
     Attributes:
         flow: the configuration; its store is shared with ordinary runs, so the oracle is rarely run.
         root: the repository of traceproof.
-        definition, op_type, stack: what is tried.
+        definitions, op_type, stack: what is tried.
         work: a folder for plans and verdicts.
     """
 
     flow: Pipeline
     root: Path
-    definition: str
+    definitions: tuple[str, ...]
     op_type: str
     stack: str
     work: Path
@@ -41,7 +42,16 @@ class Trial:
     def verdict(self, package: Path, digest: str) -> dict[str, Any]:
         """What the ground truths in `package` are worth: `verdict` (the worst one) and `rows`.
 
-        `digest` is of the code that it can run, and keys its outputs.
+        Raises:
+            TraceproofError: a stage could not run.
+        """
+        rows = self.rows(package, digest)
+        return {"verdict": worst(rows), "rows": [row.as_json() for row in rows]}
+
+    def rows(self, package: Path | None, digest: str) -> list[VerdictRow]:
+        """The verdicts on the ground truths in `package`, or, where it is None, on the installed ones.
+
+        `digest` is of the code that they can run, and keys their outputs.
 
         Raises:
             TraceproofError: a stage could not run.
@@ -53,12 +63,11 @@ class Trial:
         manifests = [self._actor(name, place / "stack.json", place, package) for name in truths]
         verdicts = place / "verdicts.jsonl"
         self._judge([self._oracle, *manifests], verdicts)
-        rows = read_rows(verdicts)
-        return {"verdict": worst(rows), "rows": [row.as_json() for row in rows]}
+        return read_rows(verdicts)
 
     @cached_property
     def _cases(self) -> Path:
-        selection = {**json.loads(self.flow.selection), "op_types": [], "definitions": [self.definition]}
+        selection = {**json.loads(self.flow.selection), "op_types": [], "definitions": list(self.definitions)}
         write_json(self.work / f"{MAIN}.json", self._record(MAIN, None))
         out = self.work / "cases"
         options = {
@@ -85,15 +94,29 @@ class Trial:
             "stack": record,
             "manifest": manifest,
             "store": self._store,
-            "caches": place
-            / "compiled",  # of this code only: a cache by version would serve another commit's kernels
+            "caches": self._compiled,
+            "built": self._built(actor, record, place, package),
             "code": self.flow.outputs_code(self.op_type, actor),
             "limits": self.flow.limits,
             "lanes": 1,
-            "memory-mb": self.flow.load.actor_mb(self.op_type, actor),
+            "memory-mb": Load(self._cases.parent, side_by_side=False).actor_mb(self.op_type, actor),
         }
         self._run("actor", MAIN if actor == "oracle" else self.stack, options, package)
         return manifest
+
+    def _built(self, actor: str, record: Path, place: Path, package: Path | None) -> list[Path]:
+        """Build the kernel modules that the actor needs; what came of each, in one file or none."""
+        if not self.flow.builds(self.op_type, actor):
+            return []
+        out = place / "jit.json"
+        options = {"cases": self._cases, "stack": record, "caches": self._compiled, "out": out}
+        self._run("jit", self.stack, {**options, "seconds": self.flow.config.limits.build_s}, package)
+        return [out]
+
+    @property
+    def _compiled(self) -> Path:
+        """Folder of what is compiled; a stack's record, whose digest names its code, decides on the one inside."""
+        return self.work / "compiled"
 
     @property
     def _store(self) -> Path:
@@ -102,11 +125,11 @@ class Trial:
     def _judge(self, manifests: list[Path], verdicts: Path) -> None:
         options = {
             "cases": self._cases,
-            "manifests": [str(path) for path in manifests],
+            "manifests": manifests,
             "verdicts": verdicts,
             "stack": self.work / f"{MAIN}.json",
             "store": self._store,
-            "caches": self.work / "compiled",
+            "caches": self._compiled,
             "code": self.flow.judge_code(self.op_type),
             "tolerance": self.flow.tolerance,
             "threads": 1,
@@ -121,7 +144,7 @@ class Trial:
     def _run(self, script: str, stack: str, options: Mapping[str, object], package: Path | None = None) -> None:
         arguments = [str(self.root / "scripts" / f"{script}.py"), "--log", str(self.work / f"{script}.log")]
         for key, value in options.items():
-            arguments += [f"--{key}", *(value if isinstance(value, list) else [str(value)])]
+            arguments += [f"--{key}", *(map(str, value) if isinstance(value, list) else [str(value)])]
         self._python(stack, arguments, package)
 
     def _python(self, stack: str, arguments: list[str], package: Path | None) -> str:
@@ -131,7 +154,7 @@ class Trial:
         done = programs.run(command, environment=environment, cwd=self.root)
         if done.returncode:
             raise TraceproofError(
-                f"{self.definition}: {' '.join(command[:3])} ... ended with {done.returncode}",
+                f"{self.op_type}: {' '.join(command[:3])} ... ended with {done.returncode}",
                 problems=programs.last_lines(done.stderr),
             )
         return done.stdout

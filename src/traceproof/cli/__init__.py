@@ -22,6 +22,7 @@ from traceproof.cli import (
     lint_kernels,
     outputs,
     publish,
+    replay_history,
     show,
     verify,
 )
@@ -33,7 +34,7 @@ BAD_USE = 2
 MANY = frozenset(
     {
         *("--test-sizes", "--op-type", "--definition-name", "--case", "--select", "--ignore"),
-        *("--changed",),
+        *("--changed", "--bug"),
         *("--model-name", "--tp", "--ep", "--page-size"),
     }
 )
@@ -51,6 +52,7 @@ app.command("dependents")(dependents.dependents)
 app.command("clean")(clean.clean)
 app.command("diff")(diff.diff_command)
 app.command("bisect")(bisect.bisect)
+app.command("replay-history")(replay_history.replay_history)
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("judge")(judge.judge_command)

@@ -54,7 +54,12 @@ def bisect(  # noqa: PLR0913 - one parameter per option
         _Worktree(repository, Path(scratch)) as tree,
     ):
         trial = Trial(
-            flow=flow, root=root, definition=definition, op_type=op_type, stack=stack, work=Path(scratch) / "work"
+            flow=flow,
+            root=root,
+            definitions=(definition,),
+            op_type=op_type,
+            stack=stack,
+            work=Path(scratch) / "work",
         )
 
         def judge(commit: str, found: Touch) -> Verdict:

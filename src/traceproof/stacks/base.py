@@ -82,7 +82,7 @@ class Stack:
     Attributes:
         name: of the stack, its environment, its dependency group and its file `envs/<name>.txt`.
         truths: the ground truths that run in it.
-        package: what is imported; `distribution` is what is installed.
+        package: what is imported; `distribution` is what is installed, `formerly` what held the package before it.
         versions: further distributions whose versions can change an output.
         apis: API key -> where it may be found (`module:attribute`), the newest name first. The one place that
             knows what an API is called at which version.
@@ -114,6 +114,7 @@ class Stack:
     truths: tuple[GroundTruth, ...] = ()
     package: str
     distribution: str
+    formerly: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
     apis: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     optional: frozenset[str] = frozenset()

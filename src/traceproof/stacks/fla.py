@@ -7,6 +7,7 @@ STACK = Stack(
     truths=(GroundTruth(name="fla", label="FLA", calls="Flash Linear Attention's kernel", priority=30),),
     package="fla",
     distribution="fla-core",
+    formerly=("flash-linear-attention",),
     apis={
         "chunk": ("fla.ops.gated_delta_rule:chunk_gated_delta_rule",),
         "recurrent": ("fla.ops.gated_delta_rule:fused_recurrent_gated_delta_rule",),

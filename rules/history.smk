@@ -1,0 +1,16 @@
+rule history:
+    """Replay known bugs of released packages: the release with the bug and the one without; not a part of `verify_all`."""
+    input:
+        fetched=FLOW.fetched,
+        stack=FLOW.environment(MAIN),
+    output:
+        f"{FLOW.results}/replays/replay.json",
+    log:
+        f"{FLOW.results}/logs/history.log",
+    threads: workflow.cores
+    params:
+        config=FLOW.config.model_dump_json(),
+        dataset=FLOW.dataset,
+    shell:
+        "{DRIVER:q} scripts/history.py --config {params.config:q} --dataset {params.dataset:q} --jobs {threads:q}"
+        " --out {output:q} --log {log:q}"

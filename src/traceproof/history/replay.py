@@ -1,0 +1,214 @@
+"""Replay of bugs: an op_type's cases on the release with the bug and on the one without it, by the one engine."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from traceproof.bumps.source import importable
+from traceproof.bumps.trial import Trial
+from traceproof.config.schema import Config
+from traceproof.dataset.fetch import fetch
+from traceproof.dataset.source import Dataset
+from traceproof.digests import digest_json
+from traceproof.environments.building import probe, ready
+from traceproof.errors import TraceproofError
+from traceproof.history.catalogue import Bug, Hardware, beside
+from traceproof.history.outcome import Found, Outcome, Why, judged
+from traceproof.history.releases import NoReleaseError, Releases
+from traceproof.pipeline.flow import Pipeline
+from traceproof.pipeline.rows import VerdictRow
+from traceproof.reasons import Skip
+from traceproof.stacks import MAIN, STACKS
+from traceproof.store import write_json
+
+REPLAYS = "replays"  # folder below the results
+REPORT = "replay.json"
+LEAST: Mapping[Hardware, int] = {Hardware.SM90: 9, Hardware.SM100: 10}  # first figure of the compute capability
+
+
+@dataclass(frozen=True)
+class Replays:
+    """Replays of one configuration.
+
+    Attributes:
+        root: the repository of traceproof.
+        config: sizes, seed, limits, stacks and the dataset.
+        out: folder for unpacked releases, plans, verdicts and what is compiled.
+        releases: where releases come from.
+        say: gets a line per step.
+    """
+
+    root: Path
+    config: Config
+    out: Path
+    releases: Releases
+    say: Callable[[str], None]
+    _rows: dict[str, list[VerdictRow]] = field(default_factory=dict)
+    _records: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def run(self, bugs: Sequence[Bug], *, jobs: int) -> list[Outcome]:
+        """Replay bugs, `jobs` op_types at a time; those that share releases and definitions share runs.
+
+        Raises:
+            TraceproofError: the configuration can not be used.
+        """
+        groups: dict[str, list[Bug]] = {}
+        for bug in bugs:
+            groups.setdefault(self._key(bug), []).append(bug)
+        self.out.mkdir(parents=True, exist_ok=True)
+        flow = self._flow(None)
+        dataset = fetch(flow.config.dataset, root=self.root / flow.config.results / "dataset")
+        for stack in {MAIN, *(bug.stack for bug in bugs if bug.unreachable is None)}:
+            ready(flow.stacks[stack], root=self.root, say=self.say)
+        with ThreadPoolExecutor(jobs) as pool:
+            done = list(pool.map(lambda group: self._group(group, dataset), groups.values()))
+        found = {outcome.bug: outcome for outcomes in done for outcome in outcomes}
+        return [found[bug.id] for bug in bugs]
+
+    @staticmethod
+    def _key(bug: Bug) -> str:
+        return digest_json([bug.stack, bug.op_type, bug.definitions, bug.axes])
+
+    def _flow(self, dataset: Path | None) -> Pipeline:
+        changes: dict[str, Any] = {"workloads": False}
+        if dataset is not None:
+            changes["dataset"] = Dataset(path=dataset)
+        return Pipeline(self.config.model_copy(update=changes), self.root)
+
+    def _group(self, bugs: Sequence[Bug], dataset: Path) -> list[Outcome]:
+        """Bugs of one stack, op_type and choice of definitions, one after the other."""
+        outcomes = []
+        trial: Trial | None = None
+        for bug in bugs:
+            started = time.monotonic()
+            try:
+                if bug.unreachable is None and trial is None:
+                    trial = self._trial(bug, dataset)
+                outcome = self._one(bug, trial)
+            except _NotHereError as error:
+                outcome = Outcome(bug=bug.id, found=Found.NOT_HERE, reason=error.why, message=str(error))
+            outcome = outcome.model_copy(update={"seconds": round(time.monotonic() - started, 1)})
+            self.say(f"{bug.id}: {outcome.found}{f' ({outcome.reason})' if outcome.reason else ''}")
+            outcomes.append(outcome)
+        return outcomes
+
+    def _one(self, bug: Bug, trial: Trial | None) -> Outcome:
+        if bug.unreachable is not None:
+            raise _NotHereError(Why.UNREACHABLE, bug.unreachable)
+        assert trial is not None
+        lacking = _lacking(bug, self._record(trial)["capability"])
+        if lacking is not None:
+            raise _NotHereError(lacking, f"the bug shows on {bug.hardware} alone")
+        try:
+            bad, good = self.releases.pair(bug, self._installed(trial))
+            rows = [self._of(trial, bug.package, version) for version in (bad, good)]
+        except NoReleaseError as error:
+            raise _NotHereError(Why.NO_RELEASE, str(error)) from error
+        without = good or str(self._installed(trial))
+        both, one = beside(bug, bad) & beside(bug, without), beside(bug, bad) - beside(bug, without)
+        told = {"bad": bad, "good": without, "remaining": tuple(sorted(both)), "shared": tuple(sorted(one))}
+        return judged(bug, *rows).model_copy(update=told)
+
+    def _trial(self, bug: Bug, dataset: Path) -> Trial:
+        """The plan of a bug's definitions, with its own sizes of const axes."""
+        folder = dataset / "definitions" / bug.op_type
+        patterns = bug.definitions or ("*",)
+        files = [
+            path for path in sorted(folder.glob("*.json")) if any(fnmatch(path.stem, one) for one in patterns)
+        ]
+        if not files:
+            raise _NotHereError(Why.NO_DEFINITION, f"{dataset} has no definition of {bug.op_type} that is meant")
+        work = self.out / "trials" / f"{bug.op_type}-{self._key(bug)[:12]}"
+        chosen = work / "dataset" / "definitions" / bug.op_type
+        shutil.rmtree(work / "dataset", ignore_errors=True)
+        chosen.mkdir(parents=True)
+        for path in files:
+            write_json(chosen / path.name, _resized(json.loads(path.read_text(encoding="utf-8")), bug))
+        return Trial(
+            flow=self._flow(work / "dataset"),
+            root=self.root,
+            definitions=tuple(path.stem for path in files),
+            op_type=bug.op_type,
+            stack=bug.stack,
+            work=work,
+        )
+
+    def _record(self, trial: Trial) -> dict[str, Any]:
+        """What the stack's environment is."""
+        if trial.stack not in self._records:
+            self._records[trial.stack] = probe(trial.flow.stacks[trial.stack], root=self.root)
+        return self._records[trial.stack]
+
+    def _installed(self, trial: Trial) -> str | None:
+        """The version of the stack's package in its environment."""
+        version: str | None = self._record(trial)["versions"].get(STACKS[trial.stack].distribution)
+        return version
+
+    def _of(self, trial: Trial, package: str, version: str | None) -> list[VerdictRow]:
+        """The verdict rows of a release; None is the installed one. A release of one trial is run once."""
+        if version is None:
+            return self._once(trial, None, "installed")
+        folder = self.releases.bring(package, version)
+        name = f"{package}-{version}"
+        linked = importable(folder, trial.stack, trial.work / "linked" / name)
+        return self._once(trial, linked, name)
+
+    def _once(self, trial: Trial, package: Path | None, name: str) -> list[VerdictRow]:
+        key = digest_json([str(trial.work), name])
+        if key not in self._rows:
+            try:
+                self._rows[key] = trial.rows(package, digest_json(["release", trial.stack, name]))
+            except TraceproofError as error:
+                raise _NotHereError(Why.NOT_RUN, f"{name}: {error}") from error
+        return self._rows[key]
+
+
+class _NotHereError(Exception):
+    """A bug can not be replayed here."""
+
+    def __init__(self, why: Why | Skip, message: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
+def _lacking(bug: Bug, capability: str | None) -> Skip | None:
+    """What a machine of this compute capability (None: no GPU) lacks to show a bug."""
+    least = LEAST.get(bug.hardware)
+    if bug.hardware is Hardware.CPU:
+        return None
+    if capability is None:
+        return Skip.NO_CUDA
+    return Skip.NEEDS_SM if least is not None and int(capability.partition(".")[0]) < least else None
+
+
+def _resized(definition: dict[str, Any], bug: Bug) -> dict[str, Any]:
+    """A definition with the bug's sizes of const axes.
+
+    Raises:
+        _NotHereError: it has no such axis.
+    """
+    axes = {name: dict(axis) for name, axis in definition["axes"].items()}
+    for name, size in bug.axes.items():
+        if axes.get(name, {}).get("type") != "const":
+            raise _NotHereError(Why.NO_DEFINITION, f"{definition['name']} has no const axis {name}")
+        axes[name]["value"] = size
+    return {**definition, "axes": axes}
+
+
+def write_report(outcomes: Sequence[Outcome], path: Path) -> dict[str, Any]:
+    """Write what came of each bug as JSON; gives the same."""
+    result = {"counts": counts(outcomes), "outcomes": [one.model_dump(mode="json") for one in outcomes]}
+    write_json(path, result)
+    return result
+
+
+def counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
+    """How many bugs were caught, missed, or are not reproducible here."""
+    found = [outcome.found for outcome in outcomes]
+    return {one.value: found.count(one) for one in Found}

@@ -1,0 +1,234 @@
+"""Replays of bugs with a tiny package under SGLang's name, whose native norm needs no GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+from traceproof.cli import main
+from traceproof.errors import TraceproofError
+from traceproof.history import catalogue
+from traceproof.history.catalogue import Bug, Kind, bugs, chosen, parsed
+from traceproof.history.outcome import Found, Why, judged
+from traceproof.history.releases import NoReleaseError, Releases
+from traceproof.pipeline.rows import VerdictRow
+from traceproof.reasons import Skip
+
+ROOT = Path(__file__).resolve().parents[1]
+NORM = """
+import torch
+
+
+class RMSNorm:
+    def __init__(self, size, eps):
+        self.eps = eps
+
+    def forward_native(self, x, residual=None):
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (wide * self.weight.float() * FACTOR).to(x.dtype)
+"""
+FILE = """
+title: The norm is too large
+kind: scale
+op_type: rmsnorm
+package: sglang
+last_bad: "1.1"
+first_good: "1.2"
+hardware: cpu
+shows: wrong
+cases: regular
+needs: any row
+definitions: [rmsnorm_*]
+evidence: [{file: sglang/srt/layers/layernorm.py, change: a factor is gone}]
+"""
+
+
+def bug(**changes: Any) -> Bug:  # noqa: ANN401 - fields
+    return parsed("planted.yaml", FILE).model_copy(update=changes)
+
+
+def test_every_bug_of_the_catalogue_can_be_read() -> None:
+    assert len(bugs()) >= 40
+    assert sum(one.runnable for one in bugs().values()) >= 25
+    assert {one.kind for one in bugs().values()} == set(Kind)
+
+
+def test_no_two_bugs_have_the_same_title() -> None:
+    titles = [one.title for one in bugs().values()]
+    assert len(titles) == len(set(titles))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("kind: scale", "kind: luck", "kind"),
+        ("op_type: rmsnorm", "op_type: norms", "op_type 'norms' is none"),
+        ("package: sglang", "package: numpy", "is no stack's"),
+        ('last_bad: "1.1"', 'last_bad: "1.3"', "not in order"),
+        ('last_bad: "1.1"', 'last_bad: "one"', "is no version"),
+        ("needs: any row", "nees: any row", "nees"),
+    ],
+)
+def test_a_file_that_describes_no_bug_says_why(old: str, new: str, problem: str) -> None:
+    with pytest.raises(TraceproofError) as caught:
+        parsed("planted.yaml", FILE.replace(old, new))
+    assert problem in str(caught.value)
+    assert "planted.yaml" in str(caught.value)
+
+
+def test_a_bug_that_is_not_there_is_suggested() -> None:
+    with pytest.raises(TraceproofError, match="Did you mean liger-rope-partial"):
+        chosen(["liger-rope-partal"])
+
+
+def row(case: str, verdict: str, **more: Any) -> VerdictRow:  # noqa: ANN401 - fields
+    values = {"definition": "d", "op_type": "rmsnorm", "case": case, "actor": "x", "output": "output"}
+    return VerdictRow.model_validate({**values, "verdict": verdict, **more})
+
+
+def test_a_case_that_fails_with_the_bug_and_passes_without_it_is_a_catch() -> None:
+    found = judged(bug(), [row("a", "fail"), row("b", "pass")], [row("a", "pass"), row("b", "pass")])
+    assert (found.found, found.flips, found.alarms) == (Found.CAUGHT, ("d a x output",), ())
+
+
+def test_a_case_that_passes_on_both_is_a_miss_which_says_what_would_catch_it() -> None:
+    found = judged(bug(), [row("a", "pass")], [row("a", "pass")])
+    assert (found.found, found.finding) == (Found.MISSED, True)
+    assert "any row" in found.message
+
+
+def test_a_call_that_the_old_release_refuses_is_no_catch() -> None:
+    errors = [row("a", "error", reason="exception", message="unexpected keyword")]
+    found = judged(bug(), errors, [row("a", "pass")])
+    assert (found.found, found.reason) == (Found.NOT_HERE, Why.NOT_RUN)
+
+
+def test_a_crash_is_a_catch_of_a_bug_that_crashes() -> None:
+    crash = [row("a", "error", reason="crash", output="*")]
+    found = judged(bug(shows="error"), crash, [row("a", "pass")])
+    assert found.found is Found.CAUGHT
+
+
+def test_a_release_without_the_bug_that_fails_is_an_alarm() -> None:
+    found = judged(bug(), [row("a", "fail")], [row("a", "fail"), row("b", "pass")])
+    assert (found.found, found.alarms, found.finding) == (Found.MISSED, ("d a x output",), True)
+    assert not found.model_copy(update={"found": Found.CAUGHT, "remaining": ("other",)}).finding
+
+
+def test_what_is_skipped_keeps_its_reason() -> None:
+    skips = [row("a", "skip", reason="no_cuda", message="needs a CUDA device")]
+    found = judged(bug(), skips, skips)
+    assert (found.found, found.reason) == (Found.NOT_HERE, Skip.NO_CUDA)
+
+
+def wheel(folder: Path, version: str, *, factor: str) -> None:
+    """A released package of which only the norm is there."""
+    folder.mkdir(exist_ok=True)
+    about = f"sglang-{version}.dist-info"
+    files = {
+        "sglang/__init__.py": f"__version__ = '{version}'\n",
+        "sglang/srt/__init__.py": "",
+        "sglang/srt/layers/__init__.py": "",
+        "sglang/srt/layers/layernorm.py": NORM.replace("FACTOR", factor),
+        "sglang/srt/runtime_context.py": "def publish_role():\n    return 'there already'\n",
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\n",
+    }
+    with zipfile.ZipFile(folder / f"sglang-{version}-py3-none-any.whl", "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+
+
+def test_the_releases_nearest_the_fix_are_taken_from_a_folder(tmp_path: Path) -> None:
+    for version in ("0.9", "1.0", "1.1", "1.2", "1.3"):
+        wheel(tmp_path / "wheels", version, factor="1")
+    releases = Releases(tmp_path / "releases", tmp_path / "wheels")
+    assert releases.pair(bug(since="1.0"), None) == ("1.1", "1.2")
+    assert releases.pair(bug(since="0.9", last_bad="1.0", first_good="1.3"), None) == ("1.0", "1.3")
+    assert releases.pair(bug(last_bad="1.3", first_good="1.4"), "1.5") == ("1.3", None)
+    with pytest.raises(NoReleaseError, match=r"from 1\.4 on, nor is one installed"):
+        releases.pair(bug(last_bad="1.3", first_good="1.4"), "1.3")
+    with pytest.raises(NoReleaseError, match="pip download"):
+        releases.pair(bug(last_bad="0.8", first_good="0.9"), None)
+
+
+def test_a_release_that_the_index_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(NoReleaseError, match=r"sglang 0\.0\.0"):
+        Releases(tmp_path).bring("sglang", "0.0.0")
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clone of traceproof with results of its own, with one bug in its catalogue."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    for name in ("src", "scripts", "Snakefile", "envs"):
+        (folder / name).symlink_to(ROOT / name)
+    config = {
+        "dataset": {"path": str(ROOT / "tests" / "dataset")},
+        "stacks": {name: {"python": sys.executable} for name in ("torch", "sglang")},
+        "test_sizes": ["small"],
+    }
+    (folder / "config.yaml").write_text(json.dumps(config))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(catalogue, "bugs", lambda: {"planted": bug()})
+    return folder
+
+
+def replay(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    answer = folder / "answer.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["replay-history", "--json", str(answer), *arguments])
+    return int(ended.value.code or 0), json.loads(answer.read_text())
+
+
+def test_a_planted_bug_is_caught_between_its_releases(repository: Path) -> None:
+    wheels = repository / "wheels"
+    for version in ("1.0", "1.1", "1.2"):
+        wheel(wheels, version, factor="1.02" if Version(version) < Version("1.2") else "1")
+    code, found = replay(repository, "--packages", str(wheels))
+    (outcome,) = found["outcomes"]
+    assert (outcome["found"], outcome["bad"], outcome["good"], outcome["alarms"]) == ("caught", "1.1", "1.2", [])
+    assert code == 0
+    assert outcome["flips"]
+    kept = json.loads((repository / "results" / "replays" / "replay.json").read_text())
+    assert kept["outcomes"][0]["flips"] == outcome["flips"]
+
+
+def test_a_bug_that_no_case_shows_is_a_miss_and_a_finding(repository: Path) -> None:
+    for version in ("1.1", "1.2"):
+        wheel(repository / "wheels", version, factor="1")
+    code, found = replay(repository, "--packages", str(repository / "wheels"))
+    assert (found["outcomes"][0]["found"], found["outcomes"][0]["flips"], code) == ("missed", [], 1)
+
+
+def test_bugs_that_can_not_be_run_here_say_why(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = {
+        "gpu": bug(id="gpu", hardware=catalogue.Hardware.GPU),
+        "none": bug(id="none", definitions=("no_such_*",)),
+        "away": bug(id="away", unreachable="no adapter calls it"),
+        "gone": bug(id="gone"),
+    }
+    monkeypatch.setattr(catalogue, "bugs", lambda: planted)
+    (repository / "wheels").mkdir()
+    code, found = replay(repository, "--packages", str(repository / "wheels"))
+    reasons = [outcome["reason"] for outcome in found["outcomes"]]
+    assert reasons == ["no_cuda", "no_definition", "unreachable", "no_release"]
+    assert (code, found["counts"]) == (0, {"caught": 0, "missed": 0, "not reproducible here": 4})
+
+
+def test_the_list_names_every_bug(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    with pytest.raises(SystemExit) as ended:
+        main(["replay-history", "--list"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in bugs())
