@@ -23,7 +23,7 @@ nox.options.sessions = ["tests"]
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_venv = "yes"
 CHECKED = ("src", "tests", "scripts", "lab", "noxfile.py")
-DOCS = ("python", "-m", "mkdocs", "build", "--strict", "--quiet")  # a broken link or anchor is an error
+DOCS = ("python", "-m", "mkdocs", "build", "--strict")  # a broken link or anchor is an error
 QUIET = {"NO_MKDOCS_2_WARNING": "1"}
 WORKERS = "2"  # pytest workers: more would fight over the machine's cores with the pipelines that tests start
 
