@@ -26,7 +26,7 @@ def verify(  # noqa: PLR0913 - the specification's options
     definition_name: Annotated[list[str] | None, typer.Option(help="Verify these definitions.")] = None,
     case: Annotated[list[str] | None, typer.Option(help="Verify these cases only, e.g. small-0.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Verify every definition.")] = False,
-    test_sizes: Annotated[list[str] | None, typer.Option(help="Sizes: small medium large.")] = None,
+    test_sizes: Annotated[list[str] | None, typer.Option(help="Sizes: small medium large stress.")] = None,
     tolerance: options.Tolerance = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the inputs.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Run again what is finished already.")] = False,

@@ -17,7 +17,7 @@ from pydantic import (
 
 from traceproof.dataset.source import CLOSED, Dataset, Text
 from traceproof.judge.kernel_properties import DEMANDED, PROPERTIES
-from traceproof.ops.cases import SIZES
+from traceproof.ops.cases import ALL_SIZES
 from traceproof.stacks import STACKS, TRUTHS
 from traceproof.stacks.base import Stack
 
@@ -163,7 +163,7 @@ class Config(BaseModel):
     dataset: Dataset
     models: tuple[ModelChoice, ...] = ()
     selection: Selection = Selection()
-    test_sizes: Annotated[tuple[Literal["small", "medium", "large"], ...], Field(min_length=1)] = (
+    test_sizes: Annotated[tuple[Literal["small", "medium", "large", "stress"], ...], Field(min_length=1)] = (
         "small",
         "medium",
     )
@@ -204,4 +204,4 @@ class Config(BaseModel):
     @field_validator("test_sizes")
     @classmethod
     def _in_order(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(size for size in SIZES if size in value)  # the order and repeats mean nothing
+        return tuple(size for size in ALL_SIZES if size in value)  # the order and repeats mean nothing

@@ -50,7 +50,7 @@ def solve(
 
 def solved(definition: Definition, sizes: tuple[str, ...], seed: int) -> Iterator[Subject]:
     """The cases of some sizes, the edge and the adversarial ones, each drawn and solved."""
-    for case in registry.get(definition.op_type).cases(definition, sizes=sizes, seed=seed):
+    for case in registry.get(definition.op_type).planned(definition, sizes=sizes, seed=seed):
         yield solve(definition, case, seed=seed)
 
 

@@ -1,14 +1,15 @@
 """What an op is: the one place that knows an op_type."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
-from traceproof.dataset.definition import Definition
+from traceproof.dataset.definition import Definition, TensorSpec
 from traceproof.draw import Draw
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import FAR, STRESS, Case
 from traceproof.ops.compare import Comparison, IndexSet
 
 Value = torch.Tensor | int | float | bool | None
@@ -61,6 +62,27 @@ class Op(ABC):
     @abstractmethod
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The cases of `sizes`, and the edge and adversarial ones, in a fixed order."""
+
+    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """The cases of size class `stress`, in a fixed order.
+
+        The default, where rows are computed by themselves: so many that 32 bits do not count a tensor's elements.
+        """
+        rows = self.row_axis(definition)
+        plain = next(
+            (case for case in self.cases(definition, sizes=("small",), seed=seed) if not case.params), None
+        )
+        if rows is None or plain is None:
+            return
+        widths = (_row_elements(definition, spec, rows, plain) for spec in definition.inputs.values())
+        count = -(-FAR // max(*widths, 1))
+        yield Case("stress-far", STRESS, {**plain.axes, rows: count}, seed)
+
+    def planned(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
+        """All cases of sizes out of ALL_SIZES."""
+        yield from self.cases(definition, sizes=[size for size in sizes if size != STRESS], seed=seed)
+        if STRESS in sizes:
+            yield from self.stress(definition, seed=seed)
 
     def no_inputs(self, definition: Definition) -> str | None:
         """Why no inputs can be drawn for a definition, whatever the case; None: they can."""
@@ -172,6 +194,12 @@ def scaled_down(sizes: Mapping[str, int]) -> dict[str, int]:
     ):
         factor *= 2
     return {name: size // factor for name, size in sizes.items()}
+
+
+def _row_elements(definition: Definition, spec: TensorSpec, rows: str, case: Case) -> int:
+    """Elements of a tensor per row; 0 where it has no such axis."""
+    axes = {**definition.const_axes, **case.axes, rows: 1}
+    return math.prod(axes[axis] for axis in spec.shape or ()) if rows in (spec.shape or ()) else 0
 
 
 def specified(

@@ -6,7 +6,10 @@ from typing import Any
 
 from traceproof.digests import digest_json
 
-SIZES = ("small", "medium", "large")  # what `test_sizes` in config.yaml can name
+SIZES = ("small", "medium", "large")  # the specification's
+STRESS = "stress"  # what kernels get wrong in extremes: far addresses, long contexts, extreme logits and gates
+ALL_SIZES = (*SIZES, STRESS)  # what `test_sizes` in config.yaml can name
+FAR = (1 << 31) + (1 << 29)  # elements of a tensor of which a fifth lies where 32 bits do not reach
 EDGE = "edge"
 ALWAYS = (EDGE, "adversarial")  # cases that run whatever test_sizes says
 HIDDEN = "hidden-"  # how the ids of hidden cases begin; see traceproof.pipeline.stages.hidden
@@ -26,7 +29,7 @@ class Case:
 
     Attributes:
         id: unique in its definition, e.g. `small-0`, `edge-empty`, `adversarial-ties`, `workload-<uuid>`.
-        size: a name out of SIZES, ALWAYS, or WORKLOADS.
+        size: a name out of ALL_SIZES, ALWAYS, or WORKLOADS.
         axes: a value for every var axis of the definition.
         seed: the run's seed; inputs are a pure function of (definition, id, seed).
         params: JSON drawing instructions that the op's `inputs` reads (lengths, amplitudes, patterns, ...).

@@ -8,6 +8,8 @@ spread over all other tokens.
 
 Patterns: `lean`; `plain` (normal data, as kernels are usually tested); `negative` (all logits near -120, so that a
 softmax that does not subtract the row's maximum divides 0 by 0); `outlier` (one key channel 32 times the others);
+`below`, `above` (raw products near -60,000 and 60,000, beyond what masks have been filled with); `equal` (all keys
+alike);
 `tiny` (everything at the amplitude, values too); `ties` (integers in -1..1, so that many logits are equal, the
 largest too).
 
@@ -19,8 +21,9 @@ weight of 0, which is right and would give NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,6 +35,10 @@ POISON = 50.0
 LEAN = 0.75  # logit of the leaned-to key per doubling of the length: exp(0.75 n) slightly beats 2**n other keys
 FLAT = 2.0  # deviation of logits up to which all keys share the weight; above, the largest few have it all
 NEGATIVE = 120.0  # beyond 104, where exp(-x) is 0 in float32 even as a subnormal number
+RAW = 60000.0  # of products of queries and keys before the softmax scale; float16 ends at 65,504
+SIGNS: Mapping[str, int] = MappingProxyType(
+    {"negative": -1, "below": -1, "above": 1}
+)  # of products, where all have one
 OUTLIER = 32.0  # a power of two, so that scaling is exact in every dtype
 MEAN_ABS = math.sqrt(2 / math.pi)  # mean of |x|, x standard normal
 
@@ -58,8 +65,9 @@ class Style:
         params: dict[str, Any] = dict(case.params)
         pattern = str(params["pattern"])
         amplitude = float(params["amplitude"])
-        if pattern == "negative":
-            amplitude = math.sqrt(NEGATIVE / (MEAN_ABS * MEAN_ABS * width * scale))
+        if pattern in SIGNS:
+            product = NEGATIVE / scale if pattern == "negative" else RAW
+            amplitude = math.sqrt(product / (MEAN_ABS * MEAN_ABS * width))
         return cls(pattern, amplitude, width, scale)
 
     @property
@@ -70,17 +78,19 @@ class Style:
     def tensor(
         self, draw: Draw, name: str, shape: Sequence[int], dtype: torch.dtype, *, sign: int = 1
     ) -> torch.Tensor:
-        """Queries (sign 1) or keys (sign -1 where the pattern is `negative`)."""
+        """Queries (sign 1) or keys (the sign that the pattern's products have)."""
         if self.pattern == "ties":
             return draw.integers(name, shape, torch.int32, low=-1, high=2).to(dtype)
         drawn = draw.normal(name, shape, dtype, scale=self.amplitude)
-        return drawn.abs() * sign if self.pattern == "negative" else drawn
+        return drawn.abs() * sign if self.pattern in SIGNS else drawn
 
     def keys(
         self, draw: Draw, name: str, shape: Sequence[int], dtype: torch.dtype, *, outlier: bool
     ) -> torch.Tensor:
         """Keys [..., D]; `outlier` tells whether this tensor holds the outlier column of that pattern."""
-        keys = self.tensor(draw, name, shape, dtype, sign=-1)
+        keys = self.tensor(draw, name, shape, dtype, sign=SIGNS.get(self.pattern, 1))
+        if self.pattern == "equal" and keys.numel():
+            keys.copy_(keys.reshape(-1, keys.shape[-1])[0].clone().expand_as(keys))
         if self.pattern == "outlier" and outlier:
             keys[..., keys.shape[-1] // 3] *= OUTLIER
         return keys

@@ -1,5 +1,6 @@
 """What the four batched attention ops share; each adds the names of its tensors and how they are drawn."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -35,10 +36,21 @@ class AttentionOp(Op):
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The specification's sizes, boundary lengths, empty rows, and the adversarial pack."""
-        prefill = "qo_indptr" in definition.inputs
-        planner = Planner(definition, seed, self.page_size(definition), prefill)
-        for plan in planner.plans(sizes):
+        for plan in self._planner(definition, seed).plans(sizes):
             yield Case(plan.id, plan.size, self.axes(definition, plan), seed, plan.params())
+
+    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """See `Planner.stress`."""
+        for plan in self._planner(definition, seed).stress(self.page_elements(definition)):
+            yield Case(plan.id, plan.size, self.axes(definition, plan), seed, plan.params())
+
+    def _planner(self, definition: Definition, seed: int) -> Planner:
+        return Planner(definition, seed, self.page_size(definition), "qo_indptr" in definition.inputs)
+
+    def page_elements(self, definition: Definition) -> int:
+        """Elements of the cache per page; 0: there are no pages."""
+        del definition
+        return 0
 
     def oracle(self, definition: Definition, inputs: Values) -> Tensors:
         """The formula in float64, sequence by sequence."""
@@ -103,6 +115,11 @@ class PagedAttention(AttentionOp):
     def page_size(self, definition: Definition) -> int:
         """Tokens a page."""
         return const_size(definition, self.cache, 1)
+
+    def page_elements(self, definition: Definition) -> int:
+        """Product of the cache's const axes."""
+        shape = definition.inputs[self.cache].shape or ()
+        return math.prod(definition.const_axes[axis] for axis in shape[1:])
 
     def axes(self, definition: Definition, plan: Plan) -> Mapping[str, int]:
         """All var axes, told by where they stand."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Unsupported
+from traceproof.ops.cases import STRESS
 
 COMMON = frozenset({"q", "k", "v", "A_log", "a", "dt_bias", "b", "scale"})
 BUFFER = "intermediate_states_buffer"
@@ -128,6 +129,7 @@ PREFILL_LENGTHS: Mapping[str, tuple[tuple[int, ...], ...]] = {
     "medium": ((64,), (63, 1, 65, 127)),
     "large": ((512,), (1, 1023, 64, 960)),
 }
+LONG = 16384  # tokens, of cases of size `stress`: errors of as many steps, and states that must not run off
 BATCHES = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
 MTP_TOKENS = (2, 4, 3, 5)  # in turn; drafts are short
 
@@ -140,6 +142,13 @@ def plans(found: Layout, sizes: Sequence[str], *, optional_state: bool, buffer: 
         yield from _decode(sizes, optional_state=optional_state)
     else:
         yield from _mtp(sizes, buffer=buffer)
+
+
+def stressed(found: Layout) -> Iterator[Plan]:
+    """Cases of size `stress`: one long sequence beside a short one, as it comes and where nothing is forgotten."""
+    if found.form is Form.PREFILL:
+        yield Plan("stress-long", STRESS, (LONG, 65))
+        yield Plan("stress-long-slow", STRESS, (LONG - 1,), params={"kind": "slow"})
 
 
 def _prefill(sizes: Sequence[str], *, optional_state: bool) -> Iterator[Plan]:

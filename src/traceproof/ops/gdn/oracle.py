@@ -13,7 +13,7 @@ from traceproof.ops.cases import Case
 from traceproof.ops.common.gates import FAST_EXP, FAST_EXP_FACTOR, plain_softplus, sigmoid, softplus
 from traceproof.ops.common.quant import Rounding, exact, to_bf16
 from traceproof.ops.compare import Close, Comparison
-from traceproof.ops.gdn.forms import BUFFER, Form, Layout, axes, layout, plans
+from traceproof.ops.gdn.forms import BUFFER, Form, Layout, Plan, axes, layout, plans, stressed
 from traceproof.ops.gdn.recurrence import Tokens, recur
 
 # A chunk of 64 tokens passes through five products, the floor's token through two; measured with chunked
@@ -41,8 +41,13 @@ class GatedDeltaRule(Op):
         found = layout(definition)
         optional = definition.inputs[found.state].optional
         for plan in plans(found, sizes, optional_state=optional, buffer=BUFFER in definition.inputs):
-            params = {"lengths": list(plan.lengths), **plan.params}
-            yield Case(plan.id, plan.size, axes(definition, found, plan), seed, params)
+            yield _case(definition, found, plan, seed)
+
+    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """See `forms.stressed`."""
+        found = layout(definition)
+        for plan in stressed(found):
+            yield _case(definition, found, plan, seed)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal q, v and state, k of norm 1 as models feed it, gates from slow to fast."""
@@ -112,6 +117,11 @@ class GatedDeltaRule(Op):
     def mutated(self, definition: Definition) -> frozenset[str]:
         """The scratch of mtp."""
         return frozenset({BUFFER} & definition.inputs.keys())
+
+
+def _case(definition: Definition, found: Layout, plan: Plan, seed: int) -> Case:
+    params = {"lengths": list(plan.lengths), **plan.params}
+    return Case(plan.id, plan.size, axes(definition, found, plan), seed, params)
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

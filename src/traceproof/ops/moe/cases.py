@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import STRESS, Case
 from traceproof.ops.moe.form import Form, Scaling
 from traceproof.ops.moe.routing import Method
 
@@ -47,6 +47,13 @@ def cases_of(form: Form, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
         yield _adversarial(form, "steep", STEEP_TOKENS, seed, {"rows": ["steep"]})
     if form.experts % 2 == 0 and form.local % 2 == 0 and not form.routing.given:
         yield _adversarial(form, "ties", TIED_TOKENS, seed, {"ties": True})
+
+
+def stressed(form: Form, *, seed: int) -> Iterator[Case]:
+    """Cases of size `stress`: sigmoids of 1e-8, among which a bias of up to 16 chooses alone."""
+    if form.routing.method == Method.DEEPSEEK:
+        drawing = _drawing(form, position=START) | {"rows": ["faint"]}
+        yield Case("stress-faint", STRESS, {form.tokens: STEEP_TOKENS}, seed, drawing)
 
 
 def _adversarial(form: Form, name: str, tokens: int, seed: int, params: dict[str, Any]) -> Case:

@@ -31,6 +31,8 @@ LOCAL_BOOST = 1.0  # added to local experts' logits, or an eighth of the experts
 HOT = 12.0
 REMOTE = 30.0
 WEAK, STRONG = 2.0, 5.0  # sigmoids of 0.12 and 0.993
+FAINT = 18.4  # sigmoids of 1e-8
+FAINT_BIAS = 32.0  # times the usual +-1/2, a power of two so that what bfloat16 holds it still holds
 TWIN = 6.0
 
 
@@ -106,8 +108,10 @@ def _bias(form: Form, definition: Definition, case: Case, draw: Draw) -> torch.T
     if case.params.get("ties"):
         biases[:, 1::2] = biases[:, 0::2]
         biases[:, _offset(case)] = 1.0
+    faint = "faint" in _patterns(case)
+    biases *= FAINT_BIAS if faint else 1.0
     for pattern in FAVOURED.keys() & set(_patterns(case)):
-        biases[:, _favoured(form, case, pattern)] = 1.0
+        biases[:, _favoured(form, case, pattern)] = FAINT_BIAS if faint else 1.0
     if form.routing.method != Method.DEEPSEEK:
         return biases[0]
     level = margins(form.routing, torch.zeros_like(biases, dtype=torch.float32), biases)
@@ -123,6 +127,7 @@ def _patterns(case: Case) -> Sequence[str]:
 FAVOURED: Mapping[str, Callable[[int], int]] = {
     "hot": lambda count: count // 2,
     "steep": lambda count: count // 2,
+    "faint": lambda count: count // 2,
     "first": lambda _: 0,
     "last": lambda count: count - 1,
 }
@@ -149,9 +154,9 @@ def _patterned(form: Form, case: Case, drawn: torch.Tensor) -> torch.Tensor:
                 row[:, here] -= REMOTE
             case "hot" | "first" | "last" as pattern:
                 row[:, _favoured(form, case, pattern)] += HOT
-            case "steep" as pattern:
-                row.copy_(row / 4 - WEAK)
-                row[:, _favoured(form, case, pattern)] = STRONG
+            case "steep" | "faint" as pattern:
+                row.copy_(row / 4 - WEAK if pattern == "steep" else row / 2 - FAINT)
+                row[:, _favoured(form, case, pattern)] = STRONG if pattern == "steep" else -FAINT
             case _:
                 pass
     if case.params.get("ties"):

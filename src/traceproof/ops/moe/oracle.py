@@ -21,7 +21,7 @@ from traceproof.draw import Draw
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Comparison, Quantised
-from traceproof.ops.moe.cases import cases_of, memory_of
+from traceproof.ops.moe.cases import cases_of, memory_of, stressed
 from traceproof.ops.moe.experts import mixture_of, roundings, shares
 from traceproof.ops.moe.form import Scaling, form_of
 from traceproof.ops.moe.inputs import draw_inputs
@@ -60,6 +60,10 @@ class Moe(Op):
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """See `cases.cases_of`."""
         return cases_of(form_of(definition), sizes=sizes, seed=seed)
+
+    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """See `cases.stressed`."""
+        return stressed(form_of(definition), seed=seed)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """See `inputs.draw_inputs`."""

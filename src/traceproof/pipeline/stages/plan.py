@@ -151,7 +151,7 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
     blocked = op.no_inputs(definition)
     if blocked is not None:
         return [_without_inputs(blocked, selection)]
-    drawn = op.cases(definition, sizes=selection.sizes, seed=selection.seed)
+    drawn = op.planned(definition, sizes=selection.sizes, seed=selection.seed)
     cases = [replace(case, id=prefix + case.id) for case in drawn]
     skips: dict[str, SkipNote | None] = {}
     for line in lines:

@@ -19,7 +19,7 @@ class Selection:
     Attributes:
         op_types, definitions: names; empty selects all.
         cases: case ids; empty selects all.
-        sizes: names out of ops.cases.SIZES.
+        sizes: names out of ops.cases.ALL_SIZES.
         seed: every case's seed.
         workloads: whether the dataset's own workload lines are cases too.
         hidden_seed: what the hidden cases' seeds and sizes follow from.

@@ -1,0 +1,154 @@
+"""Cases of size `stress` show what no other size does, and right answers pass them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from definitions import rmsnorm
+
+from traceproof.config.schema import Config
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import read_tree
+from traceproof.execution.case import Subject, solve
+from traceproof.ops import registry
+from traceproof.ops.answers import answers_of
+from traceproof.ops.base import Tensors
+from traceproof.ops.cases import FAR, SIZES, STRESS, Case
+from traceproof.ops.common.attention_bugs import naive, operands_of
+from traceproof.ops.moe.bugs import compute
+from traceproof.ops.moe.experts import chosen
+from traceproof.ops.moe.form import form_of
+from traceproof.ops.moe.routing import Choice
+from traceproof.pipeline.records import OpTypePlan
+from traceproof.pipeline.stages.plan import plan
+from traceproof.pipeline.stages.plan_selection import Selection
+from traceproof.reasons import Verdict
+
+OURS = {name: entry.definition for name, entry in read_tree(Path(__file__).parent / "dataset").definitions.items()}
+PAGED = OURS["gqa_paged_decode_h40_kv8_d128_ps16"]
+ROUTED = OURS["moe_fp8_block_scale_ds_routing_topk4_ng4_kg2_e8_h512_i256"]
+CHEAP = 1 << 30
+MASK = -50_000.0
+
+
+def stress(definition: Definition) -> Iterator[Case]:
+    yield from registry.get(definition.op_type).stress(definition, seed=0)
+
+
+def case(definition: Definition, name: str) -> Case:
+    return next(one for one in stress(definition) if one.id == name)
+
+
+def refused(subject: Subject, outputs: Tensors) -> bool:
+    rulings = [subject.ruling(name, outputs[name]) for name in subject.definition.outputs]
+    return any(ruling.verdict is not Verdict.PASS for ruling in rulings)
+
+
+def ordinary(definition: Definition) -> Iterator[Subject]:
+    op = registry.get(definition.op_type)
+    for one in op.cases(definition, sizes=("small",), seed=0):
+        yield solve(definition, one)
+
+
+def test_stress_is_a_size_that_runs_only_where_it_is_asked_for() -> None:
+    dataset = {"dataset": "anywhere"}
+    assert STRESS not in Config.model_validate(dataset).test_sizes
+    chosen = Config.model_validate(dataset | {"test_sizes": ["stress", "small"]}).test_sizes
+    assert chosen == ("small", "stress")
+    op = registry.get(PAGED.op_type)
+    assert not any(one.size == STRESS for one in op.planned(PAGED, sizes=SIZES, seed=0))
+    assert any(one.size == STRESS for one in op.planned(PAGED, sizes=[STRESS], seed=0))
+
+
+@pytest.mark.parametrize("definition", OURS.values(), ids=OURS)
+def test_right_answers_pass_the_cheap_stress_cases(definition: Definition) -> None:
+    op, unknown = registry.for_definition(definition)
+    assert unknown is None
+    found = answers_of(definition.op_type)
+    assert found is not None
+    lengthy = ("stress-long", "stress-long-slow")
+    for one in stress(definition):
+        if op.memory(definition, one) < CHEAP and one.id not in lengthy:
+            subject = solve(definition, one)
+            outputs = found.right[0].make(subject)
+            assert outputs is not None
+            assert not refused(subject, outputs), one.id
+
+
+def filled_mask(subject: Subject) -> Tensors:
+    """Attention over whole pages, the tail of a last page masked by a number that raw products go below."""
+    operands = operands_of(subject)
+    whole = operands_of(
+        subject, subject.with_inputs(kv_last_page_len=torch.full_like(subject.tensor("kv_last_page_len"), 16))
+    )
+    output, lse = [], []
+    for right, span in zip(operands.spans, whole.spans, strict=True):
+        keys = whole.k[span.rows].float().repeat_interleave(5, 1)
+        values = whole.v[span.rows].float().repeat_interleave(5, 1)
+        raw = torch.einsum("hd,lhd->hl", whole.q[span.start].float(), keys)
+        raw[:, len(right.rows) :] = MASK
+        logits = raw * whole.scale
+        output.append(torch.einsum("hl,lhd->hd", torch.softmax(logits, -1), values))
+        lse.append(torch.logsumexp(logits, -1) / torch.log(torch.tensor(2.0)))
+    return subject.rounded({"output": torch.stack(output), "lse": torch.stack(lse)})
+
+
+def test_a_mask_filled_with_a_number_is_refused_by_products_below_it_and_by_no_other_size() -> None:
+    subject = solve(PAGED, case(PAGED, "stress-below"))
+    assert refused(subject, filled_mask(subject))
+    assert not refused(subject, naive(subject, operands_of(subject)))
+    full = [one for one in ordinary(PAGED) if min(one.case.params["kv_lens"]) > 0]
+    assert len(full) > 3
+    assert not any(refused(one, filled_mask(one)) for one in full)
+
+
+def weights_left_beside_the_bias(subject: Subject) -> Tensors:
+    """Weights by score plus bias, less the bias again, in float32."""
+    form = form_of(subject.definition)
+    experts = chosen(form, subject.inputs).experts
+    logits, bias = subject.tensor("routing_logits").float(), subject.tensor("routing_bias").float()
+    left = ((torch.sigmoid(logits) + bias) - bias).gather(-1, experts)
+    weights = left / (left.sum(-1, keepdim=True) + 1e-20) * float(subject.inputs["routed_scaling_factor"] or 1.0)
+    return compute(subject, choice=Choice(experts, weights.double()))
+
+
+def test_a_sigmoid_taken_back_from_score_plus_bias_is_refused_by_faint_ones_and_by_no_other_size() -> None:
+    subject = solve(ROUTED, case(ROUTED, "stress-faint"))
+    assert float(torch.sigmoid(subject.tensor("routing_logits")).max()) < 1e-5
+    assert refused(subject, weights_left_beside_the_bias(subject))
+    assert not refused(subject, compute(subject))
+    assert not any(refused(one, weights_left_beside_the_bias(one)) for one in ordinary(ROUTED))
+
+
+def test_far_cases_have_elements_that_32_bits_do_not_reach() -> None:
+    far = case(PAGED, "stress-far")
+    pages = far.axes[(PAGED.inputs["k_cache"].shape or ("",))[0]]
+    assert pages * 16 * 8 * 128 >= FAR
+    wide = OURS["rmsnorm_h96"]
+    rows = case(wide, "stress-far").axes["batch_size"]
+    assert rows * 96 >= FAR
+
+
+def test_a_stress_case_that_does_not_fit_is_a_skip(tmp_path: Path) -> None:
+    path = tmp_path / "dataset" / "definitions" / "rmsnorm" / "narrow.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(rmsnorm("narrow")))
+    (written,) = plan(tmp_path / "dataset", tmp_path / "cases", Selection(sizes=(STRESS,)))
+    cases = {one.id: one for one in OpTypePlan.read(written).definitions["narrow"].cases}
+    skip = cases["stress-far"].skip
+    assert skip is not None
+    assert skip.reason == "does_not_fit"
+    assert "no smaller twin" not in skip.message
+    assert all(one.skip is None for name, one in cases.items() if name != "stress-far")
+
+
+def test_equal_keys_weigh_alike() -> None:
+    subject = solve(PAGED, case(PAGED, "stress-equal"))
+    operands = operands_of(subject)
+    for span in operands.spans:
+        mean = operands.v[span.rows].double().mean(0).repeat_interleave(5, 0)
+        torch.testing.assert_close(subject.oracle["output"][span.start], mean)
