@@ -43,6 +43,14 @@ class Subject:
         """Outputs in the definition's dtypes, extras left out."""
         return rounded(self.definition, outputs)
 
+    def exact(self) -> Tensors:
+        """The oracle's outputs, rounded once."""
+        return self.rounded(self.op.oracle(self.definition, self.inputs))
+
+    def floor(self, **changes: Any) -> Tensors:  # noqa: ANN401 - tensors and scalars
+        """The outputs at the precision that kernels work in, with some inputs replaced."""
+        return self.op.floor(self.definition, self.with_inputs(**changes))
+
     def with_inputs(self, **changes: Any) -> Values:  # noqa: ANN401 - tensors and scalars
         """The inputs with some replaced."""
         return {**self.inputs, **changes}

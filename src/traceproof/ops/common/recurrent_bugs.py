@@ -6,13 +6,9 @@ from typing import Any
 import torch
 
 from traceproof.ops.answers import Answer, Subject
-from traceproof.ops.base import Tensors, Values
+from traceproof.ops.base import Tensors
 
 Alter = Callable[[Subject], dict[str, Any] | None]
-
-
-def _floor(subject: Subject, inputs: Values) -> Tensors:
-    return subject.op.floor(subject.definition, inputs)
 
 
 def altered(name: str, alter: Alter) -> Answer:
@@ -20,7 +16,7 @@ def altered(name: str, alter: Alter) -> Answer:
 
     def make(subject: Subject) -> Tensors | None:
         changes = alter(subject)
-        return None if changes is None else _floor(subject, subject.with_inputs(**changes))
+        return None if changes is None else subject.floor(**changes)
 
     return Answer(name, make)
 
@@ -49,13 +45,13 @@ def _stale(subject: Subject) -> Tensors | None:
     """The state is read and not written back."""
     source, final = _state_names(subject)
     state = subject.inputs[source]
-    outputs = _floor(subject, subject.inputs)
+    outputs = subject.floor()
     return outputs | {final: state.to(outputs[final].dtype)} if isinstance(state, torch.Tensor) else None
 
 
 def _transposed_state(subject: Subject) -> Tensors:
     _, final = _state_names(subject)
-    outputs = _floor(subject, subject.inputs)
+    outputs = subject.floor()
     value = outputs[final]
     if value.shape[-1] == value.shape[-2]:
         return outputs | {final: value.transpose(-1, -2).contiguous()}
@@ -68,13 +64,9 @@ def _forgotten(subject: Subject) -> dict[str, Any] | None:
     return {source: torch.zeros_like(state)} if isinstance(state, torch.Tensor) else None
 
 
-def _exact(subject: Subject) -> Tensors:
-    return subject.rounded(subject.op.oracle(subject.definition, subject.inputs))
-
-
 RIGHT = (
-    Answer("the recurrence at the kernel's precision", lambda subject: _floor(subject, subject.inputs)),
-    Answer("the recurrence in float64", _exact),
+    Answer("the recurrence at the kernel's precision", Subject.floor),
+    Answer("the recurrence in float64", Subject.exact),
 )
 STATES = (
     Answer("stale state", _stale),

@@ -15,6 +15,7 @@ REASON = "right kernels differ where a value lies midway between two codes; cutt
 ROUNDINGS = {
     "scale": 4.0
 }  # of the largest value over that of the format: a quotient, or a reciprocal and a product
+ADVERSARIAL = {"tiny": {"scale": 1e-3}, "outlier": {"outlier": 300.0}, "offset": {"offset": 2.0}}
 Scaled = Callable[[torch.Tensor], torch.Tensor]  # [n g b] -> [n g 1]
 
 

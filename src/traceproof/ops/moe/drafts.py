@@ -75,11 +75,15 @@ TOKENS = var("Number of tokens.")
 TWIN_HIDDEN, TWIN_INTERMEDIATE = 256, 128
 
 
+def _matrices(call: Kernel, *, twin: bool) -> tuple[int, int]:
+    """Hidden and intermediate size."""
+    return (TWIN_HIDDEN, TWIN_INTERMEDIATE) if twin else (call["hidden"], call["intermediate"])
+
+
 def _deepseek(call: Kernel, *, twin: bool = False) -> Draft:
     experts, local, top_k = call["experts"], call["local_experts"], call["top_k"]
     groups, kept = call["groups"], call["kept_groups"]
-    hidden = TWIN_HIDDEN if twin else call["hidden"]
-    intermediate = TWIN_INTERMEDIATE if twin else call["intermediate"]
+    hidden, intermediate = _matrices(call, twin=twin)
     axes: Axes = {
         "seq_len": TOKENS,
         "num_experts": const(experts, "Total number of experts."),
@@ -117,8 +121,7 @@ def _deepseek(call: Kernel, *, twin: bool = False) -> Draft:
 
 def _renormalise(call: Kernel, *, fp8: bool, twin: bool = False) -> Draft:
     local, top_k = call["local_experts"], call["top_k"]
-    hidden = TWIN_HIDDEN if twin else call["hidden"]
-    intermediate = TWIN_INTERMEDIATE if twin else call["intermediate"]
+    hidden, intermediate = _matrices(call, twin=twin)
     axes: Axes = {
         "seq_len": TOKENS,
         "num_local_experts": const(local, "Experts on one rank."),

@@ -2,13 +2,13 @@
 
 from traceproof.ops.common.formula import Form, FormulaOp
 from traceproof.ops.common.quant import FP8_MAX
-from traceproof.ops.common.rounding import FORM, REASON, ROUNDINGS, quantised
+from traceproof.ops.common.rounding import ADVERSARIAL, FORM, REASON, ROUNDINGS, quantised
 from traceproof.ops.compare import Close
 
 OP = FormulaOp(
     "quantize_fp8",
     Form(FORM, lambda wide: quantised(wide, FP8_MAX)),
-    adversarial={"tiny": {"scale": 1e-3}, "outlier": {"outlier": 300.0}, "offset": {"offset": 2.0}},
+    adversarial=ADVERSARIAL,
     gates={"q": Close(rms=0.035, reason=REASON), "scale": Close()},
     roundings=ROUNDINGS,
 )

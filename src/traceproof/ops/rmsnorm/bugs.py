@@ -71,7 +71,7 @@ def _without_residual(subject: Subject) -> Tensors | None:
     if "residual" not in subject.inputs:
         return None
     residual = torch.zeros_like(subject.tensor("residual"))
-    return subject.op.floor(subject.definition, subject.with_inputs(residual=residual))
+    return subject.floor(residual=residual)
 
 
 RIGHT = (

@@ -3,11 +3,7 @@
 import torch
 
 from traceproof.ops.answers import Answer, Answers, Subject
-from traceproof.ops.base import Tensors, Values
-
-
-def _floor(subject: Subject, inputs: Values) -> Tensors:
-    return subject.op.floor(subject.definition, inputs)
+from traceproof.ops.base import Tensors
 
 
 def _halves(subject: Subject) -> tuple[torch.Tensor, torch.Tensor]:
@@ -17,7 +13,7 @@ def _halves(subject: Subject) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _cache(subject: Subject, cos: torch.Tensor, sin: torch.Tensor) -> Tensors:
-    return _floor(subject, subject.with_inputs(cos_sin_cache=torch.cat([cos, sin], -1)))
+    return subject.floor(cos_sin_cache=torch.cat([cos, sin], -1))
 
 
 def _reversed(subject: Subject) -> Tensors:
@@ -39,35 +35,31 @@ def _other_pairs(subject: Subject) -> Tensors:
     def reorder(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return torch.cat([x[..., :rotary][..., index], x[..., rotary:]], -1)
 
-    inputs = subject.with_inputs(q=reorder(subject.tensor("q"), inverse), k=reorder(subject.tensor("k"), inverse))
-    return {name: reorder(value, order) for name, value in _floor(subject, inputs).items()}
+    changes = {name: reorder(subject.tensor(name), inverse) for name in ("q", "k")}
+    return {name: reorder(value, order) for name, value in subject.floor(**changes).items()}
 
 
 def _next_position(subject: Subject) -> Tensors:
     last = len(subject.tensor("cos_sin_cache")) - 1
     positions = (subject.tensor("positions") + 1).clamp_max(max(last, 0))
-    return _floor(subject, subject.with_inputs(positions=positions))
+    return subject.floor(positions=positions)
 
 
 def _by_row(subject: Subject) -> Tensors:
     """Positions ignored: token i is at position i."""
     count = len(subject.tensor("cos_sin_cache"))
     positions = torch.arange(len(subject.tensor("positions"))) % max(count, 1)
-    return _floor(subject, subject.with_inputs(positions=positions))
+    return subject.floor(positions=positions)
 
 
 def _keys_untouched(subject: Subject) -> Tensors:
-    return _floor(subject, subject.inputs) | {"k_out": subject.tensor("k").clone()}
-
-
-def _float64(subject: Subject) -> Tensors:
-    return subject.rounded(subject.op.oracle(subject.definition, subject.inputs))
+    return subject.floor() | {"k_out": subject.tensor("k").clone()}
 
 
 ANSWERS = Answers(
     right=(
-        Answer("float32, rounded once", lambda subject: _floor(subject, subject.inputs)),
-        Answer("float64, rounded once", _float64),
+        Answer("float32, rounded once", Subject.floor),
+        Answer("float64, rounded once", Subject.exact),
     ),
     wrong=(
         Answer("rotated the other way", _reversed),
