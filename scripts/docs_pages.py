@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 from typer.cli import get_docs_for_click
 
-from traceproof.cli import app
+from traceproof.cli import command_line
 from traceproof.lint.model import Code, Severity, codes
 from traceproof.pipeline.rows import VerdictRow
 
@@ -78,7 +78,7 @@ def _lint(one: Code) -> str:
 
 
 def _command_line() -> str:
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(command_line(()))
     context = typer.Context(command, info_name="traceproof")
     return get_docs_for_click(obj=command, ctx=context, name="traceproof", title="Command line")
 

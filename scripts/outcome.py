@@ -8,11 +8,10 @@ import os
 import sys
 from pathlib import Path
 
-from traceproof.cli.run import OUTCOME
 from traceproof.ops.registry import families
 from traceproof.pipeline import entry
 from traceproof.pipeline.stages.report import absent, failed, table
-from traceproof.pipeline.stages.standing import read_summary
+from traceproof.pipeline.stages.standing import OUTCOME, read_summary
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--summary", type=Path, required=True)

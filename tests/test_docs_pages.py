@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from traceproof.cli import app
+from traceproof.cli import command_line
 from traceproof.lint.model import codes
 from traceproof.pipeline.rows import VerdictRow
 
@@ -40,7 +40,7 @@ def test_every_lint_code_has_a_page_of_its_own_and_a_line_in_the_list(pages: dic
 
 
 def test_every_command_stands_in_the_command_lines_reference(pages: dict[str, str]) -> None:
-    names = [command.name for command in app.registered_commands]
+    names = [command.name for command in command_line(()).registered_commands]
     assert len(names) > 10
     assert [name for name in names if f"`traceproof {name}`" not in pages["reference/command-line.md"]] == []
 

@@ -8,7 +8,6 @@ def main() -> None:
     interrupts.quiet()
     from traceproof.cli import main as run
 
-    interrupts.loaded()
     run()
 
 

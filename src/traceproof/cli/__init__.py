@@ -2,32 +2,13 @@
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 import typer
 
-from traceproof.cli import (
-    add_new_model,
-    add_reference_tests,
-    audit_tests,
-    bisect,
-    clean,
-    clone_repos,
-    coverage,
-    dependents,
-    diff,
-    doctor,
-    extract,
-    judge,
-    lint,
-    lint_kernels,
-    outputs,
-    publish,
-    replay_history,
-    show,
-    verify,
-)
+from traceproof.cli import outputs
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.interrupts import INTERRUPTED, MESSAGE
+from traceproof.pipeline.interrupts import INTERRUPTED, MESSAGE, loaded
 
 BAD_USE = 2
 # Options that take several values after one flag.
@@ -39,32 +20,40 @@ MANY = frozenset(
     }
 )
 
-app = typer.Typer(
-    name="traceproof",
-    help="Proves LLM kernel references right. "
-    "Exit codes: 0 fine, 1 findings, 2 bad use or input, 130 interrupted.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.command("clone-repos")(clone_repos.clone_repos)
-app.command("dependents")(dependents.dependents)
-app.command("clean")(clean.clean)
-app.command("diff")(diff.diff_command)
-app.command("bisect")(bisect.bisect)
-app.command("replay-history")(replay_history.replay_history)
-app.command("doctor")(doctor.doctor)
-app.command("verify")(verify.verify)
-app.command("judge")(judge.judge_command)
-app.command("show")(show.show)
-app.command("lint")(lint.lint_command)
-app.command("extract-kernel-definitions")(extract.extract_kernel_definitions)
-app.command("add-new-model")(add_new_model.add_new_model)
-app.command("add-reference-tests")(add_reference_tests.add_reference_tests)
-app.command("audit-tests")(audit_tests.audit_tests)
-app.command("lint-kernels")(lint_kernels.lint_kernels_command)
-app.command("coverage")(coverage.coverage)
-app.command("publish")(publish.publish)
+HELP = "Proves LLM kernel references right. Exit codes: 0 fine, 1 findings, 2 bad use or input, 130 interrupted."
+# Each command's function, in a module of this package.
+COMMANDS = {
+    "clone-repos": "clone_repos:clone_repos",
+    "dependents": "dependents:dependents",
+    "clean": "clean:clean",
+    "diff": "diff:diff_command",
+    "bisect": "bisect:bisect",
+    "replay-history": "replay_history:replay_history",
+    "doctor": "doctor:doctor",
+    "verify": "verify:verify",
+    "judge": "judge:judge_command",
+    "show": "show:show",
+    "lint": "lint:lint_command",
+    "extract-kernel-definitions": "extract:extract_kernel_definitions",
+    "add-new-model": "add_new_model:add_new_model",
+    "add-reference-tests": "add_reference_tests:add_reference_tests",
+    "audit-tests": "audit_tests:audit_tests",
+    "lint-kernels": "lint_kernels:lint_kernels_command",
+    "coverage": "coverage:coverage",
+    "publish": "publish:publish",
+}
+
+
+def command_line(arguments: Sequence[str]) -> typer.Typer:
+    """The commands; where the arguments begin with the name of one, that one alone: others are not imported."""
+    app = typer.Typer(
+        name="traceproof", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+    )
+    app.callback(help=HELP)(lambda: None)  # with one command, too, its name is an argument
+    for name in [name for name in arguments[:1] if name in COMMANDS] or COMMANDS:
+        module, _, function = COMMANDS[name].partition(":")
+        app.command(name)(getattr(import_module(f"{__name__}.{module}"), function))
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -74,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         SystemExit: always, with the exit code.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    app = command_line(given)
+    loaded()
     try:
         outputs.check(given)
         app(spread(given))

@@ -14,13 +14,13 @@ from traceproof.errors import TraceproofError
 from traceproof.owner import own_folder
 from traceproof.pipeline.interrupts import INTERRUPTED
 from traceproof.pipeline.jit import available_memory
+from traceproof.pipeline.stages.standing import OUTCOME
 from traceproof.worker.shared import commanding
 
 __all__ = ["config_of"]  # for commands, which take all that they need of a run from here
 FINE, FINDINGS, UNFINISHED = 0, 1, 2
 MEMORY_SHARE = 0.85  # of what is free at the start; estimates were up to a fifth below what was measured
 STATE_RESOURCES = frozenset({"--resources", "--res", "--profile", "--workflow-profile"})
-OUTCOME = "TRACEPROOF_OUTCOME"  # environment variable: the file in which the last job leaves the exit code
 
 
 def repository() -> Path:

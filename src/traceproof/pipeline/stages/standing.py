@@ -23,6 +23,7 @@ from traceproof.untrusted.border import BorderError
 
 CRASH = str(Error.CRASH)
 KEY = "stands_on"
+OUTCOME = "TRACEPROOF_OUTCOME"  # environment variable: the file in which a run's last job leaves its exit code
 SHOWN = 20  # files named in a message
 STACKS, DEPENDENCIES = "stacks", "dependencies.json"  # records of stacks below results, and of one's op_types
 PARTS = ("cases", "actors", "verdicts", "jit", "summaries")  # of a run's folder: what rules compare the times of
