@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +47,31 @@ def test_imports_are_followed_wherever_they_stand(package: Path) -> None:
 def test_a_module_named_in_a_string_counts_as_imported(package: Path) -> None:
     assert package.is_dir()
     assert "traceproof.deep.twig" in closure("traceproof.named")
+
+
+def test_what_is_read_off_the_text_of_a_module_is_what_its_syntax_tree_says() -> None:
+    source = codedigest.SOURCE
+    for path in sorted(source.rglob("*.py")):
+        module = ".".join((source.name, *path.relative_to(source).with_suffix("").parts)).removesuffix(".__init__")
+        named = set(by_syntax_tree(path, module if path.name == "__init__.py" else module.rpartition(".")[0]))
+        known = {
+            name for name in named if name.startswith(f"{source.name}.") and codedigest.file_of(name).is_file()
+        }
+        assert {*codedigest._imports(module)} - {source.name} == known, module
+
+
+def by_syntax_tree(path: Path, package: str) -> Iterator[str]:
+    """What the statements and strings of a file name, modules of this package or not."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
+                start = ".".join([*above, *([module] if module else [])])
+                yield from (start, *(f"{start}.{alias.name}" for alias in names))
+            case ast.Constant(value=str() as text) if found := re.fullmatch(r"(traceproof(\.\w+)+)(:\w+)?", text):
+                yield found[1]
 
 
 def test_the_table_of_actors_is_not_followed(package: Path) -> None:

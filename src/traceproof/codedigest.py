@@ -2,9 +2,11 @@
 
 Snakemake does not follow Python imports, and outputs are keyed by the code that made them; both take this digest,
 so that an edit of one op reruns that op_type and nothing else. Standard library only: stacks import it too.
+
+Imports are read off the text, since parsing three hundred modules takes a command most of a second; tests hold
+that against the syntax tree of every module.
 """
 
-import ast
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -16,8 +18,10 @@ PACKAGE = "traceproof"
 SOURCE = Path(__file__).resolve().parent
 # The table of actors: the one chosen is given as a root, so that a new actor changes nothing for the others.
 DISPATCH = frozenset({f"{PACKAGE}.actors.registry"})
-# A module named in a string, as workers get theirs: "traceproof.actors.execute:setup".
-NAMED = re.compile(rf"({PACKAGE}(?:\.\w+)+)(?::\w+)?")
+IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+)?import[ \t]+(\([^)]*\)|.*)", re.MULTILINE)
+COMMENT = re.compile(r"#.*")
+# A module named in a string, as workers get theirs, perhaps with a function behind a colon.
+NAMED = re.compile(rf"""(["'])({PACKAGE}(?:\.\w+)+)(?::\w+)?\1""")
 
 
 def code_digest(*modules: str) -> str:
@@ -83,24 +87,18 @@ def _imports(module: str) -> tuple[str, ...]:
     """Modules of this package that one module imports or names."""
     path = file_of(module)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    found: dict[str, None] = {}
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        for name in _named(node, package):
-            if name.partition(".")[0] == PACKAGE and _exists(name):
-                found[name] = None
-    return tuple(found)
+    found = dict.fromkeys(_named(path.read_text(encoding="utf-8"), package))
+    return tuple(name for name in found if name.partition(".")[0] == PACKAGE and _exists(name))
 
 
-def _named(node: ast.AST, package: str) -> Iterator[str]:
-    match node:
-        case ast.Import(names=names):
-            yield from (alias.name for alias in names)
-        case ast.ImportFrom(module=module, names=names, level=level):
-            base = package
-            for _ in range(level - 1):
-                base = base.rpartition(".")[0]
-            start = ".".join(part for part in (base if level else "", module) if part)
-            yield start
-            yield from (f"{start}.{alias.name}" for alias in names)  # may be a module of that package
-        case ast.Constant(value=str() as text) if found := NAMED.fullmatch(text):
-            yield found[1]
+def _named(text: str, package: str) -> Iterator[str]:
+    for dots, module, listed in IMPORT.findall(text):
+        names = [part.split()[0] for part in COMMENT.sub("", listed).strip("() \t\n").split(",") if part.strip()]
+        if not (dots or module):
+            yield from names
+            continue
+        base = package.rsplit(".", len(dots) - 1)[0] if len(dots) > 1 else package
+        start = ".".join(part for part in (base if dots else "", module) if part)
+        yield start
+        yield from (f"{start}.{name}" for name in names)  # may be a module of that package
+    yield from (name for _, name in NAMED.findall(text))
