@@ -44,7 +44,10 @@ def prepare(session: nox.Session) -> None:
 
 @nox.session(name="tests")
 def tests(session: nox.Session) -> None:
-    """Everything that a change must pass: lints, layers, types, the DAG, and every test that needs no GPU."""
+    """Everything that a change must pass: lints, layers, types, the DAG, and every test that needs no GPU.
+
+    `nox -s tests -- -m "not slow"` leaves out those that run the rules.
+    """
     prepare(session)
     session.run("ruff", "check", *CHECKED)
     session.run("ruff", "format", "--check", *CHECKED)
@@ -54,10 +57,9 @@ def tests(session: nox.Session) -> None:
     session.run("python", "scripts/lock.py", "--check")
     session.run(*DOCS, "--site-dir", session.create_tmp(), env=QUIET)
     # One torch thread a worker: two workers with all cores each take longer together.
-    # Files stay whole, since those that run the pipeline set it up once.
-    session.run(
-        "pytest", "--numprocesses", WORKERS, "--dist", "loadfile", *session.posargs, env={"OMP_NUM_THREADS": "1"}
-    )
+    # Files stay whole, since those that run the pipeline set it up once, in the order of tests/conftest.py.
+    split = ("--numprocesses", WORKERS, "--dist", "loadfile", "--no-loadscope-reorder")
+    session.run("pytest", *split, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(name="docs", venv_backend="none")

@@ -7,6 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests first: where several processes take a file at a time, none is left with a long one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """PyTorch with one thread: small cases are faster so, and forks of a process with many threads hang."""

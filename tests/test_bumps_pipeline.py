@@ -6,11 +6,14 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 from repository import Ran, Repository, own_dataset
 from source_remotes import Upstream
 from test_bumps_bisect import BASE, REGRESSION
 
 from traceproof.pipeline.sources import DEPENDENCIES
+
+pytestmark = pytest.mark.slow
 
 ROTARY = """
 import torch

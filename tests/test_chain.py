@@ -13,6 +13,8 @@ import pytest
 from repository import ROOT, Ran, Repository, own_dataset
 from source_remotes import Upstream
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("rmsnorm/rmsnorm_h96", "gemm/gemm_n96_k160")
 FOLDER = "results/generated/tests/references"
 

@@ -28,6 +28,8 @@ from traceproof.extract.pipeline import Settings
 from traceproof.extract.reading import Environment
 from traceproof.models import catalogue
 
+pytestmark = pytest.mark.slow
+
 MODEL = "llama_3_1_70b"
 NORM = "rmsnorm_h8192"
 OWN = "rmsnorm_h96"

@@ -12,6 +12,8 @@ from traceproof.config.schema import Config, ModelChoice
 from traceproof.errors import TraceproofError
 from traceproof.extract.stage import link
 
+pytestmark = pytest.mark.slow
+
 NORM = "rmsnorm/rmsnorm_h96"
 
 

@@ -18,6 +18,8 @@ from repository import Repository, own_dataset
 from traceproof.pipeline.entry import BAD_INPUT
 from traceproof.pipeline.interrupts import INTERRUPTED, MARK, UNHEARD
 
+pytestmark = pytest.mark.slow
+
 GEMM, NORM = "gemm/gemm_n96_k160", "rmsnorm/rmsnorm_h96"
 ENDLESS = """
 import torch

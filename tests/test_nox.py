@@ -7,6 +7,8 @@ from repository import Repository, own_dataset
 
 from traceproof.stacks import ENVIRONMENTS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:

@@ -16,6 +16,8 @@ from traceproof.pipeline.rows import VerdictRow
 from traceproof.pipeline.stages.repeat import command
 from traceproof.reasons import Verdict
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 DATASET = str(ROOT / "tests" / "dataset")
 ROW = VerdictRow(

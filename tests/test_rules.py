@@ -23,6 +23,7 @@ def test_every_placeholder_of_a_command_is_quoted(file: Path) -> None:
     assert bare == []
 
 
+@pytest.mark.slow
 def test_paths_with_spaces_and_other_letters_are_paths_like_any(tmp_path: Path) -> None:
     dataset = own_dataset(tmp_path / "Daten satz ü", "rmsnorm/rmsnorm_h96")
     root = tmp_path / "Prüf ordner"

@@ -32,7 +32,7 @@ def test_correctness():
 """
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def dataset(root: Path, test: str = "") -> Path:

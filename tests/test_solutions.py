@@ -22,7 +22,7 @@ from traceproof.solutions.records import Certificate
 from traceproof.solutions.render import as_json, page, table
 from traceproof.solutions.session import Session
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 NAME = "rmsnorm_h96"
 NORM = """import torch
 

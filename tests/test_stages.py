@@ -34,6 +34,8 @@ from traceproof.pipeline.stages.stack_workers import StackWorkers
 from traceproof.store import Store
 from traceproof.worker import ItemOutcome, Limits, Pool, Status
 
+pytestmark = pytest.mark.slow
+
 LIMITS = Limits(seconds=20.0, memory_bytes=2 << 30)
 PASSED = {("pass", None)}
 

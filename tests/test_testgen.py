@@ -18,6 +18,8 @@ from traceproof.testgen.files import class_names, classes, state
 from traceproof.testgen.generate import PLACE, GenerateOptions, Result, generate
 from traceproof.testgen.known import Divergences
 
+pytestmark = pytest.mark.slow
+
 NOTHING_KNOWN = Divergences(verdicts=None, known=None)
 
 

@@ -14,6 +14,8 @@ from repository import Repository, own_dataset
 from traceproof.environments import building as environments
 from traceproof.untrusted.tokens import HUB_TOKENS
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "hf_" + "secret" * 5
 # Stands in for a stack's interpreter: notes what it sees and goes on as Python.
 LOOKS = """#!{python}
