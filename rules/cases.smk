@@ -12,6 +12,8 @@ checkpoint cases:
         directory(f"{FLOW.run}/cases"),
     log:
         f"{FLOW.run}/logs/cases.log",
+    resources:
+        slots=slots,  # no param: with other cores, a finished plan stays
     params:
         dataset=FLOW.dataset,
         state=FLOW.dataset_state,
@@ -21,9 +23,8 @@ checkpoint cases:
         store=f"{FLOW.results}/store",
         store_gb=FLOW.store_gb,
         actors=len(FLOW.actors) - 1,
-        slots=slots,
         weak=FLOW.weak_flag,
     shell:
         "PYTHONPATH=src {params.python:q} scripts/cases.py --dataset {params.dataset:q} --stack {input.stack:q}"
         " --selection {params.selection:q} --store {params.store:q} --store-gb {params.store_gb:q}"
-        " --actors {params.actors:q} --slots {params.slots:q} {params.weak:q} --out {output:q} --log {log:q}"
+        " --actors {params.actors:q} --slots {resources.slots:q} {params.weak:q} --out {output:q} --log {log:q}"
