@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from traceproof.bumps.package import Key, Sources
@@ -269,8 +268,3 @@ class Reach:
 
 def _is_function(unit: Unit) -> bool:
     return any(type(node).__name__ in {"FunctionDef", "AsyncFunctionDef"} for node in unit.nodes)
-
-
-def python_files(files: Iterable[str]) -> list[str]:
-    """The Python files among some."""
-    return [path for path in files if path.endswith(".py")]

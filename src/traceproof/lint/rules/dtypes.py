@@ -11,7 +11,6 @@ from traceproof.text import names
 
 FP8 = frozenset({DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2})
 SCALED = FP8 | {DType.FLOAT4_E2M1}  # types whose few exponents need a scale beside them
-INTEGERS = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
 # What 4-bit weights can be declared as: the type itself, or bytes that hold two.
 FP4_STORAGE = frozenset({DType.FLOAT4_E2M1, DType.INT8})
 # Inputs that index something, by their full name: kernels take 32 or 64-bit integers.
