@@ -1,0 +1,195 @@
+"""Judges published evaluators: which known wrong answers each would pass, and which right ones it would refuse.
+
+    PYTHONPATH=src:lab python lab/judge_of_judges.py --dataset DATASET [--dataset MORE] --page PAGE
+
+Answers are those of `ops/<op_type>/bugs.py`, on the small, edge and adversarial cases of seed 0. A definition's
+figures are kept in --out and not measured again. For each definition the page also proposes tolerances in their
+formats: those that refuse most wrong answers among those that refuse no right one. Needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from calibration.evaluated import GRID, OURS, Found, page
+from calibration.evaluators import EVALUATORS, Pair
+from calibration.measure import memory
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import read_tree
+from traceproof.execution.bits import same_bits
+from traceproof.execution.case import Subject, solved
+from traceproof.judge.output import judge_output
+from traceproof.ops import registry
+from traceproof.ops.answers import Answer, answers_of
+from traceproof.ops.base import Tensors
+from traceproof.ops.common.generic_bugs import wrong_answers
+from traceproof.reasons import Verdict
+from traceproof.worker import GIB
+
+SIZES = ("small",)
+STEPS = torch.tensor(GRID, dtype=torch.float64)
+
+
+def measure(given: dict[str, Any]) -> Found:
+    """What each evaluator makes of each answer to a definition, and how many elements lie within tolerances."""
+    torch.set_num_threads(1)
+    definition = Definition.model_validate(given)
+    found = answers_of(definition.op_type)
+    assert found is not None
+    subjects = list(solved(definition, SIZES, 0))
+    baseline = [found.right[0].make(subject) for subject in subjects]
+    wrong = (*wrong_answers(found.right[0]), *found.wrong)
+    answers: list[Found] = []
+    for answer, bad in [*((one, False) for one in found.right), *((one, True) for one in wrong)]:
+        one = _answer(definition, answer, subjects, baseline if bad else None)
+        if one is not None:
+            answers.append({"answer": answer.name, "wrong": bad, **one})
+    return {"definition": definition.name, "op_type": definition.op_type, "answers": answers}
+
+
+def _answer(
+    definition: Definition, answer: Answer, subjects: Sequence[Subject], baseline: Sequence[Tensors | None] | None
+) -> Found | None:
+    """Who refuses an answer; None: it is not given in any case, or has the right one's bits in all."""
+    serving = {name: one for name, one in EVALUATORS.items() if one.serves(definition)}
+    refused = dict.fromkeys((OURS, *serving), False)
+    within = {name: torch.ones(len(GRID), len(GRID), dtype=torch.float64) for name in ("both", "sum")}
+    largest, infinite, told = 0.0, False, False
+    for place, subject in enumerate(subjects):
+        outputs = answer.make(subject)
+        if outputs is None or (baseline is not None and _same(outputs, baseline[place])):
+            continue
+        told = True
+        right = {name: subject.oracle[name] for name in outputs if name in subject.oracle}
+        refused[OURS] |= any(_ours(subject, name, outputs) for name in definition.outputs)
+        for name, one in serving.items():
+            refused[name] |= one.refuses(definition, outputs, right)
+        for name, value in right.items():
+            pair = _pair(outputs[name], value)
+            if pair is None:  # whoever looks at shapes refuses it
+                infinite = True
+                continue
+            infinite |= not bool(torch.isfinite(pair.actual).all())
+            largest = max(largest, _profile(pair, within))
+    if not told:
+        return None
+    kept = {name: value.tolist() for name, value in within.items()}
+    return {"refused": refused, "within": kept, "largest": largest, "infinite": infinite}
+
+
+def _ours(subject: Subject, name: str, outputs: Tensors) -> bool:
+    ruling = judge_output(outputs.get(name), subject.expected(name), tolerance=None)
+    return ruling.verdict != Verdict.PASS
+
+
+def _pair(output: torch.Tensor, right: torch.Tensor) -> Pair | None:
+    if output.shape != right.shape:
+        return None
+    return Pair(output.float(), right.to(output.dtype).float(), output.dtype)
+
+
+def _profile(pair: Pair, within: Mapping[str, torch.Tensor]) -> float:
+    """Lower the shares of elements within each tolerance to this output's; gives the largest error."""
+    if not pair.actual.numel():
+        return 0.0
+    finite = torch.isfinite(pair.actual) & torch.isfinite(pair.expected)
+    odd = int((~finite & ~(pair.actual == pair.expected)).sum())
+    error, size = pair.error[finite].double(), pair.expected[finite].double().abs()
+    for name, exceeding in (("both", _both), ("sum", _sum)):
+        share = 1 - (exceeding(error, size) + odd) / pair.actual.numel()
+        within[name].copy_(torch.minimum(within[name], share))
+    return float(error.max()) if len(error) else 0.0
+
+
+def _both(error: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    """float64 [atol, rtol]: how many elements are off by more than either."""
+    count = len(STEPS) + 1
+    places = torch.bucketize(error, STEPS) * count + torch.bucketize(error / (size + 1e-8), STEPS)
+    table = torch.bincount(places, minlength=count * count).reshape(count, count)
+    return table.flip(0, 1).cumsum(0).cumsum(1).flip(0, 1)[1:, 1:].double()
+
+
+def _sum(error: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    """float64 [atol, rtol]: how many elements are off by more than both together."""
+    rows = []
+    for step in STEPS:
+        share = ((error - step).clamp_min(0) / size).nan_to_num(0.0)
+        counts = torch.bincount(torch.bucketize(share, STEPS), minlength=len(STEPS) + 1)
+        rows.append(counts.flip(0).cumsum(0).flip(0)[1:].double())
+    return torch.stack(rows)
+
+
+def _same(outputs: Tensors, right: Tensors | None) -> bool:
+    return right is not None and all(same_bits(value, right[name]) for name, value in outputs.items())
+
+
+def main() -> int:
+    """Exit code 0: the page is written."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", type=Path, action="append", required=True, help="may be given several times")
+    parser.add_argument("--op-type", nargs="*", help="these alone")
+    parser.add_argument("--out", type=Path, default=Path("results/judge-of-judges"))
+    parser.add_argument("--page", type=Path, help="file for the page")
+    parser.add_argument("--memory-gib", type=int, default=4, help="leave definitions out that need more")
+    parser.add_argument("--jobs", type=int, default=1)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    chosen: dict[str, Definition] = {}
+    left_out: dict[str, str] = {}
+    for dataset in options.dataset:
+        for name, entry in read_tree(dataset).definitions.items():
+            why = _why_not(entry.definition, options)
+            if why is None:
+                chosen.setdefault(name, entry.definition)
+            elif why and name not in chosen:
+                left_out[name] = why
+    started = time.monotonic()
+    waiting = {name: one for name, one in chosen.items() if not (options.out / f"{name}.json").exists()}
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.jobs, mp_context=context) as processes:
+        order = sorted(waiting.values(), key=lambda one: memory(one, SIZES))
+        futures = {processes.submit(measure, one.as_json()): one.name for one in order}
+        for future in as_completed(futures):
+            name = futures[future]
+            (options.out / f"{name}.json").write_text(json.dumps(future.result()), encoding="utf-8")
+            sys.stderr.write(f"{time.monotonic() - started:.0f} s: {name}\n")
+            _write(options, chosen, left_out)
+    _write(options, chosen, left_out)
+    return 0
+
+
+def _why_not(definition: Definition, options: argparse.Namespace) -> str | None:
+    """Why a definition is left out; empty: nobody asked for it."""
+    op, unknown = registry.for_definition(definition)
+    if options.op_type is not None and definition.op_type not in options.op_type:
+        return ""
+    if unknown is not None or answers_of(definition.op_type) is None:
+        return "no answers are known"
+    cases = op.cases(definition, sizes=SIZES, seed=0)
+    if any(op.trials(definition, case) for case in cases):
+        return ""
+    if memory(definition, SIZES) > options.memory_gib * GIB:
+        return f"needs more than {options.memory_gib} GiB"
+    return None
+
+
+def _write(options: argparse.Namespace, chosen: Mapping[str, Definition], left_out: Mapping[str, str]) -> None:
+    files = [options.out / f"{name}.json" for name in sorted(chosen)]
+    found = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+    text = "\n".join(page(found, left_out)) + "\n"
+    if options.page:
+        options.page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Published evaluators as they are known: what each lets pass, and tolerances that do best in their formats."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from calibration.evaluated import GRID, page, proposals
+from calibration.evaluators import EVALUATORS, Pair, both_exceeded, sum_exceeded
+from judge_of_judges import _both, _sum, measure
+from traceproof.dataset.tree import read_tree
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TESTS = read_tree(Path(__file__).parent / "dataset").definitions
+GEMM = TESTS["gemm_n96_k160"].definition
+RIGHT = torch.linspace(1.0, 4.0, 1000, dtype=torch.float64).reshape(10, 100)
+
+
+def refused(name: str, output: torch.Tensor, right: torch.Tensor = RIGHT) -> bool:
+    """Whether an evaluator refuses an output of the product."""
+    return EVALUATORS[name].refuses(GEMM, {"C": output.to(torch.float16)}, {"C": right})
+
+
+def one_off(by: float, count: int = 1) -> torch.Tensor:
+    """The right output with some elements off by a factor."""
+    output = RIGHT.clone()
+    output.view(-1)[:count] *= by
+    return output
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "expected"),
+    [
+        ("flashinfer-bench default", one_off(1.008), False),
+        ("flashinfer-bench default", one_off(1.02), True),
+        ("flashinfer-bench low bit", one_off(1.5, 49), False),
+        ("flashinfer-bench low bit", one_off(1.5, 51), True),
+        ("contest MoE", one_off(5.0, 99), False),
+        ("SOL-ExecBench", one_off(2.0, 9), False),
+        ("SOL-ExecBench", one_off(2.0, 11), True),
+        ("KernelBench", one_off(1.015), False),
+        ("KernelBench", one_off(1.03), True),
+        ("FlashInfer default check", one_off(1.004), True),
+        ("FlashInfer gemm check", one_off(1.5, 300), False),
+        ("FlashInfer gemm check", one_off(math.nan), False),
+        ("FlashInfer gemm check", -RIGHT, True),
+    ],
+)
+def test_an_evaluator_lets_pass_what_its_rule_says(name: str, output: torch.Tensor, *, expected: bool) -> None:
+    assert refused(name, output) is expected
+
+
+def test_a_right_infinity_is_refused_by_flashinfer_bench_and_passes_kernelbench() -> None:
+    right = RIGHT.clone()
+    right[0, 0] = -math.inf
+    assert refused("flashinfer-bench default", right, right)
+    assert not refused("KernelBench", right, right)
+
+
+def test_a_definitions_answers_are_measured_and_a_proposal_refuses_no_right_one() -> None:
+    found = measure(TESTS["rmsnorm_h96"].definition.as_json())
+    wrong = [one for one in found["answers"] if one["wrong"]]
+    right = [one for one in found["answers"] if not one["wrong"]]
+    assert all(one["refused"]["traceproof"] is one["wrong"] for one in found["answers"])
+    assert len(right) == 3
+    best = proposals(found)["flashinfer-bench"]
+    place = GRID.index(best["atol"]), GRID.index(best["rtol"])
+    assert all(one["within"]["both"][place[0]][place[1]] >= best["ratio"] for one in right)
+    assert 0 < best["refused"] <= len(wrong)
+    text = "\n".join(page([found], {"another": "needs more than 4 GiB"}))
+    assert f"| traceproof | 1 | 0 | {len(wrong)} | 0 | 3 |" in text
+    assert "`another` (needs more than 4 GiB)" in text
+
+
+def test_counting_by_steps_is_counting_by_each_tolerance() -> None:
+    actual, expected = torch.randn(2, 500).unbind()
+    pair = Pair(actual, expected, torch.float32)
+    error, size = pair.error.double(), expected.double().abs()
+    for exceeding, counted in ((both_exceeded, _both(error, size)), (sum_exceeded, _sum(error, size))):
+        wanted = [[int(exceeding(pair, atol, rtol).sum()) for rtol in GRID] for atol in GRID]
+        assert counted.tolist() == wanted
