@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from traceproof.judge import gates
+from traceproof.judge.metrics import OCTAVES, Figures
 from traceproof.judge.numeric_gates import gate_of, numeric_gate
 from traceproof.judge.numerics import Numeric
 from traceproof.judge.output import Expected, Ruling, judge_output, numerics_of, rule_on
+from traceproof.judge.specification import Row
 from traceproof.ops.compare import Backward, Close, Comparison, Exact, IndexSet, Quantised
 from traceproof.reasons import Failure, Skip, Verdict
 
@@ -284,3 +286,13 @@ def test_chunks_fall_on_the_same_side_of_a_gate(kind: str, outwards: float) -> N
         gate.hold(gate.prepare(actual[row : row + 1], part))
     assert gate.gate().margin == pytest.approx(outwards, rel=1e-6)
     assert gate.gate().ok == (outwards < 1)
+
+
+def test_the_histogram_counts_each_element_by_its_share_of_what_is_allowed() -> None:
+    figures = Figures(Row(1.0, 0.0))
+    low, high = OCTAVES
+    shares = torch.tensor([0.0, 2.0**-40, 0.5, 0.75, 1.5, 1e30], dtype=torch.float64)
+    figures.add(shares, torch.zeros(6, dtype=torch.float64))
+    counts = figures.summary()["histogram"]
+    by_octave = {low + place: count for place, count in enumerate(counts) if count}
+    assert by_octave == {low: 2, 0: 2, 1: 1, high: 1}

@@ -10,6 +10,7 @@ from traceproof.judge.specification import Row
 
 WORST = 5
 TINY = 1e-300  # for a tolerance of 0
+OCTAVES = (-16, 8)  # of a histogram of shares: the first bin holds all below 2^-16, the last one all from 2^7
 
 
 class Figures:
@@ -28,6 +29,7 @@ class Figures:
         self._max_abs = self._max_rel = self._sum_abs = self._sum_rel = 0.0
         self._squares = self._actual_energy = self._expected_energy = self._product = 0.0
         self._worst: list[tuple[float, dict[str, Any]]] = []
+        self._octaves = [0] * (OCTAVES[1] - OCTAVES[0] + 1)
 
     def add(self, actual: torch.Tensor, expected: torch.Tensor, start: int = 0) -> None:
         """Add a chunk: both float64 and of one shape; `start` is its place along the first axis."""
@@ -43,7 +45,8 @@ class Figures:
         error = (a - e).abs()
         self._elements += actual.numel()
         self._finite += a.numel()
-        self._hits += int((error <= self._row.atol + self._row.rtol * e.abs()).sum()) + beside
+        allowed = self._row.atol + self._row.rtol * e.abs()
+        self._hits += int((error <= allowed).sum()) + beside
         found = _worst_of(error, actual, expected) if whole else worst(actual, expected)
         for _, place in found:
             if start:
@@ -51,9 +54,10 @@ class Figures:
         self._worst = sorted([*self._worst, *found], key=lambda item: -item[0])[:WORST]
         if not a.numel():
             return
+        share = error / allowed.clamp_min_(TINY)
         if self._weighed:
-            allowed = self._row.atol + self._row.rtol * e.abs()
-            self.excess = max(self.excess, float((error / allowed.clamp_min(TINY)).max()))
+            self.excess = max(self.excess, float(share.max()))
+        self._count(share)
         relative = error / e.abs().clamp_min(torch.finfo(torch.float32).tiny)
         self._max_abs = max(self._max_abs, float(error.max()))
         self._max_rel = max(self._max_rel, float(relative.max()))
@@ -64,10 +68,19 @@ class Figures:
         self._expected_energy += float(e @ e)
         self._product += float(a @ e)
 
+    def _count(self, share: torch.Tensor) -> None:
+        """Add to the histogram: bin i holds shares in [2^(k-1), 2^k) for k = OCTAVES[0] + i."""
+        low, high = OCTAVES
+        exponent = torch.frexp(share.clamp_max_(2.0**high)).exponent  # 0 has the exponent 0
+        exponent.masked_fill_(share == 0, low).clamp_(low, high)
+        counts = torch.bincount(exponent.sub_(low), minlength=len(self._octaves)).tolist()
+        self._octaves = [one + more for one, more in zip(self._octaves, counts, strict=True)]
+
     def summary(self) -> dict[str, Any]:
         """The figures of all chunks, over the positions where both are finite.
 
-        max_abs, mean_abs, max_rel, mean_rel, cosine, mse, hit_ratio (of `row`, over all positions), worst (the
+        max_abs, mean_abs, max_rel, mean_rel, cosine, mse, hit_ratio (of `row`, over all positions), histogram
+        (elements by error as a share of what `row` allows at their place, a bin per octave of OCTAVES), worst (the
         top 5 positions by absolute error: index, actual, expected). Figures that no position supports are None.
         """
         count, elements = self._finite, self._elements
@@ -78,7 +91,7 @@ class Figures:
             "within_specification": self._hits >= self._row.hit_ratio * elements,
         }
         if not count:
-            names = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse")
+            names = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "histogram")
             return figures | dict.fromkeys(names) | {"worst": []}
         norms = math.sqrt(self._actual_energy) * math.sqrt(self._expected_energy)
         return figures | {
@@ -88,6 +101,7 @@ class Figures:
             "mean_rel": self._sum_rel / count,
             "cosine": self._product / norms if norms else None,
             "mse": self._squares / count,
+            "histogram": self._octaves,
             "worst": [place for _, place in self._worst],
         }
 
