@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from traceproof.judge import gates
-from traceproof.judge.metrics import OCTAVES, Figures
+from traceproof.judge.metrics import Figures
 from traceproof.judge.numeric_gates import gate_of, numeric_gate
 from traceproof.judge.numerics import Numeric
+from traceproof.judge.octaves import OCTAVES
 from traceproof.judge.output import Expected, Ruling, judge_output, numerics_of, rule_on
 from traceproof.judge.specification import Row
 from traceproof.ops.compare import Backward, Close, Comparison, Exact, IndexSet, Quantised

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from traceproof.actors.registry import ACTORS, PAIR
@@ -15,6 +16,17 @@ from traceproof.stacks import distribution
 BAD = frozenset({Verdict.FAIL, Verdict.ERROR})
 MOVED = 2.0  # factor; kernels that add in another order differ by some tenths without anything being wrong
 FLOOR = 0.05  # of the gate's limit: below it a margin is noise of the last bits
+
+# The kinds of change that Diff has rows of, by attribute, in words.
+TITLES: Mapping[str, str] = MappingProxyType(
+    {
+        "failing": "newly failing",
+        "skipped": "newly skipped",
+        "vanished_rows": "passed before and is gone",
+        "passing": "newly passing",
+        "moved": "margin moved",
+    }
+)
 
 Row = Mapping[str, Any]
 Key = tuple[str, str, str, str]  # text, case and seed, actor, output
@@ -40,6 +52,16 @@ class Bump:
         else:
             return ""
         return f"{how} between {self.package} {self.before} and {self.after}"
+
+
+def side(row: Row | None) -> str:
+    """One side of a change: the verdict, with its margin or reason."""
+    if row is None:
+        return "absent"
+    margin = (row.get("gate") or {}).get("margin")
+    if isinstance(margin, int | float):
+        return f"{row['verdict']} (margin {margin:.3g})"
+    return f"{row['verdict']} ({row['reason']})" if row.get("reason") else str(row["verdict"])
 
 
 def bumps_of(before: Kept, after: Kept, row: Row) -> list[Bump]:
@@ -76,6 +98,15 @@ class Diff:
     def worse(self) -> bool:
         """Whether something fails, is skipped or is gone that was not before."""
         return bool(self.failing or self.skipped or self.vanished_apis or self.vanished_rows)
+
+    @property
+    def versions(self) -> Iterator[str]:
+        """A line per package whose version changed in a stack."""
+        for stack, versions in self.after.about["stacks"].items():
+            was = self.before.about["stacks"].get(stack, {})
+            for name in sorted({*versions, *was}):
+                if versions.get(name) != was.get(name):
+                    yield f"{stack}: {name} {was.get(name)} -> {versions.get(name)}"
 
     def between(self, was: Row | None, row: Row | None) -> str:
         """Between which versions a row was fixed or broken; empty where the version or the verdict stayed."""

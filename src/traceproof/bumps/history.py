@@ -18,7 +18,10 @@ from traceproof.pipeline.rows import VerdictRow, read_rows
 from traceproof.store import write_json
 
 # What of a row two runs can be compared by.
-KEPT = ("definition", "op_type", "case", "actor", "output", "verdict", "reason", "message", "gate", "size", "seed")
+KEPT = (
+    *("definition", "op_type", "case", "actor", "output"),
+    *("verdict", "reason", "message", "gate", "size", "seed", "device"),
+)
 Rows = list[dict[str, Any]]
 NEWEST = {"latest": 0, "previous": 1}
 
@@ -74,7 +77,7 @@ def keep(
     with FileLock(folder / ".lock"):  # runs of other selections keep theirs in the same file
         if path.is_file():
             try:
-                rows += _untouched(_load(path).rows, rows, scope)
+                rows += _untouched(load(path).rows, rows, scope)
             except TraceproofError as error:
                 sys.stderr.write(f"what was kept of earlier runs is lost: {error}\n")
         value = {
@@ -113,7 +116,17 @@ def _unit(row: Mapping[str, Any], *, whole: bool) -> tuple[Any, ...]:
     return row.get("dataset"), row["definition"], row["actor"], row.get("seed"), part
 
 
-def _load(path: Path) -> Kept:
+def states(folder: Path) -> list[Path]:
+    """The files of the kept states, the newest first."""
+    return sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def load(path: Path) -> Kept:
+    """The state that a file holds.
+
+    Raises:
+        TraceproofError: it holds none.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         return Kept(value["digest"], tuple(value["rows"]), value)
@@ -128,14 +141,14 @@ def find(folder: Path, name: str) -> Kept:
         TraceproofError: there is none, or several.
     """
     if Path(name).is_file():
-        return _load(Path(name))
-    files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+        return load(Path(name))
+    files = states(folder)
     if name in NEWEST:
         found = files[NEWEST[name] : NEWEST[name] + 1]
     else:
         found = [path for path in files if path.stem.startswith(name)]
     if len(found) == 1:
-        return _load(found[0])
+        return load(found[0])
     raise TraceproofError(
         f"{len(found) or 'no'} kept states are called {name!r}",
         problems=[path.stem for path in found or files][:10],

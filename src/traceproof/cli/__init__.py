@@ -33,6 +33,7 @@ COMMANDS = {
     "verify": "verify:verify",
     "judge": "judge:judge_command",
     "show": "show:show",
+    "site": "site:site",
     "lint": "lint:lint_command",
     "extract-kernel-definitions": "extract:extract_kernel_definitions",
     "add-new-model": "add_new_model:add_new_model",

@@ -7,19 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from traceproof.bumps.diff import Diff, diff
+from traceproof.bumps.diff import TITLES, Diff, diff, side
 from traceproof.bumps.history import Kept, find
 from traceproof.cli import options, run
 from traceproof.store import write_text
 
 SHOWN = 20  # rows of one kind on the terminal; --json and --markdown have all
-TITLES: Mapping[str, str] = {
-    "failing": "newly failing",
-    "skipped": "newly skipped",
-    "vanished_rows": "passed before and is gone",
-    "passing": "newly passing",
-    "moved": "margin moved",
-}
 
 
 def diff_command(
@@ -49,7 +42,7 @@ def diff_command(
 
 
 def _lines(old: Kept, new: Kept, found: Diff, *, limit: int) -> list[str]:
-    lines = [f"{old.digest[:12]} -> {new.digest[:12]}", *_versions(old, new)]
+    lines = [f"{old.digest[:12]} -> {new.digest[:12]}", *(f"  {line}" for line in found.versions)]
     for kind, title in TITLES.items():
         pairs: Sequence[tuple[Any, Any]] = getattr(found, kind)
         lines.append(f"{len(pairs)} {title}")
@@ -60,35 +53,19 @@ def _lines(old: Kept, new: Kept, found: Diff, *, limit: int) -> list[str]:
     return lines + [f"API new: {name}" for name in found.new_apis]
 
 
-def _versions(old: Kept, new: Kept) -> list[str]:
-    lines = []
-    for stack, versions in new.about["stacks"].items():
-        was = old.about["stacks"].get(stack, {})
-        names = [name for name in sorted({*versions, *was}) if versions.get(name) != was.get(name)]
-        lines += [f"  {stack}: {name} {was.get(name)} -> {versions.get(name)}" for name in names]
-    return lines
-
-
 def _pair(found: Diff, was: Mapping[str, Any] | None, row: Mapping[str, Any] | None) -> str:
     one = row or was or {}
     between = found.between(was, row)
-    parts = [f"{side['verdict']}{_detail(side)}" if side else "absent" for side in (was, row)]
-    text = f"{one['definition']} {one.get('case')} {one['actor']} {one['output']}: {parts[0]} -> {parts[1]}"
+    where = f"{one['definition']} {one.get('case')} {one['actor']} {one['output']}"
+    text = f"{where}: {side(was)} -> {side(row)}"
     return f"{text}; {between}" if between else text
-
-
-def _detail(row: Mapping[str, Any]) -> str:
-    margin = (row.get("gate") or {}).get("margin")
-    if isinstance(margin, int | float):
-        return f" (margin {margin:.3g})"
-    return f" ({row['reason']})" if row.get("reason") else ""
 
 
 def _page(old: Kept, new: Kept, found: Diff) -> list[str]:
     lines = [
         f"# {old.digest[:12]} to {new.digest[:12]}",
         "",
-        *(f"- {line.strip()}" for line in _versions(old, new)),
+        *(f"- {line}" for line in found.versions),
     ]
     for kind, title in TITLES.items():
         pairs = getattr(found, kind)

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from traceproof.judge.octaves import OCTAVES
 from traceproof.judge.specification import Row
 
 WORST = 5
 TINY = 1e-300  # for a tolerance of 0
-OCTAVES = (-16, 8)  # of a histogram of shares: the first bin holds all below 2^-16, the last one all from 2^7
 
 
 class Figures:

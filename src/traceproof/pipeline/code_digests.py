@@ -51,6 +51,14 @@ class CodeDigests:
         """Digest of the code that the summary depends on."""
         return code_digest("traceproof.pipeline.stages.report")
 
+    @cached_property
+    def site_code(self) -> str:
+        """Digest of what the site depends on: code, templates, what is copied beside the pages."""
+        folders = (SOURCE / "site" / name for name in ("templates", "assets"))
+        files = sorted(path for folder in folders for path in folder.iterdir())
+        code = code_digest("traceproof.site.build")
+        return digest_json([code, [digest_bytes(path.read_bytes()) for path in files]])
+
 
 def _op(op_type: str) -> tuple[str, ...]:
     return (registry.module(op_type) or "traceproof.ops.generic",)

@@ -1,7 +1,7 @@
 """Verdict rows: typed, checked once where they are read."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -110,14 +110,20 @@ class VerdictRow(Record):
 
 
 def read_rows(path: Path) -> list[VerdictRow]:
-    """The rows of a verdict file.
+    """The rows of a verdict file; raises as `each_row` does."""
+    return list(each_row(path))
+
+
+def each_row(path: Path) -> Iterator[VerdictRow]:
+    """The rows of a verdict file, one after the other: a file may hold more than fits into memory.
 
     Raises:
         TraceproofError: it can not be read, or holds something else.
     """
     try:
-        lines = path.read_bytes().splitlines()
-        return [VerdictRow.model_validate_json(line) for line in lines]
+        with path.open("rb") as file:
+            for line in file:
+                yield VerdictRow.model_validate_json(line)
     except (OSError, ValidationError) as error:
         problems = [first_problem(error)]
         raise TraceproofError(f"the verdicts {path} cannot be read", problems=problems, todo=AGAIN) from error

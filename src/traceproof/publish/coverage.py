@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from traceproof.dataset.tree import Tree
+from traceproof.dataset.definition import Definition
 from traceproof.publish.ledger import REFERENCE, Ledger
 from traceproof.text import markdown
 
@@ -41,17 +41,16 @@ class Row:
         return asdict(self) | {"by": list(self.by)}
 
 
-def coverage(tree: Tree, ledger: Ledger) -> tuple[Row, ...]:
+def coverage(definitions: Iterable[Definition], ledger: Ledger) -> tuple[Row, ...]:
     """A row for each model tag of each definition, by model, op_type and name."""
     rows = []
-    for name, entry in tree.definitions.items():
-        definition = entry.definition
+    for definition in definitions:
         standing = ledger.standing(definition)
-        record = ledger.records.get(name, {}).get(REFERENCE)
+        record = ledger.records.get(definition.name, {}).get(REFERENCE)
         rows += [
             Row(
                 model=model,
-                definition=name,
+                definition=definition.name,
                 op_type=definition.op_type,
                 tp=_number(definition.tags, "tp"),
                 ep=_number(definition.tags, "ep"),

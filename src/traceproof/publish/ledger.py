@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,18 +161,32 @@ def keep(verdicts: Sequence[Path], path: Path, store: Path, *, references: Mappi
     Raises:
         TraceproofError: a verdict file is missing or torn, or the disk is full.
     """
-    rows: dict[tuple[str, str], list[VerdictRow]] = {}
-    for file in verdicts:
-        for row in read_rows(file):
-            if PAIR not in row.actor:  # two ground truths held against each other: evidence beside the point
-                rows.setdefault((row.definition, row.actor), []).append(row)
     dates = Store(store, "ledger")
-    ledger = Ledger(_record(group, dates, references.get(name, "")) for (name, _), group in rows.items())
+    rows = (row for file in verdicts for row in read_rows(file))
+    ledger = Ledger(records(rows, partial(_date, dates), references))
     ledger.write(path)
     return ledger
 
 
-def _record(rows: Sequence[VerdictRow], dates: Store, reference: str) -> Record:
+def records(
+    rows: Iterable[VerdictRow], date: Callable[[str], str], references: Mapping[str, str]
+) -> Iterator[Record]:
+    """The records that verdict rows come to, one per definition and actor.
+
+    Args:
+        rows: all rows of each definition that has any.
+        date: the day on which a record was first written, by the digest of its content.
+        references: text of each definition's reference, for its digest.
+    """
+    groups: dict[tuple[str, str], list[VerdictRow]] = {}
+    for row in rows:
+        if PAIR not in row.actor:  # two ground truths held against each other: evidence beside the point
+            groups.setdefault((row.definition, row.actor), []).append(row)
+    for (name, _), group in groups.items():
+        yield _record(group, date, references.get(name, ""))
+
+
+def _record(rows: Sequence[VerdictRow], date: Callable[[str], str], reference: str) -> Record:
     first = rows[0]
     fixed = [row for row in rows if not is_hidden(row.case) and not row.twin]  # others meet other hidden cases
     compared = [row for row in fixed if row.verdict == Verdict.PASS and row.output != WHOLE]
@@ -192,7 +207,7 @@ def _record(rows: Sequence[VerdictRow], dates: Store, reference: str) -> Record:
         "device": known.device,
         "seed": known.seed,
     }
-    return Record(**content, date=_date(dates, digest_json(content)))
+    return Record(**content, date=date(digest_json(content)))
 
 
 def _digests(

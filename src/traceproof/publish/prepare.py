@@ -105,7 +105,7 @@ def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[st
     parts = source.run / "publish" / "parts"
     verified = [name for name in names if ledger.standing(tree.definitions[name].definition).verified]
     _write_parts(source, tree, verified, parts)  # assembling tells what is wrong with the others
-    rows = coverage(tree, ledger)
+    rows = coverage((entry.definition for entry in tree.definitions.values()), ledger)
     made = []
     for slug, title, group in _groups(tree, names, per):
         tests = source.run / "publish" / "tests" / path_part(slug)
