@@ -118,7 +118,7 @@ class Site:
                 self._models += coverage([view.definition], view.ledger)
             for kind, row in view.findings:
                 cells = [kind, row.actor, str(row.case or row.path), row.output, str(row.verdict), str(row.reason)]
-                self._findings.append([link(view.name), *cells, row.message[:300], row.repeat])
+                self._findings.append([link(view.name), *cells, row.message[:300]])
             self._ledger += [_ledger_row(record) for record in view.records]
             shown = {key: highlighted(getattr(view.definition, key, None) or "") for key in ("reference", "init")}
             self._pages.write(f"definitions/{slug}.html", "definition", view=view, op_slug=op.slug, **shown)
@@ -168,7 +168,7 @@ class Site:
     def _tables(self) -> None:
         told = "Failures and errors, the known ones of known.yaml among them, and known ones that did not show."
         facets = ["kind", "implementation", "verdict", "reason"]
-        columns = ["definition", *facets[:2], "case", "output", *facets[2:], "message", "repeat"]
+        columns = ["definition", *facets[:2], "case", "output", *facets[2:], "message"]
         self._pages.table("findings.html", "Findings", told, rows(columns, facets, iter(self._findings)))
         told = "What was proved of each definition, against what. The tag status:verified follows from it."
         facets = ["implementation", "status", "against", "device"]

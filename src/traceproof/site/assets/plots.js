@@ -26,6 +26,7 @@
     const ink = () => colour("muted");
     const limited = data.kind !== "histogram";
     const powers = (_, values) => values.map((value) => (Number.isInteger(Math.log10(value)) ? value : null));
+    const marks = limited ? { ...grid, filter: powers } : grid;
     const ticks = (_, places) => places.map((place) =>
       (Number.isInteger(place) && data.labels[place] !== undefined ? shortened(data.labels[place]) : ""));
     const list = data.series.map(([name], place) => series(data.kind, name, place));
@@ -42,7 +43,7 @@
       },
       axes: [
         { stroke: ink, grid, rotate: -45, size: 100, values: ticks, incrs: [1, 2, 5, 10, 20, 50, 100], space: 22 },
-        { stroke: ink, grid: limited ? { ...grid, filter: powers } : grid, size: 70, labelSize: 20,
+        { stroke: ink, grid: marks, ticks: marks, size: 70, labelSize: 20,
           label: limited ? "share of the limit" : "elements",
           ...(limited ? { filter: powers, values: (_, values) => values.map((value) => value ?? "") } : {}) },
       ],
@@ -54,8 +55,9 @@
   function columns(data) {
     const shown = data.series.map(([, values]) => values.map((value) =>
       (value === null || data.kind === "histogram" ? value : Math.max(value, LEAST))));
-    const limit = data.kind === "histogram" ? [] : [data.labels.map(() => 1)];
-    return [data.labels.map((_, place) => place), ...shown, ...limit];
+    const places = data.labels.map((_, place) => place);
+    if (data.kind !== "histogram") return [places, ...shown, places.map(() => 1)];
+    return [[...places, places.length], ...shown.map((counts) => [...counts, counts.at(-1)])]; // where the last bin ends
   }
 
   function table(data) {
