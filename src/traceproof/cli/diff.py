@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from traceproof.bumps.diff import TITLES, Diff, diff, side
-from traceproof.bumps.history import Kept, find
+from traceproof.bumps.history import find
 from traceproof.cli import options, run
 from traceproof.store import write_text
 
@@ -33,16 +33,16 @@ def diff_command(
     old, new = find(folder, before), find(folder, after)
     found = diff(old, new)
     if str(json_file) != "-":
-        sys.stdout.write("\n".join(_lines(old, new, found, limit=SHOWN)) + "\n")
+        sys.stdout.write("\n".join(_lines(found, limit=SHOWN)) + "\n")
     if markdown is not None:
-        write_text(markdown, "\n".join(_page(old, new, found)) + "\n")
+        write_text(markdown, "\n".join(_page(found)) + "\n")
     code = run.FINDINGS if found.worse else run.FINE
     run.write_result(json_file, {"exit_code": code, "before": old.digest, "after": new.digest, **found.as_json()})
     raise typer.Exit(code)
 
 
-def _lines(old: Kept, new: Kept, found: Diff, *, limit: int) -> list[str]:
-    lines = [f"{old.digest[:12]} -> {new.digest[:12]}", *(f"  {line}" for line in found.versions)]
+def _lines(found: Diff, *, limit: int) -> list[str]:
+    lines = [f"{found.before.digest[:12]} -> {found.after.digest[:12]}", *(f"  {line}" for line in found.versions)]
     for kind, title in TITLES.items():
         pairs: Sequence[tuple[Any, Any]] = getattr(found, kind)
         lines.append(f"{len(pairs)} {title}")
@@ -61,9 +61,9 @@ def _pair(found: Diff, was: Mapping[str, Any] | None, row: Mapping[str, Any] | N
     return f"{text}; {between}" if between else text
 
 
-def _page(old: Kept, new: Kept, found: Diff) -> list[str]:
+def _page(found: Diff) -> list[str]:
     lines = [
-        f"# {old.digest[:12]} to {new.digest[:12]}",
+        f"# {found.before.digest[:12]} to {found.after.digest[:12]}",
         "",
         *(f"- {line}" for line in found.versions),
     ]
