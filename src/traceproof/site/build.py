@@ -131,7 +131,7 @@ class Site:
         for name, found in self._finished.verdicts(plan.op_type):
             seen.add(name)
             yield self._view(plan, name, found)
-        for name in plan.definitions.keys() - seen:
+        for name in sorted(plan.whole.keys() - seen):
             yield self._view(plan, name, [])
 
     def _view(self, plan: OpTypePlan, name: str, found: list[VerdictRow]) -> View:

@@ -68,6 +68,11 @@ class View:
         return self.ledger.standing(self.definition) if self.definition is not None else None
 
     @property
+    def twin(self) -> str:
+        """Which axes are smaller in what was judged in its place; empty: it was judged itself."""
+        return next((row.twin for row in self.rows if row.twin), "")
+
+    @property
     def records(self) -> list[Record]:
         """Its records of the ledger."""
         return list(self.ledger.records.get(self.name, {}).values())

@@ -12,7 +12,7 @@
   };
   const said = (cell) => (Array.isArray(cell) ? cell[0] : cell ?? "");
   const WORDS = new Set(["pass", "fail", "error", "skip", "right", "wrong", "known", "unverified", "not_run",
-    "agreed", "consistent", "relaxed", "new", "unexpected", "passed", "failed"]);
+    "agreed", "consistent", "relaxed", "twin", "new", "unexpected", "passed", "failed"]);
 
   function filled(cell) {
     if (Array.isArray(cell)) return make("a", { href: cell[1], textContent: cell[0] });
@@ -98,6 +98,7 @@
     const selects = source.facets.map(([name, values]) => {
       const select = make("select", {}, make("option", { value: "", textContent: "all" }),
         ...values.map((value) => make("option", { value, textContent: value || "none" })));
+      select.setAttribute("aria-label", name); // the label's text holds all options
       select.addEventListener("change", () => { chosen[name] = select.value; page = 0; draw(); });
       filters.append(make("label", {}, `${name} `, select));
       return [name, select];
