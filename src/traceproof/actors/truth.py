@@ -2,6 +2,7 @@
 
 import torch
 
+from traceproof.actors import interpreted
 from traceproof.actors.base import Actor
 from traceproof.actors.built import failure
 from traceproof.dataset.definition import Definition
@@ -28,10 +29,14 @@ class Truth(Actor):
             return Unavailable(
                 Skip.NO_ADAPTER, f"{self.name} has no adapter for this form of {definition.op_type}"
             )
-        blocked = adapter.blocked(definition, torch.device(self.device))
+        stack = STACKS[STACK_OF[self.name]]
+        simulated = stack.triton and self.device == "cpu" and interpreted.asked()
+        blocked = adapter.blocked(definition, None if simulated else torch.device(self.device))
         if blocked is not None:
             return blocked
-        api = resolve(STACKS[STACK_OF[self.name]], adapter.apis)
+        if simulated:
+            interpreted.prepare()
+        api = resolve(stack, adapter.apis)
         if isinstance(api, Unavailable):
             return api
         refused = adapter.refuses(api, definition)

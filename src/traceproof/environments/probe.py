@@ -8,6 +8,7 @@ import sys
 from importlib import metadata
 from typing import Any
 
+from traceproof.actors import interpreted
 from traceproof.environments import toolkit
 from traceproof.stacks import STACKS
 
@@ -41,6 +42,8 @@ def probe(cuda_home: str = "") -> dict[str, Any]:
         "capability": None,
         "driver": None,
     }
+    if interpreted.asked():
+        found["interpreted"] = True  # kernels in Triton, on the CPU
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         found |= {

@@ -94,6 +94,12 @@ class Rows(BaseModel):
         return sorted_
 
     @property
+    def broken(self) -> bool:
+        """Whether most of what was compared are errors: the release does not run here."""
+        errors = [key for key, (verdict, _) in self.compared.items() if verdict is Verdict.ERROR]
+        return 2 * len(errors) > len(self.compared)
+
+    @property
     def failing(self) -> dict[str, str]:
         """Messages of the rows that are failures or errors."""
         return {key: message for key, (verdict, message) in self.compared.items() if verdict is not Verdict.PASS}
@@ -108,8 +114,12 @@ def judged(bug: Bug, bad: Sequence[VerdictRow], good: Sequence[VerdictRow]) -> O
     before, after = Rows.of(bad), Rows.of(good)
     if not before.compared or not after.compared:
         return _nothing(bug, before, after)
-    errors = {key for key, (verdict, _) in before.compared.items() if verdict is Verdict.ERROR}
-    counted = before.failing if bug.shows is not Shows.WRONG else _without(before.failing, errors)
+    wrong = bug.shows is Shows.WRONG
+    for rows in (before, after) if wrong else (after,):
+        if rows.broken:
+            message = next(said for verdict, said in rows.compared.values() if verdict is Verdict.ERROR)
+            return Outcome(bug=bug.id, found=Found.NOT_HERE, reason=Why.NOT_RUN, message=message)
+    counted = _without_errors(before) if wrong else before.failing
     passing = {_case(key) for key in after.compared.keys() - after.failing.keys()}
     flips = sorted(key for key in counted if key not in after.failing and _case(key) in passing)
     common = len(before.compared.keys() & after.compared.keys())
@@ -118,9 +128,6 @@ def judged(bug: Bug, bad: Sequence[VerdictRow], good: Sequence[VerdictRow]) -> O
         return outcome.model_copy(
             update={"found": Found.CAUGHT, "flips": tuple(flips), "message": counted[flips[0]]}
         )
-    if errors and errors.issuperset(before.compared):
-        first = before.compared[min(errors)][1]
-        return outcome.model_copy(update={"found": Found.NOT_HERE, "reason": Why.NOT_RUN, "message": first})
     return outcome.model_copy(update={"message": f"would be caught by {bug.cases}: {bug.needs}"})
 
 
@@ -133,8 +140,8 @@ def _nothing(bug: Bug, before: Rows, after: Rows) -> Outcome:
     return Outcome(bug=bug.id, found=Found.NOT_HERE, reason=reason, message=message)
 
 
-def _without(failing: dict[str, str], errors: set[str]) -> dict[str, str]:
-    return {key: message for key, message in failing.items() if key not in errors}
+def _without_errors(rows: Rows) -> dict[str, str]:
+    return {key: said for key, said in rows.failing.items() if rows.compared[key][0] is not Verdict.ERROR}
 
 
 def _case(key: str) -> str:

@@ -96,6 +96,7 @@ class Stack:
             parameter takes each, and which element of a tuple, if it is one; empty: nothing says so.
         linear_attention: whether its own tests are those of linear attention that `traceproof coverage` reads.
         main: whether planning, references, oracles and judging run in it.
+        triton: whether its kernels are Triton's alone, so that TRITON_INTERPRET=1 runs them on a CPU.
         reads_models: whether it is built to read models with, and runs no kernel.
         cpu: the environment in its place where there is no NVIDIA driver; empty: there is none.
         gb: what an environment takes when it is installed, where it is not GPU_GB.
@@ -125,6 +126,7 @@ class Stack:
     parameters: str = ""
     linear_attention: bool = False
     main: bool = False
+    triton: bool = False
     reads_models: bool = False
     cpu: str = ""
     gb: Mapping[str, float] = field(default_factory=dict)

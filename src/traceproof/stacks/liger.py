@@ -10,8 +10,10 @@ STACK = Stack(
     apis={
         "rms_norm": ("liger_kernel.ops.rms_norm:rms_norm_forward",),
         "fused_add_rms_norm": ("liger_kernel.ops.fused_add_rms_norm:fused_add_rms_norm_forward",),
+        "layer_norm": ("liger_kernel.ops.layer_norm:layer_norm_forward",),
         "rope": ("liger_kernel.ops.rope:rope_forward",),
     },
+    triton=True,
     origin=Origin(
         url="https://github.com/linkedin/Liger-Kernel.git",
         package="liger-kernel",

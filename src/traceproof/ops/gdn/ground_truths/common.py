@@ -28,7 +28,7 @@ def scale(inputs: Values) -> float:
 def with_tokens(inputs: Values) -> tuple[torch.Tensor, torch.Tensor]:
     """Numbers of the sequences that have tokens, and their bounds.
 
-    The Triton kernels number chunks by the sequences that have one, so an empty sequence would shift all after it;
+    SGLang's kernels number chunks by the sequences that have one, so an empty sequence would shift all after it;
     FlashInfer's kernel never ends where one is empty.
     """
     bounds = tensor(inputs, "cu_seqlens")

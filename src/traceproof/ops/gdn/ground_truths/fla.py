@@ -11,7 +11,7 @@ from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.gdn.forms import Form, is_form
 from traceproof.ops.gdn.ground_truths import DECODE, MTP, PREFILL
-from traceproof.ops.gdn.ground_truths.common import beta, log_decay, recurrent, scale, state, with_tokens
+from traceproof.ops.gdn.ground_truths.common import beta, log_decay, recurrent, scale, state
 
 SM = ((8, 0), (12, 9))
 
@@ -41,10 +41,9 @@ def _mtp(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 
 def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    """All sequences in one row of tokens. One without tokens keeps its state."""
+    """All sequences in one row of tokens, empty ones among them: such a one keeps its state."""
     del definition
     states = state(inputs, len(tensor(inputs, "cu_seqlens")) - 1)
-    rows, bounds = with_tokens(inputs)
     if not tensor(inputs, "q").shape[0]:
         return {"output": torch.empty_like(tensor(inputs, "v")), "new_state": states}
     output, after = api["chunk"](
@@ -54,13 +53,12 @@ def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
         g=log_decay(inputs)[None],
         beta=beta(inputs)[None],
         scale=scale(inputs),
-        initial_state=_flip(states[rows]),
+        initial_state=_flip(states),
         output_final_state=True,
         use_qk_l2norm_in_kernel=False,
-        cu_seqlens=bounds,
+        cu_seqlens=tensor(inputs, "cu_seqlens"),
     )
-    states[rows] = _flip(after)
-    return {"output": output[0], "new_state": states}
+    return {"output": output[0], "new_state": _flip(after)}
 
 
 ADAPTERS = (

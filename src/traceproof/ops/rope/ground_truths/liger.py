@@ -17,13 +17,18 @@ def _accepts(definition: Definition) -> bool:
 
 
 def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    """Tokens are one sequence [1, heads, tokens, width]; cosines are one half wide, so the width is told."""
+    """Tokens are sequences [batch, heads, tokens, width]: two where their number is even, so both forms are run.
+
+    Cosines are as wide as what is rotated, their halves alike: releases differ in what they take for it.
+    """
     del definition
-    q, k = tensor(inputs, "q").clone(), tensor(inputs, "k").clone()
-    cache = tensor(inputs, "cos_sin_cache")
-    cos, sin = cache[tensor(inputs, "positions").long()].float().chunk(2, dim=-1)
-    turned = api["rope"](q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos, sin, rotary_dim=cache.shape[-1])
-    return {"q_out": turned[0][0].transpose(0, 1), "k_out": turned[1][0].transpose(0, 1)}
+    angles = tensor(inputs, "cos_sin_cache")[tensor(inputs, "positions").long()].float()
+    batch = 1 if angles.shape[0] % 2 else 2
+    cos, sin = (half.repeat(1, 2) for half in angles.chunk(2, dim=-1))
+    rows = (tensor(inputs, "q").clone(), tensor(inputs, "k").clone(), cos, sin)
+    q, k, cos, sin = (one.reshape(batch, -1, *one.shape[1:]) for one in rows)
+    turned = api["rope"](q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+    return {name: turned[index].transpose(1, 2).flatten(0, 1) for index, name in enumerate(("q_out", "k_out"))}
 
 
 ADAPTERS = (Adapter("rope_forward", ROTARY, _call, ("rope",), accepts=_accepts, sm=((8, 0), (12, 9))),)

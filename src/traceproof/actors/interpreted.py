@@ -1,0 +1,70 @@
+"""Triton's interpreter: kernels on a CPU, program by program in NumPy, if `TRITON_INTERPRET=1` asks for it.
+
+Slow, and its sums are in another order than a GPU's: it shows mistakes of indices, masks and layouts.
+"""
+
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+VARIABLE = "TRITON_INTERPRET"
+# Functions of CUDA's library for devices that the language has too.
+SHARED = ("rsqrt", "sqrt", "exp", "exp2", "log", "log2")
+
+
+def asked() -> bool:
+    """Whether kernels are to be interpreted."""
+    return os.environ.get(VARIABLE) == "1"
+
+
+@cache
+def prepare() -> None:
+    """Give the interpreter what packages take from a GPU: a driver, its library, scalars as a kernel has them.
+
+    Triton offers none of the three for a CPU: a driver has to be named for tuning, functions of the library have
+    no body there, and numbers stay Python's where a kernel has float32.
+
+    Raises:
+        ImportError: Triton is not installed.
+    """
+    import numpy as np
+    import torch
+    from triton import language  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    from triton.language.extra import libdevice  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    from triton.runtime import driver, interpreter  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    class Processor:
+        """The driver of a machine without a GPU; every tiling takes the same time, so that the first is taken."""
+
+        def get_current_target(self) -> Any:  # noqa: ANN401 - Triton's
+            return GPUTarget("cpu", 0, 32)
+
+        def get_active_torch_device(self) -> torch.device:
+            return torch.device("cpu")
+
+        def get_benchmarker(self) -> Callable[..., list[float]]:
+            return lambda _, quantiles=(0.5,), **__: [0.0] * len(quantiles)
+
+    driver.set_active(Processor())
+    for name in SHARED:
+        setattr(libdevice, name, _late(language.math, name))
+    convert = interpreter._implicit_cvt  # noqa: SLF001 - the one place where arguments become tensors
+
+    def converted(value: Any) -> Any:  # noqa: ANN401 - any argument
+        if not isinstance(value, float):
+            return convert(value)
+        handle = interpreter.TensorHandle(np.array([value], dtype=np.float32), language.float32)
+        return language.tensor(handle, language.float32)
+
+    interpreter._implicit_cvt = converted  # noqa: SLF001
+
+
+def _late(module: Any, name: str) -> Callable[..., Any]:  # noqa: ANN401 - Triton's
+    """A function looked up at the call, since the interpreter replaces the language's functions while it runs."""
+
+    def call(value: Any) -> Any:  # noqa: ANN401 - Triton's
+        return getattr(module, name)(value)
+
+    return call

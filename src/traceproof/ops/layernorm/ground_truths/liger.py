@@ -1,0 +1,20 @@
+"""Liger-Kernel's layer norm in Triton: a row per program, one dtype for rows and outputs."""
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
+from traceproof.ops.base import Values
+from traceproof.ops.common.constants import named_constants
+from traceproof.ops.layernorm.ground_truths import NORM
+
+
+def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    hidden, weight, bias = (tensor(inputs, name) for name in ("hidden_states", "weight", "bias"))
+    returned = api["layer_norm"](hidden.contiguous(), weight, bias, named_constants(definition)["eps"])
+    return {"output": returned[0]}
+
+
+def _one_dtype(definition: Definition) -> bool:
+    return definition.inputs["hidden_states"].dtype == definition.outputs["output"].dtype
+
+
+ADAPTERS = (Adapter("layer_norm_forward", NORM, _norm, ("layer_norm",), accepts=_one_dtype, sm=((8, 0), (12, 9))),)
