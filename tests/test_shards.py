@@ -15,8 +15,9 @@ from traceproof.pipeline.load import Load
 from traceproof.pipeline.records import OpTypePlan, PlannedCase, PlannedDefinition, RunRecord, shard_names
 from traceproof.pipeline.stages.actor import run
 from traceproof.pipeline.stages.job import Job
+from traceproof.pipeline.stages.lanes import dealt
 from traceproof.pipeline.stages.manifest import Manifest, manifests_of
-from traceproof.pipeline.stages.shards import FEWEST, Split, dealt
+from traceproof.pipeline.stages.shards import FEWEST, Split
 from traceproof.worker import Limits
 
 OP_TYPE = "rmsnorm"

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.records import REFERENCE, WHOLE, BrokenFile, OpTypePlan, PlannedDefinition
+from traceproof.pipeline.records import REFERENCE, WHOLE, BrokenFile, OpTypePlan
 from traceproof.pipeline.rows import VerdictRow, rows_text
 from traceproof.pipeline.stages.judge_settings import REPLAY, JudgeSettings
-from traceproof.pipeline.stages.lanes import lanes_of
+from traceproof.pipeline.stages.lanes import dealt, lanes_of
 from traceproof.pipeline.stages.manifest import Manifest
 from traceproof.reasons import Error, Verdict
 from traceproof.store import write_text
@@ -61,7 +61,8 @@ def judge(  # noqa: PLR0913 - a rule's inputs and outputs
         "settings": settings.as_json(),
         "threads": 1,
     }
-    shares = [share for share in _shares(planned.definitions, lanes) if share]
+    sizes = {name: sum(case.memory for case in entry.cases) for name, entry in planned.definitions.items()}
+    shares = [share for share in dealt(sizes, lanes) if share]
     with lanes_of(max(1, len(shares))) as threads:
         found = dict(
             pair for part in threads.map(lambda names: _judged(names, payload, pool), shares) for pair in part
@@ -69,18 +70,6 @@ def judge(  # noqa: PLR0913 - a rule's inputs and outputs
     lines = [_broken_row(planned.op_type, broken).as_json() for broken in planned.broken]
     lines += [row for name in planned.definitions for row in found[name]]
     write_text(verdicts, rows_text(lines))
-
-
-def _shares(definitions: Mapping[str, PlannedDefinition], lanes: int) -> list[list[str]]:
-    """Names dealt out so that every lane has about the same number of bytes to look at, the largest first."""
-    sizes = {name: sum(case.memory for case in entry.cases) for name, entry in definitions.items()}
-    shares: list[list[str]] = [[] for _ in range(lanes)]
-    loads = [0] * lanes
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        least = loads.index(min(loads))
-        shares[least].append(name)
-        loads[least] += sizes[name]
-    return shares
 
 
 def _judged(

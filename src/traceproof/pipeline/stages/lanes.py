@@ -1,6 +1,6 @@
-"""Threads that keep several workers busy side by side."""
+"""Work in parts of about the same cost, and threads that keep several workers busy side by side."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -15,3 +15,15 @@ def lanes_of(count: int) -> Iterator[ThreadPoolExecutor]:
         threads.shutdown(wait=not isinstance(error, KeyboardInterrupt), cancel_futures=True)
         raise
     threads.shutdown()
+
+
+def dealt(costs: Mapping[str, float], count: int) -> tuple[tuple[str, ...], ...]:
+    """Names in `count` parts of about the same cost, each in its first order."""
+    parts: list[list[str]] = [[] for _ in range(count)]
+    loads = [0.0] * count
+    for name in sorted(costs, key=lambda name: (-costs[name], name)):
+        least = loads.index(min(loads))
+        parts[least].append(name)
+        loads[least] += costs[name]
+    order: Sequence[str] = list(costs)
+    return tuple(tuple(sorted(part, key=order.index)) for part in parts)

@@ -5,7 +5,7 @@ the plan, so that whoever builds the DAG from it gets the same one. Keys of outp
 it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 from traceproof.actors.registry import ACTORS, for_op_type
 from traceproof.errors import TraceproofError
 from traceproof.pipeline.records import ORACLE, OpTypePlan, PlannedCase, PlannedDefinition, shard_names
+from traceproof.pipeline.stages.lanes import dealt
 from traceproof.pipeline.stages.manifest import Manifest, manifests_of
 
 SHARD_SECONDS = 20.0  # of work worth a job of its own, which takes about half a second more
@@ -98,15 +99,3 @@ def took(folder: Path, actor: str) -> dict[str, float]:
                 if seconds:
                     found[name] = seconds + CASE_SECONDS * len(records)
     return found
-
-
-def dealt(costs: Mapping[str, float], count: int) -> tuple[tuple[str, ...], ...]:
-    """Names in `count` parts of about the same cost, each in its first order."""
-    parts: list[list[str]] = [[] for _ in range(count)]
-    loads = [0.0] * count
-    for name in sorted(costs, key=lambda name: (-costs[name], name)):
-        least = loads.index(min(loads))
-        parts[least].append(name)
-        loads[least] += costs[name]
-    order: Sequence[str] = list(costs)
-    return tuple(tuple(sorted(part, key=order.index)) for part in parts)
