@@ -68,6 +68,22 @@ def test_a_kernel_that_does_nothing_once_it_is_timed_is_refused(judged_by: Solut
     assert [one for one in judged_by.reasons_of(trial, NAME) if ", time: " in one]
 
 
+def test_times_that_are_not_believed_are_told_and_in_no_trace() -> None:
+    case = {
+        "case": "small-0",
+        "size": "small",
+        "axes": {"n": 1},
+        "inputs": {},
+        "clocks": "a clock",
+        "outside": 5.0,
+    }
+    times = (_times(), _times().model_copy(update={"name": "reference"}))
+    certificate = _certificate((SpeedResult.model_validate({**case, "times": times, "doubt": "it lies"}),))
+    assert list(trace_lines(certificate)) == []
+    assert "TIMES OF small-0 NOT BELIEVED: it lies" in table(certificate)
+    assert "it lies" in page(certificate)
+
+
 def _times(**changes: float) -> Times:
     given = dict.fromkeys(("first", "median", "lower", "upper", "mean", "wall"), 1.0) | changes
     return Times(name="solution", calls=30, **given)

@@ -134,7 +134,7 @@ class SpeedResult(Record):
         inputs: the inputs as a workload line of the dataset has them.
         times: the solution's first, then those of the ground truth and of the reference where they can be called.
         outside: milliseconds per call by the judging process's own clock.
-        doubt: why its clocks can not be believed; empty: they agree.
+        doubt: why its times can not be believed, and are in no trace; empty: its clocks agree.
         clocks: of the GPU, before and after.
         max_abs, max_rel: largest errors in the last timed call; None: it could not be judged.
     """
@@ -234,7 +234,6 @@ def objections(trial: Trial, outputs: int) -> Iterator[str]:
             last = row.message.strip().splitlines()[-1] if row.message.strip() else ""
             yield f"{row.reason}: {row.output} in {where}: {last}"
     yield from (f"{one.name}: {one.detail}" for one in trial.properties if one.bad)
-    yield from (f"time in case {one.case}: {one.doubt}" for one in trial.speed if one.doubt)
     judged = {row.output for row in trial.rows if row.verdict is Verdict.PASS}
     if not seen and len(judged - {"*"}) < outputs:
         unjudged = next((row.message for row in trial.rows if row.verdict is Verdict.SKIP), "no case was run")

@@ -107,7 +107,10 @@ def _properties(certificate: Certificate) -> Table:
 def _closing(certificate: Certificate) -> Iterator[str]:
     for one in certificate.precision:
         yield f"precision of {one.output}: asked {one.asked}; seen {one.seen} ({one.evidence})"
-    yield from (f"clocks in {speed.case}: {speed.clocks}" for speed in certificate.speed)
+    for speed in certificate.speed:
+        yield f"clocks in {speed.case}: {speed.clocks}"
+        if speed.doubt:
+            yield f"TIMES OF {speed.case} NOT BELIEVED: {speed.doubt}"
     word = certificate.verdict.upper()
     yield f"{word}: {certificate.solution} for {certificate.definition} on {certificate.device}"
     for reason in certificate.reasons[:SHOWN]:
