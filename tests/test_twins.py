@@ -57,8 +57,13 @@ def verified(tmp_path: Path, *definitions: dict[str, Any], limit: int = 1 << 20,
 
 
 def test_a_twin_keeps_ratios_and_says_which_axes_are_smaller() -> None:
-    gemm = resized(OURS["gemm_n96_k160"].definition, N=4096, K=14336)
-    assert told(gemm) == "N 4096 -> 256, K 14336 -> 896"
+    product = resized(OURS["bmm_bf16_n48_k80"].definition, N=4096, K=14336)
+    assert told(product) == "N 4096 -> 256, K 14336 -> 896"
+
+
+def test_the_sizes_of_a_projection_have_nothing_to_do_with_each_other() -> None:
+    gemm = resized(OURS["gemm_n96_k160"].definition, N=50257, K=512)
+    assert told(gemm) == "N 50257 -> 384"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """gemm: C = A @ B.T, judged by its backward error."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ SIZES = {"small": (1, 2), "medium": (16,), "large": (64,)}  # rows of A; B is dr
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
 EPS_ACCUMULATE = 2.0**-23  # float32's whole ulp, not half of it: tensor cores truncate where they add
 OUTLIER = 300.0  # one column of A; times B's largest value (4.33) it is far from float16's 65,504
+TWIN_N, TWIN_K = 384, 640  # of a twin
 BLOCK_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}  # of B in float64 at a time: 4 MiB stay in the cache
 
 
@@ -124,6 +125,11 @@ class Gemm(Op):
     def summed(self, definition: Definition) -> tuple[str, ...]:
         """K is the last axis of A."""
         return (roles(definition).a,)
+
+    def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
+        """N and K, which have nothing to do with each other: several tiles of a kernel, and not as many."""
+        n, k = definition.inputs[roles(definition).b].shape or ()
+        return {axis: size for axis, size in ((n, TWIN_N), (k, TWIN_K)) if axis not in fixed}
 
     def memory(self, definition: Definition, case: Case) -> int:
         """A and B as stored, B once more in float32 for a reference that upcasts, C and its bound in float64."""
