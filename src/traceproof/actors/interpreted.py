@@ -1,6 +1,7 @@
 """Triton's interpreter: kernels on a CPU, program by program in NumPy, if `TRITON_INTERPRET=1` asks for it.
 
-Slow, and its sums are in another order than a GPU's: it shows mistakes of indices, masks and layouts.
+Slow, for mistakes of indices, masks and layouts: sums are in another order than a GPU's, and bfloat16 can be
+loaded, stored and converted, but not calculated with.
 """
 
 import os
@@ -20,10 +21,10 @@ def asked() -> bool:
 
 @cache
 def prepare() -> None:
-    """Give the interpreter what packages take from a GPU: a driver, its library, scalars as a kernel has them.
+    """Give the interpreter what packages take from a GPU: a driver, its library, scalars and rounding.
 
-    Triton offers none of the three for a CPU: a driver has to be named for tuning, functions of the library have
-    no body there, and numbers stay Python's where a kernel has float32.
+    Triton offers none of it for a CPU: a driver has to be named for tuning, functions of the library have no body
+    there, numbers stay Python's where a kernel has float32, and float32 is cut to bfloat16.
 
     Raises:
         ImportError: Triton is not installed.
@@ -59,6 +60,15 @@ def prepare() -> None:
         return language.tensor(handle, language.float32)
 
     interpreter._implicit_cvt = converted  # noqa: SLF001
+    convert_bits = interpreter._convert_float  # noqa: SLF001
+
+    def rounded(data: Any, source: Any, target: Any, mode: Any) -> Any:  # noqa: ANN401 - Triton's
+        if (source, target) != (language.float32, language.bfloat16):
+            return convert_bits(data, source, target, mode)
+        wide = torch.from_numpy(np.array(data, dtype=np.float32))
+        return wide.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+
+    interpreter._convert_float = rounded  # noqa: SLF001
 
 
 def _late(module: Any, name: str) -> Callable[..., Any]:  # noqa: ANN401 - Triton's
