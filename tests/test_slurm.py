@@ -19,7 +19,7 @@ except ImportError:
     LACKING = "no_slurm: snakemake-executor-plugin-slurm is not installed"
 
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
-NAMES = ("rmsnorm/rmsnorm_h96", "gemm/gemm_n96_k160", "layernorm/layernorm_h96")
+NAMES = ("rmsnorm/rmsnorm_h96", "gemm/gemm_n96_k160")
 WAIT_SECONDS = 120.0
 
 

@@ -108,7 +108,8 @@ class LogHandler(LogHandlerBase):
 
     def _failure(self, values: Mapping[str, Any]) -> str:
         if "groupid" in values:  # each of its jobs is told as well
-            return f"FAILED group {values['groupid']}; the batch system's log: {', '.join(values['aux_logs'])}"
+            logs = ", ".join(values["aux_logs"]) or "none, so it was not accepted: too large for any of its nodes?"
+            return f"FAILED group {values['groupid']}; the batch system's log: {logs}"
         name = self._names.get(values["jobid"], values["rule_name"])
         if name.startswith(TABLES):
             return ""

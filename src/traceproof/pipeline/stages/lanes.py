@@ -1,6 +1,6 @@
 """Work in parts of about the same cost, and threads that keep several workers busy side by side."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -25,5 +25,5 @@ def dealt(costs: Mapping[str, float], count: int) -> tuple[tuple[str, ...], ...]
         least = loads.index(min(loads))
         parts[least].append(name)
         loads[least] += costs[name]
-    order: Sequence[str] = list(costs)
-    return tuple(tuple(sorted(part, key=order.index)) for part in parts)
+    places = {name: place for place, name in enumerate(costs)}
+    return tuple(tuple(sorted(part, key=places.__getitem__)) for part in parts)
