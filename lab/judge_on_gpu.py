@@ -24,8 +24,8 @@ SOLUTIONS = {
     "rmsnorm_torch.py": NORM,
     "rmsnorm_flashinfer.py": NORM,
     "silu_flashinfer.py": "activation/silu_and_mul_d96",
-    "top_k_flashinfer.py": "sampling/top_k_sampling_from_probs_v1000",
     "gemm_torch.py": GEMM,
+    "top_k_flashinfer.py": "sampling/top_k_sampling_from_probs_v1000",
 }
 
 

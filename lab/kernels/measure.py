@@ -156,8 +156,9 @@ def measured(truth: str, definition: Definition, device: str) -> list[Seen]:
     if why or subject is None:
         return [kernel.seen("all", UNMEASURED, why)]
     first = kernel(subject.inputs)
-    fixed = [check(kernel, subject, first) for check in (determinism, stream, graph)]
-    return [*fixed, batch(kernel, varies=fixed[0].state == DEPENDS)]
+    again = determinism(kernel, subject, first)
+    found = [again, stream(kernel, subject, first), batch(kernel, varies=again.state == DEPENDS)]
+    return [*found, graph(kernel, subject, first)]  # last: a capture that fails may leave the process useless
 
 
 def determinism(kernel: Kernel, subject: Subject, first: Tensors) -> Seen:

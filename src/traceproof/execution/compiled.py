@@ -16,6 +16,12 @@ from traceproof.execution.caches import FOLDER
 from traceproof.owner import own_folder
 from traceproof.untrusted.border import remove_tree
 
+FOLDERS = (
+    FOLDER,
+    ".cache",
+    ".triton",
+)  # below a worker's home: where compilers put what they are not told to elsewhere
+
 
 def new_name() -> str:
     """A module's name that says nothing."""
@@ -43,14 +49,14 @@ class CompiledFiles:
     def new(cls) -> Iterator[Self]:
         """Those of a solution that has compiled nothing yet; removed in the end."""
         with own_folder("scratch") as scratch, own_folder("traceproof") as kept:
-            yield cls(scratch, kept / FOLDER)
+            yield cls(scratch, kept / "files")
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[Path]:
         """The folder for one worker, which must have ended when it is asked for again."""
         self._clear()
         if self.kept.is_dir():
-            shutil.copytree(self.kept, self.scratch / FOLDER, symlinks=True)
+            shutil.copytree(self.kept, self.scratch, symlinks=True, dirs_exist_ok=True)
         yield self.scratch
         if self.keeping:
             self._keep()
@@ -58,13 +64,15 @@ class CompiledFiles:
 
     def _keep(self) -> None:
         """Keep what is compiled; links are left out: those to trusted kernels are made again, none is followed."""
-        compiled = self.scratch / FOLDER
-        if not compiled.is_dir() or compiled.is_symlink():
-            return
-        try:
-            shutil.copytree(compiled, self.kept, symlinks=True, ignore=_links)
-        except (OSError, shutil.Error):  # a pipe, a file without permission: nothing that a compiler leaves
-            remove_tree(self.kept)  # each worker compiles again
+        for name in FOLDERS:
+            compiled = self.scratch / name
+            if not compiled.is_dir() or compiled.is_symlink():
+                continue
+            try:
+                shutil.copytree(compiled, self.kept / name, symlinks=True, ignore=_links)
+            except (OSError, shutil.Error):  # a pipe, a file without permission: nothing that a compiler leaves
+                remove_tree(self.kept)  # each worker compiles again
+                return
 
     def _clear(self) -> None:
         for path in list(self.scratch.iterdir()):
