@@ -57,7 +57,7 @@ def one(options: argparse.Namespace) -> int:
 
 
 def run(options: argparse.Namespace, truth: str, op_type: str) -> list[Result]:
-    """The results of one process, those before its limit of time if it meets that."""
+    """The results of one process, before its limit of time if it meets that; scripts are written and tried."""
     command = [sys.executable, __file__, "--dataset", str(options.dataset), "--one", truth, op_type]
     log = options.out / f"{truth}-{op_type}.log"
     with log.open("w", encoding="utf-8") as errors:
@@ -73,12 +73,14 @@ def run(options: argparse.Namespace, truth: str, op_type: str) -> list[Result]:
         told = f"the process ended with {process.returncode}: {last[0][:200]}"
         named = {"op_type": op_type, "definition": "*", "truth": truth, "property": "all"}
         results.append({**named, "state": STATES[2], "detail": told})
+    for line in tried(results, options.out / "repeats"):
+        sys.stdout.write(f"{line}\n")
     return results
 
 
 def tried(results: Sequence[Result], folder: Path) -> Iterator[str]:
     """Write each violation's script, run it, and say whether it shows the difference."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for result in results:
         text = result.pop("script", "")
         if result["state"] != STATES[1]:
@@ -153,10 +155,6 @@ def main() -> int:
             truth, op_type = futures[future]
             sys.stderr.write(f"{time.monotonic() - started:.0f} s: {truth} {op_type}\n")
             _write(options.out, results)
-    for line in tried(results, options.out / "repeats"):
-        sys.stdout.write(f"{line}\n")
-        _write(options.out, results)
-    _write(options.out, results)
     sys.stdout.write("\n".join(table(results)) + "\n")
     return 0
 
