@@ -1,6 +1,10 @@
 """The command `traceproof`, also as `python -m traceproof`."""
 
-from traceproof.pipeline import interrupts
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `quiet`: while that is imported, no traceback
+
+from traceproof.pipeline import interrupts  # noqa: E402
 
 
 def main() -> None:
