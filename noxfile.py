@@ -56,7 +56,9 @@ def tests(session: nox.Session) -> None:
     session.run("mypy")
     session.run("python", "scripts/lock.py", "--check")
     session.run(*DOCS, "--site-dir", session.create_tmp(), env=QUIET)
-    # One torch thread a worker: two workers with all cores each take longer together.
+    # Processes that tests start write no compiled modules; each would compile those that it imports.
+    session.run("python", "-m", "compileall", "-q", "src", "lab")
+    # One torch thread per worker: two workers with all cores each take longer together.
     # Files stay whole, since those that run the pipeline set it up once, in the order of tests/conftest.py.
     split = ("--numprocesses", WORKERS, "--dist", "loadfile", "--no-loadscope-reorder")
     session.run("pytest", *split, *session.posargs, env={"OMP_NUM_THREADS": "1"})

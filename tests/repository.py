@@ -50,7 +50,7 @@ class Repository:
         for part in PARTS:
             source = ROOT / part
             if source.is_dir():
-                shutil.copytree(source, root / part, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(source, root / part)  # compiled modules too: they go by the sources' times
             else:
                 shutil.copy2(source, root / part)
         yaml = YAML(typ="safe")
