@@ -7,7 +7,7 @@ rule history:
         f"{FLOW.results}/replays/replay.json",
     log:
         f"{FLOW.results}/logs/history.log",
-    threads: workflow.cores
+    threads: 64  # or as many as `--cores` says, if that is less
     params:
         config=FLOW.config.model_dump_json(),
         dataset=FLOW.dataset,

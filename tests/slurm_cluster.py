@@ -169,7 +169,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         one.daemons["slurmctld"] = _started("slurmctld", "-D", "-c")
         for node in NODES:
             one.start_node(node)
-        _wait(lambda: one.ask("sinfo", "-h", "-o", "%T").split() == ["idle", "idle"], "the nodes")
+        _wait(lambda: one.ask("sinfo", "-h", "-N", "-o", "%T").split() == ["idle"] * len(NODES), "the nodes")
         yield one
     finally:
         for daemon in reversed(one.daemons.values()):

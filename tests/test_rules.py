@@ -24,6 +24,12 @@ def test_every_placeholder_of_a_command_is_quoted(file: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("file", FILES, ids=lambda path: path.name)
+def test_no_rule_asks_for_cores_before_it_runs(file: Path) -> None:
+    """A batch system has none to tell: the Snakefile would end with an error there."""
+    assert re.findall(r"(?m)^ +threads: .*workflow\.cores", file.read_text()) == []
+
+
 def test_paths_with_spaces_and_other_letters_are_paths_like_any(tmp_path: Path) -> None:
     dataset = own_dataset(tmp_path / "Daten satz ü", "rmsnorm/rmsnorm_h96")
     root = tmp_path / "Prüf ordner"
