@@ -25,6 +25,7 @@ nox.options.reuse_venv = "yes"
 CHECKED = ("src", "tests", "scripts", "lab", "noxfile.py")
 DOCS = ("python", "-m", "mkdocs", "build", "--strict")  # a broken link or anchor is an error
 QUIET = {"NO_MKDOCS_2_WARNING": "1"}
+BROWSER = ("playwright==1.65.2", "axe-playwright-python==0.1.8")  # drives a Chromium that is installed already
 WORKERS = "2"  # pytest workers: more would fight over the machine's cores with the pipelines that tests start
 
 
@@ -116,6 +117,14 @@ def bundle(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Cost as a dataset grows: planning, a rerun that does nothing, memory; see docs/benchmarks.md."""
     session.run(sys.executable, "lab/bench_scale.py", *session.posargs, external=True)
+
+
+@nox.session(name="browser", venv_backend="none")
+def browser(session: nox.Session) -> None:
+    """The report site in Chromium (Debian: apt-get install chromium): run `tests` once before."""
+    python = f"{tools(session)}/python"
+    session.run(python, "-m", "pip", "install", "-qq", *BROWSER, external=True)
+    session.run(python, "-m", "pytest", "tests/test_site_browser.py", *session.posargs, external=True)
 
 
 def tools(session: nox.Session) -> Path:

@@ -18,11 +18,21 @@ rule site:
         summary=f"{FLOW.run}/summary.json",
         audit=audit_result,
     output:
-        report(
+        pages=report(
             directory(f"{FLOW.run}/site"),
             htmlindex="index.html",
             caption="captions/site.rst",
             category="Pages",
+        ),
+        table=report(
+            f"{FLOW.run}/report/verdicts.html",
+            caption="captions/verdicts.rst",
+            category="Tables",
+        ),
+        plots=report(
+            f"{FLOW.run}/report/margins.html",
+            caption="captions/margins.rst",
+            category="Plots",
         ),
     log:
         f"{FLOW.run}/logs/site.log",
@@ -33,4 +43,4 @@ rule site:
         run=FLOW.run,
     shell:
         "{DRIVER:q} scripts/site.py --results {params.results:q} --run {params.run:q} --audit {input.audit:q}"
-        " --out {output:q} --log {log:q}"
+        " --out {output.pages:q} --table {output.table:q} --plots {output.plots:q} --log {log:q}"

@@ -15,12 +15,15 @@ PARSER.add_argument("--results", type=Path, required=True)
 PARSER.add_argument("--run", type=Path, required=True, help="the run's folder")
 PARSER.add_argument("--audit", type=Path, nargs="?", help="what `traceproof audit-tests --json` wrote")
 PARSER.add_argument("--out", type=Path, required=True, help="folder of the site")
+PARSER.add_argument("--table", type=Path, required=True, help="file of the verdicts' table, for other reports")
+PARSER.add_argument("--plots", type=Path, required=True, help="file of the margins' plots, for other reports")
 PARSER.add_argument("--log", type=Path, required=True)
 
 
 def main() -> None:
     """Write the pages."""
-    built = build(Finished(options.results, options.run, options.audit), options.out)
+    finished = Finished(options.results, options.run, options.audit)
+    built = build(finished, options.out, (options.table, options.plots))
     sys.stderr.write(f"site       {built.pages} pages in {built.folder}\n")
 
 

@@ -128,6 +128,17 @@ def test_models_findings_and_the_ledger_name_the_definitions(pages: dict[str, Pa
     assert {(one[0][0], one[1]): one[status] for one in ledger["rows"]}["gamma", "reference"] == "failed"
 
 
+def test_the_table_and_the_plots_stand_alone_for_other_reports(finished: Finished, tmp_path: Path) -> None:
+    table, plots = tmp_path / "verdicts.html", tmp_path / "margins.html"
+    build(finished, tmp_path / "site", (table, plots))
+    shown = Page.read(plots)
+    assert shown.links == Page.read(table).links == []
+    data = json.loads(next(text for text in shown.data if text.startswith("{")))
+    assert data["labels"] == [*NAMES, BROKEN]
+    assert ["reference", 41.0] in [[name, max(filter(None, values))] for name, values in data["series"]]
+    assert "rmsnorm" in Page.read(table).text
+
+
 def test_one_state_and_no_audit_are_said_to_be_so(tmp_path: Path) -> None:
     run = site_run(tmp_path, states=1)
     built = build(Finished(run.results, run.run), tmp_path / "out")

@@ -121,6 +121,7 @@ def test_plots_are_drawn_and_have_their_figures_as_tables(tab: Tab) -> None:
         plot = plots.nth(place)
         assert plot.evaluate(DRAWN) > 2000
         plot.locator("summary").click()
+        plot.locator("details tbody tr").first.wait_for()  # `toggle` comes after the click
         assert plot.locator("details tbody tr").count() >= 2
 
 

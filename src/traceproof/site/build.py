@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from traceproof.pipeline.stages import proof
 from traceproof.pipeline.stages.outcomes import WORDS, Outcome, sentence
 from traceproof.publish.coverage import Row, coverage
 from traceproof.publish.ledger import Ledger, Record, records
+from traceproof.reasons import Verdict
 from traceproof.site.bumps import History, history
 from traceproof.site.finished import Finished
 from traceproof.site.overview import Overview
 from traceproof.site.pages import Built, Pages, highlighted, link, rows
-from traceproof.site.view import View
+from traceproof.site.view import View, plot
 from traceproof.untrusted.names import path_part
 
 
@@ -32,6 +33,7 @@ class OpLine:
     outcome: str
     grade: str
     compared: tuple[str, ...]
+    margins: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,13 @@ class OpType:
     def slug(self) -> str:
         """Name of its page."""
         return path_part(self.name)
+
+    @property
+    def margins(self) -> dict[str, Any]:
+        """Plot: the largest margin of each definition and implementation."""
+        names = dict.fromkeys(name for line in self.lines for name in line.margins)
+        series = {name: [line.margins.get(name) for line in self.lines] for name in names}
+        return plot("margins", (line.name for line in self.lines), series)
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -108,11 +117,17 @@ class Site:
         self._audit()
         return self._pages.built
 
+    def figures(self, table: Path, plots: Path) -> None:
+        """Write the table of verdicts and the plots of margins as a file each, which other reports can hold."""
+        ran = [group for group in self._finished.summary["groups"] if group["skip"] < sum(map(group.get, Verdict))]
+        self._pages.alone(table, "verdicts", groups=ran)
+        self._pages.alone(plots, "margins", op_types=[one for one in self._op_types if one.margins["series"]])
+
     def _op_type(self, name: str) -> None:
         plan, op = self._finished.plan(name), OpType(name)
         for view in self._views(plan):
             slug = path_part(view.name)
-            op.lines.append(OpLine(view.name, slug, view.outcome, view.grade, view.compared))
+            op.lines.append(OpLine(view.name, slug, view.outcome, view.grade, view.compared, view.worst_margins))
             self._overview.add(view)
             if view.definition is not None:
                 self._models += coverage([view.definition], view.ledger)
@@ -209,6 +224,10 @@ def _audit_row(finding: dict[str, Any]) -> list[Any]:
     return [finding["code"], title, finding["path"], finding["line"], finding["evidence"], todo]
 
 
-def build(finished: Finished, folder: Path) -> Built:
-    """Build the site of a finished run; raises as `Site.build` does."""
-    return Site(finished, folder).build()
+def build(finished: Finished, folder: Path, figures: tuple[Path, Path] | None = None) -> Built:
+    """Build the site of a finished run, and the files of `Site.figures`; raises as `Site.build` does."""
+    site = Site(finished, folder)
+    built = site.build()
+    if figures is not None:
+        site.figures(*figures)
+    return built

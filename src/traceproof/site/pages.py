@@ -16,6 +16,7 @@ from pygments import highlight  # type: ignore[import-untyped]
 from pygments.formatters.html import HtmlFormatter  # type: ignore[import-untyped]
 from pygments.lexers.python import PythonLexer  # type: ignore[import-untyped]
 
+from traceproof.store import write_text
 from traceproof.untrusted.names import fresh_folder, path_part
 
 HERE = Path(__file__).parent
@@ -27,6 +28,7 @@ HEAD: Sequence[tuple[str, str]] = (
     ("ledger.html", "Ledger"),
     ("audit.html", "Public tests"),
 )
+ALONE = ("site.css", "uplot.css", "uplot.js", "plots.js")  # of a page that stands alone
 LONGEST = 200_000  # characters of a source that are highlighted; a longer one is shown plain
 
 
@@ -84,6 +86,13 @@ class Pages:
         (self.folder / path).write_bytes(data)
         self._count += 1
         self._bytes += len(data)
+
+    def alone(self, path: Path, template: str, **values: Any) -> None:  # noqa: ANN401 - what the template takes
+        """Write a page that holds its style and scripts, at a path outside of the folder."""
+        assets = {name: (HERE / "assets" / name).read_text(encoding="utf-8") for name in ALONE}
+        inline = {name.replace(".", "_"): Markup(text) for name, text in assets.items()}  # noqa: S704 - ours
+        text = self._templates.get_template(f"{template}.html.j2").render(**inline, **values)
+        write_text(path, text)
 
     def table(self, path: str, title: str, told: str, data: Mapping[str, Any]) -> None:
         """Write a page with one table that the browser pages, sorts and filters."""

@@ -121,6 +121,12 @@ class View:
         head, case, tail = first.partition(" --case ")
         return " ".join([head, *tail.split(" ")[1:]]).strip() if case else head
 
+    @property
+    def worst_margins(self) -> dict[str, float]:
+        """The largest margin of each implementation that has one."""
+        found = ((place.actor, tally.margin) for place, tally in self.places.items())
+        return {actor: margin for actor, margin in found if margin is not None}
+
     @cached_property
     def margins(self) -> dict[str, Any]:
         """Plot: the share of the limit that each output of each case used."""
@@ -129,7 +135,7 @@ class View:
             if row.gate is not None and row.gate.margin is not None:
                 found.setdefault(f"{row.actor}: {row.output}", {})[str(row.case)] = row.gate.margin
         cases = list(dict.fromkeys(case for values in found.values() for case in values))
-        return _plot("margins", cases, {name: [values.get(c) for c in cases] for name, values in found.items()})
+        return plot("margins", cases, {name: [values.get(c) for c in cases] for name, values in found.items()})
 
     @cached_property
     def histogram(self) -> dict[str, Any]:
@@ -142,7 +148,7 @@ class View:
                 found[name] = [a + b for a, b in zip(found.get(name, [0] * len(counts)), counts, strict=True)]
         low, high = OCTAVES
         labels = [*(f"< 2^{octave}" for octave in range(low, high)), f"\u2265 2^{high - 1}"]
-        return _plot("histogram", labels, found)
+        return plot("histogram", labels, found)
 
     @cached_property
     def progress(self) -> dict[str, Any]:
@@ -152,7 +158,7 @@ class View:
             values = found.setdefault(place.actor, [None] * len(self.labels))
             values[state] = max(filter(None, (values[state], tally.margin)), default=None)
         kept = {name: values for name, values in found.items() if any(value is not None for value in values)}
-        return _plot("history", self.labels, kept)
+        return plot("history", self.labels, kept)
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -164,7 +170,7 @@ def _margin(row: VerdictRow) -> float:
     return row.gate.margin or 0.0 if row.gate is not None else 0.0
 
 
-def _plot(kind: str, labels: Iterable[str], series: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:
+def plot(kind: str, labels: Iterable[str], series: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:
     """What site.js draws: a name and a value per label for each series, to three digits."""
     rows = [[name, [_short(value) for value in values]] for name, values in series.items()]
     return {"kind": kind, "labels": list(labels), "series": rows}

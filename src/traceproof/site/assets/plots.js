@@ -8,7 +8,7 @@
     probe.style.color = `var(--${name})`;
     return getComputedStyle(probe).color;
   };
-  const shortened = (text) => (text.length > 16 ? `${text.slice(0, 15)}\u2026` : text);
+  const shortened = (text) => (text.length > 17 ? `${text.slice(0, 7)}\u2026${text.slice(-9)}` : text);
 
   function series(kind, name, place) {
     const stroke = colour(`s${place % 6}`);
@@ -47,7 +47,7 @@
           label: limited ? "share of the limit" : "elements",
           ...(limited ? { filter: powers, values: (_, values) => values.map((value) => value ?? "") } : {}) },
       ],
-      series: [{ label: { margins: "case", histogram: "share", history: "state" }[data.kind],
+      series: [{ label: { margins: "at", histogram: "share", history: "state" }[data.kind],
         value: (_, place) => data.labels[place] ?? "" }, ...list],
     };
   }

@@ -4,6 +4,7 @@
   const SIZE = 50;
   const MOST_CHOICES = 400; // of a filter; a column with more is searched instead
   const NOW = "this run";
+  const ORDER = new Intl.Collator("en", { numeric: true });
 
   const make = (tag, properties = {}, ...children) => {
     const found = Object.assign(document.createElement(tag), properties);
@@ -46,7 +47,8 @@
       ["implementation", used.map((place) => data.actors[place])], ["GPU", data.devices],
       ["version", data.versions.filter(Boolean)], ["run", data.states]];
     const cell = (results) => (results.length ? { results: results.map((one) => {
-      const margin = one[6] === null ? data.reasons[one[7]] : one[6];
+      const reason = data.reasons[one[7]]; // of what did not pass; else there is the margin
+      const margin = reason || (one[6] ?? "");
       const where = one[4] ? `, ${data.versions[one[3]]}, ${data.states[one[4]]}` : "";
       return { verdict: data.verdicts[one[5]], more: `${margin}${where}` };
     }), sort: results[0][6] ?? -1 - results[0][5] } : "");
@@ -79,7 +81,7 @@
     return (a, b) => {
       const [one, other] = [key(a), key(b)];
       if (typeof one === "number" && typeof other === "number") return sign * (one - other);
-      return sign * String(one).localeCompare(String(other), "en", { numeric: true });
+      return sign * ORDER.compare(String(one), String(other));
     };
   }
 
