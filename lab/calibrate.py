@@ -35,9 +35,10 @@ def main() -> int:
     parser.add_argument("--page", type=Path, help="the page to write into")
     parser.add_argument("--memory-gib", type=int, default=6, help="leave definitions out that need more")
     parser.add_argument("--jobs", type=int, default=1, help="processes; 0: only put together what is kept")
+    parser.add_argument("--case", nargs="*", default=[], help="these cases alone, of any size, e.g. stress-below")
     options = parser.parse_args()
     chosen = list(_chosen(options))
-    found = units(chosen, seeds=options.seeds, wrong_seeds=options.wrong_seeds)
+    found = units(chosen, seeds=options.seeds, wrong_seeds=options.wrong_seeds, ids=options.case)
     failed = _run(found, options)
     for op_type in sorted({definition.op_type for definition in chosen}):
         rates = together(op_type, found, options.out / "units")

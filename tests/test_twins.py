@@ -126,6 +126,7 @@ def test_a_twin_that_passes_leaves_its_definition_unproved(tmp_path: Path) -> No
     assert "Twin of wide: hidden_size 16384 -> 256." in text
     alone = summarise([row for row in rows if row["definition"] == "wide"], Known())
     assert not alone["verified"]
+    assert "NOT VERIFIED: 1 definition" in table(alone)
 
 
 def test_the_ledger_knows_nothing_of_twins(tmp_path: Path) -> None:

@@ -59,10 +59,19 @@ def memory(definition: Definition, sizes: Sequence[str]) -> int:
     return max((op.memory(definition, case) for case in op.planned(definition, sizes=sizes, seed=0)), default=0)
 
 
-def measure(
-    definitions: Sequence[Definition], *, seeds: int, wrong_seeds: int, sizes: Sequence[str], first_seed: int = 0
+def measure(  # noqa: PLR0913 - what is measured, on which cases
+    definitions: Sequence[Definition],
+    *,
+    seeds: int,
+    wrong_seeds: int,
+    sizes: Sequence[str],
+    ids: Sequence[str] = (),
+    first_seed: int = 0,
 ) -> Rates:
-    """Rates over definitions of one op_type: right answers on seeds below `seeds`, wrong ones below the other."""
+    """Rates over definitions of one op_type: right answers on seeds below `seeds`, wrong ones below the other.
+
+    With `ids`, on these cases of `sizes` alone.
+    """
     op_type = definitions[0].op_type
     found = answers_of(op_type)
     if found is None:
@@ -71,7 +80,7 @@ def measure(
     wrongs = (*wrong_answers(found.right[0]), *found.wrong)
     for definition in definitions:
         for seed in range(first_seed, seeds):
-            subjects = list(solved(definition, tuple(sizes), seed))
+            subjects = list(solved(definition, tuple(sizes), seed, ids=ids))
             baseline = [found.right[0].make(subject) for subject in subjects]
             label = f"{definition.name} seed {seed}"
             for answers, tallies in ((found.right, rates.right), (wrongs, rates.wrong)):

@@ -14,27 +14,32 @@ import torch
 
 from calibration.measure import Rates, Tally, measure, memory
 from traceproof.dataset.definition import Definition
+from traceproof.ops.cases import ALL_SIZES
 
 SIZES = ("small", "medium")
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One definition on the cases of one seed; wrong answers are tried where `wrong`."""
+    """One definition on the cases of one seed, all or those of `ids`; wrong answers are tried where `wrong`."""
 
     definition: Definition
     seed: int
     wrong: bool
+    ids: tuple[str, ...] = ()
 
     def path(self, folder: Path) -> Path:
         """Where its rates are kept. A unit with wrong answers and one without are two."""
         kind = "both" if self.wrong else "right"
-        return folder / f"{self.definition.name}.{self.seed}.{kind}.json"
+        return folder / ".".join([self.definition.name, str(self.seed), kind, *self.ids, "json"])
 
 
-def units(definitions: Sequence[Definition], *, seeds: int, wrong_seeds: int) -> list[Unit]:
+def units(
+    definitions: Sequence[Definition], *, seeds: int, wrong_seeds: int, ids: Sequence[str] = ()
+) -> list[Unit]:
     """All units, those that are likely to take longest first."""
-    found = [Unit(one, seed, seed < wrong_seeds) for one in definitions for seed in range(max(seeds, wrong_seeds))]
+    count = max(seeds, wrong_seeds)
+    found = [Unit(one, seed, seed < wrong_seeds, tuple(ids)) for one in definitions for seed in range(count)]
     sizes = {one.name: memory(one, SIZES) for one in definitions}
     return sorted(found, key=lambda unit: (unit.wrong, sizes[unit.definition.name]), reverse=True)
 
@@ -51,7 +56,7 @@ def run(found: Sequence[Unit], folder: Path, *, jobs: int) -> Iterator[tuple[Uni
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_single) as pool:
         futures = {
-            pool.submit(_measured, unit.definition.as_json(), unit.seed, unit.seed + unit.wrong): unit
+            pool.submit(_measured, unit.definition.as_json(), unit.seed, unit.seed + unit.wrong, unit.ids): unit
             for unit in missing
         }
         for future in as_completed(futures):
@@ -68,9 +73,10 @@ def _single() -> None:
     torch.set_num_threads(1)
 
 
-def _measured(definition: dict[str, Any], seed: int, wrong_seeds: int) -> dict[str, Any]:
+def _measured(definition: dict[str, Any], seed: int, wrong_seeds: int, ids: Sequence[str]) -> dict[str, Any]:
     chosen = [Definition.model_validate(definition)]
-    return asdict(measure(chosen, first_seed=seed, seeds=seed + 1, wrong_seeds=wrong_seeds, sizes=SIZES))
+    sizes = ALL_SIZES if ids else SIZES
+    return asdict(measure(chosen, first_seed=seed, seeds=seed + 1, wrong_seeds=wrong_seeds, sizes=sizes, ids=ids))
 
 
 def together(op_type: str, found: Sequence[Unit], folder: Path) -> Rates:

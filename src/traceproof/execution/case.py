@@ -4,7 +4,7 @@ Every feature that judges a case on the spot comes here: calibration, mutants, l
 tests. The pipeline does the same in stages, with files in between (`traceproof.pipeline.stages`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,10 +48,13 @@ def solve(
     return Subject(definition=definition, op=op, case=case, inputs=inputs, oracle=kept, seed=seed)
 
 
-def solved(definition: Definition, sizes: tuple[str, ...], seed: int) -> Iterator[Subject]:
-    """The cases of some sizes, the edge and the adversarial ones, each drawn and solved."""
+def solved(
+    definition: Definition, sizes: tuple[str, ...], seed: int, *, ids: Collection[str] = ()
+) -> Iterator[Subject]:
+    """The cases of some sizes, edge and adversarial ones, each drawn and solved; with `ids`, these alone."""
     for case in registry.get(definition.op_type).planned(definition, sizes=sizes, seed=seed):
-        yield solve(definition, case, seed=seed)
+        if not ids or case.id in ids:
+            yield solve(definition, case, seed=seed)
 
 
 def entries_of(oracle: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:

@@ -101,4 +101,5 @@ def _idle(summary: Mapping[str, Any]) -> str:
         if group["actor"] == REFERENCE:
             skips.update(group["skips"])
     why = ", ".join(f"{reason} {count}" for reason, count in skips.items()) or "the selection has no case"
-    return f"; nothing was compared: {why}"
+    where = " in its own size" if Outcome.TWIN in summary["outcomes"].values() else ""
+    return f"; nothing was compared{where}: {why}"
