@@ -68,6 +68,15 @@ def test_a_kernel_that_does_nothing_once_it_is_timed_is_refused(judged_by: Solut
     assert [one for one in judged_by.reasons_of(trial, NAME) if ", time: " in one]
 
 
+def test_a_clock_that_a_solution_patches_is_not_the_one_that_is_read(judged_by: SolutionJudge) -> None:
+    patched = NORM.replace(
+        "CALLS = [0]", "import time\n\ntime.perf_counter_ns = time.time_ns = lambda: 0\nCALLS = [0]"
+    )
+    trial = judged_by.trial(candidate("patched", patched), NAME)
+    assert judged_by.reasons_of(trial, NAME) == []
+    assert all(times.lower > 0 for one in trial.speed for times in one.times)
+
+
 def test_times_that_are_not_believed_are_told_and_in_no_trace() -> None:
     case = {
         "case": "small-0",

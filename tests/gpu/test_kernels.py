@@ -46,7 +46,7 @@ BUGS = {
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SolutionJudge]:
     environment = {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
-    limits = replace(LIMITS, setup_seconds=300.0)  # nvcc, once per solution
+    limits = replace(LIMITS, setup_seconds=300.0, memory_bytes=10 << 30)  # nvcc with PyTorch's headers, once
     scratch = tmp_path_factory.mktemp("judging")
     with solution_judge(scratch, gpu=True, environment=environment, limits=limits) as found:
         yield found
