@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,18 @@ def test_the_releases_nearest_the_fix_are_taken_from_a_folder(tmp_path: Path) ->
         releases.pair(bug(last_bad="1.3", first_good="1.4"), "1.3")
     with pytest.raises(NoReleaseError, match="pip download"):
         releases.pair(bug(last_bad="0.8", first_good="0.9"), None)
+
+
+def test_trials_side_by_side_take_the_same_release(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    with zipfile.ZipFile(tmp_path / "wheels" / "sglang-1.0-py3-none-any.whl", "w") as archive:
+        for number in range(300):
+            archive.writestr(f"sglang/part_{number}.py", "")
+    releases = Releases(tmp_path / "releases", tmp_path / "wheels")
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: releases.bring("sglang", "1.0"), range(8)))
+    assert len(set(found)) == 1
+    assert len(list((found[0] / "sglang").iterdir())) == 300
 
 
 def test_a_release_that_the_index_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from filelock import FileLock
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
@@ -67,18 +68,19 @@ class Releases:
             NoReleaseError: it can not be had.
         """
         target = self.folder / f"{canonicalize_name(package)}-{version}"
+        self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            if self.wheels is None:
-                bring_package(target, Pin(package=package, version=version))
-            elif not target.is_dir():
-                self._unpack(self._files[canonicalize_name(package)][Version(version)], target)
+            with FileLock(self.folder / ".lock"):  # trials side by side take the same release
+                if self.wheels is None:
+                    bring_package(target, Pin(package=package, version=version))
+                elif not target.is_dir():
+                    self._unpack(self._files[canonicalize_name(package)][Version(version)], target)
         except TraceproofError as error:
             raise NoReleaseError(f"{package} {version} can not be had: {error}") from error
         return target
 
     @staticmethod
     def _unpack(wheel: Path, target: Path) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target.parent) as scratch:
             unpack(wheel, Path(scratch) / "content")
             (Path(scratch) / "content").rename(target)
