@@ -8,7 +8,7 @@ from traceproof.config.reading import config_of
 from traceproof.config.schema import Config
 from traceproof.errors import TraceproofError
 
-OWN = frozenset({"selection", "seed", "hidden_seed", "force", "run"})  # what a row says itself
+OWN = frozenset({"selection", "seed", "hidden_seed", "force", "run", "gpu"})  # a row says these itself
 
 
 def options(config: Config, root: Path) -> str:
