@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,15 @@ def test_a_bad_configuration_is_written_as_json_too(tmp_path: Path) -> None:
 def test_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(["verify", "--help"]) == 0
     assert "0 fine, 1 findings, 2 bad use" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_shell_completes_commands() -> None:
+    source = "import sys, traceproof.cli; sys.argv = ['traceproof']; traceproof.cli.main()"
+    asked = {"_TRACEPROOF_COMPLETE": "complete_bash", "COMP_WORDS": "traceproof si", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", source], env=os.environ | asked, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["site"]
 
 
 def test_commands_of_the_driver_import_no_torch() -> None:

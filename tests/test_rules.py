@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,11 @@ def test_paths_with_spaces_and_other_letters_are_paths_like_any(tmp_path: Path) 
     assert ran.code == 0, ran.out
     assert (root / "my results" / "tests" / "rmsnorm-torch.xml").is_file()
     assert (root / "my results" / "publish" / "dry-run.json").is_file()
+    ran = repository.run("snakemake", "--cores", "1", "site")
+    assert ran.code == 0, ran.out
+    assert (root / "my results" / "site" / "definitions" / "rmsnorm_h96.html").is_file()
+    ran = repository.run("snakemake", "site", "--report", "report.zip")
+    assert ran.code == 0, ran.out
+    with zipfile.ZipFile(root / "report.zip") as report:
+        kinds = {Path(name).name for name in report.namelist()}
+    assert {"report.html", "verdicts.html", "margins.html", "index.html"} <= kinds

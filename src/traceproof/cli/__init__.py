@@ -47,9 +47,7 @@ COMMANDS = {
 
 def command_line(arguments: Sequence[str]) -> typer.Typer:
     """The commands; where the arguments begin with the name of one, that one alone: others are not imported."""
-    app = typer.Typer(
-        name="traceproof", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
-    )
+    app = typer.Typer(name="traceproof", no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback(help=HELP)(lambda: None)  # with one command, too, its name is an argument
     for name in [name for name in arguments[:1] if name in COMMANDS] or COMMANDS:
         module, _, function = COMMANDS[name].partition(":")
