@@ -25,6 +25,7 @@ from traceproof.pipeline.stages.manifest import manifests_of
 from traceproof.pipeline.stages.shards import Split, took
 
 START_SECONDS = 0.6  # of a job that has nothing to do
+PLANNED_SECONDS = 0.003  # of planning per definition, beside what it takes for none (docs/benchmarks.md)
 FIXED = ("cases", "summary.json")  # outputs of jobs that run alone, before and after all others
 
 
@@ -87,7 +88,8 @@ class Measured:
         for path in sorted((self.results / "cases").glob("*.json")):
             plan = OpTypePlan.read(path)
             judged = self.seconds.get(f"verdicts/{plan.op_type}.jsonl", 0.0)
-            yield Job(plan.op_type, judged * times, load.judge_lanes(plan.op_type), 8, judge=True)
+            judged = START_SECONDS + max(0.0, judged - START_SECONDS) * times
+            yield Job(plan.op_type, judged, load.judge_lanes(plan.op_type), 8, judge=True)
             for actor in for_op_type(plan.op_type):
                 threads = (load.lanes(plan.op_type, actor) + 1) // 2
                 for seconds in self._shards(plan, actor, split, times):
@@ -137,7 +139,8 @@ def table(measured: Measured, *, gpus: Sequence[int], per_gpu: int, times: Seque
         cells = []
         for number in gpus:
             cores = number * per_gpu
-            cells.append(f"{measured.alone * factor + scheduled(measured.jobs(cores, factor), cores):.0f}")
+            planned = measured.alone + count * (factor - 1) * PLANNED_SECONDS
+            cells.append(f"{planned + scheduled(measured.jobs(cores, factor), cores):.0f}")
         lines.append(f"| {count * factor:,} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
