@@ -13,11 +13,14 @@ import pytest
 from packaging.version import Version
 
 from traceproof.cli import main
+from traceproof.config.schema import Config
+from traceproof.dataset.source import Dataset
 from traceproof.errors import TraceproofError
 from traceproof.history import catalogue
-from traceproof.history.catalogue import Bug, Kind, bugs, chosen, parsed
+from traceproof.history.catalogue import Bug, Cases, Kind, bugs, chosen, parsed
 from traceproof.history.outcome import Found, Why, judged
 from traceproof.history.releases import NoReleaseError, Releases
+from traceproof.history.replay import Replays
 from traceproof.pipeline.rows import VerdictRow
 from traceproof.reasons import Skip
 
@@ -82,6 +85,16 @@ def test_a_file_that_describes_no_bug_says_why(old: str, new: str, problem: str)
         parsed("planted.yaml", FILE.replace(old, new))
     assert problem in str(caught.value)
     assert "planted.yaml" in str(caught.value)
+
+
+def test_bugs_of_far_addresses_are_run_on_the_stress_cases_too(tmp_path: Path) -> None:
+    config = Config(dataset=Dataset(path=ROOT / "tests" / "dataset"), test_sizes=("small",))
+    replays = Replays(ROOT, config, tmp_path, Releases(tmp_path), print)
+    planned = {
+        cases: replays._trial(bug(cases=cases), ROOT / "tests" / "dataset").flow.config.test_sizes
+        for cases in (Cases.REGULAR, Cases.FAR_ADDRESSES)
+    }
+    assert planned == {Cases.REGULAR: ("small",), Cases.FAR_ADDRESSES: ("small", "stress")}
 
 
 def test_a_bug_that_is_not_there_is_suggested() -> None:

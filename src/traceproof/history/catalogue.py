@@ -71,6 +71,11 @@ class Cases(StrEnum):
     RACES = "races"
     SAMPLERS = "samplers"
 
+    @property
+    def stressing(self) -> bool:
+        """Whether cases of the class are of size `stress`, as far as an op has them."""
+        return self in {Cases.EXTREME_VALUES, Cases.FAR_ADDRESSES, Cases.LONG_CONTEXTS}
+
 
 def _version(text: str) -> str:
     try:

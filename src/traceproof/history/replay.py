@@ -21,6 +21,7 @@ from traceproof.errors import TraceproofError
 from traceproof.history.catalogue import Bug, Hardware, beside
 from traceproof.history.outcome import Found, Outcome, Why, judged
 from traceproof.history.releases import NoReleaseError, Releases
+from traceproof.ops.cases import STRESS
 from traceproof.pipeline.flow import Pipeline
 from traceproof.pipeline.rows import VerdictRow
 from traceproof.reasons import Skip
@@ -73,10 +74,14 @@ class Replays:
 
     @staticmethod
     def _key(bug: Bug) -> str:
-        return digest_json([bug.stack, bug.op_type, bug.definitions, bug.axes])
+        return digest_json([bug.stack, bug.op_type, bug.definitions, bug.axes, bug.cases.stressing])
 
-    def _flow(self, dataset: Path | None) -> Pipeline:
+    def _flow(self, dataset: Path | None, *, stress: bool = False) -> Pipeline:
+        """The pipeline on a dataset (None: the configured one), with the stress cases if they are asked for."""
+        sizes = self.config.test_sizes
         changes: dict[str, Any] = {"workloads": False}
+        if stress and STRESS not in sizes:
+            changes["test_sizes"] = (*sizes, STRESS)
         if dataset is not None:
             changes["dataset"] = Dataset(path=dataset)
         return Pipeline(self.config.model_copy(update=changes), self.root)
@@ -131,7 +136,7 @@ class Replays:
         for path in files:
             write_json(chosen / path.name, _resized(json.loads(path.read_text(encoding="utf-8")), bug))
         return Trial(
-            flow=self._flow(work / "dataset"),
+            flow=self._flow(work / "dataset", stress=bug.cases.stressing),
             root=self.root,
             definitions=tuple(path.stem for path in files),
             op_type=bug.op_type,
