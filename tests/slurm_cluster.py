@@ -113,7 +113,7 @@ class Cluster:
             for job in self.jobs():
                 if job.state == "RUNNING" and comment in job.comment:
                     return job
-            time.sleep(0.2)
+            time.sleep(0.5)
         raise TimeoutError(f"no job {comment} is running: {self.jobs()}")
 
     def kill_node(self, name: str) -> None:

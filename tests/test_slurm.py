@@ -20,7 +20,7 @@ except ImportError:
 
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
 NAMES = ("rmsnorm/rmsnorm_h96", "gemm/gemm_n96_k160")
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 600.0  # on a busy machine; seconds else
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_a_cancelled_job_and_a_lost_node_cost_time_and_nothing_else(
     slurm: Cluster, repository: Repository
 ) -> None:
     done: list[Ran] = []
-    run = threading.Thread(target=lambda: done.append(on_slurm(repository)))
+    run = threading.Thread(target=lambda: done.append(on_slurm(repository)), daemon=True)
     run.start()
     slurm.ask("scancel", slurm.running("oracle", seconds=WAIT_SECONDS).number)
     node = slurm.running("reference", seconds=WAIT_SECONDS).nodes
