@@ -26,7 +26,7 @@ CHECKED = ("src", "tests", "scripts", "lab", "noxfile.py")
 DOCS = ("python", "-m", "mkdocs", "build", "--strict")  # a broken link or anchor is an error
 QUIET = {"NO_MKDOCS_2_WARNING": "1"}
 BROWSER = ("playwright==1.65.2", "axe-playwright-python==0.1.8")  # drives a Chromium that is installed already
-WORKERS = "2"  # pytest workers: more would fight over the machine's cores with the pipelines that tests start
+WORKERS = "3"  # pytest workers: files do not compute all the time; see docs/reports/2026-11-22-test-time.md
 
 
 def prepare(session: nox.Session) -> None:
@@ -59,7 +59,7 @@ def tests(session: nox.Session) -> None:
     session.run(*DOCS, "--site-dir", session.create_tmp(), env=QUIET)
     # Processes that tests start write no compiled modules; each would compile those that it imports.
     session.run("python", "-m", "compileall", "-q", "src", "lab")
-    # One torch thread per worker: two workers with all cores each take longer together.
+    # One torch thread per worker: workers with all cores each take longer together.
     # Files stay whole, since those that run the pipeline set it up once, in the order of tests/conftest.py.
     split = ("--numprocesses", WORKERS, "--dist", "loadfile", "--no-loadscope-reorder")
     session.run("pytest", *split, *session.posargs, env={"OMP_NUM_THREADS": "1"})
