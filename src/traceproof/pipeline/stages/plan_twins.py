@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops.cases import EDGE
-from traceproof.pipeline.records import PlannedCase
+from traceproof.pipeline.records import PlannedCase, SkipNote
 from traceproof.reasons import Skip
 
 
@@ -25,10 +25,12 @@ def too_large(cases: Sequence[PlannedCase]) -> bool:
 
 
 def noted(case: PlannedCase, twin: PlannedTwin | str) -> PlannedCase:
-    """A case that does not fit, which says what becomes of the definition."""
-    if case.skip is None or case.skip.reason != Skip.DOES_NOT_FIT:
+    """A case of a definition that does not fit: not run, and it says what becomes of the definition.
+
+    An edge case that would fit is not run either: that alone would prove nothing, and count.
+    """
+    if case.skip is not None and case.skip.reason != Skip.DOES_NOT_FIT:
         return case
+    why = "the definition's ordinary cases do not fit" if case.skip is None else case.skip.message
     told = f"no smaller twin: {twin}" if isinstance(twin, str) else f"judged by a smaller twin: {twin.told}"
-    return case.model_copy(
-        update={"skip": case.skip.model_copy(update={"message": f"{case.skip.message}; {told}"})}
-    )
+    return case.model_copy(update={"skip": SkipNote(reason=Skip.DOES_NOT_FIT, message=f"{why}; {told}")})
