@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from traceproof.environments.imports import READS_MODELS, check
+from traceproof.stacks import READER
 
 ROOT = Path(__file__).resolve().parent.parent
 # Packages of the driver that no stack pins.
@@ -61,3 +66,26 @@ def test_a_script_of_a_stack_is_imported_without_the_drivers_packages(name: str)
 
 def test_a_drivers_package_is_really_missing_there() -> None:
     assert "ruamel" in imported("import traceproof.pipeline.known").stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"), [({"models": []}, None), ({"error": {"reason": "no sglang"}}, "no sglang")]
+)
+def test_the_environment_that_reads_models_is_asked_as_its_program_wants_it(
+    tmp_path: Path, answer: dict[str, object], problem: str | None
+) -> None:
+    program = (ROOT / "src/traceproof/extract/bootstrap/__main__.py").read_text(encoding="utf-8")
+    required = re.findall(r'add_argument\(\s*"(--[a-z]+)"[^)]*required=True', program)
+    assert required
+    python = tmp_path / ".venvs" / READER / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    (tmp_path / "0.json").write_text(json.dumps(answer), encoding="utf-8")
+    script = f'echo "$@" > {tmp_path}/asked\nwhile [ "$1" != --out ]; do shift; done\ncp {tmp_path}/0.json "$2"\n'
+    python.write_text(f"#!/bin/sh\n{script}", encoding="utf-8")
+    python.chmod(0o755)
+    found = check(READER, root=tmp_path)
+    asked = (tmp_path / "asked").read_text(encoding="utf-8").split()
+    assert READS_MODELS in asked
+    assert set(required) <= set(asked)
+    assert found.names == (READS_MODELS,)
+    assert (problem in found.problems[READS_MODELS]) if problem else not found.problems

@@ -57,18 +57,25 @@ def _ask(environment: str, *, root: Path, libraries: str = "") -> dict[str, str 
 
     `libraries` is a folder that the loader searches first.
     """
+    reads = environment == READER
     with tempfile.TemporaryDirectory() as scratch:
         module = ["traceproof.environments.entry_points", *truths_of(environment)]
-        if environment == READER:
-            module = [READS_MODELS, "--out", str(Path(scratch) / "architectures.json")]
+        if reads:
+            jobs = Path(scratch) / "jobs.json"
+            jobs.write_text("[null]", encoding="utf-8")  # a list of the models that it can read
+            module = [READS_MODELS, "--out", scratch, "--jobs", str(jobs)]
         variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         if libraries:
             variables["LD_LIBRARY_PATH"] = os.pathsep.join([libraries, os.environ.get("LD_LIBRARY_PATH", "")])
         python = root / FOLDER / environment / "bin" / "python"
         command = [str(python), "-P", "-W", "ignore", "-m", *module]
         done = programs.run(command, environment=variables, cwd=Path(scratch))
-    if environment == READER or done.returncode:
-        said = programs.last_lines(done.stderr)
-        return {module[0]: "\n".join(said) or f"ended with {done.returncode}" if done.returncode else None}
-    found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        if done.returncode:
+            said = programs.last_lines(done.stderr)
+            return {module[0]: "\n".join(said) or f"ended with {done.returncode}"}
+        answer = Path(scratch, "0.json") if reads else None
+        found = json.loads(answer.read_text(encoding="utf-8") if answer else done.stdout.splitlines()[-1])
+    if reads:
+        return {READS_MODELS: json.dumps(found["error"]) if "error" in found else None}
+    entry_points: dict[str, str | None] = found
+    return entry_points

@@ -22,7 +22,7 @@ from traceproof.execution.tensor_files import plain_tensor
 from traceproof.execution.transfer import Taken
 from traceproof.judge.output import Ruling, judge_output
 from traceproof.ops import registry as ops
-from traceproof.ops.base import Tensors, Values
+from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.reasons import Skip, Unavailable
 from traceproof.worker import Limits, Pool
@@ -165,14 +165,20 @@ class Trial:
     def floor_within(self, name: str, tolerance: float | None, *, answers: int = 1) -> bool:
         """Whether naive computations at the kernel's precision meet the specification's tolerance themselves.
 
-        One is held against the oracle; two part from each other by what both lose, which is twice as much.
+        One is held against the oracle; two part from each other by what both lose, which is twice as much. A sum
+        in float32 may lose its bound: which part of it depends on the order in which it is taken.
         """
         entries = entries_of(self.subject.oracle, name)
-        floor = entries.get("floor")
-        if floor is None:
+        floor, bound = entries.get("floor"), entries.get("bound")
+        if floor is None and bound is None:
             return True
         value = entries[""].to(torch.float64)
-        parted = value + answers * (floor.to(torch.float64) - value)
+        if floor is None:
+            floor = value.to(TORCH_DTYPES[self.definition.outputs[name].dtype])
+        lost = floor.to(torch.float64) - value
+        if bound is not None:
+            lost = torch.copysign(torch.maximum(lost.abs(), bound.to(torch.float64)), lost)
+        parted = value + answers * lost
         parted = torch.where(torch.isfinite(parted), parted, floor.to(torch.float64)).to(floor.dtype)
         details = self.compare(name, parted, value, tolerance).details
         return bool(details.get("metrics", {}).get("within_specification", True))
