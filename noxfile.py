@@ -56,7 +56,7 @@ def tests(session: nox.Session) -> None:
     session.run("lint-imports", "--no-logo")
     session.run("mypy")
     session.run("python", "scripts/lock.py", "--check")
-    session.run(*DOCS, "--site-dir", session.create_tmp(), env=QUIET)
+    session.run(*DOCS, "--site-dir", str(Path(session.virtualenv.location) / "docs"), env=QUIET)
     # Processes that tests start write no compiled modules; each would compile those that it imports.
     session.run("python", "-m", "compileall", "-q", "src", "lab")
     # One torch thread per worker: workers with all cores each take longer together.
