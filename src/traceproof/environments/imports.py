@@ -59,11 +59,9 @@ def _ask(environment: str, *, root: Path, libraries: str = "") -> dict[str, str 
     """
     reads = environment == READER
     with tempfile.TemporaryDirectory() as scratch:
-        module = ["traceproof.environments.entry_points", *truths_of(environment)]
-        if reads:
-            jobs = Path(scratch) / "jobs.json"
-            jobs.write_text("[null]", encoding="utf-8")  # a list of the models that it can read
-            module = [READS_MODELS, "--out", scratch, "--jobs", str(jobs)]
+        module = (
+            _reading(Path(scratch)) if reads else ["traceproof.environments.entry_points", *truths_of(environment)]
+        )
         variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         if libraries:
             variables["LD_LIBRARY_PATH"] = os.pathsep.join([libraries, os.environ.get("LD_LIBRARY_PATH", "")])
@@ -73,9 +71,15 @@ def _ask(environment: str, *, root: Path, libraries: str = "") -> dict[str, str 
         if done.returncode:
             said = programs.last_lines(done.stderr)
             return {module[0]: "\n".join(said) or f"ended with {done.returncode}"}
-        answer = Path(scratch, "0.json") if reads else None
-        found = json.loads(answer.read_text(encoding="utf-8") if answer else done.stdout.splitlines()[-1])
-    if reads:
-        return {READS_MODELS: json.dumps(found["error"]) if "error" in found else None}
-    entry_points: dict[str, str | None] = found
-    return entry_points
+        if reads:
+            answer = json.loads(Path(scratch, "0.json").read_text(encoding="utf-8"))
+            return {module[0]: json.dumps(answer["error"]) if "error" in answer else None}
+    found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _reading(scratch: Path) -> list[str]:
+    """Module and arguments that have the models listed which an environment can read, in `scratch`/0.json."""
+    jobs = scratch / "jobs.json"
+    jobs.write_text("[null]", encoding="utf-8")
+    return [READS_MODELS, "--out", str(scratch), "--jobs", str(jobs)]
