@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -11,14 +10,6 @@ import pytest
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests first: where several processes take a file at a time, none is left with a long one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-
-
-@pytest.fixture(autouse=True)
-def recursion_limit() -> Iterator[None]:
-    """Commands that read deep trees raise their process's limit for good; what is too deep differs with it."""
-    before = sys.getrecursionlimit()
-    yield
-    sys.setrecursionlimit(before)
 
 
 @pytest.fixture

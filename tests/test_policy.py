@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -72,7 +74,17 @@ REFUSED = [
     ("def run(:", "syntax"),
     ("x = '\0'", "syntax"),
     ("(" * 500 + ")" * 500, "syntax"),
+    ("# " + "x" * (1 << 20), "syntax"),
 ]
+# Code whose reading would take time or memory by the square of its length.
+LONG = {
+    "attributes of a module": "import torch\nx = torch" + ".a" * 20_000,
+    "attributes of anything": "x = y" + ".a" * 20_000,
+    "calls": "x = f" + "()" * 20_000,
+    "a sum": "x = " + "1+" * 20_000 + "1",
+    "branches": "if x:\n pass\n" + "elif y:\n pass\n" * 2_000,
+    "a path that grows": "import torch\na = torch\n" + "a = a.a\n" * 2_000,
+}
 
 ALLOWED = [
     "import torch\nimport math\n\n@torch.no_grad()\ndef run(x, eps=1e-6):\n    return torch.rsqrt(x + eps)",
@@ -145,3 +157,17 @@ def test_refusals_come_in_the_order_of_the_source() -> None:
 
 def test_a_refused_path_is_said_once() -> None:
     assert len(check("import torch\ntorch.os.path.join.a.b('x')")) == 1
+
+
+@pytest.mark.parametrize("limit", [1_000, 50_000])
+@pytest.mark.parametrize("source", LONG.values(), ids=LONG)
+def test_what_is_nested_too_deeply_is_refused_at_once_whatever_pythons_limit_is(source: str, limit: int) -> None:
+    before, started = sys.getrecursionlimit(), time.process_time()
+    sys.setrecursionlimit(limit)
+    try:
+        (refusal,) = check(source)
+    finally:
+        sys.setrecursionlimit(before)
+    assert refusal.rule == "syntax"
+    assert "deeper than 200 levels" in refusal.what or "more than 32 parts" in refusal.what
+    assert time.process_time() - started < 1.0

@@ -1,6 +1,5 @@
 """For each (op_type, stack): the files its ground truth depends on, and the digest that keys its outputs."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,7 @@ from traceproof.bumps.reach import Reach
 from traceproof.bumps.roots import roots
 from traceproof.bumps.units import EFFECTS, FileUnits
 from traceproof.checkouts.tree import Tree
-from traceproof.dataset.files import paused_collection
+from traceproof.dataset.files import deep_recursion, paused_collection
 from traceproof.digests import digest_bytes, digest_json
 from traceproof.pipeline.adapters import op_types
 from traceproof.stacks import PACKAGES
@@ -34,6 +33,10 @@ class Touch:
     @cached_property
     def parts(self) -> Mapping[str, str]:
         """Digest by part: `file::unit` of Python, `file` of anything else, and what widened the set."""
+        with deep_recursion(DEEP):
+            return self._parts()
+
+    def _parts(self) -> Mapping[str, str]:
         sources = self.reach.sources
         if self.reach.widened:
             return sources.everything
@@ -80,9 +83,8 @@ class Touch:
 
 def touch(stack: str, op_type: str, sources: Sources) -> Touch:
     """What one op_type's ground truth depends on."""
-    if sys.getrecursionlimit() < DEEP:
-        sys.setrecursionlimit(DEEP)
-    return Touch(stack, op_type, Reach.of(sources, roots(stack, op_type)))
+    with deep_recursion(DEEP):
+        return Touch(stack, op_type, Reach.of(sources, roots(stack, op_type)))
 
 
 def touches(stack: str, tree: Tree, parsed: dict[str, FileUnits] | None = None) -> dict[str, Touch]:

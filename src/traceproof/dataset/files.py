@@ -2,6 +2,7 @@
 
 import gc
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +59,17 @@ def inside(target: Path, root: Path) -> bool:
     """Whether a resolved path lies in a dataset, or in the blobs that a hub's cache keeps beside its snapshots."""
     blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root
     return target.is_relative_to(root) or target.is_relative_to(blobs)
+
+
+@contextmanager
+def deep_recursion(frames: int) -> Iterator[None]:
+    """Let walks over syntax trees go as deep as this meanwhile: Python's own limit is 1,000 frames."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, frames))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
 
 
 @contextmanager

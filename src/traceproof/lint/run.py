@@ -2,14 +2,12 @@
 
 import importlib
 import pkgutil
-import sys
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from traceproof.dataset.files import paused_collection
+from traceproof.dataset.files import deep_recursion, paused_collection
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.lint import rules as rules_package
@@ -17,7 +15,7 @@ from traceproof.lint.baseline import read_baseline, split
 from traceproof.lint.model import RULES, Finding, Rule, Severity
 from traceproof.lint.subject import Dataset
 
-DEEPEST = 50_000  # Python frames; a walk needs about five a level
+DEEPEST = 50_000  # Python frames; a walk needs about five a level, the parser takes about 3,000 levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ def lint(
     dataset = Dataset(read_tree(root), flashinfer)
     found: list[Finding] = []
     not_run: list[str] = []
-    with paused_collection(), _deep_recursion():
+    with paused_collection(), deep_recursion(DEEPEST):
         for rule in rules:
             if rule.needs_flashinfer and flashinfer is None:
                 not_run.append(f"{rule.code} ({rule.title}) did not run: it needs --flashinfer-path")
@@ -103,17 +101,6 @@ def lint(
                 found += rule.findings(dataset)
     new, old, gone = split(_sorted(found), known) if known is not None else (_sorted(found), [], 0)
     return Report(tuple(new), tuple(old), gone, tuple(not_run), len(dataset.tree.definitions))
-
-
-@contextmanager
-def _deep_recursion() -> Iterator[None]:
-    """Let the walks over syntax trees go as deep as the parser, which takes about 3,000 levels, lets a tree be."""
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(before, DEEPEST))
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(before)
 
 
 def _sorted(findings: Iterable[Finding]) -> list[Finding]:

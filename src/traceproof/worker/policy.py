@@ -23,6 +23,12 @@ from traceproof.worker.scopes import locals_of
 
 __all__ = ["REFERENCE", "SOLUTION", "Refusal", "Rules", "check"]
 
+# What is read at the most: reading takes time and memory by the square of a depth and of a path's length.
+MOST_CHARACTERS = 1 << 20
+DEEPEST = 200  # levels of the syntax tree; references have 13, modules of torch 42 at most
+LONGEST_PATH = 32  # names with dots between them
+TOO_DEEP = f"is nested deeper than {DEEPEST} levels (a chain a.b.c counts three)"
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Refusal:
@@ -37,18 +43,39 @@ class Refusal:
         return f"line {self.line}, column {self.column}: {self.rule}: {self.what}"
 
 
+class _Unread(Exception):  # noqa: N818 - not an error but an answer
+    """Part of a module is not read, for a reason that refuses all of it."""
+
+    def __init__(self, node: ast.AST, what: str) -> None:
+        super().__init__(what)
+        self.refusal = Refusal(getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1, "syntax", what)
+
+
 def check(source: str, rules: Rules = REFERENCE) -> list[Refusal]:
     """Everything that the policy refuses in a module's source, in the order of the source; empty: it may run."""
+    if len(source) > MOST_CHARACTERS:
+        return [Refusal(1, 1, "syntax", f"is longer than {MOST_CHARACTERS} characters")]
     try:
         tree = ast.parse(source)
+        _check_depth(tree)
+        return sorted(set(_Reading(tree, rules).refusals()))
+    except _Unread as unread:
+        return [unread.refusal]
     except SyntaxError as error:
         return [Refusal(error.lineno or 1, error.offset or 1, "syntax", f"not Python: {error.msg}")]
-    except (ValueError, RecursionError, MemoryError) as error:
-        return [Refusal(1, 1, "syntax", f"can not be parsed: {error or type(error).__name__}")]
-    try:
-        return sorted(set(_Reading(tree, rules).refusals()))
     except RecursionError:
-        return [Refusal(1, 1, "syntax", "is nested too deeply to be looked through")]
+        return [Refusal(1, 1, "syntax", TOO_DEEP)]
+    except (ValueError, MemoryError) as error:
+        return [Refusal(1, 1, "syntax", f"can not be parsed: {error or type(error).__name__}")]
+
+
+def _check_depth(tree: ast.Module) -> None:
+    """Raises _Unread where a syntax tree is nested too deeply, whatever Python's own limit is."""
+    level: list[ast.AST] = [tree]
+    for _ in range(DEEPEST):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    if level:
+        raise _Unread(level[0], TOO_DEEP)
 
 
 class _Reading:
@@ -59,8 +86,10 @@ class _Reading:
         self._rules = rules
         self._paths: dict[str, str] = {}  # local name: dotted path it stands for
         self._bases: set[int] = set()  # nodes that are looked into by an attribute access, or bound to a name
+        self._known: dict[int, str | None] = {}  # path of each attribute access that was looked at
         for node in ast.walk(tree):
             self._learn(node)
+        self._known.clear()  # a name may stand for something else by now
 
     @cached_property
     def _locals(self) -> frozenset[int]:
@@ -85,12 +114,17 @@ class _Reading:
 
     def _path(self, node: ast.expr) -> str | None:
         """The dotted path that an expression stands for, if it starts at an imported name."""
-        parts: list[str] = []
-        while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
+        chain: list[ast.Attribute] = []
+        while isinstance(node, ast.Attribute) and id(node) not in self._known:
+            chain.append(node)
             node = node.value
-        start = self._paths.get(node.id) if isinstance(node, ast.Name) else None
-        return None if start is None else ".".join([start, *reversed(parts)])
+        path = self._paths.get(node.id) if isinstance(node, ast.Name) else self._known.get(id(node))
+        for one in reversed(chain):
+            path = None if path is None else f"{path}.{one.attr}"
+            if path is not None and path.count(".") >= LONGEST_PATH:
+                raise _Unread(one, f"names a path of more than {LONGEST_PATH} parts")
+            self._known[id(one)] = path
+        return path
 
     def refusals(self) -> Iterator[Refusal]:
         """All of them, in no order, some twice."""
