@@ -23,7 +23,7 @@ from traceproof.execution.inputs import fingerprints, make_inputs
 from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
-from traceproof.pipeline.records import RunRecord
+from traceproof.pipeline.run_record import RunRecord
 from traceproof.pipeline.stages.large import LargeCases
 from traceproof.store import Store
 

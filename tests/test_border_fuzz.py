@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.records import RunRecord
+from traceproof.pipeline.run_record import RunRecord
 from traceproof.pipeline.stages.manifest import Manifest
 from traceproof.store import Store
 from traceproof.untrusted.border import (

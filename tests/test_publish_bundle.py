@@ -21,7 +21,7 @@ from traceproof.dataset.tree import read_definition, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.execution.inputs import make_inputs
 from traceproof.ops import lookup, registry
-from traceproof.pipeline.records import RunRecord
+from traceproof.pipeline.run_record import RunRecord
 from traceproof.pipeline.stages.manifest import Manifest
 from traceproof.publish.baseline import solution
 from traceproof.publish.bundle import Folder

@@ -12,7 +12,8 @@ from pipeline import STACK, Run, typed
 from traceproof.errors import TraceproofError
 from traceproof.ops.cases import Case
 from traceproof.pipeline.load import Load
-from traceproof.pipeline.records import OpTypePlan, PlannedCase, PlannedDefinition, RunRecord, shard_names
+from traceproof.pipeline.records import OpTypePlan, PlannedCase, PlannedDefinition, shard_names
+from traceproof.pipeline.run_record import RunRecord
 from traceproof.pipeline.stages.actor import run
 from traceproof.pipeline.stages.job import Job
 from traceproof.pipeline.stages.lanes import dealt

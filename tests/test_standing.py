@@ -12,7 +12,8 @@ from repository import Repository, own_dataset
 from run_claims import claimed
 
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.records import OpTypePlan, RunRecord
+from traceproof.pipeline.records import OpTypePlan
+from traceproof.pipeline.run_record import RunRecord
 from traceproof.pipeline.stages.manifest import Manifest
 from traceproof.pipeline.stages.report import report
 from traceproof.pipeline.stages.standing import changed, read_summary, settle

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from test_transfer import CASE, transfer
 
 from traceproof.ops.base import Values
-from traceproof.pipeline.records import RunRecord
+from traceproof.pipeline.run_record import RunRecord
 from traceproof.untrusted.border import BorderError
 from traceproof.worker import ItemOutcome, Limits, Status, frames
 from traceproof.worker.conversation import Conversation

@@ -9,7 +9,7 @@ import linecache
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -19,12 +19,12 @@ import torch
 
 from traceproof.execution import caches, timing, unpacked
 from traceproof.execution.poison import poisoned
+from traceproof.execution.returned import address_of, entries_of
 from traceproof.execution.tensor_files import copies, plain_tensor, read_mapped, views, write_back, write_outputs
 from traceproof.untrusted import shadow
 
 CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
 PACKAGE = __name__.partition(".")[0]
-NAME_CHARACTERS = 200
 # How a call is made; empty: as any other.
 SAME_MEMORY = "same memory"  # with its inputs where those of the call before lay
 STREAM = "stream"  # on another CUDA stream
@@ -117,16 +117,16 @@ class _Caller:
         entries: list[tuple[str | None, Any]] = []
         if item["timing"]["call"]:
             places = [(None, value) for value in given[len(given) - destinations :]]
-            entries = [*places] if destinations else _entries(returned)
+            entries = [*places] if destinations else entries_of(returned)
         outputs = write_outputs(self._scratch / item["out"], entries)
         return {"outputs": outputs, "aliased": [], "subclassed": [], "written": [], "times": times}
 
     def _aliased(self, inputs: Sequence[Any], values: Sequence[Any]) -> list[int]:
         """Which of the values share memory with an input, a value before, or one of the call before."""
-        taken = {_address(value) for value in (*inputs, *self._held)} - {None}
+        taken = {address_of(value) for value in (*inputs, *self._held)} - {None}
         aliased = []
         for index, value in enumerate(values):
-            address = _address(value)
+            address = address_of(value)
             if address in taken:
                 aliased.append(index)
             taken |= {address} - {None}
@@ -218,7 +218,7 @@ class _Caller:
     def _entries_of(self, inputs: Sequence[Any], destinations: int) -> list[tuple[str | None, Any]]:
         """One call; the last `destinations` of the inputs are the places of its outputs."""
         if not destinations:
-            return _entries(self._run(*inputs))
+            return entries_of(self._run(*inputs))
         self._run(*inputs)
         return [(None, value) for value in inputs[len(inputs) - destinations :]]
 
@@ -227,7 +227,7 @@ class _Caller:
     ) -> tuple[list[tuple[str | None, Any]], set[int]]:
         """What one draw returns under a mode of `shadow`, in the form of `_returned`."""
         set_seed(item["seeds"][0], self._device)
-        return shadow.run(item["mode"], self._run, inputs, _entries), set()
+        return shadow.run(item["mode"], self._run, inputs, entries_of), set()
 
     def _write_whole(self, item: dict[str, Any], inputs: Sequence[Any]) -> None:
         """Write a GPU's buffer of inputs with their surroundings back to the file."""
@@ -278,27 +278,3 @@ def ending_if_lost(device: torch.device) -> Iterator[None]:
             sys.stderr.flush()
             os._exit(CUDA_LOST)
         raise
-
-
-def _entries(returned: Any) -> list[tuple[str | None, Any]]:  # noqa: ANN401 - what strangers return
-    """What was returned, by name where it has names: what a container holds, not what its class makes of it.
-
-    Raises:
-        TypeError: it may compute what it holds when it is looked at.
-    """
-    if isinstance(returned, dict):
-        return [(str(name)[:NAME_CHARACTERS], value) for name, value in dict.items(returned)]
-    if isinstance(returned, tuple):
-        return [(None, value) for value in tuple.__iter__(returned)]
-    if isinstance(returned, list):
-        return [(None, value) for value in list.__iter__(returned)]
-    if isinstance(returned, Iterable) and not isinstance(returned, torch.Tensor | str):
-        raise TypeError(f"a {type(returned).__name__} was returned: return a tensor, a tuple, a list or a dict")
-    return [(None, returned)]
-
-
-def _address(value: object) -> int | None:
-    """Where a tensor's storage lies; None for anything without elements."""
-    if type(value) is not torch.Tensor or not value.numel():
-        return None
-    return value.untyped_storage().data_ptr()

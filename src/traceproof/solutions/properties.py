@@ -21,7 +21,8 @@ from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.ops.laws import laws_of
 from traceproof.pipeline.records import PlannedCase
 from traceproof.solutions.records import BROKEN, HOLDS, UNMEASURED, PropertyResult, Row
-from traceproof.solutions.trial import Evaluation, refused
+from traceproof.solutions.rows import refused
+from traceproof.solutions.trial import Evaluation
 
 LARGEST = 256 << 20  # bytes that the case of these calls may need
 OTHER_BYTE = 0x3C  # small positive floats, and large whole numbers

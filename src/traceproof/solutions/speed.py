@@ -9,24 +9,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median, quantiles
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from traceproof.actors import registry as actors
-from traceproof.actors.base import Actor
 from traceproof.execution import caller, timing
 from traceproof.execution.case import Subject
 from traceproof.execution.source import CallError, Source, loaded
 from traceproof.execution.transfer import PLAIN, Layout, Taken
 from traceproof.judge.output import Ruling
-from traceproof.ops import lookup
 from traceproof.ops.base import Values
 from traceproof.ops.cases import ALWAYS, WORKLOADS
 from traceproof.pipeline.records import PlannedCase
 from traceproof.solutions.records import Row, SpeedResult, Times
-from traceproof.solutions.trial import Evaluation, refused
-from traceproof.stacks import STACK_OF, STACKS, TRUTHS
+from traceproof.solutions.rows import refused
+from traceproof.solutions.timed_truth import Request, ground_truth
+from traceproof.solutions.trial import Evaluation
 from traceproof.worker import Limits
 
 CASES = 3  # that are timed
@@ -39,13 +37,6 @@ FEWEST, MOST, MOST_ON_CPU = 10, 200, 40
 MILLION = 1e6  # nanoseconds in a millisecond
 SLACK_MS = 0.1  # per call, by which clocks that agree may be apart: starting a call, waiting for a device
 CLOCKS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
-
-
-class Request(Protocol):
-    """Has calls made, or all but the calls."""
-
-    def __call__(self, first: int, count: int, *, call: bool = True) -> Taken:
-        """`count` repetitions, numbered from `first` on."""
 
 
 @dataclass(slots=True)
@@ -222,48 +213,6 @@ def _asked_of(source: Source, subject: Subject, layout: Layout) -> Request:
         if len(taken.times) != count:
             raise RuntimeError(f"{len(taken.times)} times for {count} calls")
         return taken
-
-    return request
-
-
-def ground_truth(evaluation: Evaluation, subject: Subject) -> tuple[str, Request] | None:
-    """The first ground truth that this interpreter can call for the definition, called in this process."""
-    rank = {truth.name: truth.priority for stack in STACKS.values() for truth in stack.truths}
-    definition, device = evaluation.definition, torch.device(evaluation.device)
-    for name in sorted(TRUTHS, key=lambda name: rank[name]):
-        if lookup.serving(name, definition) is None:
-            continue
-        actor = actors.get(name)
-        actor.device = device.type
-        try:
-            if actor.unavailable(definition, evaluation.op) is not None:
-                continue
-            request = _called_here(evaluation, actor, subject.inputs, device, subject.seed)
-            request(0, 1)
-        except (ImportError, RuntimeError, ValueError, OSError):
-            continue  # whether a package works here is not what is measured
-        return f"{name} ({STACK_OF[name]})" if name != STACK_OF[name] else name, request
-    return None
-
-
-def _called_here(
-    evaluation: Evaluation,
-    actor: Actor,
-    inputs: Values,
-    device: torch.device,
-    seed: int,
-) -> Request:
-    names = list(inputs)
-    placed = [v.to(device) if isinstance(v, torch.Tensor) else v for v in inputs.values()]
-    watch = timing.Stopwatch(placed, 0, device, seed)
-
-    def one(given: Sequence[Any]) -> object:
-        return actor.run(evaluation.definition, evaluation.op, dict(zip(names, given, strict=True)))
-
-    def request(first: int, count: int, *, call: bool = True) -> Taken:
-        times, _, _ = timing.run(one, watch, {"first": first, "count": count, "call": call})
-        pairs = tuple((events, wall) for events, wall in times)
-        return Taken({}, [], [], [], [], [], times=pairs)
 
     return request
 

@@ -7,7 +7,7 @@ the inputs of one call at a time as a file, and nothing that is expected.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,12 +29,13 @@ from traceproof.judge.output import Ruling, surplus
 from traceproof.ops import registry
 from traceproof.ops.base import Op
 from traceproof.ops.cases import WORKLOADS, Case
-from traceproof.pipeline.records import FLOOR, REASONS, WHOLE, OpTypePlan, PlannedCase
+from traceproof.pipeline.records import FLOOR, WHOLE, OpTypePlan, PlannedCase
 from traceproof.pipeline.stages.plan import plan
 from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.reasons import Error, Failure, Verdict
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import Row, Settings, Trial
+from traceproof.solutions.rows import bad, refused, row_of
 from traceproof.untrusted import FLOAT64, OTHER_ORDER
 from traceproof.worker import Limits, Pool, Status
 
@@ -234,13 +235,13 @@ class Evaluation:
         Random(self.settings.hidden_seed).shuffle(order)  # noqa: S311 - an order
         for case in cases:
             if case.skip is not None:
-                yield _row(case.case, WHOLE, Ruling(Verdict.SKIP, case.skip.reason, case.skip.message, {}))
+                yield row_of(case.case, WHOLE, Ruling(Verdict.SKIP, case.skip.reason, case.skip.message, {}))
         late = 0
         with self.source() as source:
             for case in order:
                 if late >= PATIENCE:
                     message = f"not run: {PATIENCE} cases ran into the limit of time"
-                    yield _row(case.case, WHOLE, Ruling(Verdict.ERROR, Error.TIMEOUT, message, {}))
+                    yield row_of(case.case, WHOLE, Ruling(Verdict.ERROR, Error.TIMEOUT, message, {}))
                     continue
                 subject = self.subject(case.case)
                 try:
@@ -279,9 +280,9 @@ class Evaluation:
         for name, spec in self.definition.outputs.items():
             if not (spec.optional and name not in taken.outputs):
                 ruling = subject.ruling(name, taken.outputs.get(name), self.settings.tolerance)
-                yield _row(subject.case, name, ruling, variant)
+                yield row_of(subject.case, name, ruling, variant)
         for name in taken.surplus:
-            yield _row(subject.case, name, surplus(name), variant)
+            yield row_of(subject.case, name, surplus(name), variant)
         for names, reason, told in (
             (taken.mutated, Failure.MUTATION, "modified its inputs {}"),
             (taken.aliased, Failure.ALIAS, "outputs {} share memory with others"),
@@ -289,31 +290,4 @@ class Evaluation:
             (taken.overrun, Failure.OVERRUN, "wrote beside {}, out of bounds"),
         ):
             if names:
-                yield _row(subject.case, WHOLE, Ruling(Verdict.FAIL, reason, told.format(names), {}), variant)
-
-
-def refused(case: Case, error: CallError, variant: str = "") -> Row:
-    """The row of a call that left no outputs."""
-    ruling = Ruling(Verdict.ERROR, REASONS[error.outcome.status], error.outcome.message, {})
-    return _row(case, WHOLE, ruling, variant)
-
-
-def bad(rows: Iterable[Row]) -> list[Row]:
-    """Failures and errors."""
-    return [row for row in rows if row.bad]
-
-
-def _row(case: Case, output: str, ruling: Ruling, variant: str = "") -> Row:
-    gate = ruling.details.get("gate") or {}
-    return Row(
-        case=case.id,
-        size=case.size,
-        seed=case.seed,
-        axes=dict(case.axes),
-        variant=variant,
-        output=output,
-        verdict=ruling.verdict,
-        reason=ruling.reason,
-        message=ruling.message,
-        margin=gate.get("margin"),
-    )
+                yield row_of(subject.case, WHOLE, Ruling(Verdict.FAIL, reason, told.format(names), {}), variant)

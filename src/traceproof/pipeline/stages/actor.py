@@ -10,15 +10,8 @@ from typing import Any
 
 from traceproof.execution import caches
 from traceproof.owner import own_folder
-from traceproof.pipeline.records import (
-    LASTING,
-    ORACLE,
-    REFERENCE,
-    OpTypePlan,
-    PlannedCase,
-    PlannedDefinition,
-    RunRecord,
-)
+from traceproof.pipeline.records import ORACLE, REFERENCE, OpTypePlan, PlannedCase, PlannedDefinition
+from traceproof.pipeline.run_record import LASTING, RunRecord
 from traceproof.pipeline.stages.calls import Call
 from traceproof.pipeline.stages.job import Job
 from traceproof.pipeline.stages.lanes import lanes_of

@@ -21,8 +21,9 @@ from traceproof.judge.output import Expected
 from traceproof.ops import registry
 from traceproof.ops.base import Op
 from traceproof.ops.compare import IndexSet, Samples
-from traceproof.pipeline.records import ORACLE, SHADOW, WHOLE, PlannedCase, PlannedDefinition, RunRecord
+from traceproof.pipeline.records import ORACLE, SHADOW, WHOLE, PlannedCase, PlannedDefinition
 from traceproof.pipeline.rows import Arbitration, GateResult, VerdictRow
+from traceproof.pipeline.run_record import RunRecord
 from traceproof.reasons import Failure, Verdict
 from traceproof.stacks import TRUTHS
 from traceproof.store import Store

@@ -8,7 +8,8 @@ from typing import Any
 
 from traceproof.digests import digest_json
 from traceproof.execution.caller import NAN
-from traceproof.pipeline.records import PlannedCase, RunRecord
+from traceproof.pipeline.records import PlannedCase
+from traceproof.pipeline.run_record import RunRecord
 from traceproof.worker import ItemOutcome, Status
 
 GOLDEN = 0x9E3779B97F4A7C15

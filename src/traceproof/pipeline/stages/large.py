@@ -24,7 +24,8 @@ from traceproof.judge.output import Expected, Ruling, judge_form, numerics_of, r
 from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import LARGE_BYTES, Case
 from traceproof.ops.compare import IndexSet, Samples
-from traceproof.pipeline.records import REFERENCE, WHOLE, PlannedCase, RunRecord
+from traceproof.pipeline.records import REFERENCE, WHOLE, PlannedCase
+from traceproof.pipeline.run_record import RunRecord
 from traceproof.reasons import Error, Verdict
 from traceproof.store import Store
 

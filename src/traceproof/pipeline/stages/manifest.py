@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.records import AGAIN, Record, RunRecord
+from traceproof.pipeline.records import AGAIN, Record
+from traceproof.pipeline.run_record import RunRecord
 from traceproof.store import read_sealed, write_sealed
 from traceproof.untrusted.border import BorderError
 

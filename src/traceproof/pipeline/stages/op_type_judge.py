@@ -20,9 +20,9 @@ from traceproof.pipeline.records import (
     OpTypePlan,
     PlannedCase,
     PlannedDefinition,
-    RunRecord,
 )
 from traceproof.pipeline.rows import RowDigests, VerdictRow
+from traceproof.pipeline.run_record import RunRecord
 from traceproof.pipeline.stages.arbitrator import Arbitrator, entries_of
 from traceproof.pipeline.stages.grades import graded
 from traceproof.pipeline.stages.judge_settings import REPLAY, JudgeSettings

@@ -17,7 +17,8 @@ from typing import Any
 from traceproof.digests import digest_json
 from traceproof.execution.caller import Caller, CallRequest, calling, refusal
 from traceproof.owner import own_folder
-from traceproof.pipeline.records import FLOOR, LASTING, SHADOW, PlannedDefinition, RunRecord
+from traceproof.pipeline.records import FLOOR, SHADOW, PlannedDefinition
+from traceproof.pipeline.run_record import LASTING, RunRecord
 from traceproof.pipeline.stages.calls import Call, drawn_fill, join, seeds_of
 from traceproof.pipeline.stages.job import Job
 from traceproof.pipeline.stages.progress import Progress

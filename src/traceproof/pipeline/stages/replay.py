@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from traceproof.pipeline.records import PlannedDefinition, RunRecord
+from traceproof.pipeline.records import PlannedDefinition
 from traceproof.pipeline.rows import VerdictRow
+from traceproof.pipeline.run_record import RunRecord
 from traceproof.pipeline.stages.arbitrator import Arbitrator
 from traceproof.reasons import Verdict
 from traceproof.store import Store, disk_errors, write_json

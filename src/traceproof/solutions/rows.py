@@ -1,0 +1,41 @@
+"""Rows of a solution's trial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from traceproof.execution.source import CallError
+from traceproof.judge.output import Ruling
+from traceproof.ops.cases import Case
+from traceproof.pipeline.records import WHOLE
+from traceproof.pipeline.run_record import REASONS
+from traceproof.reasons import Verdict
+from traceproof.solutions.records import Row
+
+
+def refused(case: Case, error: CallError, variant: str = "") -> Row:
+    """The row of a call that left no outputs."""
+    ruling = Ruling(Verdict.ERROR, REASONS[error.outcome.status], error.outcome.message, {})
+    return row_of(case, WHOLE, ruling, variant)
+
+
+def bad(rows: Iterable[Row]) -> list[Row]:
+    """Failures and errors."""
+    return [row for row in rows if row.bad]
+
+
+def row_of(case: Case, output: str, ruling: Ruling, variant: str = "") -> Row:
+    """The row of a ruling on one output, or on a case as a whole."""
+    gate = ruling.details.get("gate") or {}
+    return Row(
+        case=case.id,
+        size=case.size,
+        seed=case.seed,
+        axes=dict(case.axes),
+        variant=variant,
+        output=output,
+        verdict=ruling.verdict,
+        reason=ruling.reason,
+        message=ruling.message,
+        margin=gate.get("margin"),
+    )
