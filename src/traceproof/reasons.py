@@ -62,6 +62,7 @@ class Failure(StrEnum):
     SUBCLASS = "tensor_subclass"
     CACHED = "cached_answer"
     OVERRUN = "out_of_bounds"
+    LATE = "late_output"
 
 
 class Error(StrEnum):

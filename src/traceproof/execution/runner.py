@@ -20,15 +20,26 @@ import torch
 from traceproof.execution import caches, timing, unpacked
 from traceproof.execution.poison import poisoned
 from traceproof.execution.returned import address_of, entries_of
-from traceproof.execution.tensor_files import copies, plain_tensor, read_mapped, views, write_back, write_outputs
+from traceproof.execution.streams import arrive_late, changed_since, copies_in_order
+from traceproof.execution.tensor_files import (
+    copies,
+    plain_tensor,
+    read_mapped,
+    strided,
+    views,
+    write_back,
+    write_outputs,
+)
 from traceproof.untrusted import shadow
 
 CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
 PACKAGE = __name__.partition(".")[0]
 # How a call is made; empty: as any other.
 SAME_MEMORY = "same memory"  # with its inputs where those of the call before lay
-STREAM = "stream"  # on another CUDA stream
+STREAM = "stream"  # on another CUDA stream, on which the inputs are still being written
+STRIDED = "strided"  # with inputs whose rows do not lie side by side
 GRAPH = "graph"  # captured as a CUDA graph, and replayed
+OF_OTHER_MEMORY = frozenset({SAME_MEMORY, STRIDED})  # whose inputs do not lie as they do in the file
 
 
 def load_module(source: str, name: str) -> ModuleType:
@@ -58,7 +69,8 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
             run = load_module(payload["source"], payload["name"]).run
         else:
             run = unpacked.load(payload["solution"], payload["name"], scratch)
-    return _Caller(run, torch.device(payload["device"]), scratch).answer
+    device = torch.device(payload["device"])
+    return _Caller(run, device, scratch, in_order=payload["solution"] is not None).answer
 
 
 def _forget_the_project() -> None:
@@ -71,10 +83,15 @@ def _forget_the_project() -> None:
 
 
 class _Caller:
-    """Makes the calls, and holds what the last one returned, so that memory used again shows."""
+    """Makes the calls, and holds what the last one returned, so that memory used again shows.
 
-    def __init__(self, run: Callable[..., Any], device: torch.device, scratch: Path) -> None:
+    `in_order`: outputs are what the next work on the call's stream would read; otherwise what is there once the
+    whole device is done.
+    """
+
+    def __init__(self, run: Callable[..., Any], device: torch.device, scratch: Path, *, in_order: bool) -> None:
         self._run, self._device, self._scratch = run, device, scratch
+        self._in_order = in_order and device.type == "cuda"
         self._held: list[Any] = []
         self._inputs: list[Any] = []  # of the call before
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -94,19 +111,24 @@ class _Caller:
         if item["timing"] is not None:
             return self._timed(item, inputs)
         before = copies(inputs) if on_gpu else None
+        side = torch.cuda.Stream() if item["how"] == STREAM else None  # type: ignore[no-untyped-call]
         with poisoned(item["fill"]):
-            returned, odd = self._called(item, inputs)
+            returned, odd = self._called(item, inputs, side)
+        taken = copies_in_order(returned, side) if self._in_order else returned
         self._synchronise()  # a copy to the host waits for the current stream alone
         values = [value for _, value in returned]
+        late = [place for place, (_, value) in enumerate(taken) if changed_since(value, values[place])]
         aliased = [] if item["destinations"] else self._aliased(inputs, values)
-        outputs = write_outputs(self._scratch / item["out"], returned)
-        written = write_back(mapped, inputs, before) if on_gpu and item["how"] != SAME_MEMORY else []
-        if on_gpu and item["surrounded"] and item["how"] != SAME_MEMORY:
+        outputs = write_outputs(self._scratch / item["out"], taken)
+        in_file = on_gpu and item["how"] not in OF_OTHER_MEMORY
+        written = write_back(mapped, inputs, before) if in_file else []
+        if in_file and item["surrounded"]:
             self._write_whole(item, inputs)
         if not item["mode"]:
             self._held = values if item["hold"] else []
             self._inputs = inputs
-        return {"outputs": outputs, "aliased": aliased, "subclassed": sorted(odd), "written": written}
+        conduct = {"aliased": aliased, "subclassed": sorted(odd), "written": written, "late": late}
+        return {"outputs": outputs, **conduct}
 
     def _timed(self, item: dict[str, Any], inputs: Sequence[Any]) -> dict[str, Any]:
         """Repetitions of a call with their times, and the outputs of the last one."""
@@ -119,7 +141,7 @@ class _Caller:
             places = [(None, value) for value in given[len(given) - destinations :]]
             entries = [*places] if destinations else entries_of(returned)
         outputs = write_outputs(self._scratch / item["out"], entries)
-        return {"outputs": outputs, "aliased": [], "subclassed": [], "written": [], "times": times}
+        return {"outputs": outputs, "aliased": [], "subclassed": [], "written": [], "late": [], "times": times}
 
     def _aliased(self, inputs: Sequence[Any], values: Sequence[Any]) -> list[int]:
         """Which of the values share memory with an input, a value before, or one of the call before."""
@@ -146,21 +168,27 @@ class _Caller:
                 for place, value in zip(self._inputs, mapped, strict=True)
             ]
         tensors = [value for value in mapped if isinstance(value, torch.Tensor)]
+        if item["how"] == STRIDED:
+            count = len(mapped) - item["destinations"]
+            return [
+                strided(value.to(self._device), room=place < count) if isinstance(value, torch.Tensor) else value
+                for place, value in enumerate(mapped)
+            ]
         if self._device.type != "cuda" or not item["surrounded"] or not tensors:
             return [value.to(self._device) if isinstance(value, torch.Tensor) else value for value in mapped]
         whole = torch.from_file(str(self._scratch / item["data"]), size=item["size"], dtype=torch.uint8)
         return views(whole.to(self._device), item["inputs"])
 
     def _called(
-        self, item: dict[str, Any], inputs: Sequence[Any]
+        self, item: dict[str, Any], inputs: Sequence[Any], side: torch.cuda.Stream | None
     ) -> tuple[list[tuple[str | None, Any]], set[int]]:
         """What a call returns, in the form of `_returned`, made as the order says."""
         if item["mode"]:
             return self._followed(item, inputs)
-        if item["how"] == STREAM:
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        if side is not None:
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
+                arrive_late(inputs)
                 return self._returned(item, inputs)
         if item["how"] == GRAPH:
             return self._replayed(item, inputs)

@@ -77,6 +77,17 @@ def views(whole: torch.Tensor, specs: Sequence[Mapping[str, Any]]) -> list[Any]:
     return values
 
 
+def strided(value: torch.Tensor, *, room: bool) -> torch.Tensor:
+    """A tensor on memory of its own; with `room`, ALIGNMENT bytes that are NaN follow each row."""
+    if not room or value.dim() < 2 or not value.numel():
+        return value.clone()
+    columns = value.shape[-1]
+    wide = value.new_empty((*value.shape[:-1], columns + ALIGNMENT // value.element_size()))
+    bits(wide).fill_(0xFF)
+    wide[..., :columns] = value
+    return wide[..., :columns]
+
+
 def write_outputs(path: Path, returned: Sequence[tuple[str | None, Any]]) -> list[dict[str, Any]]:
     """Write outputs one after another, each from the next multiple of ALIGNMENT on; gives what they are."""
     described: list[dict[str, Any]] = []
@@ -108,11 +119,12 @@ def write_back(mapped: Sequence[Any], inputs: Sequence[Any], before: Sequence[An
     for index, (place, value) in enumerate(zip(mapped, inputs, strict=True)):
         if not isinstance(place, torch.Tensor) or not place.numel():
             continue
-        if before is None or not torch.equal(_bits(value), _bits(before[index])):
+        if before is None or not torch.equal(bits(value), bits(before[index])):
             place.copy_(value)
             written.append(index)
     return written
 
 
-def _bits(value: torch.Tensor) -> torch.Tensor:
+def bits(value: torch.Tensor) -> torch.Tensor:
+    """A tensor's bytes, one after another: its own memory where it lies side by side, else a copy."""
     return value.reshape(-1).view(torch.uint8)

@@ -93,12 +93,13 @@ class Taken:
     subclassed: list[str]
     surplus: list[str]
     overrun: list[str]
+    late: list[str]
     times: tuple[tuple[int, int], ...] = ()
     seconds: float = 0.0
 
     @property
     def facts(self) -> dict[str, list[str]]:
-        """All but the outputs, and but the tensors beside which memory was written."""
+        """What any caller can be told of; not memory that was written beside tensors, nor late outputs."""
         names = ("mutated", "aliased", "subclassed", "surplus")
         return {name: getattr(self, name) for name in names}
 
@@ -154,6 +155,7 @@ class Transfer:
             subclassed=_named(names, answer.subclassed),
             surplus=surplus,
             overrun=self._overrun(sent, self.folder / data) if sent.layout.room else [],
+            late=_named(names, answer.late),
             times=tuple((events, wall) for events, wall in answer.times),
         )
         for name in (data, out):

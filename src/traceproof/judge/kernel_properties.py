@@ -29,13 +29,16 @@ PROPERTIES: Mapping[str, Property] = {
     "contents": Property(
         "other inputs in the memory of the last ones, with the same sums and ends", demanded=True
     ),
-    "threads": Property("two threads in place of one", demanded=False),
+    "threads": Property("two threads of the host in place of one", demanded=False),
     "alignment": Property(
         "inputs that begin one element after a multiple of 64 bytes", demanded=False, must_run=False
     ),
+    "strides": Property(
+        "inputs whose rows do not lie side by side, of which no definition speaks", demanded=False, must_run=False
+    ),
     "batch": Property("parts of a batch alone, and beside others", demanded=False),
     "empty": Property("calls with nothing to compute, of a batch without rows", demanded=False, must_run=False),
-    "stream": Property("on another CUDA stream", demanded=True),
+    "stream": Property("on another CUDA stream, which still writes the inputs", demanded=True),
     "graph": Property("captured as a CUDA graph and replayed on other contents", demanded=False, must_run=False),
 }
 DEMANDED = tuple(name for name, one in PROPERTIES.items() if one.demanded)

@@ -12,7 +12,7 @@ import torch
 
 from traceproof.execution.bits import same_bits
 from traceproof.execution.case import Subject
-from traceproof.execution.runner import GRAPH, SAME_MEMORY, STREAM
+from traceproof.execution.runner import GRAPH, SAME_MEMORY, STREAM, STRIDED
 from traceproof.execution.source import CallError, Source
 from traceproof.execution.transfer import Taken
 from traceproof.judge.kernel_properties import PROPERTIES
@@ -104,8 +104,10 @@ def measure(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> tuple[tuple
         first = evaluation.call(source, subject, trials=min(subject.trials, DRAWS))
         found = _Measured(evaluation, subject, first)
         found.same("determinism", found.call(source, "determinism"))
-        for step in (_memory, _addresses, _contents, _threads, _batch):
+        for step in (_memory, _addresses, _contents, _batch):
             step(found, source)
+        found.same("threads", found.call(source, "threads", threads=2))
+        found.same("strides", found.call(source, "strides", how=STRIDED))
         _on_gpu(found, source, "stream", STREAM)
         _after_others(found, source, cases)
         _empty(found, source, cases)
@@ -187,13 +189,6 @@ def moved(inputs: Values) -> Values | None:
 
 
 WIDE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
-
-
-def _threads(found: _Measured, source: Source) -> None:
-    if found.evaluation.settings.gpu:
-        found.states["threads"] = UNMEASURED, "the kernel runs on a GPU"
-        return
-    found.same("threads", found.call(source, "threads", threads=2))
 
 
 def _on_gpu(found: _Measured, source: Source, name: str, how: str) -> None:

@@ -62,6 +62,6 @@ def _called_here(
     def request(first: int, count: int, *, call: bool = True) -> Taken:
         times, _, _ = timing.run(one, watch, {"first": first, "count": count, "call": call})
         pairs = tuple((events, wall) for events, wall in times)
-        return Taken({}, [], [], [], [], [], times=pairs)
+        return Taken({}, [], [], [], [], [], [], times=pairs)
 
     return request

@@ -52,9 +52,9 @@ class Returned(BaseModel):
 class Answer(BaseModel):
     """All that a worker which runs strangers' code may say of a call.
 
-    `aliased`, `subclassed` and `written`, the inputs that it changed on a GPU and wrote back to their file, can be
-    seen in its process only: what is said there counts against it, and what is not said proves nothing. `times`
-    are held against a clock of ours.
+    `aliased`, `subclassed`, `written` (inputs that it changed on a GPU and wrote back to their file) and `late`
+    (outputs that changed after the call's stream was done) can be seen in its process only: what is said there
+    counts against it, and what is not said proves nothing. `times` are held against a clock of ours.
     """
 
     model_config = CLOSED
@@ -62,6 +62,7 @@ class Answer(BaseModel):
     aliased: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)]
     subclassed: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)]
     written: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)] = []
+    late: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)] = []
     times: Annotated[list[Pair], Field(max_length=MOST_REPETITIONS)] = []
 
 
