@@ -1,4 +1,4 @@
-"""Measures what the bits of the ground truths' kernels depend on: run, stream, batch, CUDA graph; prints a table.
+"""Prints what the bits of ground truths' kernels depend on: run, addresses, stream, batch, CUDA graph.
 
     PYTHONPATH=src:lab python lab/kernel_properties.py --dataset DATASET [--truth flashinfer] [--out FOLDER]
 
@@ -18,14 +18,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock, Timer
 
 from traceproof.dataset.tree import read_tree
 from traceproof.ops import lookup
 from traceproof.stacks import TRUTHS
 
-PROPERTIES = ("determinism", "stream", "batch", "graph")
+PROPERTIES = ("determinism", "addresses", "stream", "batch", "graph")
 STATES = ("holds", "depends", "not measured")
 Result = dict[str, str]
 
@@ -56,51 +57,52 @@ def one(options: argparse.Namespace) -> int:
     return 0
 
 
-def run(options: argparse.Namespace, truth: str, op_type: str) -> list[Result]:
-    """The results of one process, before its limit of time if it meets that; scripts are written and tried."""
+def run(options: argparse.Namespace, truth: str, op_type: str) -> Iterator[Result]:
+    """The results of one process as they come, before its limit of time if it meets that; scripts are tried."""
     command = [sys.executable, __file__, "--dataset", str(options.dataset), "--one", truth, op_type]
     log = options.out / f"{truth}-{op_type}.log"
+    named = {"op_type": op_type, "definition": "*", "truth": truth, "property": "all", "state": STATES[2]}
     with log.open("w", encoding="utf-8") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-        try:
-            said, _ = process.communicate(timeout=options.seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            said, _ = process.communicate()
-    results: list[Result] = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-    if process.returncode:
+        timer = Timer(options.seconds, process.kill)
+        timer.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("{"):
+                result: Result = json.loads(line)
+                try_script(result, options.out / "repeats")
+                yield result
+        late = not timer.is_alive()
+        timer.cancel()
+    if process.wait() and late:
+        yield {**named, "detail": "stopped by the limit of time"}
+    elif process.returncode:
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:] or [""]
-        told = f"the process ended with {process.returncode}: {last[0][:200]}"
-        named = {"op_type": op_type, "definition": "*", "truth": truth, "property": "all"}
-        results.append({**named, "state": STATES[2], "detail": told})
-    for line in tried(results, options.out / "repeats"):
-        sys.stdout.write(f"{line}\n")
-    return results
+        yield {**named, "detail": f"the process ended with {process.returncode}: {last[0][:200]}"}
 
 
-def tried(results: Sequence[Result], folder: Path) -> Iterator[str]:
-    """Write each violation's script, run it, and say whether it shows the difference."""
+def try_script(result: Result, folder: Path) -> None:
+    """Write a violation's script, run it, and note whether it shows the difference."""
+    text = result.pop("script", "")
+    if result["state"] != STATES[1]:
+        return
+    if not text:
+        result["repeat"] = "none"
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    for result in results:
-        text = result.pop("script", "")
-        if result["state"] != STATES[1]:
-            continue
-        if not text:
-            result["repeat"] = "none"
-            continue
-        name = f"{result['truth']}-{result['definition']}-{result['property']}.py"
-        (folder / name).write_text(text, encoding="utf-8")
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        command = [sys.executable, str(folder / name)]
-        try:
-            ran = subprocess.run(command, capture_output=True, timeout=90, env=environment, check=False, text=True)
-        except subprocess.TimeoutExpired:
-            result["repeat"] = f"{name}: not done after 90 s"
-            continue
-        shown = {0: "does not show it", 1: "shows it"}.get(ran.returncode, "fails")
-        shown = shown if ran.stdout else f"fails: {ran.stderr.strip()[-200:]}"
-        result["repeat"] = f"{name}: {shown}"
-        yield f"{name}: {shown}: {ran.stdout.strip()[:300]}"
+    name = f"{result['truth']}-{result['definition']}-{result['property']}.py"
+    (folder / name).write_text(text, encoding="utf-8")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, str(folder / name)]
+    try:
+        ran = subprocess.run(command, capture_output=True, timeout=90, env=environment, check=False, text=True)
+    except subprocess.TimeoutExpired:
+        result["repeat"] = f"{name}: not done after 90 s"
+        return
+    shown = {0: "does not show it", 1: "shows it"}.get(ran.returncode, "fails")
+    shown = shown if ran.stdout else f"fails: {ran.stderr.strip()[-200:]}"
+    result["repeat"] = f"{name}: {shown}"
+    sys.stdout.write(f"{name}: {shown}: {ran.stdout.strip()[:300]}\n")
 
 
 def table(results: Sequence[Result]) -> Iterator[str]:
@@ -148,13 +150,18 @@ def main() -> int:
     ]
     started = time.monotonic()
     results: list[Result] = []
+    lock = Lock()
+
+    def measure(truth: str, op_type: str) -> None:
+        for result in run(options, truth, op_type):
+            with lock:
+                results.append(result)
+                _write(options.out, results)
+        sys.stderr.write(f"{time.monotonic() - started:.0f} s: {truth} {op_type}\n")
+
     with ThreadPoolExecutor(options.jobs) as threads:
-        futures = {threads.submit(run, options, truth, op_type): (truth, op_type) for truth, op_type in wanted}
-        for future in as_completed(futures):
-            results += future.result()
-            truth, op_type = futures[future]
-            sys.stderr.write(f"{time.monotonic() - started:.0f} s: {truth} {op_type}\n")
-            _write(options.out, results)
+        for future in [threads.submit(measure, truth, op_type) for truth, op_type in wanted]:
+            future.result()
     sys.stdout.write("\n".join(table(results)) + "\n")
     return 0
 

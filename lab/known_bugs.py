@@ -1,6 +1,6 @@
-"""Judges the known bugs of every op, and its right ways of computing, as solutions; prints a table per op_type.
+"""Judges the known bugs of every op, and its right ways of computing, as solutions; prints a table.
 
-    PYTHONPATH=src:tests python lab/known_bugs.py --dataset tests/dataset --jobs 16 [--page FILE]
+    PYTHONPATH=src:lab python lab/known_bugs.py --dataset tests/dataset [MORE] --jobs 16 [--page FILE]
 
 What `ops/<op_type>/bugs.py` lists (a page ignored, another head map, a constant off, a dead row) becomes a
 solution that calls it, in torch, on the GPU where there is one. It is judged like any other, in isolated workers,
@@ -17,20 +17,24 @@ import os
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import torch
 
 import traceproof
+from kernels.bugs_table import ABSENT, ACCEPTED, REFUSED, SAME, Judged, table
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.execution.caller import CUDA_REFUSES, PRELOAD
+from traceproof.execution.case import Subject
 from traceproof.judge.kernel_properties import DEMANDED
 from traceproof.ops.answers import Answer, answers_of
+from traceproof.ops.cases import Case
 from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.pipeline.records import PlannedCase
 from traceproof.solutions.reading import Candidate
@@ -38,7 +42,7 @@ from traceproof.solutions.records import Settings, objections
 from traceproof.solutions.trial import Evaluation, planned, tried
 from traceproof.worker import GIB, Limits, Pool
 
-ACCEPTED, REFUSED, SAME, ABSENT = "accepted", "refused", "same bits", "does not apply"
+AT_ONCE = 5  # answers that a process judges in a row
 SOURCE = """import sys
 from dataclasses import replace
 from pathlib import Path
@@ -104,21 +108,6 @@ def same(one, other):
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """What came of one answer, and for what it was refused."""
-
-    answer: str
-    wrong: bool
-    outcome: str
-    reason: str
-
-    @property
-    def bad(self) -> bool:
-        """Whether the judge was wrong."""
-        return self.outcome == (ACCEPTED if self.wrong else REFUSED)
-
-
 def solution(definition: Definition, answer: str) -> Candidate:
     """An answer of an op_type as a solution."""
     folder = str(Path(traceproof.__file__).resolve().parents[1])
@@ -135,7 +124,7 @@ def solution(definition: Definition, answer: str) -> Candidate:
     )
 
 
-def settings(dataset: Path, hidden_seed: int) -> Settings:
+def settings(dataset: Path, hidden_seed: int, *, memory_gib: int = 2) -> Settings:
     """How they are judged: small, edge and adversarial cases."""
     gpu = torch.cuda.is_available()
     return Settings(
@@ -144,9 +133,9 @@ def settings(dataset: Path, hidden_seed: int) -> Settings:
         sizes=("small",),
         seed=0,
         hidden_seed=hidden_seed,
-        memory_limit=2 * GIB,
+        memory_limit=memory_gib * GIB,
         tolerance=None,
-        limits=Limits(seconds=120.0, setup_seconds=120.0, memory_bytes=8 * GIB).as_json(),
+        limits=Limits(seconds=120.0, setup_seconds=120.0, memory_bytes=(memory_gib + 8) * GIB).as_json(),
         demanded=DEMANDED,
         gpu=gpu,
         weak=True,
@@ -161,18 +150,72 @@ def pool(*, gpu: bool) -> Pool:
     return Pool(preload=PRELOAD, env=env, gpu=gpu, without=CUDA_REFUSES if gpu else ())
 
 
-def judge_all(dataset: str, name: str, hidden_seed: int) -> list[Judged]:
-    """All answers that are known for a definition."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn(Evaluation):
+    """An evaluation whose cases are drawn and solved once for all answers.
+
+    Attributes:
+        subjects: cases by identity and seed.
+    """
+
+    subjects: dict[tuple[str, int], Subject]
+
+    def subject(self, case: Case) -> Subject:
+        """A case drawn and solved."""
+        key = case.id, case.seed
+        if key not in self.subjects:
+            self.subjects[key] = Evaluation.subject(self, case)
+        return self.subjects[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """What a process keeps: how answers are judged, workers, and the definition that it was last asked for."""
+
+    given: Settings
+    workers: Pool
+    folder: Path
+    drawn: dict[str, tuple[Definition, list[PlannedCase], dict[tuple[str, int], Subject]]]
+
+    def judged(self, dataset: str, name: str, answers: Sequence[str]) -> list[Judged]:
+        """Some of the answers that are known for a definition."""
+        given = self.given.model_copy(update={"dataset": dataset})
+        if name not in self.drawn:
+            self.drawn.clear()
+            (self.folder / name).mkdir(exist_ok=True)
+            self.drawn[name] = (*planned(name, given, self.folder / name), {})
+        definition, cases, subjects = self.drawn[name]
+        return [
+            _judged(definition, cases, answer, given, self.workers, wrong=wrong, subjects=subjects)
+            for answer, wrong in known(definition.op_type)
+            if answer.name in answers
+        ]
+
+
+JUDGES: list[Judge] = []  # of this process
+
+
+def start(given: Settings) -> None:
+    """A judge for this process, which ends with it."""
     torch.set_num_threads(1)
-    given = settings(Path(dataset), hidden_seed)
-    with tempfile.TemporaryDirectory() as folder, pool(gpu=given.gpu) as workers:
-        definition, cases = planned(name, given, Path(folder))
-        found = answers_of(definition.op_type)
-        if found is None:
-            return []
-        wrong = (*wrong_answers(found.right[0]), *found.wrong)
-        known = [(answer, False) for answer in found.right] + [(answer, True) for answer in wrong]
-        return [_judged(definition, cases, answer, given, workers, wrong=bad) for answer, bad in known]
+    held = ExitStack()
+    Finalize(None, held.close, exitpriority=10)
+    folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
+    JUDGES.append(Judge(given, held.enter_context(pool(gpu=given.gpu)), folder, {}))
+
+
+def known(op_type: str) -> list[tuple[Answer, bool]]:
+    """The answers that are known for an op_type, and whether each is wrong."""
+    found = answers_of(op_type)
+    if found is None:
+        return []
+    wrong = (*wrong_answers(found.right[0]), *found.wrong)
+    return [(answer, False) for answer in found.right] + [(answer, True) for answer in wrong]
+
+
+def judge_some(dataset: str, name: str, answers: Sequence[str]) -> list[Judged]:
+    """What comes of some answers to a definition, in a process that has been started for it."""
+    return JUDGES[0].judged(dataset, name, answers)
 
 
 def _judged(  # noqa: PLR0913 - one solution
@@ -183,8 +226,10 @@ def _judged(  # noqa: PLR0913 - one solution
     workers: Pool,
     *,
     wrong: bool,
+    subjects: dict[tuple[str, int], Subject],
 ) -> Judged:
-    evaluation = Evaluation.of(definition, solution(definition, answer.name), given, workers)
+    bare = Evaluation.of(definition, solution(definition, answer.name), given, workers)
+    evaluation = Drawn(**{one.name: getattr(bare, one.name) for one in fields(bare)}, subjects=subjects)
     trial = tried(evaluation, cases)
     needed = [spec for spec in definition.outputs.values() if not spec.optional]
     reasons = list(objections(trial, len(needed)))
@@ -215,69 +260,54 @@ def _bits(value: torch.Tensor) -> torch.Tensor:
     return value.contiguous().view(torch.uint8) if value.dim() else value
 
 
-def table(found: dict[str, list[Judged]]) -> Iterator[str]:
-    """Counts per op_type, as Markdown."""
-    yield "| op_type | wrong refused | accepted | same bits | does not apply | right accepted | refused | seen |"
-    yield "|---|---:|---:|---:|---:|---:|---:|---|"
-    total: Counter[tuple[bool, str]] = Counter()
-    for op_type, judged in sorted(found.items()):
-        counts = Counter((one.wrong, one.outcome) for one in judged)
-        total.update(counts)
-        reasons = Counter(part for one in judged if one.wrong for part in one.reason.split(", ") if part)
-        seen = ", ".join(f"{name} {count}" for name, count in reasons.most_common())
-        yield f"| {op_type} | {_cells(counts)} | {seen} |"
-    yield f"| all | {_cells(total)} | |"
+def chosen(options: argparse.Namespace) -> dict[str, tuple[str, Path]]:
+    """The definitions that are asked for, each with its op_type and dataset."""
+    found: dict[str, tuple[str, Path]] = {}
+    for dataset in options.dataset:
+        for name, entry in read_tree(dataset).definitions.items():
+            op_type = entry.definition.op_type
+            taken = sum(other == op_type for other, _ in found.values())
+            wanted = options.op_type is None or op_type in options.op_type
+            if wanted and name not in found and taken < options.per_op:
+                found[name] = op_type, dataset.resolve()
+    return found
 
 
-def _cells(counts: Counter[tuple[bool, str]]) -> str:
-    wrong = [counts[True, outcome] for outcome in (REFUSED, ACCEPTED, SAME, ABSENT)]
-    right = [counts[False, outcome] for outcome in (ACCEPTED, REFUSED)]
-    return " | ".join(map(str, (*wrong, *right)))
-
-
-def _told(judged: Sequence[Judged]) -> str:
-    counts = Counter(f"{'wrong' if one.wrong else 'right'} ones {one.outcome}" for one in judged)
-    return ", ".join(f"{count} {what}" for what, count in counts.items()) or "no bugs are known"
+def tasks(definitions: Mapping[str, tuple[str, Path]]) -> Iterator[tuple[str, str, list[str]]]:
+    """Dataset, definition and a few answers each: several processes take one that is long."""
+    for name, (op_type, dataset) in definitions.items():
+        names = [answer.name for answer, _ in known(op_type)]
+        for first in range(0, len(names), AT_ONCE):
+            yield str(dataset), name, names[first : first + AT_ONCE]
 
 
 def main() -> int:
     """Exit code 1: the judge was wrong about one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", type=Path, default=Path("tests/dataset"))
+    parser.add_argument("--dataset", type=Path, nargs="+", default=[Path("tests/dataset")])
     parser.add_argument("--op-type", nargs="*", help="these alone")
     parser.add_argument("--per-op", type=int, default=1000, help="definitions per op_type")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--hidden-seed", type=int, default=987_654)
-    parser.add_argument("--page", type=Path, help="file for the table")
+    parser.add_argument("--memory-gib", type=int, default=2, help="leave cases out that need more")
+    parser.add_argument("--page", type=Path, help="file for the table, which grows as answers are judged")
     options = parser.parse_args()
-    entries = {name: entry.definition.op_type for name, entry in read_tree(options.dataset).definitions.items()}
-    chosen = {
-        name: op
-        for name, op in entries.items()
-        if (options.op_type is None or op in options.op_type)
-        and [other for other in entries if entries[other] == op].index(name) < options.per_op
-    }
-    found: dict[str, list[Judged]] = {}
-    bad = 0
+    definitions = chosen(options)
+    found: dict[tuple[str, str], list[Judged]] = {}
     started = time.monotonic()
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.jobs, mp_context=context) as processes:
-        dataset = str(options.dataset.resolve())
-        futures = {processes.submit(judge_all, dataset, name, options.hidden_seed): name for name in chosen}
-        for future in as_completed(futures):
-            name = futures[future]
-            judged = future.result()
-            found.setdefault(chosen[name], []).extend(judged)
-            for one in (one for one in judged if one.bad):
-                bad += 1
-                kind = "wrong" if one.wrong else "right"
-                sys.stdout.write(f"{name}: {kind} answer {one.answer!r} {one.outcome} ({one.reason})\n")
-            sys.stderr.write(f"{time.monotonic() - started:.0f} s: {name}: {_told(judged)}\n")
-    text = "\n".join(table(found)) + "\n"
-    sys.stdout.write(text)
-    if options.page:
-        options.page.write_text(text, encoding="utf-8")
-    return int(bad > 0)
+    given = settings(Path(), options.hidden_seed, memory_gib=options.memory_gib)
+    with ProcessPoolExecutor(options.jobs, context, initializer=start, initargs=(given,)) as processes:
+        futures = {processes.submit(judge_some, *task): task for task in tasks(definitions)}
+        for done, future in enumerate(as_completed(futures), 1):
+            _, name, answers = futures[future]
+            found.setdefault((definitions[name][0], name), []).extend(future.result())
+            told = f"{time.monotonic() - started:.0f} s: {done} of {len(futures)}: {name}: {', '.join(answers)}\n"
+            sys.stderr.write(told)
+            if options.page:
+                options.page.write_text("\n".join(table(found)) + "\n", encoding="utf-8")
+    sys.stdout.write("\n".join(table(found)) + "\n")
+    return int(any(one.bad for judged in found.values() for one in judged))
 
 
 if __name__ == "__main__":

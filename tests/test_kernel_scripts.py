@@ -11,6 +11,7 @@ import torch
 from exploits.corpus import dataset
 
 import known_bugs
+from kernels.bugs_table import ABSENT, ACCEPTED, REFUSED
 from kernels.measure import DEPENDS, HOLDS, UNMEASURED, measured
 from kernels.recording import Recording, made_of
 from traceproof.dataset.tree import read_tree
@@ -70,7 +71,7 @@ def test_a_known_bug_is_refused_as_a_solution_and_a_right_way_is_accepted(tmp_pa
     absent = next(one for one in found.wrong if one.name == "residual dropped")
     with known_bugs.pool(gpu=False) as workers:
         outcomes = [
-            known_bugs._judged(definition, cases, one, given, workers, wrong=wrong).outcome
+            known_bugs._judged(definition, cases, one, given, workers, wrong=wrong, subjects={}).outcome
             for one, wrong in ((found.right[0], False), (dropped, True), (absent, True))
         ]
-    assert outcomes == [known_bugs.ACCEPTED, known_bugs.REFUSED, known_bugs.ABSENT]
+    assert outcomes == [ACCEPTED, REFUSED, ABSENT]

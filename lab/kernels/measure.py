@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from kernels.recording import Recording, script
+from kernels.planned import PlannedOnce
+from kernels.recording import Recording
+from kernels.repeats import REPEATS, in_parts, repeat, twice
 from traceproof.actors import registry as actors
 from traceproof.actors.base import named_outputs
 from traceproof.dataset.definition import Definition
 from traceproof.execution.bits import same_bits
 from traceproof.execution.case import CPU, Subject
 from traceproof.execution.inputs import make_inputs
+from traceproof.execution.streams import arrive_late
 from traceproof.ops import lookup, registry
-from traceproof.ops.adapter import resolve
+from traceproof.ops.adapter import Adapter, resolve
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import ALWAYS
 from traceproof.ops.laws import laws_of
@@ -25,34 +27,8 @@ from traceproof.solutions.properties import SPLIT
 from traceproof.stacks import STACK_OF, STACKS
 
 LARGEST = 2 << 30  # bytes that a case may need
-REPEATS = 5
+OFFSET = 64 * 9  # bytes
 HOLDS, DEPENDS, UNMEASURED = "holds", "depends", "not measured"
-# What a script does in the end; exit code 1: the bits differ.
-COMPARE = """
-def told(name, one, other):
-    same = torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
-    apart = (one.double() - other.double()).abs().nan_to_num(float("inf")).max().item() if one.numel() else 0.0
-    print(f"{name}: {'the same bits' if same else f'other bits, up to {apart:.3g} apart'}")
-    return same
-"""
-TWICE = """{compare}
-
-first = call()
-same = []
-for n in range({repeats}):
-    for k, (one, other) in enumerate(zip(first, call(), strict=True)):
-        same.append(told(f"call {{n}}, result {{k}}", one, other))
-sys.exit(not all(same))
-"""
-IN_PARTS = """{compare}
-
-axes = {axes}  # in which each result of the parts is joined; None: it has none
-same = []
-for k, (axis, one, *parts) in enumerate(zip(axes, whole(), {parts}, strict=True)):
-    if axis is not None:
-        same.append(told(f"result {{k}}", one, torch.cat(parts, axis)))
-sys.exit(not all(same))
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +84,7 @@ class Kernel:
                 inputs = make_inputs(self.op, self.definition, case, device=CPU)
                 yield Subject(definition=self.definition, op=self.op, case=case, inputs=inputs, oracle={}, seed=0)
 
-    def placed(self, values: Values) -> Values:
+    def placed(self, values: Values) -> dict[str, Any]:
         """Inputs on the device."""
         return {n: v.to(self.device) if isinstance(v, torch.Tensor) else v for n, v in values.items()}
 
@@ -131,15 +107,20 @@ class Kernel:
         """A result."""
         return Seen(self.definition.name, self.truth, self.adapter, name, state, detail, self.axes, text)
 
-    def recorded(self, recording: Recording, values: Values) -> tuple[list[str], list[tuple[str, torch.Tensor]]]:
-        """Lines of one call of the package, and what it gave."""
+    def package(self) -> tuple[Adapter, Mapping[str, Any]]:
+        """The adapter, and what it calls."""
         adapter = lookup.serving(self.truth, self.definition)
         assert adapter is not None
-        stack = STACKS[STACK_OF[self.truth]]
-        api = resolve(stack, adapter.apis)
+        api = resolve(STACKS[STACK_OF[self.truth]], adapter.apis)
         assert isinstance(api, Mapping)
+        return adapter, api
+
+    def recorded(self, recording: Recording, values: Values) -> tuple[list[str], list[tuple[str, torch.Tensor]]]:
+        """Lines of one call of the package, and what it gave."""
+        adapter, api = self.package()
         recording.begin()
-        adapter.call(recording.api(stack, api), self.definition, self.placed(values))
+        calls = recording.api(STACKS[STACK_OF[self.truth]], api)
+        adapter.call(calls, self.definition, self.placed(values))
         self.wait()
         return list(recording.calls), list(recording.results)
 
@@ -157,7 +138,8 @@ def measured(truth: str, definition: Definition, device: str) -> list[Seen]:
         return [kernel.seen("all", UNMEASURED, why)]
     first = kernel(subject.inputs)
     again = determinism(kernel, subject, first)
-    found = [again, stream(kernel, subject, first), batch(kernel, varies=again.state == DEPENDS)]
+    found = [again, addresses(kernel, subject, first), stream(kernel, subject, first)]
+    found.append(batch(kernel, varies=again.state == DEPENDS))
     return [*found, graph(kernel, subject, first)]  # last: a capture that fails may leave the process useless
 
 
@@ -166,22 +148,37 @@ def determinism(kernel: Kernel, subject: Subject, first: Tensors) -> Seen:
     for _ in range(REPEATS):
         other = kernel(subject.inputs)
         if not _same(first, other):
-            text = _repeat(lambda: _twice(kernel, subject))
+            text = repeat(lambda: twice(kernel, subject))
             return kernel.seen("determinism", DEPENDS, _apart(first, other), text)
     return kernel.seen("determinism", HOLDS, f"the same bits in {REPEATS} calls")
 
 
 def stream(kernel: Kernel, subject: Subject, first: Tensors) -> Seen:
-    """The same call on another stream."""
+    """The same call on another stream, which still writes the inputs, and outputs as that stream finds them."""
     if kernel.device != "cuda":
         return kernel.seen("stream", UNMEASURED, "no_cuda: there is no GPU here")
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     placed = kernel.placed(subject.inputs)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        found = kernel.raw(placed)
+        arrive_late(list(placed.values()))
+        found = {name: value.clone() for name, value in kernel.raw(placed).items()}
     kernel.wait()
     return _result(kernel, "stream", first, {name: value.cpu() for name, value in found.items()})
+
+
+def addresses(kernel: Kernel, subject: Subject, first: Tensors) -> Seen:
+    """The same call with inputs elsewhere, OFFSET bytes after where an allocation begins."""
+    placed = kernel.placed(subject.inputs)
+    for name, value in placed.items():
+        if isinstance(value, torch.Tensor) and value.numel():
+            size = value.numel() * value.element_size()
+            room = torch.empty(size + 2 * OFFSET, dtype=torch.uint8, device=kernel.device)
+            copy = room[OFFSET : OFFSET + size].view(value.dtype).reshape(value.shape)
+            placed[name] = copy.copy_(value)
+    found = kernel.raw(placed)
+    kernel.wait()
+    return _result(kernel, "addresses", first, {name: value.cpu() for name, value in found.items()})
 
 
 def batch(kernel: Kernel, *, varies: bool) -> Seen:
@@ -203,7 +200,7 @@ def batch(kernel: Kernel, *, varies: bool) -> Seen:
             outputs.append(kernel(values))
         joined, whole = experiment.sides(outputs)
         if not _same(whole, joined):
-            text = _repeat(lambda: _in_parts(kernel, subject, parts))  # noqa: B023 - called at once
+            text = repeat(lambda: in_parts(kernel, subject, parts))  # noqa: B023 - called at once
             return kernel.seen("batch", DEPENDS, _apart(whole, joined), text)
     if not sizes:
         return kernel.seen("batch", UNMEASURED, "it is not known which parts of its inputs are independent")
@@ -211,7 +208,7 @@ def batch(kernel: Kernel, *, varies: bool) -> Seen:
 
 
 def graph(kernel: Kernel, subject: Subject, first: Tensors) -> Seen:
-    """A CUDA graph that was captured on other contents, replayed."""
+    """A CUDA graph that was captured on other contents, replayed; of what is planned first, the run alone."""
     if kernel.device != "cuda":
         return kernel.seen("graph", UNMEASURED, "no_cuda: there is no GPU here")
     placed = kernel.placed(subject.inputs)
@@ -220,15 +217,18 @@ def graph(kernel: Kernel, subject: Subject, first: Tensors) -> Seen:
     for value in tensors.values():
         if value.is_floating_point() and value.itemsize > 1 and value.dim():
             value.copy_(value.flip(0))
+    adapter, api = kernel.package()
+    planned = PlannedOnce(api)
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        kernel.raw(placed)  # what is compiled or allocated on first use is not captured
+    with torch.cuda.stream(side):  # what is planned, compiled or allocated on first use is not captured
+        adapter.call(planned.api(), kernel.definition, placed)
     kernel.wait()
+    planned.again()
     captured = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(captured):
-            found = kernel.raw(placed)
+            found = dict(adapter.call(planned.api(), kernel.definition, placed))
     except (RuntimeError, ValueError) as error:
         last = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return kernel.seen("graph", UNMEASURED, f"it can not be captured as it is called here: {last[:160]}")
@@ -236,13 +236,14 @@ def graph(kernel: Kernel, subject: Subject, first: Tensors) -> Seen:
         tensors[name].copy_(value)
     captured.replay()
     kernel.wait()
-    return _result(kernel, "graph", first, {name: value.cpu() for name, value in found.items()})
+    other = {name: value.cpu() for name, value in found.items()}
+    return _result(kernel, "graph", first, other, "run captured after its plan: " if planned.plans else "")
 
 
-def _result(kernel: Kernel, name: str, first: Tensors, other: Tensors) -> Seen:
+def _result(kernel: Kernel, name: str, first: Tensors, other: Tensors, how: str = "") -> Seen:
     if _same(first, other):
-        return kernel.seen(name, HOLDS, "the same bits")
-    return kernel.seen(name, DEPENDS, _apart(first, other))
+        return kernel.seen(name, HOLDS, f"{how}the same bits")
+    return kernel.seen(name, DEPENDS, f"{how}{_apart(first, other)}")
 
 
 def _same(one: Tensors, other: Tensors) -> bool:
@@ -262,51 +263,3 @@ def _apart(one: Tensors, other: Tensors) -> str:
         share = f"{worst / float(size):.1e} of the largest"
         told.append(f"{name}: {count} of {value.numel()} elements, up to {worst:.3g} ({share})")
     return "; ".join(told)
-
-
-def _repeat(write: Callable[[], str]) -> str:
-    """A script; empty where the calls can not be written down."""
-    with contextlib.suppress(AssertionError, KeyError):
-        return write()
-    return ""
-
-
-def _twice(kernel: Kernel, subject: Subject) -> str:
-    recording = Recording()
-    calls, results = kernel.recorded(recording, subject.inputs)
-    if not results or recording.gaps:
-        return ""
-    returned = f"[{', '.join(words for words, _ in results)}]"
-    ending = TWICE.format(compare=COMPARE, repeats=REPEATS)
-    what = f"{kernel.adapter}: bits vary from call to call ({kernel.definition.name}, {kernel.axes})."
-    return script(what, recording, [("call", calls, returned)], ending)
-
-
-def _in_parts(kernel: Kernel, subject: Subject, parts: list[Values]) -> str:
-    recording = Recording()
-    functions = []
-    results = []
-    for place, values in enumerate([subject.inputs, *parts]):
-        calls, found = kernel.recorded(recording, values)
-        functions.append((f"part_{place}" if place else "whole", calls, f"[{', '.join(w for w, _ in found)}]"))
-        results.append([value for _, value in found])
-    axes = [_axis(whole, pieces) for whole, *pieces in zip(*results, strict=True)]
-    if recording.gaps or all(axis is None for axis in axes):
-        return ""
-    names = ", ".join(f"part_{place}()" for place in range(1, len(results)))
-    ending = IN_PARTS.format(compare=COMPARE, axes=axes, parts=names)
-    what = f"{kernel.adapter}: a row's bits depend on its batch ({kernel.definition.name}, {kernel.axes})."
-    return script(what, recording, functions, ending)
-
-
-def _axis(whole: torch.Tensor, parts: list[torch.Tensor]) -> int | None:
-    """The axis along which parts are as long as the whole; None: there is none."""
-    for axis in range(whole.dim()):
-        sizes = [one.shape[axis] for one in parts if one.dim() == whole.dim()]
-        same = all(
-            one.shape[:axis] == whole.shape[:axis] and one.shape[axis + 1 :] == whole.shape[axis + 1 :]
-            for one in parts
-        )
-        if len(sizes) == len(parts) and same and sum(sizes) == whole.shape[axis]:
-            return axis
-    return None
