@@ -37,9 +37,7 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     stack: Annotated[
         str | None, typer.Option(help="Environment to run in; that of the package it imports, else torch.")
     ] = None,
-    allow_weak_isolation: Annotated[
-        bool, typer.Option("--allow-weak-isolation", help="Run it where it can not be isolated whole.")
-    ] = False,
+    allow_weak_isolation: options.WeakIsolation = False,
     timed: Annotated[
         bool, typer.Option("--time", help="Time what passes, in turns with the ground truth's kernel.")
     ] = False,

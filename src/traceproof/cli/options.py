@@ -17,6 +17,9 @@ UpdateBaseline = Annotated[
 ]
 Dataset = Annotated[Path | None, typer.Option(help="A dataset's folder instead of the configured one.")]
 Tolerance = Annotated[float | None, typer.Option(help="Accept floats within this atol and rtol; proves nothing.")]
+WeakIsolation = Annotated[
+    bool, typer.Option("--allow-weak-isolation", help="Run strangers' code where it can not be isolated whole.")
+]
 Sglang = Annotated[Path | None, typer.Option(help="An SGLang checkout to read instead.")]
 SglangPython = Annotated[
     Path | None, typer.Option(help="Interpreter with SGLang; config.yaml's, built if absent, if left out.")

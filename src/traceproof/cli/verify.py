@@ -33,9 +33,7 @@ def verify(  # noqa: PLR0913 - the specification's options
     hidden_seed: Annotated[
         int | None, typer.Option(help="What hidden cases follow from; one of this results folder if not given.")
     ] = None,
-    allow_weak_isolation: Annotated[
-        bool, typer.Option("--allow-weak-isolation", help="Run references where they can not be isolated whole.")
-    ] = False,
+    allow_weak_isolation: options.WeakIsolation = False,
     dataset: options.Dataset = None,
     cores: Annotated[int | None, typer.Option(min=1, help="Cores to use; all of them if not given.")] = None,
     solutions: Annotated[

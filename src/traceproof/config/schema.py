@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from traceproof.dataset.source import CLOSED, Dataset, Text
+from traceproof.dataset.source import CLOSED, Dataset, Short, Text
 from traceproof.judge.kernel_properties import DEMANDED, PROPERTIES
 from traceproof.ops.cases import ALL_SIZES
 from traceproof.stacks import STACKS, TRUTHS
@@ -135,19 +135,14 @@ class Solutions(BaseModel):
         return _among(value, PROPERTIES, "property of kernels")
 
 
-class ModelChoice(BaseModel):
+class ModelChoice(Short):
     """A model whose definitions are extracted first; a name alone is short for `name`."""
 
-    model_config = CLOSED
+    SHORT = "name"
     name: Text | None = None
     config: Path | None = None
     tp: Ranks = ()
     ep: Ranks = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _shorthand(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
-        return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _named(self) -> Self:

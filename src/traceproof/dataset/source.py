@@ -1,7 +1,7 @@
 """Where a dataset comes from, as config.yaml says it: a package, a repository, or a folder."""
 
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
 
@@ -9,6 +9,18 @@ from traceproof.checkouts.pin import Commit, PackageName, Sha256, Url, Version
 
 CLOSED = ConfigDict(extra="forbid", frozen=True)
 Text = Annotated[str, StringConstraints(min_length=1)]
+
+
+class Short(BaseModel):
+    """An object that a text alone stands for: the value of its key SHORT."""
+
+    model_config = CLOSED
+    SHORT: ClassVar[str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        return {cls.SHORT: value} if isinstance(value, str) else value
 
 
 class Pypi(BaseModel):
@@ -30,18 +42,13 @@ class Git(BaseModel):
     folder: Text = "."
 
 
-class Dataset(BaseModel):
+class Dataset(Short):
     """Where the definitions come from: exactly one of the three; null counts as not given."""
 
-    model_config = CLOSED
+    SHORT = "path"
     pypi: Pypi | None = None
     git: Git | None = None
     path: Path | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _shorthand(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
-        return {"path": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _one(self) -> Self:

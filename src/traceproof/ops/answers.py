@@ -97,6 +97,11 @@ class Answers:
     wrong: tuple[Answer, ...]
 
 
+def both_precisions(kernels: str, wide: str) -> tuple[Answer, Answer]:
+    """The op's own two right answers: at the precision of kernels, and in float64."""
+    return Answer(kernels, Subject.floor), Answer(wide, Subject.exact)
+
+
 def answers_of(op_type: str) -> Answers | None:
     """The answers of an op_type; None: its folder has no bugs.py."""
     found: Answers | None = registry.attribute(op_type, "bugs", "ANSWERS")

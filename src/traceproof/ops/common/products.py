@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 
+from traceproof.dataset.definition import Definition
 from traceproof.ops.answers import Answer
 from traceproof.ops.base import Tensors
 from traceproof.ops.common.formula import Wide, by
@@ -44,18 +45,22 @@ def _without(columns: slice) -> Product:
 
 
 def product_answers(
-    name: str, factors: Factors, added: Added = lambda _, product: product
+    name: str | Callable[[Definition], str], factors: Factors, added: Added = lambda _, product: product
 ) -> tuple[tuple[Answer, ...], tuple[Answer, ...]]:
     """Right and wrong ways of a product.
 
     Args:
-        name: of the output.
+        name: of the output, or how a definition tells it.
         factors: of the definition's inputs.
         added: what is done to the product (a bias, say).
     """
 
     def answer(label: str, product: Product) -> Answer:
-        return by(label, lambda wide: {name: added(wide, product(*factors(wide)))})
+        def formula(wide: Wide) -> Tensors:
+            output = name if isinstance(name, str) else name(wide.definition)
+            return {output: added(wide, product(*factors(wide)))}
+
+        return by(label, formula)
 
     right = (
         answer("float32 sums", torch.matmul),

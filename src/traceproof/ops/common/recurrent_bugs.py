@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from traceproof.ops.answers import Answer, Subject
+from traceproof.ops.answers import Answer, Subject, both_precisions
 from traceproof.ops.base import Tensors
 
 Alter = Callable[[Subject], dict[str, Any] | None]
@@ -64,10 +64,7 @@ def _forgotten(subject: Subject) -> dict[str, Any] | None:
     return {source: torch.zeros_like(state)} if isinstance(state, torch.Tensor) else None
 
 
-RIGHT = (
-    Answer("the recurrence at the kernel's precision", Subject.floor),
-    Answer("the recurrence in float64", Subject.exact),
-)
+RIGHT = both_precisions("the recurrence at the kernel's precision", "the recurrence in float64")
 STATES = (
     Answer("stale state", _stale),
     Answer("state transposed", _transposed_state),

@@ -6,8 +6,9 @@ import torch
 
 from traceproof.ops.answers import Answer, Answers, Subject
 from traceproof.ops.base import Tensors
-from traceproof.ops.common.formula import Wide, by
+from traceproof.ops.common.formula import ADVERSARIAL, Form, FormulaOp, Wide, by
 from traceproof.ops.common.laws import BATCH, other_inputs, times, unchanged
+from traceproof.ops.compare import Close
 from traceproof.ops.laws import Experiment, Law
 
 FORM = "x[n h] -> q[n h] scale[n g]"
@@ -15,7 +16,6 @@ REASON = "right kernels differ where a value lies midway between two codes; cutt
 ROUNDINGS = {
     "scale": 4.0
 }  # of the largest value over that of the format: a quotient, or a reciprocal and a product
-ADVERSARIAL = {"tiny": {"scale": 1e-3}, "outlier": {"outlier": 300.0}, "offset": {"offset": 2.0}}
 Scaled = Callable[[torch.Tensor], torch.Tensor]  # [n g b] -> [n g 1]
 
 
@@ -32,6 +32,14 @@ def quantised(wide: Wide, largest: float) -> Tensors:
     blocks = in_blocks(wide)
     scale = blocks.abs().amax(-1, keepdim=True) / largest
     return {"q": (blocks / scale).reshape(wide["x"].shape), "scale": scale.squeeze(-1)}
+
+
+def quantising_op(op_type: str, largest: float, codes: Close) -> FormulaOp:
+    """The op of quantising to codes up to `largest`, which are judged so."""
+    form = Form(FORM, lambda wide: quantised(wide, largest))
+    return FormulaOp(
+        op_type, form, adversarial=ADVERSARIAL, gates={"q": codes, "scale": Close()}, roundings=ROUNDINGS
+    )
 
 
 def quantising_answers(

@@ -6,22 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from traceproof.models.kernel import Kernel
-from traceproof.ops.common.attention_extraction import (
-    KV_PAGES,
-    LEN_INDPTR,
-    NUM_INDICES,
-    NUM_PAGES,
-    PLAIN,
-    Q_ENDS,
-    READERS,
-    TOTAL_Q,
-    called,
-    outputs,
-    page_constants,
-    page_size_axis,
-    plain,
-    table,
-)
+from traceproof.ops.common import attention_extraction as attention
 from traceproof.ops.drafts import Axes, Draft, const, fill, scalar, tensor, var
 from traceproof.ops.extraction import Choice, Extraction
 
@@ -45,12 +30,16 @@ def _mla(heads: int, ckv: int, kpe: int, page_size: int, *, prefill: bool) -> Dr
         "num_qo_heads": const(heads, "Number of query heads on one rank."),
         "head_dim_ckv": const(ckv, "Channels of the compressed key-value vector."),
         "head_dim_kpe": const(kpe, "Channels of the rotated part of a key."),
-        "page_size": page_size_axis(page_size),
+        "page_size": attention.page_size_axis(page_size),
     }
-    pages: Axes = {"num_pages": NUM_PAGES, "len_indptr": LEN_INDPTR, "num_kv_indices": NUM_INDICES}
+    pages: Axes = {
+        "num_pages": attention.NUM_PAGES,
+        "len_indptr": attention.LEN_INDPTR,
+        "num_kv_indices": attention.NUM_INDICES,
+    }
     batch: Axes = {"batch_size": var("Number of sequences in the batch.")}
     if prefill:
-        axes = head_axes | {"total_q": TOTAL_Q} | pages | (batch if page_size > 1 else {})
+        axes = head_axes | {"total_q": attention.TOTAL_Q} | pages | (batch if page_size > 1 else {})
     else:
         axes = batch | head_axes | pages
     scale = "Softmax scale. Default is 1/sqrt(128 + 64) for 128 + 64 channels a head before absorption."
@@ -59,7 +48,7 @@ def _mla(heads: int, ckv: int, kpe: int, page_size: int, *, prefill: bool) -> Dr
         "q_pe": tensor(f"{rows} num_qo_heads head_dim_kpe", "bfloat16", "Rotated part of the queries."),
         "ckv_cache": tensor("num_pages page_size head_dim_ckv", "bfloat16", "Compressed keys and values."),
         "kpe_cache": tensor("num_pages page_size head_dim_kpe", "bfloat16", "Rotated part of the keys."),
-        **table(page_size, prefill=prefill),
+        **attention.table(page_size, prefill=prefill),
         "sm_scale": scalar("float32", scale),
     }
     kind = "prefill_causal" if prefill else "decode"
@@ -70,10 +59,10 @@ def _mla(heads: int, ckv: int, kpe: int, page_size: int, *, prefill: bool) -> Dr
         name=f"mla_paged_{kind}_h{heads}_ckv{ckv}_kpe{kpe}_ps{page_size}",
         description=f"Batched multi-head latent attention over a paged KV cache (page_size={page_size}){masked}.",
         axes=axes,
-        constraints=[Q_ENDS if prefill else "len_indptr == batch_size + 1", *KV_PAGES],
+        constraints=[attention.Q_ENDS if prefill else "len_indptr == batch_size + 1", *attention.KV_PAGES],
         inputs=inputs,
-        outputs=outputs(rows, "head_dim_ckv"),
-        filled=fill(__package__, skeleton, **sizes, **page_constants(page_size)),
+        outputs=attention.outputs(rows, "head_dim_ckv"),
+        filled=fill(__package__, skeleton, **sizes, **attention.page_constants(page_size)),
         stage="prefill" if prefill else "decode",
         fi_api=MLA,
         tp=True,
@@ -83,7 +72,7 @@ def _mla(heads: int, ckv: int, kpe: int, page_size: int, *, prefill: bool) -> Dr
 def _call(module: Module, _: Reading) -> Kernel | str | None:
     if not module.facts.get("absorbed"):
         return None
-    return called(module, "mla_absorbed", heads="heads", ckv="kv_lora_rank", kpe="rope_dim")
+    return attention.called(module, "mla_absorbed", heads="heads", ckv="kv_lora_rank", kpe="rope_dim")
 
 
 def _differs(call: Kernel, evidence: Evidence) -> str | None:
@@ -91,13 +80,13 @@ def _differs(call: Kernel, evidence: Evidence) -> str | None:
 
     def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
         ckv, kpe = facts.get("kv_lora_rank"), facts.get("qk_rope_head_dim")
-        return {"heads": facts["heads"] // tp, "ckv": ckv, "kpe": kpe} | plain(facts)
+        return {"heads": facts["heads"] // tp, "ckv": ckv, "kpe": kpe} | attention.plain(facts)
 
-    return evidence.differs(call, "attention", terms, **PLAIN)
+    return evidence.differs(call, "attention", terms, **attention.PLAIN)
 
 
 EXTRACTION = Extraction(
-    readers=READERS,
+    readers=attention.READERS,
     calls={"attention": _call},
     differs={"mla_absorbed": _differs},
     drafts={"mla_absorbed": mla_paged},

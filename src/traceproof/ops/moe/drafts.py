@@ -80,18 +80,22 @@ def _matrices(call: Kernel, *, twin: bool) -> tuple[int, int]:
     return (TWIN_HIDDEN, TWIN_INTERMEDIATE) if twin else (call["hidden"], call["intermediate"])
 
 
+def _axes(call: Kernel, hidden: int, intermediate: int, total: Axes) -> Axes:
+    return {
+        "seq_len": TOKENS,
+        **total,
+        "num_local_experts": const(call["local_experts"], "Experts on one rank."),
+        **_sizes(hidden, intermediate),
+        "top_k": const(call["top_k"], "Experts a token goes to."),
+    }
+
+
 def _deepseek(call: Kernel, *, twin: bool = False) -> Draft:
     experts, local, top_k = call["experts"], call["local_experts"], call["top_k"]
     groups, kept = call["groups"], call["kept_groups"]
     hidden, intermediate = _matrices(call, twin=twin)
-    axes: Axes = {
-        "seq_len": TOKENS,
-        "num_experts": const(experts, "Total number of experts."),
-        "num_local_experts": const(local, "Experts on one rank."),
-        **_sizes(hidden, intermediate),
-        "top_k": const(top_k, "Experts a token goes to."),
-        **_blocks(hidden, intermediate),
-    }
+    total: Axes = {"num_experts": const(experts, "Total number of experts.")}
+    axes = _axes(call, hidden, intermediate, total) | _blocks(hidden, intermediate)
     inputs: Tensors = {
         "routing_logits": tensor("seq_len num_experts", "float32", "Router's logits."),
         "routing_bias": tensor("num_experts", "bfloat16", "Added to the scores for the choice; zeros for none."),
@@ -122,13 +126,7 @@ def _deepseek(call: Kernel, *, twin: bool = False) -> Draft:
 def _renormalise(call: Kernel, *, fp8: bool, twin: bool = False) -> Draft:
     local, top_k = call["local_experts"], call["top_k"]
     hidden, intermediate = _matrices(call, twin=twin)
-    axes: Axes = {
-        "seq_len": TOKENS,
-        "num_local_experts": const(local, "Experts on one rank."),
-        **_sizes(hidden, intermediate),
-        "top_k": const(top_k, "Experts a token goes to."),
-        **(_blocks(hidden, intermediate) if fp8 else {}),
-    }
+    axes = _axes(call, hidden, intermediate, {}) | (_blocks(hidden, intermediate) if fp8 else {})
     logits = tensor("seq_len num_local_experts", "bfloat16", "Router's logits over the experts here.")
     experts = "num_local_experts"
     plain = {

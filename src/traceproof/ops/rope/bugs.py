@@ -2,7 +2,7 @@
 
 import torch
 
-from traceproof.ops.answers import Answer, Answers, Subject
+from traceproof.ops.answers import Answer, Answers, Subject, both_precisions
 from traceproof.ops.base import Tensors
 
 
@@ -57,10 +57,7 @@ def _keys_untouched(subject: Subject) -> Tensors:
 
 
 ANSWERS = Answers(
-    right=(
-        Answer("float32, rounded once", Subject.floor),
-        Answer("float64, rounded once", Subject.exact),
-    ),
+    right=both_precisions("float32, rounded once", "float64, rounded once"),
     wrong=(
         Answer("rotated the other way", _reversed),
         Answer("cosine and sine swapped", _swapped),

@@ -4,14 +4,14 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import TORCH_DTYPES, Values
 from traceproof.ops.bmm_bf16.ground_truths import PRODUCT
+from traceproof.ops.common.ground_truths.flashinfer import in_columns
 
 NAME = "flashinfer.gemm:bmm_bf16"
 
 
 def _product(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    b = tensor(inputs, "B").mT.contiguous().mT
     dtype = TORCH_DTYPES[definition.outputs["C"].dtype]
-    return {"C": api[NAME](tensor(inputs, "A"), b, out_dtype=dtype)}
+    return {"C": api[NAME](tensor(inputs, "A"), in_columns(tensor(inputs, "B")), out_dtype=dtype)}
 
 
 ADAPTERS = (Adapter("gemm.bmm_bf16", PRODUCT, _product, (NAME,), sm=((10, 0), (10, 3))),)

@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from traceproof.ops.adapter import Api, tensor
+from traceproof.ops.adapter import Api, Outputs, tensor
 from traceproof.ops.base import Values
 
 
@@ -46,7 +46,14 @@ def state(inputs: Values, rows: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.float32, device=v.device)
 
 
-def recurrent(api: Api, inputs: Values, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def turned(states: torch.Tensor, *, flipped: bool) -> torch.Tensor:
+    """States [.., V, K] as a kernel has them: [.., K, V] where it wants them flipped; and the way back."""
+    return states.transpose(-1, -2).contiguous() if flipped else states
+
+
+def recurrent(
+    api: Api, inputs: Values, states: torch.Tensor, *, flipped: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """FLA's recurrent kernel, also in SGLang's copy: output, and the states after it."""
     output, after = api["recurrent"](
         q=tensor(inputs, "q"),
@@ -55,8 +62,19 @@ def recurrent(api: Api, inputs: Values, states: torch.Tensor) -> tuple[torch.Ten
         g=log_decay(inputs),
         beta=beta(inputs),
         scale=scale(inputs),
-        initial_state=states,
+        initial_state=turned(states, flipped=flipped),
         output_final_state=True,
         use_qk_l2norm_in_kernel=False,
     )
-    return output, after
+    return output, turned(after, flipped=flipped)
+
+
+def by_token(api: Api, inputs: Values, *, flipped: bool) -> Outputs:
+    """Decode and multi-token prediction by that kernel; the latter's states are slots of a pool."""
+    if "initial_state_indices" not in inputs:
+        output, after = recurrent(api, inputs, state(inputs, tensor(inputs, "q").shape[0]), flipped=flipped)
+        return {"output": output, "new_state": after}
+    pool, slots = tensor(inputs, "initial_state").clone(), tensor(inputs, "initial_state_indices").long()
+    output, after = recurrent(api, inputs, pool[slots], flipped=flipped)
+    pool[slots] = after
+    return {"output": output, "final_state": pool}

@@ -7,24 +7,14 @@ from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.gdn.forms import Form, is_form
 from traceproof.ops.gdn.ground_truths import DECODE, MTP, PREFILL
-from traceproof.ops.gdn.ground_truths.common import beta, log_decay, recurrent, scale, state, with_tokens
+from traceproof.ops.gdn.ground_truths.common import beta, by_token, log_decay, scale, state, with_tokens
 
 SM = ((8, 0), (12, 9))
 
 
-def _decode(api: Api, definition: Definition, inputs: Values) -> Outputs:
+def _by_token(api: Api, definition: Definition, inputs: Values) -> Outputs:
     del definition
-    output, after = recurrent(api, inputs, state(inputs, tensor(inputs, "q").shape[0]))
-    return {"output": output, "new_state": after}
-
-
-def _mtp(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    """Picks the named slots out of the pool and puts them back."""
-    del definition
-    pool, slots = tensor(inputs, "initial_state").clone(), tensor(inputs, "initial_state_indices").long()
-    output, after = recurrent(api, inputs, pool[slots])
-    pool[slots] = after
-    return {"output": output, "final_state": pool}
+    return by_token(api, inputs, flipped=False)
 
 
 def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
@@ -54,11 +44,11 @@ ADAPTERS = (
     Adapter(
         "fla.fused_recurrent_gated_delta_rule",
         DECODE,
-        _decode,
+        _by_token,
         ("recurrent",),
         accepts=lambda definition: is_form(definition, Form.DECODE),
         sm=SM,
     ),
-    Adapter("fla.fused_recurrent_gated_delta_rule on a pool", MTP, _mtp, ("recurrent",), sm=SM),
+    Adapter("fla.fused_recurrent_gated_delta_rule on a pool", MTP, _by_token, ("recurrent",), sm=SM),
     Adapter("fla.chunk_gated_delta_rule", PREFILL, _prefill, ("chunk",), sm=SM),
 )

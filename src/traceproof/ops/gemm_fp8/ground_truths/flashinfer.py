@@ -20,12 +20,5 @@ def _accepts(definition: Definition) -> bool:
 
 
 ADAPTERS = (
-    Adapter(
-        "gemm.fp8_blockscale_gemm_sm90",
-        PRODUCT,
-        apis=(NAME,),
-        call=_product,
-        accepts=_accepts,
-        sm=((9, 0), (9, 0)),
-    ),
+    Adapter("gemm.fp8_blockscale_gemm_sm90", PRODUCT, _product, (NAME,), accepts=_accepts, sm=((9, 0), (9, 0))),
 )

@@ -42,17 +42,14 @@ def _tensor_cores(definition: Definition) -> bool:
 
 
 def _decode(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    heads, kv_heads, head_dim, page = _shape(definition)
+    sizes = _shape(definition)
     q, k, v = (tensor(inputs, name) for name in ("q", "k_cache", "v_cache"))
     wrapper = api["decode"](workspace(q.device), "NHD", use_tensor_cores=_tensor_cores(definition))
     wrapper.plan(
         tensor(inputs, "kv_indptr"),
         tensor(inputs, "kv_indices"),
-        last_page_lengths(inputs, page),
-        heads,
-        kv_heads,
-        head_dim,
-        page,
+        last_page_lengths(inputs, sizes[-1]),
+        *sizes,
         pos_encoding_mode="NONE",
         q_data_type=q.dtype,
         kv_data_type=k.dtype,
@@ -62,18 +59,15 @@ def _decode(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 
 def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    heads, kv_heads, head_dim, page = _shape(definition)
+    sizes = _shape(definition)
     q, k, v = (tensor(inputs, name) for name in ("q", "k_cache", "v_cache"))
     wrapper = api["prefill_paged"](workspace(q.device), "NHD", backend=backend_of(q.device))
     wrapper.plan(
         tensor(inputs, "qo_indptr"),
         tensor(inputs, "kv_indptr"),
         tensor(inputs, "kv_indices"),
-        last_page_lengths(inputs, page),
-        heads,
-        kv_heads,
-        head_dim,
-        page,
+        last_page_lengths(inputs, sizes[-1]),
+        *sizes,
         causal=True,
         sm_scale=scalar(inputs, "sm_scale"),
         q_data_type=q.dtype,

@@ -27,12 +27,6 @@ def _accepts(definition: Definition) -> bool:
 
 ADAPTERS = (
     Adapter(
-        "topk_softmax",
-        ROUTER,
-        apis=(NAME,),
-        call=_route,
-        accepts=_accepts,
-        packages=("sgl_kernel",),
-        sm=((8, 0), (12, 9)),
+        "topk_softmax", ROUTER, _route, (NAME,), accepts=_accepts, packages=("sgl_kernel",), sm=((8, 0), (12, 9))
     ),
 )

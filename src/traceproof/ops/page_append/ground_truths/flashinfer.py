@@ -23,12 +23,5 @@ def _append(api: Api, _: Definition, inputs: Values) -> Outputs:
 
 
 ADAPTERS = (
-    Adapter(
-        "page.append_paged_kv_cache",
-        APPEND,
-        apis=(NAME,),
-        call=_append,
-        accepts=_accepts,
-        sm=((7, 5), (12, 9)),
-    ),
+    Adapter("page.append_paged_kv_cache", APPEND, _append, (NAME,), accepts=_accepts, sm=((7, 5), (12, 9))),
 )
