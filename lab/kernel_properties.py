@@ -92,7 +92,8 @@ def try_script(result: Result, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{result['truth']}-{result['definition']}-{result['property']}.py"
     (folder / name).write_text(text, encoding="utf-8")
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    others = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one and not _ours(Path(one))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(others)}
     command = [sys.executable, str(folder / name)]
     try:
         ran = subprocess.run(command, capture_output=True, timeout=90, env=environment, check=False, text=True)
@@ -103,6 +104,10 @@ def try_script(result: Result, folder: Path) -> None:
     shown = shown if ran.stdout else f"fails: {ran.stderr.strip()[-200:]}"
     result["repeat"] = f"{name}: {shown}"
     sys.stdout.write(f"{name}: {shown}: {ran.stdout.strip()[:300]}\n")
+
+
+def _ours(place: Path) -> bool:
+    return place.resolve().is_relative_to(Path(__file__).resolve().parents[1])
 
 
 def table(results: Sequence[Result]) -> Iterator[str]:
