@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ import torch
 from calibration.evaluated import GRID, OURS, Found, page
 from calibration.evaluators import EVALUATORS, Pair
 from calibration.measure import memory
+from calibration.sampling import NAME as SAMPLING
+from calibration.sampling import drawn
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.execution.bits import same_bits
@@ -37,6 +40,7 @@ from traceproof.reasons import Verdict
 from traceproof.worker import GIB
 
 SIZES = ("small",)
+SAMPLER_SIZES = ("small", "medium")  # small cases of samplers have too few draws for numbers
 STEPS = torch.tensor(GRID, dtype=torch.float64)
 
 
@@ -45,16 +49,36 @@ def measure(given: dict[str, Any]) -> Found:
     torch.set_num_threads(1)
     definition = Definition.model_validate(given)
     found = answers_of(definition.op_type)
+    op, _ = registry.for_definition(definition)
     assert found is not None
-    subjects = list(solved(definition, SIZES, 0))
+    draws = any(op.trials(definition, case) for case in op.cases(definition, sizes=SIZES, seed=0))
+    subjects = list(solved(definition, SAMPLER_SIZES if draws else SIZES, 0))
+    if draws:
+        right = [(answer, False) for answer in found.right]
+        answers = [
+            _sampler(answer, subjects, wrong=bad) for answer, bad in right + [(a, True) for a in found.wrong]
+        ]
+        kept = [answer for answer in answers if answer is not None]
+        return {"definition": definition.name, "op_type": definition.op_type, "answers": kept}
     baseline = [found.right[0].make(subject) for subject in subjects]
     wrong = (*wrong_answers(found.right[0]), *found.wrong)
-    answers: list[Found] = []
+    judged: list[Found] = []
     for answer, bad in [*((one, False) for one in found.right), *((one, True) for one in wrong)]:
         one = _answer(definition, answer, subjects, baseline if bad else None)
         if one is not None:
-            answers.append({"answer": answer.name, "wrong": bad, **one})
-    return {"definition": definition.name, "op_type": definition.op_type, "answers": answers}
+            judged.append({"answer": answer.name, "wrong": bad, **one})
+    return {"definition": definition.name, "op_type": definition.op_type, "answers": judged}
+
+
+def _sampler(answer: Answer, subjects: Sequence[Subject], *, wrong: bool) -> Found | None:
+    """Who refuses a way of sampling; None: it is given in no case, or by the right distribution alone."""
+    seen = drawn(answer, subjects)
+    outputs = [(subject, answer.make(subject)) for subject in subjects]
+    if seen is None:
+        return None
+    ours = any(_ours(subject, "samples", given) for subject, given in outputs if given is not None)
+    refused = {OURS: ours, SAMPLING: seen.refused}
+    return {"answer": answer.name, "wrong": wrong, "refused": refused, **asdict(seen)}
 
 
 def _answer(
@@ -170,14 +194,11 @@ def main() -> int:
 
 def _why_not(definition: Definition, options: argparse.Namespace) -> str | None:
     """Why a definition is left out; empty: nobody asked for it."""
-    op, unknown = registry.for_definition(definition)
+    _, unknown = registry.for_definition(definition)
     if options.op_type is not None and definition.op_type not in options.op_type:
         return ""
     if unknown is not None or answers_of(definition.op_type) is None:
         return "no answers are known"
-    cases = op.cases(definition, sizes=SIZES, seed=0)
-    if any(op.trials(definition, case) for case in cases):
-        return ""
     if memory(definition, SIZES) > options.memory_gib * GIB:
         return f"needs more than {options.memory_gib} GiB"
     return None

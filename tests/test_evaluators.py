@@ -8,8 +8,14 @@ import torch
 
 from calibration.evaluated import GRID, page, proposals
 from calibration.evaluators import EVALUATORS, Pair, both_exceeded, sum_exceeded
+from calibration.sampling import drawn, valid
 from judge_of_judges import _both, _sum, measure
 from traceproof.dataset.tree import read_tree
+from traceproof.execution.case import Subject
+from traceproof.ops import registry
+from traceproof.ops.answers import answers_of
+from traceproof.ops.base import Values
+from traceproof.ops.cases import Case
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TESTS = read_tree(Path(__file__).parent / "dataset").definitions
@@ -80,3 +86,21 @@ def test_counting_by_steps_is_counting_by_each_tolerance() -> None:
     for exceeding, counted in ((both_exceeded, _both(error, size)), (sum_exceeded, _sum(error, size))):
         wanted = [[int(exceeding(pair, atol, rtol).sum()) for rtol in GRID] for atol in GRID]
         assert counted.tolist() == wanted
+
+
+def test_a_token_that_crosses_p_by_more_than_their_slack_lies_outside_of_flashinfer_benchs_mask() -> None:
+    definition = TESTS["top_p_sampling_from_probs_v1000"].definition
+    probs = torch.zeros(2, 1000)
+    probs[0, :3] = torch.tensor([0.45, 0.35, 0.2])
+    probs[1, :3] = torch.tensor([0.9, 0.06, 0.04])
+    inputs: Values = {"probs": probs, "top_p": torch.tensor([0.5, 0.92])}
+    op, _ = registry.for_definition(definition)
+    case = Case("a-case", "small", {"batch_size": 2}, 0)
+    subject = Subject(definition=definition, op=op, case=case, inputs=inputs, oracle={}, seed=0)
+    assert [row.nonzero().flatten().tolist() for row in valid(subject)] == [[0], [0, 1]]
+    found = answers_of("sampling")
+    assert found is not None
+    seen = drawn(found.right[0], [subject])
+    assert seen is not None
+    assert seen.outside
+    assert seen.distance == pytest.approx(0.35 / 0.8, abs=0.01)  # the first row's second token is drawn too

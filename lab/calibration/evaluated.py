@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from calibration.evaluators import EVALUATORS
+from calibration import sampling
+from calibration.evaluators import EVALUATORS, READ
 
 OURS = "traceproof"
+ALL = (OURS, *EVALUATORS, sampling.NAME)
 GRID = [base * 10.0**power for power in range(-5, 1) for base in (1.0, 3.0)]
 CAP = 2.0  # times the largest error of a right answer: SOL-ExecBench's max_error_cap
 INTRODUCTION = """Which known wrong answers published evaluators would pass, and which right ones they would
@@ -19,8 +22,10 @@ refuse:
 Cases and answers are this project's own, which favours it: small, edge and adversarial cases of seed 0, as solved
 by the float64 oracle. An answer counts as refused when any output of any case is. Proposals are fitted to the same
 answers, so they say what a format can do at best; of those that refuse equally many, the widest is given."""
-SAMPLERS = """Samplers are left out: flashinfer-bench holds them to a mask (`cumsum <= p + 0.05`) and to a total
-variation of 0.2 over 500,000 draws per row, which no CPU draws in a moment."""
+SAMPLERS = """Samplers are drawn 500,000 times a row, as flashinfer-bench does, from the distribution that each way
+of sampling has; sizes small and medium. The other evaluators compare values, which says nothing of draws."""
+THRESHOLDS = """`threshold` is the least `sampling_tvd_threshold`, to two digits, that refuses no right way of
+sampling which stays in the mask; `refused` counts wrong ones by it and by the mask."""
 PROPOSED = """`refused` counts wrong answers. Right answers are all let pass but for those with an infinity (the
 log-sum-exp of a row without keys), which flashinfer-bench refuses by any tolerance. KernelBench has one tolerance
 for atol and rtol."""
@@ -82,11 +87,14 @@ def page(found: Sequence[Found], left_out: Mapping[str, str]) -> Iterator[str]:
     yield "|---|---|---|"
     for name, one in EVALUATORS.items():
         yield f"| {name} | {one.formula} | {one.known} |"
+    yield f"| {sampling.NAME} | {' '.join(sampling.FORMULA.split())} | {READ} |"
     yield ""
     yield from SAMPLERS.splitlines()
     yield from _totals(found)
     yield from _each(found)
-    yield from _proposed(found)
+    samplers = [entry for entry in found if any("distance" in one for one in entry["answers"])]
+    yield from _proposed([entry for entry in found if entry not in samplers])
+    yield from _thresholds(samplers)
     if left_out:
         yield ""
         yield "Left out: " + "; ".join(f"`{name}` ({why})" for name, why in left_out.items()) + "."
@@ -98,7 +106,7 @@ def _totals(found: Sequence[Found]) -> Iterator[str]:
     yield ""
     yield "| evaluator | definitions | wrong passed | of | right refused | of |"
     yield "|---|---:|---:|---:|---:|---:|"
-    for name in (OURS, *EVALUATORS):
+    for name in ALL:
         answers = [one for entry in found for one in entry["answers"] if name in one["refused"]]
         definitions = sum(any(name in one["refused"] for one in entry["answers"]) for entry in found)
         wrong = [one for one in answers if one["wrong"]]
@@ -115,7 +123,7 @@ def _each(found: Sequence[Found]) -> Iterator[str]:
     yield "| definition | evaluator | wrong answers that pass | right ones that are refused |"
     yield "|---|---|---|---|"
     for entry in found:
-        for name in (OURS, *EVALUATORS):
+        for name in ALL:
             judged = [one for one in entry["answers"] if name in one["refused"]]
             passed = [one["answer"] for one in judged if one["wrong"] and not one["refused"][name]]
             refused = [one["answer"] for one in judged if not one["wrong"] and one["refused"][name]]
@@ -153,6 +161,26 @@ def _proposed(found: Sequence[Found]) -> Iterator[str]:
     refused = (totals["sol"], "", totals["plain"])
     cells = ("all", totals["wrong"], "", totals["bench"], totals["right"], "", *refused)
     yield f"| {' | '.join(map(str, cells))} |"
+
+
+def _thresholds(samplers: Sequence[Found]) -> Iterator[str]:
+    """Thresholds of flashinfer-bench's distance that do best."""
+    if not samplers:
+        return
+    yield ""
+    yield from THRESHOLDS.splitlines()
+    yield ""
+    yield "| sampler | wrong | threshold | refused | refused by 0.2 | right ones outside of the mask |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    for entry in samplers:
+        wrong = [one for one in entry["answers"] if one["wrong"]]
+        right = [one for one in entry["answers"] if not one["wrong"]]
+        least = max((one["distance"] for one in right if not one["outside"]), default=1.0)
+        threshold = math.ceil(least * 100) / 100
+        best = sum(one["outside"] or one["distance"] > threshold for one in wrong)
+        usual = sum(one["refused"][sampling.NAME] for one in wrong)
+        outside = sum(one["outside"] for one in right)
+        yield f"| {entry['definition']} | {len(wrong)} | {threshold:.2g} | {best} | {usual} | {outside} |"
 
 
 def _figures(*values: float | None) -> str:
