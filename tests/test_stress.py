@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ from traceproof.config.schema import Config
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.execution.case import Subject, solve
-from traceproof.ops import registry
+from traceproof.ops import far, registry
 from traceproof.ops.answers import answers_of
 from traceproof.ops.base import Tensors
-from traceproof.ops.cases import FAR, SIZES, STRESS, Case
+from traceproof.ops.cases import SIZES, STRESS, Case
 from traceproof.ops.common.attention_bugs import naive, operands_of
 from traceproof.ops.moe.bugs import compute
 from traceproof.ops.moe.experts import chosen
@@ -124,13 +125,78 @@ def test_a_sigmoid_taken_back_from_score_plus_bias_is_refused_by_faint_ones_and_
     assert not any(refused(one, weights_left_beside_the_bias(one)) for one in ordinary(ROUTED))
 
 
-def test_far_cases_have_elements_that_32_bits_do_not_reach() -> None:
-    far = case(PAGED, "stress-far")
-    pages = far.axes[(PAGED.inputs["k_cache"].shape or ("",))[0]]
-    assert pages * 16 * 8 * 128 >= FAR
-    wide = OURS["rmsnorm_h96"]
-    rows = case(wide, "stress-far").axes["batch_size"]
-    assert rows * 96 >= FAR
+FAR_CASES = [
+    pytest.param(definition, one, id=f"{name}-{one.id}")
+    for name, definition in OURS.items()
+    for one in stress(definition)
+    if far.SIZE in one.params
+]
+
+
+def enlarged(definition: Definition) -> far.Far:
+    found = registry.get(definition.op_type).enlarged(definition)
+    assert found is not None
+    return found
+
+
+def nearer(definition: Definition, one: Case) -> Case:
+    """The case with an axis that a test can hold: three and a bit times the case's own."""
+    own = one.axes[enlarged(definition).axis]
+    return replace(one, params={**one.params, far.SIZE: 3 * own + 5})
+
+
+@pytest.mark.parametrize(("definition", "one"), FAR_CASES)
+def test_a_kernel_gets_more_elements_than_32_bits_count(definition: Definition, one: Case) -> None:
+    found = enlarged(definition)
+    axes = {**one.axes, found.axis: one.params[far.SIZE]}
+    specs = [spec for spec in definition.inputs.values() if found.axis in (spec.shape or ())]
+    most = max(torch.Size(definition.shape_of(spec, axes) or ()).numel() for spec in specs)
+    if one.id in {"stress-far", "stress-far-apart"}:
+        assert most >= far.LEAST
+    assert found.bytes(definition, one) > most
+    assert (
+        registry.get(definition.op_type).memory(definition, one) < CHEAP
+    )  # what the reference and the oracle need
+
+
+@pytest.mark.parametrize(("definition", "one"), FAR_CASES)
+def test_right_answers_to_far_inputs_are_those_of_the_small_case(definition: Definition, one: Case) -> None:
+    one, found = nearer(definition, one), enlarged(definition)
+    subject, answers = solve(definition, one), answers_of(definition.op_type)
+    assert answers is not None
+    given = found.spread(definition, one, subject.inputs)
+    outputs = answers.right[0].make(replace(subject, inputs=given))
+    assert outputs is not None
+    kept = found.kept(definition, one, outputs)
+    assert not refused(subject, kept)
+
+
+@pytest.mark.parametrize("name", ["gdn_mtp_qk2_v4_d32_k_last", "mamba_ssu_decode_h8_d16_s32_ng2"])
+def test_a_slot_whose_address_wraps_is_refused(name: str) -> None:
+    definition = OURS[name]
+    one, found = nearer(definition, case(definition, "stress-far")), enlarged(definition)
+    subject, answers = solve(definition, one), answers_of(definition.op_type)
+    given = found.spread(definition, one, subject.inputs)
+    (slots,) = found.slots
+    named, size = given[slots], one.params[far.SIZE]
+    assert answers is not None
+    assert isinstance(named, torch.Tensor)
+    assert (named >= size // 2).any()
+    wrong = answers.right[0].make(replace(subject, inputs={**given, slots: named % (size // 2)}))
+    assert wrong is not None
+    assert refused(subject, found.kept(definition, one, wrong))
+
+
+def test_far_tokens_forget_what_comes_before_them() -> None:
+    definition = OURS["gdn_prefill_qk2_v4_d32_k_last"]
+    one = nearer(definition, case(definition, "stress-far-apart"))
+    subject = solve(definition, one)
+    given = enlarged(definition).spread(definition, one, subject.inputs)
+    bounds = given["cu_seqlens"]
+    assert isinstance(bounds, torch.Tensor)
+    first, second, third = bounds.diff().tolist()
+    assert third == one.params["lengths"][2]
+    assert min(first, second) > max(one.params["lengths"])
 
 
 def test_a_stress_case_that_does_not_fit_is_a_skip(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ class Actor(ABC):
 
     Attributes:
         draws: whether sampling ops run it several times; the oracle gives distributions instead.
+        enlarges: whether it gets a far case's tensors in full size (`traceproof.ops.far`): kernels do.
         device: where its inputs will lie, as torch names it; set before anything is called.
     """
 
     draws: ClassVar[bool] = True
+    enlarges: ClassVar[bool] = False
     device: str = "cpu"
 
     def unavailable(self, definition: Definition, op: Op) -> Unavailable | None:

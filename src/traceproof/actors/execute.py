@@ -24,9 +24,11 @@ from traceproof.execution.bits import same_bits
 from traceproof.execution.inputs import drawing_device, fingerprints, make_inputs, place
 from traceproof.execution.runner import ending_if_lost, set_seed
 from traceproof.execution.tensor_files import plain_tensor
+from traceproof.ops import far
 from traceproof.ops import registry as ops
 from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import Case
+from traceproof.ops.far import Far
 
 NO_SPACE = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EFBIG})\b")  # as safetensors tells it
 GOLDEN = 0x9E3779B97F4A7C15
@@ -117,15 +119,16 @@ class _Runner:
     def _run(self, item: dict[str, Any]) -> dict[str, Any]:
         case = Case(**item["case"])
         drawn = self._drawn(case)
-        before = fingerprints(drawn)
-        inputs = place(drawn, self.device)
+        seen = fingerprints(drawn)
+        inputs = self._given(case, drawn)
+        before = fingerprints(inputs) if far.SIZE in case.params else seen
         set_seed(case.seed, self.device)
         started = time.perf_counter()
         returned = named_outputs(self.definition, self._call(case, inputs))
         self._synchronise()
         seconds = time.perf_counter() - started
         notes = self._notes(inputs, returned, before)
-        tensors = {name: plain_tensor(value) for name, value in returned.items() if value is not None}
+        tensors = self._kept(case, returned)
         if item["repeat"]:
             notes |= self._repeat(case, tensors, returned)
             notes["aliased"] = sorted({*notes["aliased"], *notes.pop("reused")})
@@ -135,7 +138,21 @@ class _Runner:
             if not NO_SPACE.search(str(error)):
                 raise
             return {"no_space": str(error)}  # the disk's doing and no property of the case
-        return {"inputs": digest_json(before), "returned": _described(returned), "seconds": seconds, **notes}
+        return {"inputs": digest_json(seen), "returned": _described(returned), "seconds": seconds, **notes}
+
+    def _given(self, case: Case, drawn: Values) -> Values:
+        """The inputs as the actor gets them."""
+        placed, enlarged = place(drawn, self.device), self._enlarged(case)
+        return placed if enlarged is None else enlarged.spread(self.definition, case, placed)
+
+    def _kept(self, case: Case, returned: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """What is judged of what the actor returned."""
+        enlarged = self._enlarged(case)
+        judged = returned if enlarged is None else enlarged.kept(self.definition, case, returned)
+        return {name: plain_tensor(value) for name, value in judged.items() if value is not None}
+
+    def _enlarged(self, case: Case) -> Far | None:
+        return self.op.enlarged(self.definition) if self.actor.enlarges and far.SIZE in case.params else None
 
     def _drawn(self, case: Case) -> Values:
         """The case's inputs, wherever they are drawn fastest."""
@@ -170,11 +187,11 @@ class _Runner:
 
     def _outputs(self, case: Case, held: Container[int | None]) -> tuple[dict[str, torch.Tensor], list[str]]:
         """Outputs of one more call, and the names of those that lie in memory that is held."""
-        inputs = place(self._drawn(case), self.device)
+        inputs = self._given(case, self._drawn(case))
         returned = named_outputs(self.definition, self._call(case, inputs))
         self._synchronise()  # a copy to the host waits for the current stream alone
         reused = [name for name, value in returned.items() if _address(value) in held]
-        return {name: plain_tensor(value) for name, value in returned.items() if value is not None}, reused
+        return self._kept(case, returned), reused
 
     def _notes(self, inputs: Values, returned: Mapping[str, Any], before: dict[str, str]) -> dict[str, Any]:
         after = fingerprints(inputs)

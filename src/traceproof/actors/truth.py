@@ -16,6 +16,8 @@ from traceproof.stacks import STACK_OF, STACKS
 class Truth(Actor):
     """A ground truth; `unavailable` decides all that can be decided without data, and resolves the calls."""
 
+    enlarges = True
+
     def __init__(self, name: str) -> None:
         self.name = name
         self._adapter: Adapter | None = None

@@ -1,16 +1,17 @@
 """What an op is: the one place that knows an op_type."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
-from traceproof.dataset.definition import Definition, TensorSpec
+from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.ops.cases import FAR, STRESS, Case
+from traceproof.ops import far
+from traceproof.ops.cases import STRESS, Case
 from traceproof.ops.compare import Comparison, IndexSet
+from traceproof.ops.far import Far
 
 Value = torch.Tensor | int | float | bool | None
 Values = dict[str, Value]
@@ -68,15 +69,18 @@ class Op(ABC):
 
         The default, where rows are computed by themselves: so many that 32 bits do not count a tensor's elements.
         """
-        rows = self.row_axis(definition)
+        enlarged = self.enlarged(definition)
         plain = next(
             (case for case in self.cases(definition, sizes=("small",), seed=seed) if not case.params), None
         )
-        if rows is None or plain is None:
-            return
-        widths = (_row_elements(definition, spec, rows, plain) for spec in definition.inputs.values())
-        count = -(-FAR // max(*widths, 1))
-        yield Case("stress-far", STRESS, {**plain.axes, rows: count}, seed)
+        if enlarged is not None and plain is not None:
+            axes = {**plain.axes, enlarged.axis: far.ROWS}
+            yield Case("stress-far", STRESS, axes, seed, {far.SIZE: enlarged.size(definition, far.ROWS, axes)})
+
+    def enlarged(self, definition: Definition) -> Far | None:
+        """What is enlarged in cases of far addresses; None: nothing can be. The default: rows."""
+        rows = self.row_axis(definition)
+        return None if rows is None else Far(axis=rows)
 
     def planned(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
         """All cases of sizes out of ALL_SIZES."""
@@ -194,12 +198,6 @@ def scaled_down(sizes: Mapping[str, int]) -> dict[str, int]:
     ):
         factor *= 2
     return {name: size // factor for name, size in sizes.items()}
-
-
-def _row_elements(definition: Definition, spec: TensorSpec, rows: str, case: Case) -> int:
-    """Elements of a tensor per row; 0 where it has no such axis."""
-    axes = {**definition.const_axes, **case.axes, rows: 1}
-    return math.prod(axes[axis] for axis in spec.shape or ()) if rows in (spec.shape or ()) else 0
 
 
 def specified(

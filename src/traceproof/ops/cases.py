@@ -9,7 +9,6 @@ from traceproof.digests import digest_json
 SIZES = ("small", "medium", "large")  # the specification's
 STRESS = "stress"  # what kernels get wrong in extremes: far addresses, long contexts, extreme logits and gates
 ALL_SIZES = (*SIZES, STRESS)  # what `test_sizes` in config.yaml can name
-FAR = (1 << 31) + (1 << 29)  # elements of a tensor of which a fifth lies where 32 bits do not reach
 EDGE = "edge"
 ALWAYS = (EDGE, "adversarial")  # cases that run whatever test_sizes says
 HIDDEN = "hidden-"  # how the ids of hidden cases begin; see traceproof.pipeline.stages.hidden

@@ -1,21 +1,27 @@
 """cascade_merge: v = sum_i 2^(s_i - s) v_i with s = log2(sum_i 2^s_i), of two states or many, per row and head."""
 
+from collections.abc import Iterable
+
 import torch
 
 from traceproof.dataset.definition import Definition, TensorSpec
 from traceproof.draw import Draw
 from traceproof.ops.base import Tensors, Value, Values
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import STRESS, Case
 from traceproof.ops.common.formula import Form, FormulaOp, Wide
 from traceproof.ops.compare import Close
 
 
 def merged(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """States [n i t d] with logarithms [n i t] as one; the largest is taken out, so that nothing overflows."""
+    """States [n i t d] with logarithms [n i t] as one; the largest is taken out, so that nothing overflows.
+
+    States that are all empty are one that is empty: zeros, and minus infinity.
+    """
     top = s.amax(1, keepdim=True)
-    weights = torch.exp2(s - top)
+    weights = torch.exp2(s - top.clamp_min(torch.finfo(s.dtype).min))
     total = weights.sum(1)
-    return (v * weights.unsqueeze(-1)).sum(1) / total.unsqueeze(-1), top.squeeze(1) + torch.log2(total)
+    some = torch.where(total > 0, total, 1.0)
+    return (v * weights.unsqueeze(-1)).sum(1) / some.unsqueeze(-1), top.squeeze(1) + torch.log2(some)
 
 
 def stacked(wide: Wide, first: str, second: str) -> torch.Tensor:
@@ -46,7 +52,13 @@ def in_place(wide: Wide) -> Tensors:
 
 
 class CascadeMerge(FormulaOp):
-    """Logarithms as far apart as those of parts of a context are; in one case one state of a row is empty."""
+    """Logarithms as far apart as those of parts of a context are; in some cases states of a row are empty."""
+
+    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """Far rows; rows of which no state has seen a key, which not every reference has an answer for."""
+        yield from super().stress(definition, seed=seed)
+        plain = next(iter(self.cases(definition, sizes=("medium",), seed=seed)))
+        yield Case("stress-empty", STRESS, plain.axes, seed, {"nothing": True})
 
     def value(self, definition: Definition, name: str, spec: TensorSpec, case: Case, draw: Draw) -> Value:
         """Normal values; logarithms spread by 4, or as the case says; a mask of any bits."""
@@ -57,6 +69,8 @@ class CascadeMerge(FormulaOp):
         if name[0] != "s" or not isinstance(made, torch.Tensor):
             return made
         made = made * float(case.params.get("spread", 4.0)) + float(case.params.get("level", 3.0))
+        if "nothing" in case.params:
+            made[::2] = float("-inf")
         if "empty" in case.params and made.numel():
             flat = made[:, 0] if name == "s" and "num_states" in definition.axes else made
             if name in {"s", "s_a"} and (flat is made or made.shape[1] > 1):  # one state of a row has something

@@ -11,7 +11,8 @@ from typing import Any
 
 from traceproof.dataset.definition import Definition, DType
 from traceproof.draw import HostDraw
-from traceproof.ops.cases import FAR, STRESS
+from traceproof.ops import far
+from traceproof.ops.cases import STRESS
 
 # Most query tokens of a row, and longest row that is prefilled as a whole. A reference in Python loops over query
 # tokens and heads, about 2 ms a token, so a medium case of 150 tokens costs it a third of a second.
@@ -33,7 +34,7 @@ class Plan:
         pattern: how data are drawn, see `attention_inputs`.
         amplitude: factor on queries and keys.
         shared: rows share their first pages.
-        pool: pages of the cache; 0: as many as the rows need, and some gaps.
+        pages: pages of the cache that a kernel gets; 0: as many as the rows need, and some gaps.
     """
 
     id: str
@@ -43,7 +44,7 @@ class Plan:
     pattern: str = "lean"
     amplitude: float = 1.0
     shared: bool = False
-    pool: int = 0
+    pages: int = 0
 
     def params(self) -> dict[str, Any]:
         """The drawing instructions of the case."""
@@ -52,8 +53,8 @@ class Plan:
             params["q_lens"] = self.q_lens
         if self.shared:
             params["shared"] = True
-        if self.pool:
-            params["pool"] = self.pool
+        if self.pages:
+            params[far.SIZE] = self.pages
         return params
 
 
@@ -155,11 +156,11 @@ class Planner:
         yield self._fixed("adversarial-tiny", "adversarial", short, [3, 17], "tiny", tiny(self.definition))
         yield self._fixed("adversarial-ties", "adversarial", short, [3, 17], "ties")
 
-    def stress(self, page_elements: int) -> Iterator[Plan]:
+    def stress(self, pages: int) -> Iterator[Plan]:
         """Long contexts, logits beyond what masks are filled with, all keys alike, pages in a far cache.
 
         Args:
-            page_elements: elements of the cache per page; 0: there are no pages.
+            pages: of a far cache; 0: there are no pages.
         """
         long = [LONG_PREFILL, LONG_PREFILL - 1] if self.prefill else LONG_DECODE
         yield self._fixed("stress-long", STRESS, long, [64, 1])
@@ -168,9 +169,8 @@ class Planner:
         short = [self.page_size + 2, 17]
         for pattern in ("below", "above", "equal"):
             yield self._fixed(f"stress-{pattern}", STRESS, short, [3, 17], pattern)
-        if page_elements:
-            plan = self._fixed("stress-far", STRESS, [LONG // 2, 65], [8, 65])
-            yield replace(plan, pool=-(-FAR // page_elements))
+        if pages:
+            yield replace(self._fixed("stress-far", STRESS, [LONG // 2, 65], [8, 65]), pages=pages)
 
     def _fixed(  # noqa: PLR0913, PLR0917 - a line of a table
         self,

@@ -1,6 +1,5 @@
 """What the four batched attention ops share; each adds the names of its tensors and how they are drawn."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -11,6 +10,7 @@ from traceproof.ops.common.attention import MAX_LOGITS, Operands, comparisons, c
 from traceproof.ops.common.attention_cases import Plan, Planner
 from traceproof.ops.common.paging import paged_axes
 from traceproof.ops.compare import Comparison
+from traceproof.ops.far import Far
 
 SOFTMAX_COPIES = 4  # logits, masked logits, probabilities and one temporary, as a reference in float32 holds them
 
@@ -41,16 +41,13 @@ class AttentionOp(Op):
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """See `Planner.stress`."""
-        for plan in self._planner(definition, seed).stress(self.page_elements(definition)):
+        enlarged = self.enlarged(definition)
+        pages = 0 if enlarged is None else enlarged.size(definition, 1)
+        for plan in self._planner(definition, seed).stress(pages):
             yield Case(plan.id, plan.size, self.axes(definition, plan), seed, plan.params())
 
     def _planner(self, definition: Definition, seed: int) -> Planner:
         return Planner(definition, seed, self.page_size(definition), "qo_indptr" in definition.inputs)
-
-    def page_elements(self, definition: Definition) -> int:
-        """Elements of the cache per page; 0: there are no pages."""
-        del definition
-        return 0
 
     def oracle(self, definition: Definition, inputs: Values) -> Tensors:
         """The formula in float64, sequence by sequence."""
@@ -116,10 +113,9 @@ class PagedAttention(AttentionOp):
         """Tokens a page."""
         return const_size(definition, self.cache, 1)
 
-    def page_elements(self, definition: Definition) -> int:
-        """Product of the cache's const axes."""
-        shape = definition.inputs[self.cache].shape or ()
-        return math.prod(definition.const_axes[axis] for axis in shape[1:])
+    def enlarged(self, definition: Definition) -> Far:
+        """The cache."""
+        return Far(axis=(definition.inputs[self.cache].shape or ())[0], slots=("kv_indices",))
 
     def axes(self, definition: Definition, plan: Plan) -> Mapping[str, int]:
         """All var axes, told by where they stand."""

@@ -27,23 +27,18 @@ def starts(lengths: list[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Pages of every sequence: their number, and how many of the first ones are those of sequence 0.
-
-    Attributes:
-        wanted: pages to allocate; fewer than are needed: as many as are needed.
-    """
+    """Pages of every sequence: their number, and how many of the first ones are those of sequence 0."""
 
     counts: list[int]
     shared: list[int]
-    wanted: int = 0
 
     @classmethod
-    def of(cls, kv_lens: list[int], page_size: int, *, shared: bool, pool: int = 0) -> Pages:
+    def of(cls, kv_lens: list[int], page_size: int, *, shared: bool) -> Pages:
         """Pages of sequences of these lengths; only full pages are shared, half of what could be."""
         counts = [-(-length // page_size) for length in kv_lens]
         full = [length // page_size for length in kv_lens]
         common = [(min(full[0], pages) + 1) // 2 if shared and row else 0 for row, pages in enumerate(full)]
-        return cls(counts, common, pool)
+        return cls(counts, common)
 
     @property
     def distinct(self) -> int:
@@ -53,7 +48,7 @@ class Pages:
     @property
     def pool(self) -> int:
         """Pages to allocate: those in use and gaps, at least one."""
-        return max(self.distinct + max(1, self.distinct // GAP), self.wanted)
+        return self.distinct + max(1, self.distinct // GAP)
 
     def table(self, draw: Draw) -> list[list[int]]:
         """Page ids of every sequence: distinct but for the shared ones, out of `pool`, never 0, 1, 2, ..."""
@@ -72,7 +67,7 @@ class Pages:
 def paged_axes(definition: Definition, plan: Plan, *, query: str, cache: str, page_size: int) -> dict[str, int]:
     """Sizes of all var axes of a paged attention definition, told by where they stand in the inputs."""
     batch = len(plan.kv_lens)
-    pages = Pages.of(plan.kv_lens, page_size, shared=plan.shared, pool=plan.pool)
+    pages = Pages.of(plan.kv_lens, page_size, shared=plan.shared)
     sizes = {
         _axis(definition, query, 0): batch if plan.q_lens is None else sum(plan.q_lens),
         _axis(definition, cache, 0): pages.pool,
@@ -149,7 +144,7 @@ def paged_layout(case: Case, draw: Draw, *, page_size: int) -> Layout:
     """The layout of a planned case over a drawn page table."""
     kv_lens, q_lens = _lengths(case)
     params = case.params
-    pages = Pages.of(kv_lens, page_size, shared=bool(params.get("shared")), pool=int(params.get("pool", 0)))
+    pages = Pages.of(kv_lens, page_size, shared=bool(params.get("shared")))
     return Layout(kv_lens, q_lens, pages.table(draw), page_size)
 
 

@@ -1,13 +1,18 @@
 """Attention of one request, its keys and values in one piece: causal or not, window, soft cap, sinks."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
+from traceproof.dataset.definition import Definition, TensorSpec
+from traceproof.draw import Draw
 from traceproof.ops.answers import Answer, Answers
-from traceproof.ops.base import Tensors
-from traceproof.ops.common.formula import Wide, by
+from traceproof.ops.base import TORCH_DTYPES, Tensors, Value
+from traceproof.ops.cases import STRESS, Case
+from traceproof.ops.common.attention_inputs import Style
+from traceproof.ops.common.formula import FormulaOp, Wide, by
 
 SCALARS = {"sm_scale": 0.125, "logits_soft_cap": 4.0, "window_left": 7}
 CASES = {"large": {"scale": 3.0}, "offset": {"offset": 1.0}, "outlier": {"outlier": 20.0}}
@@ -89,6 +94,27 @@ def _blocks(wide: Wide) -> torch.Tensor:
     assert isinstance(mixed, torch.Tensor)
     assert isinstance(total, torch.Tensor)
     return mixed / total.unsqueeze(-1)
+
+
+class SingleOp(FormulaOp):
+    """Attention of one request."""
+
+    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """Raw products of queries and keys beyond what masks have been filled with."""
+        *_, plain = (case for case in self.cases(definition, sizes=("medium",), seed=seed) if not case.params)
+        for pattern in ("below", "above"):
+            drawing = {"pattern": pattern, "amplitude": 1.0}
+            yield Case(f"stress-{pattern}", STRESS, plain.axes, seed, drawing)
+
+    def value(self, definition: Definition, name: str, spec: TensorSpec, case: Case, draw: Draw) -> Value:
+        """One input; queries and keys in the case's pattern, if it has one."""
+        shape = definition.shape_of(spec, case.axes)
+        if "pattern" not in case.params or name not in {"q", "k"} or shape is None:
+            return super().value(definition, name, spec, case, draw)
+        style, dtype = Style.of(case, width=shape[-1], scale=1.0), TORCH_DTYPES[spec.dtype]
+        if name == "q":
+            return style.tensor(draw, name, shape, dtype)
+        return style.keys(draw, name, shape, dtype, outlier=False)
 
 
 PLAIN = frozenset({"q", "k", "v", "sm_scale"})

@@ -1,11 +1,12 @@
 """The three forms of gated delta rule definitions, told apart by their inputs, and their cases."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from traceproof.dataset.definition import Definition
+from traceproof.ops import far
 from traceproof.ops.base import Unsupported
 from traceproof.ops.cases import STRESS
 
@@ -129,6 +130,8 @@ PREFILL_LENGTHS: Mapping[str, tuple[tuple[int, ...], ...]] = {
     "medium": ((64,), (63, 1, 65, 127)),
     "large": ((512,), (1, 1023, 64, 960)),
 }
+CHUNK = 64  # tokens that a kernel keeps a state of
+GRID = 65_600 * CHUNK  # more chunks than a grid's second dimension may have
 LONG = 16384  # tokens, of cases of size `stress`: errors of as many steps, and states that must not run off
 BATCHES = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
 MTP_TOKENS = (2, 4, 3, 5)  # in turn; drafts are short
@@ -144,11 +147,35 @@ def plans(found: Layout, sizes: Sequence[str], *, optional_state: bool, buffer: 
         yield from _mtp(sizes, buffer=buffer)
 
 
-def stressed(found: Layout) -> Iterator[Plan]:
-    """Cases of size `stress`: one long sequence beside a short one, as it comes and where nothing is forgotten."""
+def stressed(found: Layout, enlarged: Callable[[int], int]) -> Iterator[Plan]:
+    """Cases of size `stress`: long sequences, as they come and where nothing is forgotten, and far addresses.
+
+    Args:
+        found: the form.
+        enlarged: how many requests, slots or tokens a kernel gets in place of a number of them.
+    """
     if found.form is Form.PREFILL:
         yield Plan("stress-long", STRESS, (LONG, 65))
         yield Plan("stress-long-slow", STRESS, (LONG - 1,), params={"kind": "slow"})
+        yield from _far_prefill(found, enlarged)
+    elif found.form is Form.DECODE:
+        yield Plan("stress-far", STRESS, (1,) * far.ROWS, params={far.SIZE: enlarged(far.ROWS)})
+    else:
+        yield Plan("stress-far", STRESS, (3,) * 5, pool=6, params={far.SIZE: enlarged(6)})
+
+
+def _far_prefill(found: Layout, enlarged: Callable[[int], int]) -> Iterator[Plan]:
+    """Tokens or states of chunks that lie far, in one sequence or for being behind others; many chunks."""
+    one, several = (150,), (150, 65, 131)
+    apart = {far.BEFORE: [0, 150]}  # two sequences of half the size each, and the third one behind them
+    chunks = -(-far.LEAST // (found.value_heads * found.key_size * found.value_size))
+    tokens = enlarged(1)
+    yield Plan("stress-far", STRESS, one, params={far.SIZE: tokens})
+    yield Plan("stress-far-apart", STRESS, several, params={far.SIZE: tokens, **apart})
+    if CHUNK * chunks < tokens:
+        yield Plan("stress-far-states", STRESS, one, params={far.SIZE: CHUNK * chunks})
+        yield Plan("stress-far-states-apart", STRESS, several, params={far.SIZE: CHUNK * chunks, **apart})
+    yield Plan("stress-grid", STRESS, one, params={far.SIZE: GRID})
 
 
 def _prefill(sizes: Sequence[str], *, optional_state: bool) -> Iterator[Plan]:

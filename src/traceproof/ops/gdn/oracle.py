@@ -3,22 +3,26 @@
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, HostDraw
+from traceproof.ops import far
 from traceproof.ops.base import Op, Tensors, Unsupported, Value, Values, ordered, rounded, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.common.gates import FAST_EXP, FAST_EXP_FACTOR, plain_softplus, sigmoid, softplus
 from traceproof.ops.common.quant import Rounding, exact, to_bf16
 from traceproof.ops.compare import Close, Comparison
+from traceproof.ops.far import Far
 from traceproof.ops.gdn.forms import BUFFER, Form, Layout, Plan, axes, layout, plans, stressed
 from traceproof.ops.gdn.recurrence import Tokens, recur
 
 # A chunk of 64 tokens passes through five products, the floor's token through two; measured with chunked
 # computations of our own (tests/test_ops_gdn.py, ops/gdn/chunked.py): up to 3.2 times the floor for the output,
 # 4.8 for the state. A token changes a state by a matrix of rank one, so one row of it holds one rounding.
+FORGOTTEN = 90.0  # exp(-90) is nothing in float32; sums with it still tell neighbours' decays apart
 CHUNKED = "chunked kernels round the operands of five products in bfloat16, the floor those of two"
 
 
@@ -45,9 +49,19 @@ class GatedDeltaRule(Op):
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """See `forms.stressed`."""
-        found = layout(definition)
-        for plan in stressed(found):
+        found, enlarged = layout(definition), self.enlarged(definition)
+        for plan in stressed(found, partial(enlarged.size, definition)):
             yield _case(definition, found, plan, seed)
+
+    def enlarged(self, definition: Definition) -> Far:
+        """The pool of states, the requests of a decode with theirs, or the tokens before those that are judged."""
+        found = layout(definition)
+        axis = (definition.inputs[found.state].shape or ())[0]
+        if found.form is Form.PREFILL:
+            return Far(axis=(definition.inputs["q"].shape or ())[0], bounds=("cu_seqlens",), copies=3)
+        if found.form is Form.MTP:
+            return Far(axis=axis, slots=("initial_state_indices",))
+        return Far(axis=axis, copies=4)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal q, v and state, k of norm 1 as models feed it, gates from slow to fast."""
@@ -66,6 +80,8 @@ class GatedDeltaRule(Op):
             # floor loses there a matter of luck.
             drawn["q"][..., 1] = 100.0
             drawn["v"][..., 1::4] *= 300.0
+        if found.form is Form.PREFILL and far.SIZE in case.params:
+            _forget(drawn, case.params.get(far.BEFORE, [0]))
         if not case.params.get("no_state"):
             drawn[found.state] = draw.normal(found.state, shapes[found.state], scale=small)
         lengths = case.params["lengths"]
@@ -122,6 +138,11 @@ class GatedDeltaRule(Op):
 def _case(definition: Definition, found: Layout, plan: Plan, seed: int) -> Case:
     params = {"lengths": list(plan.lengths), **plan.params}
     return Case(plan.id, plan.size, axes(definition, found, plan), seed, params)
+
+
+def _forget(drawn: Tensors, tokens: list[int]) -> None:
+    """Let some tokens forget the state, and with it whatever comes before them."""
+    drawn["a"][tokens] = FORGOTTEN / drawn["A_log"].exp() - drawn["dt_bias"]
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

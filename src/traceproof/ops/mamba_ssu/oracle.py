@@ -6,10 +6,12 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, HostDraw
+from traceproof.ops import far
 from traceproof.ops.base import Op, Tensors, Unsupported, Value, Values, ordered, rounded, specified
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import STRESS, Case
 from traceproof.ops.common.gates import FAST_EXP, FAST_EXP_FACTOR, plain_softplus, softplus
 from traceproof.ops.compare import Close, Comparison
+from traceproof.ops.far import Far
 
 BATCHES = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
 PAD = -1  # in state_batch_indices: no state, none is written
@@ -65,6 +67,15 @@ class MambaSsu(Op):
         yield Case("edge-padding", "edge", self._axes(definition, 5, 6), seed, {"padding": [1, 4]})
         for kind in ("tiny", "outlier", "slow", "saturated"):
             yield Case(f"adversarial-{kind}", "adversarial", self._axes(definition, 3, 5), seed, {"kind": kind})
+
+    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """Five rows in a cache of which half the slots in use lie far away."""
+        params = {far.SIZE: self.enlarged(definition).size(definition, 6)}
+        yield Case("stress-far", STRESS, self._axes(definition, 5, 6), seed, params)
+
+    def enlarged(self, definition: Definition) -> Far:
+        """The cache of states."""
+        return Far(axis=(definition.inputs["state"].shape or ())[0], slots=("state_batch_indices",))
 
     @staticmethod
     def _axes(definition: Definition, batch: int, slots: int) -> dict[str, int]:

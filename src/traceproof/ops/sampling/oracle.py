@@ -6,9 +6,11 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
+from traceproof.ops import far
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Values, ordered
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import STRESS, Case
 from traceproof.ops.compare import Comparison, Samples
+from traceproof.ops.far import Far
 from traceproof.ops.sampling.filters import Support, pack, support
 from traceproof.ops.sampling.patterns import PACKS, WHOLE_VOCABULARY, Pattern
 
@@ -56,6 +58,16 @@ class Sampling(Op):
             yield Case("edge-p-zero", "edge", {rows: 2}, seed, {"rows": "nothing"})
         yield Case("adversarial-rows", "adversarial", {rows: len(PACKS["tricky"])}, seed, {"rows": "tricky"})
         yield Case("adversarial-dense", "adversarial", {rows: 3}, seed, {"rows": "dense"})
+
+    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """Telling rows behind so many that 32 bits do not count their probabilities."""
+        enlarged = self.enlarged(definition)
+        params = {"rows": "plain", far.SIZE: enlarged.size(definition, far.ROWS)}
+        yield Case("stress-far", STRESS, {enlarged.axis: far.ROWS}, seed, params)
+
+    def enlarged(self, definition: Definition) -> Far:
+        """The rows; sorting them takes several times their memory."""
+        return Far(axis=(definition.inputs["probs"].shape or ())[0], copies=6)
 
     def trials(self, definition: Definition, case: Case) -> int:
         """About DRAWS draws in all, more where the vocabulary is small."""

@@ -1,8 +1,8 @@
 """single_decode: attention of one query over all keys of its request, with window, soft cap and sinks."""
 
 from traceproof.ops.base import Tensors
-from traceproof.ops.common.formula import Form, FormulaOp, Wide
-from traceproof.ops.common.single import CASES, SCALARS, attend
+from traceproof.ops.common.formula import Form, Wide
+from traceproof.ops.common.single import CASES, SCALARS, SingleOp, attend
 
 
 def decode(wide: Wide) -> Tensors:
@@ -11,7 +11,7 @@ def decode(wide: Wide) -> Tensors:
     return {"output": attend(Wide(wide.definition, request, wide.dtype))[0]}
 
 
-OP = FormulaOp(
+OP = SingleOp(
     "single_decode",
     Form("q[h d] k[l g d] v[l g e] sm_scale? logits_soft_cap? window_left? sinks[h]? -> output[h e]", decode),
     scalars=SCALARS,

@@ -1,9 +1,9 @@
 """single_prefill: attention of one request over its keys, causal or not, with window, soft cap and sinks."""
 
-from traceproof.ops.common.formula import Form, FormulaOp
-from traceproof.ops.common.single import CASES, SCALARS, attend
+from traceproof.ops.common.formula import Form
+from traceproof.ops.common.single import CASES, SCALARS, SingleOp, attend
 
-OP = FormulaOp(
+OP = SingleOp(
     "single_prefill",
     Form(
         "q[n h d] k[l g d] v[l g e] sm_scale? logits_soft_cap? window_left? sinks[h]? -> output[n h e]",

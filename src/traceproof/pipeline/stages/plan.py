@@ -7,7 +7,7 @@ from pathlib import Path
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import Broken, Entry, Tree, WorkloadLine, read_tree
-from traceproof.ops import registry
+from traceproof.ops import far, registry
 from traceproof.ops.base import Op
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.ops.twins import PREFIX, twin_of
@@ -209,7 +209,7 @@ def _planned(  # noqa: PLR0913, PLR0917 - all but the last two are bound
     skip: SkipNote | None,
 ) -> PlannedCase:
     """One case as the plan has it; `skip`: why it is not run, whatever its size."""
-    need = op.memory(definition, case)
+    need = op.memory(definition, case) + _far_bytes(definition, op, case)
     trials = op.trials(definition, case)
     return PlannedCase(
         case=case,
@@ -220,6 +220,12 @@ def _planned(  # noqa: PLR0913, PLR0917 - all but the last two are bound
         large=not unknown and is_large(definition, op, case),
         nonce=selection.hidden_seed if trials else 0,
     )
+
+
+def _far_bytes(definition: Definition, op: Op, case: Case) -> int:
+    """Bytes of what a kernel gets in place of a small case's tensors."""
+    enlarged = op.enlarged(definition) if far.SIZE in case.params else None
+    return 0 if enlarged is None else enlarged.bytes(definition, case)
 
 
 def _blobs(tree: Tree, planned: PlannedCase) -> dict[str, str]:

@@ -48,6 +48,10 @@ STACK = Stack(
             "sglang.kernels.ops.attention.fla.fused_recurrent:fused_recurrent_gated_delta_rule",
             "sglang.srt.layers.attention.fla.fused_recurrent:fused_recurrent_gated_delta_rule",
         ),
+        "recurrent_on_pool": (
+            "sglang.kernels.ops.attention.fla.fused_recurrent:fused_recurrent_gated_delta_rule_update",
+            "sglang.srt.layers.attention.fla.fused_recurrent:fused_recurrent_gated_delta_rule_update",
+        ),
         "decode_attention": (
             "sglang.kernels.ops.attention.decode_attention:decode_attention_fwd",
             "sglang.srt.layers.attention.triton_ops.decode_attention:decode_attention_fwd",

@@ -12,9 +12,27 @@ from traceproof.ops.gdn.ground_truths.common import beta, by_token, log_decay, s
 SM = ((8, 0), (12, 9))
 
 
-def _by_token(api: Api, definition: Definition, inputs: Values) -> Outputs:
+def _decode(api: Api, definition: Definition, inputs: Values) -> Outputs:
     del definition
     return by_token(api, inputs, flipped=False)
+
+
+def _mtp(api: Api, definition: Definition, inputs: Values) -> Outputs:
+    """Updates the named slots of the pool in place."""
+    del definition
+    pool = tensor(inputs, "initial_state").clone()
+    output = api["recurrent_on_pool"](
+        q=tensor(inputs, "q"),
+        k=tensor(inputs, "k"),
+        v=tensor(inputs, "v"),
+        g=log_decay(inputs),
+        beta=beta(inputs),
+        scale=scale(inputs),
+        initial_state_source=pool,
+        initial_state_indices=tensor(inputs, "initial_state_indices"),
+        use_qk_l2norm_in_kernel=False,
+    )
+    return {"output": output, "final_state": pool}
 
 
 def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
@@ -44,11 +62,11 @@ ADAPTERS = (
     Adapter(
         "fla.fused_recurrent_gated_delta_rule",
         DECODE,
-        _by_token,
+        _decode,
         ("recurrent",),
         accepts=lambda definition: is_form(definition, Form.DECODE),
         sm=SM,
     ),
-    Adapter("fla.fused_recurrent_gated_delta_rule on a pool", MTP, _by_token, ("recurrent",), sm=SM),
+    Adapter("fla.fused_recurrent_gated_delta_rule_update", MTP, _mtp, ("recurrent_on_pool",), sm=SM),
     Adapter("fla.chunk_gated_delta_rule", PREFILL, _prefill, ("chunk",), sm=SM),
 )

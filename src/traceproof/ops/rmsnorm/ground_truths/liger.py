@@ -18,7 +18,7 @@ def _one_dtype(definition: Definition) -> bool:
 def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
     hidden, weight = tensor(inputs, "hidden_states"), tensor(inputs, "weight")
     offset = float(OP.weight_offset(definition))
-    returned = api["rms_norm"](hidden.contiguous(), weight, OP.eps(definition), offset, "gemma", row_mode=True)
+    returned = api["rms_norm"](hidden.contiguous(), weight, OP.eps(definition), offset, "gemma", None)
     return {"output": returned[0]}
 
 

@@ -1,0 +1,124 @@
+"""Cases whose tensors have more elements than 32 bits count, made of small ones.
+
+Only kernels get the large tensors: one axis is enlarged, and the entries of the small case lie at some places of
+it, all or every other one beyond 2^31 elements. Of what a kernel gives, the entries at these places are kept.
+So the reference, the oracle and the judge see the small case, and no file holds more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from traceproof.dataset.definition import Definition, TensorSpec
+from traceproof.ops.cases import Case
+
+if TYPE_CHECKING:
+    from traceproof.ops.base import Value, Values
+
+SIZE = "far"  # key of a case's drawing instructions: the size of the axis that a kernel gets
+BEFORE = "before"  # key: entries in front of which others are inserted, as many before each; else the first
+LEAST = (1 << 31) + (1 << 29)  # elements of a tensor of which a fifth lies where 32 bits do not reach
+ROWS = 67  # rows of a small case: no power of two divides it, so an address that wraps is another row's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Far:
+    """Which axis of a definition is enlarged, and what the entries added are.
+
+    Attributes:
+        axis: a var axis. What is inserted repeats the case's own entries in turn.
+        slots: inputs that number entries of the axis. The case's own entries then lie apart, every other one near
+            the end, and all others are zeros: a pool.
+        bounds: inputs that cut the axis into parts; what is inserted belongs to the part of the entry after it.
+        copies: how often a kernel's call holds what has the axis, optional inputs apart.
+    """
+
+    axis: str
+    slots: tuple[str, ...] = ()
+    bounds: tuple[str, ...] = ()
+    copies: int = 2
+
+    def size(self, definition: Definition, own: int, axes: Mapping[str, int] = MappingProxyType({})) -> int:
+        """Size of the axis at which the largest input has LEAST elements: a multiple of the case's own."""
+        const = {**dict.fromkeys(definition.var_axes, 1), **definition.const_axes, **axes}
+        widths = (
+            math.prod(const[axis] for axis in spec.shape or () if axis != self.axis)
+            for spec in definition.inputs.values()
+            if self.axis in (spec.shape or ())
+        )
+        return own * -(-LEAST // (own * max(widths, default=LEAST)))
+
+    def bytes(self, definition: Definition, case: Case) -> int:
+        """Bytes that a kernel's call needs beside the small case."""
+        grown = {**case.axes, self.axis: int(case.params.get(SIZE, 0))}
+        specs = (*definition.inputs.values(), *definition.outputs.values())
+        sizes = (
+            math.prod(definition.shape_of(spec, grown) or ()) * spec.dtype.bits // 8
+            for spec in specs
+            if self._along(spec) is not None and not spec.optional
+        )
+        return self.copies * sum(sizes)
+
+    def spread(self, definition: Definition, case: Case, inputs: Values) -> Values:
+        """The inputs as a kernel gets them."""
+        return {name: self._grown(definition, name, value, case) for name, value in inputs.items()}
+
+    def kept(self, definition: Definition, case: Case, outputs: Mapping[str, Any]) -> dict[str, Any]:
+        """What is judged of a kernel's outputs; those of another shape stay as they are."""
+        kept = dict(outputs)
+        for name in outputs.keys() & definition.outputs.keys():
+            spec, value = definition.outputs[name], outputs[name]
+            dim = self._along(spec)
+            if dim is None or not isinstance(value, torch.Tensor):
+                continue
+            dim -= len(spec.shape or ())  # from the last: a sampler's trials come first
+            if value.dim() >= -dim and value.shape[dim] == case.params[SIZE]:
+                kept[name] = value.index_select(dim, self._places(case, value.device))
+        return kept
+
+    def _grown(self, definition: Definition, name: str, value: Value, case: Case) -> Value:
+        """An input as a kernel gets it."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        dim, places = self._along(definition.inputs[name]), self._places(case, value.device)
+        if name in self.slots:
+            named = places.to(value.dtype)[value.clamp_min(0).long()]
+            return torch.where(value < 0, value, named)
+        if name in self.bounds:
+            added = sum((value > entry) * count for entry, count in self._inserted(case))
+            return value + added
+        if dim is None:
+            return value
+        size, own = int(case.params[SIZE]), case.axes[self.axis]
+        if not self.slots:
+            source = torch.arange(size, device=value.device) % own
+            source[places] = torch.arange(own, device=value.device)
+            return value.index_select(dim, source)
+        shape = [size if axis == dim else count for axis, count in enumerate(value.shape)]
+        pool = torch.zeros(shape, dtype=value.dtype, device=value.device)
+        pool[(slice(None),) * dim + (places,)] = value
+        return pool
+
+    def _along(self, spec: TensorSpec) -> int | None:
+        """Which dimension of a tensor the axis is; None: none is."""
+        shape = spec.shape or ()
+        return shape.index(self.axis) if self.axis in shape else None
+
+    def _inserted(self, case: Case) -> list[tuple[int, int]]:
+        """The case's entries in front of which others are inserted, and how many."""
+        before = case.params.get(BEFORE, [0])
+        share, rest = divmod(int(case.params[SIZE]) - case.axes[self.axis], len(before))
+        return [(entry, share + (rest if not index else 0)) for index, entry in enumerate(before)]
+
+    def _places(self, case: Case, device: torch.device) -> torch.Tensor:
+        """Where the case's own entries lie along the axis."""
+        entries = torch.arange(case.axes[self.axis], device=device)
+        if self.slots:
+            return torch.where(entries % 2 == 0, int(case.params[SIZE]) - 1 - entries, entries)
+        return entries + sum((entries >= entry) * count for entry, count in self._inserted(case))
