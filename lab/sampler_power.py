@@ -29,6 +29,7 @@ STEPS = (0.02, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.5)
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 PARSER.add_argument("--vocabulary", type=int, nargs="+", default=[1000, 32000, 128256, 152064])
 PARSER.add_argument("--runs", type=int, default=200)
+PARSER.add_argument("--device", default="cpu", help="where draws are made: cpu or cuda")
 PARSER.add_argument("--share", type=float, default=0.99)
 
 
@@ -42,7 +43,7 @@ def main() -> int:
         "| vocabulary | draws | right refused | power below 1 | power above 1 |\n|---:|---:|---:|---:|---:|\n"
     )
     for vocabulary in options.vocabulary:
-        for line in _row(_resized(definition, vocabulary), vocabulary, options.runs, options.share):
+        for line in _row(_resized(definition, vocabulary), vocabulary, options):
             sys.stdout.write(line)
             sys.stdout.flush()
     return 0
@@ -54,10 +55,13 @@ def _resized(definition: Definition, vocabulary: int) -> Definition:
     return Definition.model_validate(changed)
 
 
-def _row(definition: Definition, vocabulary: int, runs: int, share: float) -> Iterator[str]:
+def _row(definition: Definition, vocabulary: int, options: argparse.Namespace) -> Iterator[str]:
+    runs: int = options.runs
+    share: float = options.share
+    device = torch.device(options.device)
     op = registry.get(definition.op_type)
     case = next(it for it in op.cases(definition, sizes=["medium"], seed=0) if it.id == CASE)
-    known = op.answers(definition, make_inputs(op, definition, case, device=torch.device("cpu")))
+    known = op.answers(definition, make_inputs(op, definition, case, device=device))
     trials = op.trials(definition, case) or 0
 
     def refused(power: float) -> float:
@@ -74,7 +78,8 @@ def _row(definition: Definition, vocabulary: int, runs: int, share: float) -> It
 def _refused(known: Mapping[str, torch.Tensor], trials: int, power: float, seed: int) -> bool:
     tokens, probs, optional = (known[f"samples@{what}"] for what in ("tokens", "probs", "optional"))
     weights = torch.where(probs > 0, probs**power, 0.0)
-    picks = torch.multinomial(weights, trials, replacement=True, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator(probs.device).manual_seed(seed)
+    picks = torch.multinomial(weights, trials, replacement=True, generator=generator)
     return not judge_samples(
         tokens.gather(1, picks).T.contiguous(), tokens, probs, optional, Samples().false_alarm
     )[0]

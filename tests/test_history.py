@@ -91,7 +91,7 @@ def test_bugs_of_far_addresses_are_run_on_the_stress_cases_too(tmp_path: Path) -
     config = Config(dataset=Dataset(path=ROOT / "tests" / "dataset"), test_sizes=("small",))
     replays = Replays(ROOT, config, tmp_path, Releases(tmp_path), print)
     planned = {
-        cases: replays._trial(bug(cases=cases), ROOT / "tests" / "dataset").flow.config.test_sizes
+        cases: replays._trial([bug(cases=cases)], ROOT / "tests" / "dataset").flow.config.test_sizes
         for cases in (Cases.REGULAR, Cases.FAR_ADDRESSES)
     }
     assert planned == {Cases.REGULAR: ("small",), Cases.FAR_ADDRESSES: ("small", "stress")}
@@ -128,6 +128,40 @@ def test_a_crash_is_a_catch_of_a_bug_that_crashes() -> None:
     crash = [row("a", "error", reason="crash", output="*")]
     found = judged(bug(shows="error"), crash, [row("a", "pass")])
     assert found.found is Found.CAUGHT
+
+
+def test_a_crash_is_a_catch_of_an_address_that_lies_outside_all_memory() -> None:
+    crash = [row("a", "error", reason="crash", output="*"), row("b", "pass")]
+    fine = [row("a", "pass"), row("b", "pass")]
+    assert judged(bug(kind=Kind.ADDRESS), crash, fine).found is Found.CAUGHT
+    assert judged(bug(), crash, fine).found is Found.MISSED
+
+
+def test_only_the_cases_that_show_a_bug_count() -> None:
+    before, after = [row("a", "pass"), row("b", "fail")], [row("a", "pass"), row("b", "pass")]
+    assert judged(bug(shown_by=("a",)), before, after).found is Found.MISSED
+    assert judged(bug(shown_by=("a", "b")), before, after).found is Found.CAUGHT
+
+
+def test_bugs_that_share_runs_run_the_cases_of_all_of_them(tmp_path: Path) -> None:
+    config = Config(dataset=Dataset(path=ROOT / "tests" / "dataset"), test_sizes=("small",))
+    replays = Replays(ROOT, config, tmp_path, Releases(tmp_path), print)
+    named = [bug(shown_by=("small-0", "small-1")), bug(shown_by=("small-1", "edge-empty"))]
+    trial = replays._trial(named, ROOT / "tests" / "dataset")
+    assert trial.flow.config.selection.case == ("edge-empty", "small-0", "small-1")
+    assert replays._trial([*named, bug()], ROOT / "tests" / "dataset").flow.config.selection.case == ()
+
+
+def test_other_dtypes_run_after_the_definitions_own_where_a_bug_asks_for_it(tmp_path: Path) -> None:
+    config = Config(dataset=Dataset(path=ROOT / "tests" / "dataset"), test_sizes=("small",))
+    replays = Replays(ROOT, config, tmp_path, Releases(tmp_path), print)
+    asked = bug(definitions=("rmsnorm_h96",), axes={"hidden_size": 64}, dtypes={"weight": "float32"}, in_turn=True)
+    trial = replays._trial([asked], ROOT / "tests" / "dataset")
+    assert trial.definitions == ("rmsnorm_h96", "rmsnorm_h96_later")
+    folder = trial.work / "dataset" / "definitions" / "rmsnorm"
+    own, later = (json.loads((folder / f"{name}.json").read_text()) for name in trial.definitions)
+    assert (own["inputs"]["weight"]["dtype"], later["inputs"]["weight"]["dtype"]) == ("bfloat16", "float32")
+    assert own["axes"]["hidden_size"]["value"] == later["axes"]["hidden_size"]["value"] == 64
 
 
 def test_a_release_without_the_bug_that_fails_is_an_alarm() -> None:

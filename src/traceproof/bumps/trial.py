@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ class Trial:
         root: the repository of traceproof.
         definitions, op_type, stack: what is tried.
         work: a folder for plans and verdicts.
+        variables: of the environment of everything that is run.
     """
 
     flow: Pipeline
@@ -38,6 +39,7 @@ class Trial:
     op_type: str
     stack: str
     work: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def verdict(self, package: Path, digest: str) -> dict[str, Any]:
         """What the ground truths in `package` are worth: `verdict` (the worst one) and `rows`.
@@ -148,8 +150,8 @@ class Trial:
         self._python(stack, arguments, package)
 
     def _python(self, stack: str, arguments: list[str], package: Path | None) -> str:
-        path = [str(package)] if package is not None else []
-        environment = {**without_secrets(), "PYTHONPATH": os.pathsep.join([*path, str(self.root / "src")])}
+        path = [*([str(package)] if package is not None else []), str(self.root / "src")]
+        environment = {**without_secrets(), **self.variables, "PYTHONPATH": os.pathsep.join(path)}
         command = [str(self.root / self.flow.python(stack)), *arguments]
         done = programs.run(command, environment=environment, cwd=self.root)
         if done.returncode:

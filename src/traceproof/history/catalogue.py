@@ -122,6 +122,10 @@ class Bug(BaseModel):
         needs: what such a case has to have.
         definitions: patterns of the definitions to run; empty: all of the op_type.
         axes: sizes of const axes to run instead of the definition's.
+        dtypes: of inputs and outputs, to run instead of the definition's.
+        in_turn: whether the definition as it is runs before it with those dtypes, in one process.
+        shown_by: ids of the cases that show it, which alone are run and counted; empty: all.
+        variables: of the environment, that the package's own choice of kernels follows.
         unreachable: why no adapter's call reaches it; None: one does.
         evidence: what the releases' sources show.
     """
@@ -142,6 +146,10 @@ class Bug(BaseModel):
     needs: Text
     definitions: tuple[Text, ...] = ()
     axes: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    dtypes: dict[str, Text] = Field(default_factory=dict)
+    in_turn: bool = False
+    shown_by: tuple[Text, ...] = ()
+    variables: dict[str, Text] = Field(default_factory=dict)
     unreachable: Text | None = None
     evidence: Annotated[tuple[Evidence, ...], Field(min_length=1)]
 

@@ -7,9 +7,9 @@ from enum import StrEnum
 from pydantic import BaseModel, Field
 
 from traceproof.dataset.source import CLOSED
-from traceproof.history.catalogue import Bug, Shows
+from traceproof.history.catalogue import Bug, Kind, Shows
 from traceproof.pipeline.rows import VerdictRow
-from traceproof.reasons import Skip, Verdict
+from traceproof.reasons import Error, Skip, Verdict
 
 
 class Found(StrEnum):
@@ -82,15 +82,21 @@ class Rows(BaseModel):
     skipped: list[tuple[Skip, str]] = Field(default_factory=list)
 
     @classmethod
-    def of(cls, rows: Sequence[VerdictRow]) -> "Rows":
-        """Sort a trial's rows; of several rows of one output the worst counts."""
+    def of(cls, bug: Bug, rows: Sequence[VerdictRow]) -> "Rows":
+        """Sort a trial's rows of the bug's cases; of several rows of one output the worst counts.
+
+        A wrong address may end the process where it lies outside all memory: such a crash is a failure.
+        """
         sorted_ = cls()
         for row in rows:
+            if bug.shown_by and row.case not in bug.shown_by:
+                continue
             key = f"{row.definition} {row.case} {row.actor} {row.output}"
             if row.verdict is Verdict.SKIP:
                 sorted_.skipped.append((Skip(str(row.reason)), row.message))
             elif key not in sorted_.compared or row.bad:
-                sorted_.compared[key] = row.verdict, row.message
+                crash = bug.kind is Kind.ADDRESS and row.reason == Error.CRASH
+                sorted_.compared[key] = Verdict.FAIL if crash else row.verdict, row.message
         return sorted_
 
     @property
@@ -111,7 +117,7 @@ def judged(bug: Bug, bad: Sequence[VerdictRow], good: Sequence[VerdictRow]) -> O
     An error of the release with the bug counts only where the bug is one: a call that the adapter can not make is
     no catch. A case that fails as a whole (a crash) stands for its outputs.
     """
-    before, after = Rows.of(bad), Rows.of(good)
+    before, after = Rows.of(bug, bad), Rows.of(bug, good)
     if not before.compared or not after.compared:
         return _nothing(bug, before, after)
     wrong = bug.shows is Shows.WRONG

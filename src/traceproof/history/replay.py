@@ -74,14 +74,18 @@ class Replays:
 
     @staticmethod
     def _key(bug: Bug) -> str:
-        return digest_json([bug.stack, bug.op_type, bug.definitions, bug.axes, bug.cases.stressing])
+        chosen = [bug.definitions, bug.axes, bug.dtypes, bug.in_turn, bug.variables]
+        return digest_json([bug.stack, bug.op_type, chosen, bug.cases.stressing])
 
-    def _flow(self, dataset: Path | None, *, stress: bool = False) -> Pipeline:
-        """The pipeline on a dataset (None: the configured one), with the stress cases if they are asked for."""
+    def _flow(self, dataset: Path | None, bugs: Sequence[Bug] = ()) -> Pipeline:
+        """The pipeline on a dataset (None: the configured one), with the cases that show the bugs."""
         sizes = self.config.test_sizes
         changes: dict[str, Any] = {"workloads": False}
-        if stress and STRESS not in sizes:
+        if any(bug.cases.stressing for bug in bugs) and STRESS not in sizes:
             changes["test_sizes"] = (*sizes, STRESS)
+        if bugs and all(bug.shown_by for bug in bugs):
+            cases = tuple(sorted({case for bug in bugs for case in bug.shown_by}))
+            changes["selection"] = self.config.selection.model_copy(update={"case": cases})
         if dataset is not None:
             changes["dataset"] = Dataset(path=dataset)
         return Pipeline(self.config.model_copy(update=changes), self.root)
@@ -94,7 +98,7 @@ class Replays:
             started = time.monotonic()
             try:
                 if bug.unreachable is None and trial is None:
-                    trial = self._trial(bug, dataset)
+                    trial = self._trial([one for one in bugs if one.unreachable is None], dataset)
                 outcome = self._one(bug, trial)
             except _NotHereError as error:
                 outcome = Outcome(bug=bug.id, found=Found.NOT_HERE, reason=error.why, message=str(error))
@@ -120,8 +124,9 @@ class Replays:
         told = {"bad": bad, "good": without, "remaining": tuple(sorted(both)), "shared": tuple(sorted(one))}
         return judged(bug, *rows).model_copy(update=told)
 
-    def _trial(self, bug: Bug, dataset: Path) -> Trial:
-        """The plan of a bug's definitions, with its own sizes of const axes."""
+    def _trial(self, bugs: Sequence[Bug], dataset: Path) -> Trial:
+        """The plan of the definitions of bugs that have them in common, with their own const axes and dtypes."""
+        bug = bugs[0]
         folder = dataset / "definitions" / bug.op_type
         patterns = bug.definitions or ("*",)
         files = [
@@ -133,15 +138,17 @@ class Replays:
         chosen = work / "dataset" / "definitions" / bug.op_type
         shutil.rmtree(work / "dataset", ignore_errors=True)
         chosen.mkdir(parents=True)
-        for path in files:
-            write_json(chosen / path.name, _resized(json.loads(path.read_text(encoding="utf-8")), bug))
+        for definition in (json.loads(path.read_text(encoding="utf-8")) for path in files):
+            for name, form in _forms(definition, bug).items():
+                write_json(chosen / f"{name}.json", form)
         return Trial(
-            flow=self._flow(work / "dataset", stress=bug.cases.stressing),
+            flow=self._flow(work / "dataset", bugs),
             root=self.root,
-            definitions=tuple(path.stem for path in files),
+            definitions=tuple(sorted(path.stem for path in chosen.iterdir())),
             op_type=bug.op_type,
             stack=bug.stack,
             work=work,
+            variables=bug.variables,
         )
 
     def _record(self, trial: Trial) -> dict[str, Any]:
@@ -192,18 +199,28 @@ def _lacking(bug: Bug, capability: str | None) -> Skip | None:
     return Skip.NEEDS_SM if least is not None and int(capability.partition(".")[0]) < least else None
 
 
-def _resized(definition: dict[str, Any], bug: Bug) -> dict[str, Any]:
-    """A definition with the bug's sizes of const axes.
+def _forms(definition: dict[str, Any], bug: Bug) -> dict[str, dict[str, Any]]:
+    """A definition with the bug's const axes and dtypes, by name; where asked, one without the dtypes before it.
 
     Raises:
-        _NotHereError: it has no such axis.
+        _NotHereError: it has no such axis or tensor.
     """
     axes = {name: dict(axis) for name, axis in definition["axes"].items()}
     for name, size in bug.axes.items():
         if axes.get(name, {}).get("type") != "const":
             raise _NotHereError(Why.NO_DEFINITION, f"{definition['name']} has no const axis {name}")
         axes[name]["value"] = size
-    return {**definition, "axes": axes}
+    tensors = {part: dict(definition[part]) for part in ("inputs", "outputs")}
+    for name, dtype in bug.dtypes.items():
+        found = next((part for part in tensors.values() if name in part), None)
+        if found is None:
+            raise _NotHereError(Why.NO_DEFINITION, f"{definition['name']} has no tensor {name}")
+        found[name] = {**found[name], "dtype": dtype}
+    sized = {**definition, "axes": axes}
+    if not bug.in_turn:
+        return {definition["name"]: {**sized, **tensors}}
+    later = f"{definition['name']}_later"  # definitions run in the order of their names
+    return {definition["name"]: sized, later: {**sized, **tensors, "name": later}}
 
 
 def write_report(outcomes: Sequence[Outcome], path: Path) -> dict[str, Any]:
