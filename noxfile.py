@@ -53,6 +53,7 @@ def tests(session: nox.Session) -> None:
     session.run("ruff", "check", *CHECKED)
     session.run("ruff", "format", "--check", *CHECKED)
     session.run("snakefmt", "--check", "Snakefile", "rules", "workflow/Snakefile")
+    session.run("hadolint", "Containerfile")
     session.run("lint-imports", "--no-logo")
     session.run("mypy")
     session.run("python", "scripts/lock.py", "--check")
@@ -79,6 +80,7 @@ def lint(session: nox.Session) -> None:
     session.run(f"{tool}/ruff", "check", *CHECKED, external=True)
     session.run(f"{tool}/ruff", "format", "--check", *CHECKED, external=True)
     session.run(f"{tool}/snakefmt", "--check", "Snakefile", "rules", external=True)
+    session.run(f"{tool}/hadolint", "Containerfile", external=True)
     session.run(f"{tool}/lint-imports", "--no-logo", external=True)
 
 

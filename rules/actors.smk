@@ -58,6 +58,15 @@ def actor_gpu_model(wildcards):
     return FLOW.gpu_model if actor_gpu(wildcards) else None
 
 
+def actor_group(wildcards):
+    """Jobs that a batch system runs in one allocation: interpreters start, and packages are imported, once for all."""
+    number = FLOW.load.allocation(wildcards.op_type, wildcards.actor)
+    name = f"{wildcards.actor}{wildcards.shard}-{number}"
+    # What all of them are called in a profile's `group-components`.
+    workflow.parent_groupids[name] = "actors"
+    return name
+
+
 def actor_priority(wildcards):
     """Jobs that decide when a run is done start first."""
     return FLOW.load.priority(wildcards.op_type, wildcards.actor)
@@ -79,6 +88,8 @@ rule actor:
     log:
         f"{FLOW.run}/logs/actors/{{op_type}}-{{actor}}{{shard}}.log",
     priority: actor_priority
+    group:
+        actor_group
     threads: actor_threads
     resources:
         mem_mb=actor_memory,

@@ -18,15 +18,17 @@ from traceproof.stacks import KERNELS, MAIN, STACKS  # noqa: E402 - after the pa
 
 INDEX = "https://pypi.org/simple"  # uv.lock names its index: always the public one, never a mirror
 CPU = STACKS[MAIN].cpu
+EXECUTORS = ("kubernetes", "slurm")  # Snakemake's plugins, installed beside the driver's packages
 GROUPS = {
     "driver": ("--no-emit-project", "--group", "driver"),
-    "tests": ("--no-emit-project", "--group", "driver", "--group", "dev", "--group", CPU),
+    "tests": ("--no-emit-project", "--group", "driver", "--group", "dev", "--group", "kubernetes", "--group", CPU),
+    **{name: ("--only-group", name) for name in EXECUTORS},
     CPU: ("--only-group", CPU, "--no-hashes"),
     **{name: ("--only-group", name) for name in KERNELS},
 }
 # The bounds of pyproject.toml stand for sglang alone; elsewhere pip would skip a line marked so in silence.
 BOUNDS = ("python_full_version < '3.14' and ", " and python_full_version < '3.14'", " ; sys_platform == 'linux'")
-ANYWHERE = frozenset({"driver", "tests", CPU})
+ANYWHERE = frozenset({"driver", "tests", CPU, *EXECUTORS})
 CUDA_ONLY = re.compile(r"(nvidia-|cuda-|triton==)")  # what the CPU build of torch does without
 FROM_CPU = re.compile(r"torch==")  # unhashed: its file is not the registry's, so cpu.txt alone names it
 

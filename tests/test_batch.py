@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 from definitions import rmsnorm, write
+from ruamel.yaml import YAML
 
 from traceproof import runs
 from traceproof.config.reading import read_config
 from traceproof.environments.building import has_driver, on_gpu
 from traceproof.owner import Owner
 from traceproof.pipeline.flow import Pipeline
+from traceproof.pipeline.load import SHARED, Load
 from traceproof.pipeline.stages.plan import plan
 from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.worker import shared, starter
@@ -88,3 +90,29 @@ def test_jobs_state_a_gpu_only_if_they_open_one(tmp_path: Path) -> None:
     assert (flow.gpu_model, flow.one_gpu) == ("h200", 1)
     without = Pipeline.of(raw | {"gpu": False}, root=tmp_path)
     assert (without.gpus("rmsnorm", "reference"), without.gpu_model, without.one_gpu) == (None, None, None)
+
+
+class Planned(Load):
+    """Of a plan whose op_types open a GPU if their number is odd."""
+
+    def opens_gpu(self, op_type: str, actor: str) -> bool:
+        del actor
+        return bool(int(op_type) % 2)
+
+
+def test_op_types_share_allocations_in_parts_that_all_open_a_gpu_or_none_does(tmp_path: Path) -> None:
+    names = [f"{number:02}" for number in range(3 * SHARED)]
+    for name in names:
+        (tmp_path / f"{name}.json").touch()
+    load = Planned(tmp_path, side_by_side=True)
+    parts: dict[int, list[str]] = {}
+    for name in names:
+        parts.setdefault(load.allocation(name, "oracle"), []).append(name)
+    assert sorted(map(len, parts.values())) == [SHARED // 2, SHARED // 2, SHARED, SHARED]
+    assert all(len({load.opens_gpu(name, "oracle") for name in part}) == 1 for part in parts.values())
+
+
+def test_profiles_let_snakemake_put_all_jobs_of_a_part_into_one_allocation() -> None:
+    profiles = Path(__file__).parents[1].glob("profiles/*/config.yaml")
+    given = [YAML(typ="safe").load(path.read_text()).get("group-components") for path in profiles]
+    assert [value for value in given if value] == [[f"actors={SHARED}"]] * 2

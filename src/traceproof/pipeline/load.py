@@ -16,6 +16,7 @@ MIB = 1 << 20
 BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and torch loaded in each
 LANES = 4  # definitions of one op_type side by side: long references on a GPU, and the judge beside one
 FEW_LANES = 2  # other references
+SHARED = 8  # jobs of one actor in an allocation of a batch system; profiles give as much in `group-components`
 SLACK = 1.25  # estimates were up to a fifth below what was measured
 
 
@@ -47,6 +48,17 @@ class Load:
             return plan.large
         info = ACTORS[actor]
         return not info.host_bytes or info.device("cuda", plan.most) == "cuda"
+
+    def allocation(self, op_type: str, actor: str) -> int:
+        """Number of the batch system's allocation that an actor's job shares with those of other op_types.
+
+        Either all of them open a GPU or none does, and the plan alone says which. Snakemake deals a group's
+        jobs anew whenever one is finished, and submits what comes out otherwise than before once more.
+        """
+        planned = sorted(path.stem for path in self.cases.glob("*.json"))
+        alike = [[name for name in planned if self.opens_gpu(name, actor) is opens] for opens in (False, True)]
+        parts = [names[at : at + SHARED] for names in alike for at in range(0, len(names), SHARED)]
+        return next((number for number, part in enumerate(parts, start=1) if op_type in part), 1)
 
     def shards(self, op_type: str, actor: str) -> list[str]:
         """The suffix that tells each of an actor's jobs apart, of which most have one."""
