@@ -8,6 +8,7 @@ import torch
 from traceproof.ops.answers import Answer, Answers, Subject
 from traceproof.ops.base import Tensors, Values
 
+SEEDS = 1 << 63  # of torch's generators
 Alter = Callable[[Subject], dict[str, Any] | None]
 
 
@@ -21,7 +22,7 @@ def _samples(subject: Subject, tokens: torch.Tensor, probs: torch.Tensor, salt: 
     trials = subject.op.trials(subject.definition, subject.case)
     if not len(tokens):
         return {"samples": torch.zeros((trials, 0), dtype=torch.int64)}
-    generator = torch.Generator().manual_seed(subject.seed * 7919 + salt)
+    generator = torch.Generator().manual_seed((subject.seed * 7919 + salt) % SEEDS)
     picks = torch.multinomial(probs, trials, replacement=True, generator=generator)
     return subject.rounded({"samples": tokens.gather(1, picks).T.contiguous()})
 
@@ -45,7 +46,7 @@ def _inverse_cdf(subject: Subject) -> Tensors:
     if not len(tokens):
         return _samples(subject, tokens, probs, 3)
     trials = subject.op.trials(subject.definition, subject.case)
-    generator = torch.Generator().manual_seed(subject.seed * 7919 + 3)
+    generator = torch.Generator().manual_seed((subject.seed * 7919 + 3) % SEEDS)
     cdf = probs.cumsum(-1)
     wanted = torch.rand((len(tokens), trials), generator=generator) * cdf[:, -1:]
     last = (probs > 0).sum(-1, keepdim=True) - 1
