@@ -21,7 +21,7 @@ from traceproof.errors import TraceproofError
 from traceproof.history.catalogue import Bug, Hardware, beside
 from traceproof.history.outcome import Found, Outcome, Why, judged
 from traceproof.history.releases import NoReleaseError, Releases
-from traceproof.ops.cases import STRESS
+from traceproof.ops.cases import ALL_SIZES, STRESS
 from traceproof.pipeline.flow import Pipeline
 from traceproof.pipeline.rows import VerdictRow
 from traceproof.reasons import Skip
@@ -85,6 +85,7 @@ class Replays:
             changes["test_sizes"] = (*sizes, STRESS)
         if bugs and all(bug.shown_by for bug in bugs):
             cases = tuple(sorted({case for bug in bugs for case in bug.shown_by}))
+            changes["test_sizes"] = ALL_SIZES
             changes["selection"] = self.config.selection.model_copy(update={"case": cases})
         if dataset is not None:
             changes["dataset"] = Dataset(path=dataset)
