@@ -14,6 +14,7 @@ import known_bugs
 import sanitize
 from kernels.bugs_table import ABSENT, ACCEPTED, REFUSED
 from kernels.measure import DEPENDS, HOLDS, UNMEASURED, measured
+from kernels.planned import PlannedOnce
 from kernels.recording import Recording, made_of
 from traceproof.dataset.tree import read_tree
 from traceproof.ops.answers import answers_of
@@ -76,6 +77,37 @@ def test_a_known_bug_is_refused_as_a_solution_and_a_right_way_is_accepted(tmp_pa
             for one, wrong in ((found.right[0], False), (dropped, True), (absent, True))
         ]
     assert outcomes == [ACCEPTED, REFUSED, ABSENT]
+
+
+class Wrapper:
+    """As packages have them: planned by sizes, then run."""
+
+    plans = 0
+
+    def plan(self, size: int) -> None:
+        Wrapper.plans += 1
+        self.size = size
+
+    def run(self, value: int) -> int:
+        return self.size * value
+
+    @staticmethod
+    def apply(value: int) -> int:
+        return -value
+
+
+def test_what_is_planned_once_is_run_again_without_a_plan() -> None:
+    once = PlannedOnce({"wrapper": Wrapper, "negate": int.__neg__})
+    given = []
+    for size in (3, 5):
+        api = once.api()
+        wrapper = api["wrapper"]()
+        wrapper.plan(size)
+        given.append((wrapper.run(2), api["wrapper"].apply(2), api["negate"](2)))
+        once.again()
+    assert given == [(6, -2, -2), (6, -2, -2)]
+    assert Wrapper.plans == 1
+    assert once.plans
 
 
 SANITIZER = """#!/bin/sh

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 
@@ -25,19 +24,33 @@ class PlannedOnce:
 
     def api(self) -> dict[str, Any]:
         """The API of the round."""
-        return {key: partial(self._make, own) if isinstance(own, type) else own for key, own in self._own.items()}
+        return {key: _Class(self, own) if isinstance(own, type) else own for key, own in self._own.items()}
 
     def again(self) -> None:
         """Begin the next round."""
         self._place = 0
 
-    def _make(self, kind: Callable[..., Any], *args: Any, **options: Any) -> Any:  # noqa: ANN401 - a package's
+    def make(self, kind: Callable[..., Any], *args: Any, **options: Any) -> Any:  # noqa: ANN401 - a package's
+        """An object of a class: a new one in the first round, then the one that was made at this place."""
         if self._place is None:
             self._made.append(kind(*args, **options))
             return self._made[-1]
         found = _Planned(self._made[self._place])
         self._place += 1
         return found
+
+
+class _Class:
+    """A class of a package, whose objects `PlannedOnce` makes."""
+
+    def __init__(self, once: PlannedOnce, own: type) -> None:
+        self._once, self._own = once, own
+
+    def __call__(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - a package's
+        return self._once.make(self._own, *args, **options)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a package's
+        return getattr(self._own, name)
 
 
 class _Planned:
