@@ -23,6 +23,8 @@ SOLUTIONS = {
     "rmsnorm_triton.py": NORM,
     "rmsnorm_triton.py::write": NORM,
     "rmsnorm_cuda.cu": NORM,
+    "rmsnorm_tvm_ffi.cu": NORM,
+    "rmsnorm_cutlass.cu": NORM,
     "rmsnorm_torch.py": NORM,
     "rmsnorm_flashinfer.py": NORM,
     "silu_flashinfer.py": "activation/silu_and_mul_d96",

@@ -68,10 +68,14 @@ def test_a_triton_kernel_is_accepted_in_both_calling_styles(entry: str, judge: S
     assert states["stream"] == states["graph"] == states["batch"] == "holds"
 
 
-def test_a_cuda_kernel_is_compiled_and_accepted(judge: SolutionJudge) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "package"), [("cuda", "torch"), ("tvm_ffi", "tvm_ffi"), ("cutlass", "flashinfer")]
+)
+def test_a_cuda_kernel_is_compiled_and_accepted(kernel: str, package: str, judge: SolutionJudge) -> None:
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on PATH")
-    [found] = read(FOLDER / "rmsnorm_cuda.cu")
+    _needs(package)
+    [found] = read(FOLDER / f"rmsnorm_{kernel}.cu")
     assert judge.reasons(found, NAME) == []
 
 

@@ -16,6 +16,7 @@ from traceproof.execution.caches import FOLDER
 
 COMPILED = (".cu", ".cpp", ".cc", ".cxx")
 UNPACKED_AT = 1_000_000_000  # seconds: before any build, so that no source looks newer than its library
+HEADERS = ("data/cutlass/include", "data/cutlass/tools/util/include")  # of CUTLASS, in FlashInfer's package
 JOBS = "4"  # compilers at once: the worker may have few processes
 BOUND = re.compile(r"\b(PYBIND11_MODULE|TORCH_LIBRARY|TVM_FFI_DLL_EXPORT_TYPED_FUNC)\b")
 
@@ -63,11 +64,12 @@ def _built(folder: Path, out: Path, file: str, function: str, binding: str) -> C
     out.mkdir(parents=True, exist_ok=True)
     os.environ["MAX_JOBS"] = JOBS
     sources = sorted(str(path) for path in folder.rglob("*") if path.suffix in COMPILED)
+    include = [str(folder), *_headers()]
     if binding == "tvm-ffi":
         cpp = importlib.import_module("tvm_ffi.cpp")
         kinds = {"cuda_files": [one for one in sources if one.endswith(".cu")]}
         kinds["cpp_files"] = [one for one in sources if not one.endswith(".cu")]
-        module = cpp.load(name=name, build_directory=str(out), extra_include_paths=[str(folder)], **kinds)
+        module = cpp.load(name=name, build_directory=str(out), extra_include_paths=include, **kinds)
         return module[function]  # type: ignore[no-any-return]
     if not any(BOUND.search(Path(one).read_text(encoding="utf-8")) for one in sources):
         text = (folder / file).read_text(encoding="utf-8")
@@ -75,6 +77,13 @@ def _built(folder: Path, out: Path, file: str, function: str, binding: str) -> C
         _write(folder / file, f"{text}\n{binding_code}\n")
     extension = importlib.import_module("torch.utils.cpp_extension")
     module = extension.load(
-        name=name, sources=sources, extra_include_paths=[str(folder)], build_directory=str(out), verbose=False
+        name=name, sources=sources, extra_include_paths=include, build_directory=str(out), verbose=False
     )
     return getattr(module, function)  # type: ignore[no-any-return]
+
+
+def _headers() -> list[str]:
+    """Folders of headers that installed packages bring; found without importing these."""
+    spec = importlib.util.find_spec("flashinfer")
+    places = spec.submodule_search_locations or () if spec is not None else ()
+    return [str(Path(place) / name) for place in places for name in HEADERS if (Path(place) / name).is_dir()]

@@ -26,6 +26,7 @@ KINDS = (".json", ".py", ".cu")
 ENTRY = "run"  # of a plain file
 LIBRARIES = frozenset(stack.package for stack in STACKS.values() if stack.package)
 ON_CPU = frozenset({Language.PYTHON})  # languages that a machine without a GPU may have a use for
+COMPILED = frozenset({Language.CUDA, Language.CPP, Language.CUTLASS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ class Candidate:
     def is_compiled(self) -> bool:
         """Whether a compiler of C++ or CUDA is needed."""
         texts = self.files.values()
-        return self.language == Language.CUDA or any("cpp_extension" in text for text in texts)
+        return self.language in COMPILED or any("cpp_extension" in text for text in texts)
 
     @property
     def compiles(self) -> bool:
@@ -209,7 +210,7 @@ def _imported(text: str) -> set[str]:
 
 
 def _of_record(solution: Solution, file: Path) -> Candidate:
-    compiled = solution.spec.language in {Language.CUDA, Language.CPP, Language.CUTLASS}
+    compiled = solution.spec.language in COMPILED
     default = "tvm-ffi" if compiled and not solution.entry_file.endswith(".py") else "torch"
     return Candidate(
         name=solution.name,
