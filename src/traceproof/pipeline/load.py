@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from traceproof.actors.registry import ACTORS
 from traceproof.ops.registry import record
-from traceproof.pipeline.records import OpTypePlan, shard_names
+from traceproof.pipeline.records import OpTypePlan, PlannedCase, shard_names
 from traceproof.stacks import STACK_OF, STACKS, TRUTHS
 
 MIB = 1 << 20
@@ -88,22 +88,19 @@ class Load:
 
     def actor_mb(self, op_type: str, actor: str) -> int:
         """Memory of an actor's job over one op_type's cases, in MiB."""
-        return self._mb(op_type, self.lanes(op_type, actor))
+        plan = self._plan(op_type)
+        return _mb(plan.kernel_needs if actor in TRUTHS else plan.needs, self.lanes(op_type, actor))
 
     def judge_mb(self, op_type: str) -> int:
         """Memory of a judge of one op_type's cases, in MiB."""
-        return self._mb(op_type, self.judge_lanes(op_type))
-
-    def _mb(self, op_type: str, lanes: int) -> int:
-        """The largest cases of as many definitions as run side by side, and what is there anyway, in MiB."""
-        return BASE_MB + int(SLACK * sum(self._plan(op_type).needs[-lanes:]) / MIB)
+        return _mb(self._plan(op_type).needs, self.judge_lanes(op_type))
 
     def _plan(self, op_type: str) -> _Plan:
         path = self.cases / f"{op_type}.json"
         try:
             return _read(path, path.stat().st_mtime_ns)
         except FileNotFoundError:  # a dry run before anything is planned
-            return _Plan(needs=(), large=False, most=0, shards={})
+            return _Plan(needs=(), kernel_needs=(), large=False, most=0, shards={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +109,30 @@ class _Plan:
 
     Attributes:
         needs: bytes of each definition's largest case, in ascending order.
+        kernel_needs: the same for a kernel.
         large: whether there are cases whose oracle the judge computes.
         most: bytes of the largest of the others.
         shards: how many jobs an actor has that has several.
     """
 
     needs: tuple[int, ...]
+    kernel_needs: tuple[int, ...]
     large: bool
     most: int
     shards: Mapping[str, int]
+
+
+def _mb(needs: Sequence[int], lanes: int) -> int:
+    """The largest cases of as many definitions as run side by side, and what is there anyway, in MiB."""
+    return BASE_MB + int(SLACK * sum(needs[-lanes:]) / MIB)
+
+
+def _largest(plan: OpTypePlan, need: Callable[[PlannedCase], int]) -> tuple[int, ...]:
+    """What each definition's largest case needs, in ascending order."""
+    entries = plan.definitions.values()
+    return tuple(
+        sorted(max((need(case) for case in entry.cases if case.skip is None), default=0) for entry in entries)
+    )
 
 
 @cache
@@ -128,12 +140,9 @@ def _read(cases: Path, stamp: int) -> _Plan:
     """An op_type's plan, read once per state of the file: several rules ask of every job."""
     del stamp
     plan = OpTypePlan.read(cases)
-    needs = (
-        max((case.memory for case in entry.cases if case.skip is None), default=0)
-        for entry in plan.definitions.values()
-    )
     return _Plan(
-        needs=tuple(sorted(needs)),
+        needs=_largest(plan, lambda case: case.memory),
+        kernel_needs=_largest(plan, lambda case: case.memory + case.kernel_bytes),
         large=any(case.large for case in plan.to_run),
         most=max((case.memory for case in plan.to_run if not case.large), default=0),
         shards={actor: len(parts) for actor, parts in plan.shards.items()},

@@ -50,7 +50,8 @@ class PlannedCase(Record):
     Attributes:
         case: sizes and drawing instructions.
         digest: of the case.
-        memory: bytes that it needs, by the op's estimate.
+        memory: bytes that the reference or the oracle needs, by the op's estimate.
+        kernel_bytes: what a kernel needs beside that, where it alone gets large tensors.
         trials: how often a sampling op is run; 0: it is no such op.
         skip: why it is not run; None: it is.
         large: whether the judge computes its oracle chunk by chunk.
@@ -70,6 +71,7 @@ class PlannedCase(Record):
     repeat: bool = False
     hidden: str = ""
     blobs: dict[str, str] = {}
+    kernel_bytes: int = 0
 
     @property
     def id(self) -> str:

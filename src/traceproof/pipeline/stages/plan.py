@@ -209,16 +209,17 @@ def _planned(  # noqa: PLR0913, PLR0917 - all but the last two are bound
     skip: SkipNote | None,
 ) -> PlannedCase:
     """One case as the plan has it; `skip`: why it is not run, whatever its size."""
-    need = op.memory(definition, case) + _far_bytes(definition, op, case)
+    need, more = op.memory(definition, case), _far_bytes(definition, op, case)
     trials = op.trials(definition, case)
     return PlannedCase(
         case=case,
         digest=case.digest,
         memory=need,
         trials=trials,
-        skip=skip or _too_large(need, selection.memory_limit),
+        skip=skip or _too_large(need + more, selection.memory_limit),
         large=not unknown and is_large(definition, op, case),
         nonce=selection.hidden_seed if trials else 0,
+        kernel_bytes=more,
     )
 
 
