@@ -17,7 +17,7 @@ from traceproof.errors import TraceproofError
 from traceproof.publish.coverage_branch import prepare as prepare_branch
 from traceproof.publish.git import Remote
 from traceproof.publish.hub import Hub
-from traceproof.publish.prepare import Prepared, Source, dry_run, pinned, prepare, source_commit
+from traceproof.publish.prepare import Prepared, Source, dry_run, pinned, prepare, prepare_card, source_commit
 from traceproof.stacks import MAIN
 from traceproof.text import printable, redacted
 
@@ -53,6 +53,9 @@ def publish(  # noqa: PLR0913 - one parameter per option
         bool, typer.Option("--without-tests", help="Generate no reference tests for definitions that have none.")
     ] = False,
     tests_output: Annotated[Path | None, typer.Option(help="What the tests printed, for the description.")] = None,
+    card: Annotated[
+        bool, typer.Option("--card", help="Also the card that the hub's viewer needs; never over another's.")
+    ] = False,
     coverage_clone: Annotated[
         Path | None, typer.Option(help="Prepare the coverage document's pull request as a branch of this clone.")
     ] = None,
@@ -81,6 +84,7 @@ def publish(  # noqa: PLR0913 - one parameter per option
     folder = out or source.run / "publish"
     with _writable():
         made = prepare(source, definitions=definition_name or [], op_types=op_type or [], per=per)
+        made += [prepare_card(source, made[0].ledger)] if card else []
         listed = [dry_run(item, folder, allow_changes=allow_changes) for item in made]
     told = sys.stderr if str(json_file) == "-" else sys.stdout
     for item in listed:

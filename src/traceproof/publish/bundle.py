@@ -21,7 +21,7 @@ LARGEST = 1 << 30  # bytes of a file of a dataset that is looked at
 
 
 class Kind(StrEnum):
-    """What a file of a bundle is, by its first folder."""
+    """What a file of a bundle is, by the first part of its path."""
 
     DEFINITION = "definitions"
     TEST = "tests"
@@ -29,6 +29,8 @@ class Kind(StrEnum):
     TRACES = "traces"
     WORKLOADS = "workloads"
     BLOB = "blob"
+    CARD = "README.md"
+    VIEWER = "viewer"
 
 
 def traces_path(definition: Definition) -> str:
@@ -99,7 +101,8 @@ class Folder:
 
     def paths(self) -> frozenset[str]:
         """All files."""
-        found = (path for kind in Kind for path in (self.root / kind).rglob("*") if path.is_file())
+        below = (path for kind in Kind for path in (self.root / kind, *(self.root / kind).rglob("*")))
+        found = (path for path in below if path.is_file())
         return frozenset(path.relative_to(self.root).as_posix() for path in found)
 
     def read(self, path: str) -> bytes | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.files import strict_json
+from traceproof.publish import card
 from traceproof.publish.bundle import Base, Bundle, Kind, Piece
 from traceproof.publish.difference import differences
 from traceproof.publish.references import joined_tests
@@ -34,9 +35,13 @@ def resolve(bundle: Bundle, base: Base, *, allow_changes: bool) -> Change:
     """What a bundle comes to on top of a base. Problems are collected, not raised."""
     change = Change()
     present = base.paths()
+    own_card = card.ours(base.read(Kind.CARD) or b"")
     for piece in bundle.pieces:
         old = base.read(piece.path) if piece.path in present else None
-        _resolve(piece, old, change, allow_changes=allow_changes)
+        if piece.kind in {Kind.CARD, Kind.VIEWER}:  # somebody else's card stays, whatever is allowed
+            _resolve(piece, old, change, allow_changes=own_card)
+        else:
+            _resolve(piece, old, change, allow_changes=allow_changes)
     change.problems += _taken(bundle, present)
     return change
 

@@ -14,6 +14,7 @@ from traceproof.dataset.solution import Solution
 from traceproof.dataset.trace import Status, Trace
 from traceproof.dataset.tree import LFS_POINTER
 from traceproof.dataset.workload import SafetensorsInput
+from traceproof.publish import card
 from traceproof.publish.bundle import Base, Bundle, Kind, traces_path
 from traceproof.publish.change import Change
 from traceproof.publish.ledger import STATUS, tagged
@@ -57,11 +58,12 @@ class _Checker:
     def found(self) -> Iterator[str]:
         """All problems, files in an order in which each finds what it refers to."""
         order = [Kind.DEFINITION, Kind.SOLUTION, Kind.WORKLOADS, Kind.TRACES, Kind.TEST, Kind.BLOB]
+        order += [Kind.CARD, Kind.VIEWER]
         for name in self.bundle.definitions:
             yield from self._complete(name)
         kinds: dict[Kind, list[str]] = {kind: [] for kind in order}
         for path in sorted(self.files):
-            problem = _bad_path(path)
+            problem = _bad_path(path, is_card=not self.bundle.definitions)
             if problem:
                 yield problem
             else:
@@ -92,6 +94,8 @@ class _Checker:
             Kind.TRACES: self._traces,
             Kind.TEST: self._test,
             Kind.BLOB: self._blob,
+            Kind.CARD: self._card,
+            Kind.VIEWER: self._card,
         }[kind]
         try:
             yield from check(path, data)
@@ -209,6 +213,9 @@ class _Checker:
         if path.endswith(".py"):
             ast.parse(data)
 
+    def _card(self, path: str, data: bytes) -> Iterator[str]:
+        yield from card.problems(path, data, self.present)
+
     def _blob(self, path: str, data: bytes) -> Iterator[str]:
         parts = PurePosixPath(path).parts
         if parts[1:2] != ("workloads",) or len(parts) != 5 or self._owner(parts[2], parts[3]) is None:
@@ -226,11 +233,12 @@ def _lines_path(folder: Kind, definition: Definition) -> str:
     )
 
 
-def _bad_path(path: str) -> str:
+def _bad_path(path: str, *, is_card: bool) -> str:
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or str(pure) != path or "\\" in path:
         return f"{path!r}: not a plain relative path"
-    if pure.parts[0] not in set(Kind) or len(pure.parts) < 3:
+    laid_out = path in {Kind.CARD, card.TABLE} if is_card else pure.parts[0] in set(Kind) and len(pure.parts) >= 3
+    if not laid_out:
         return f"{path}: outside the dataset's layout"
     return ""
 

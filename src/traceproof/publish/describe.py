@@ -9,6 +9,7 @@ from traceproof.publish.coverage import Row, table
 from traceproof.publish.ledger import REFERENCE, Ledger, Record
 from traceproof.text import markdown, printable, redacted
 
+CARD = "A card, and a table of the verified definitions, so that the hub's viewer shows what the dataset holds."
 SHOWN = 60  # lines of a list; the dry run's file list has all
 
 
@@ -31,6 +32,8 @@ def description(  # noqa: PLR0913 - all that it tells
         rows: model coverage of its definitions.
         output: of the generated tests; empty: they were not run.
     """
+    if not bundle.definitions:
+        return f"{CARD}\n\n{bundle.marker}\n"
     parts = [
         _head(bundle),
         "\n".join(["## Provenance", "", *_provenance(bundle, ledger, provenance)]),

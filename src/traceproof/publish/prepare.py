@@ -12,6 +12,7 @@ from traceproof.dataset.tree import Tree, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.pipeline.records import REFERENCE
 from traceproof.pipeline.stages.manifest import manifests_of
+from traceproof.publish import card
 from traceproof.publish.bundle import Base, Bundle, Folder, assemble
 from traceproof.publish.change import Change, resolve
 from traceproof.publish.check import problems
@@ -115,6 +116,12 @@ def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[st
         bundle = assemble(tree, ledger, group, slug=slug, title=title, parts=parts, extra=extra, notes=notes)
         made.append(Prepared(bundle, ledger, source, rows))
     return made
+
+
+def prepare_card(source: Source, ledger: Ledger) -> Prepared:
+    """The bundle of the dataset card, after those of the definitions."""
+    made = card.bundle(read_tree(source.dataset), ledger, source.base or source.dataset)
+    return Prepared(made, ledger, source, ())
 
 
 def write_ledger(source: Source, tree: Tree) -> Ledger:
