@@ -39,9 +39,11 @@ def _in_turn(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     out, level = v[:, 0], s[:, 0]
     for index in range(1, v.shape[1]):
         top = torch.maximum(level, s[:, index])
-        old, new = torch.exp2(level - top), torch.exp2(s[:, index] - top)
-        out = (out * old.unsqueeze(-1) + v[:, index] * new.unsqueeze(-1)) / (old + new).unsqueeze(-1)
-        level = top + torch.log2(old + new)
+        finite = top.clamp_min(torch.finfo(s.dtype).min)
+        old, new = torch.exp2(level - finite), torch.exp2(s[:, index] - finite)
+        total = torch.where(top > -torch.inf, old + new, 1.0)
+        out = (out * old.unsqueeze(-1) + v[:, index] * new.unsqueeze(-1)) / total.unsqueeze(-1)
+        level = top + torch.log2(total)
     return out, level
 
 
@@ -51,7 +53,7 @@ def _natural(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 def _by_softmax(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scaled = s * math.log(2.0)
-    weights = torch.softmax(scaled, 1).unsqueeze(-1)
+    weights = torch.softmax(scaled, 1).nan_to_num(0.0).unsqueeze(-1)  # NaN where all states are empty
     return (v * weights).sum(1), torch.logsumexp(scaled.double(), 1).float() / math.log(2.0)
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's softmax over the states, in float32 as kernels compute."""
+"""PyTorch's softmax over the states, in float32 as kernels compute: NaN, here 0, where all states are empty."""
 
 import math
 from dataclasses import replace
@@ -23,7 +23,7 @@ def _states(inputs: Values) -> tuple[torch.Tensor, torch.Tensor]:
 def _merged(api: Api, definition: Definition, inputs: Values) -> Outputs:
     v, s = _states(inputs)
     scaled = s * math.log(2.0)
-    merged = (v * api[SOFTMAX](scaled, 1).unsqueeze(-1)).sum(1)
+    merged = (v * api[SOFTMAX](scaled, 1).nan_to_num(0.0).unsqueeze(-1)).sum(1)
     level = api[SUM](scaled, 1) / math.log(2.0)
     return {"v_merged": merged.to(TORCH_DTYPES[definition.outputs["v_merged"].dtype]), "s_merged": level}
 
