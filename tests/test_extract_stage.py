@@ -37,12 +37,6 @@ def first(jobs: list[str]) -> list[str]:
     return sorted(jobs[: jobs.index("cases")])
 
 
-def test_without_models_nothing_is_extracted(repository: Repository) -> None:
-    ran = repository.dry()
-    assert ran.code == 0, ran.out
-    assert first(ran.jobs) == ["stack torch"]
-
-
 def test_with_models_they_are_extracted_before_anything_is_planned(repository: Repository) -> None:
     ran = repository.dry("--config", 'models=[{"name": "deepseek_v3", "tp": 8, "ep": 8}]')
     assert ran.code == 0, ran.out

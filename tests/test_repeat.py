@@ -31,10 +31,9 @@ ROW = VerdictRow(
 )
 
 
-def folder_in(parent: Path) -> Path:
-    folder = parent / "repository"
-    folder.mkdir()
-    return folder
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    return Repository.copy(tmp_path_factory.mktemp("repository"))
 
 
 def test_a_row_names_its_definition_case_and_seed() -> None:
@@ -61,13 +60,12 @@ def test_what_config_yaml_says_otherwise_is_an_option(changes: dict[str, Any], e
     assert all(one.startswith(other) for one, other in zip(given, expected, strict=True))
 
 
-def test_a_printed_command_runs_and_finds_the_same(tmp_path: Path) -> None:
+def test_a_printed_command_runs_and_finds_the_same(repository: Repository, tmp_path: Path) -> None:
     dataset = own_dataset(tmp_path / "a dataset", "rmsnorm/rmsnorm_h96")
     file = dataset / "definitions" / "rmsnorm" / "rmsnorm_h96.json"
     definition = json.loads(file.read_text())
     wrong = "\n\nright = run\n\n\ndef run(*tensors):\n    return right(*tensors) * 1.01\n"
     file.write_text(json.dumps(definition | {"reference": definition["reference"] + wrong}))
-    repository = Repository.copy(folder_in(tmp_path))
     ran = repository.verify("--dataset", str(dataset), "--seed", "3", "--case", "small-0")
     assert ran.code == 1, ran.out
     (printed,) = {line.partition("repeat  ")[2] for line in ran.out.splitlines() if "repeat  " in line}
@@ -80,10 +78,11 @@ def test_a_printed_command_runs_and_finds_the_same(tmp_path: Path) -> None:
     assert "VERIFIED: 1 definition, 1 accepted by your tolerance, not proved" in accepted.out
 
 
-def test_a_case_that_no_definition_has_is_told_with_those_close_to_it(tmp_path: Path) -> None:
+def test_a_case_that_no_definition_has_is_told_with_those_close_to_it(
+    repository: Repository, tmp_path: Path
+) -> None:
     dataset = own_dataset(tmp_path / "dataset", "rmsnorm/rmsnorm_h96")
-    repository = Repository.copy(folder_in(tmp_path), dataset={"path": str(dataset)})
-    ran = repository.verify("--case", "smal-0")
+    ran = repository.verify("--dataset", str(dataset), "--case", "smal-0")
     assert ran.code == 2
     assert "case 'smal-0' is in none of the selected definitions; close to it: small-0" in ran.out
     assert "Traceback" not in ran.out

@@ -165,13 +165,19 @@ def test_settings_of_one_generation_stay_with_the_tests_that_it_wrote(dataset: P
 
 
 def test_tests_can_be_written_beside_a_dataset_that_stays_as_it_is(dataset: Path, tmp_path: Path) -> None:
-    before = contents(dataset)
     out = tmp_path / "elsewhere"
+    workload = {"uuid": "one", "axes": {"batch_size": 3}, "inputs": {}}
+    path = dataset / "workloads" / "rmsnorm" / "rmsnorm_a.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"definition": "rmsnorm_a", "workload": workload}) + "\n")
+    before = contents(dataset)
     result = generate(GenerateOptions(root=dataset, out=out, everything=True), NOTHING_KNOWN)
     assert {path for path in contents(dataset) if not path.startswith("elsewhere/")} == set(before)
     assert "tests/references/test_rmsnorm.py" in result.files
     done = run_pytest(out, "--collect-only", f"--dataset={dataset}")
     assert "TestRmsnormA" in done.stdout
+    assert "[small-0]" in done.stdout
+    assert "[workload" not in done.stdout  # without --workloads
     lost = run_pytest(out, "--collect-only")
     assert "holds no definitions: give the dataset's folder with --dataset" in lost.stderr
 
@@ -234,69 +240,8 @@ def run_pytest(dataset: Path, *arguments: str, here: str = "tests/references") -
     return subprocess.run(command, cwd=dataset, env=environment, check=False, capture_output=True, text=True)
 
 
-def test_they_pass_on_a_right_reference_and_fail_on_a_wrong_one_with_the_worst_places(dataset: Path) -> None:
-    write(dataset, rmsnorm("rmsnorm_b", reference=GOOD.replace("(y * ", "(1.05 * y * ")))
-    everything(dataset)
-    done = run_pytest(dataset)
-    assert "no_cuda: norm.rmsnorm needs a CUDA device" in done.stdout
-    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
-    assert done.returncode == 1
-    assert "TestRmsnormA" not in "\n".join(failed)
-    assert "case small-0 (batch_size 1; seed 0) on cpu: reference" in done.stdout
-    report = done.stdout.partition("TestRmsnormB.test_correctness[small-0] ")[2].strip("_").partition("\n___")[0]
-    assert report.count("at [") == 5
-    assert "max_abs" in report
-    assert "specification: atol 0.008" in report
-
-
-def test_the_definitions_own_reference_is_what_is_tested(dataset: Path) -> None:
-    everything(dataset)
-    path = dataset / "definitions" / "rmsnorm" / "rmsnorm_a.json"
-    definition = json.loads(path.read_text())
-    definition["reference"] = GOOD.replace("torch.bfloat16", "torch.float16")
-    path.write_text(json.dumps(definition))
-    (dataset / "definitions" / "rmsnorm" / "rmsnorm_b.json").write_text("{")
-    done = run_pytest(dataset, "-k", "dtype or shape")
-    assert "FAILED tests/references/test_rmsnorm.py::TestRmsnormA::test_output_dtype[small-0]" in done.stdout
-    assert "rmsnorm_b.json can not be read" in done.stdout
-
-
-def test_a_file_started_as_a_script_runs_its_tests_and_a_failure_is_its_exit_code(dataset: Path) -> None:
-    write(dataset, rmsnorm("rmsnorm_b", reference=GOOD.replace("(y * ", "(1.05 * y * ")))
-    everything(dataset)
-    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, str(dataset / PLACE / "test_rmsnorm.py"), "-q", "-k", "small-0 and correctness"]
-    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
-    assert done.returncode == 1, done.stdout
-    assert "FAILED" in done.stdout
-    assert " passed" in done.stdout
-
-
-def test_workload_lines_are_cases_and_a_blob_that_is_missing_is_a_skip(dataset: Path) -> None:
-    inputs = {"hidden_states": {"type": "random"}, "weight": {"type": "random"}}
-    stored = inputs | {"weight": {"type": "safetensors", "path": "blob/none.safetensors", "tensor_key": "x"}}
-    lines = [
-        {"definition": "rmsnorm_a", "workload": {"uuid": uuid, "axes": {"batch_size": size}, "inputs": given}}
-        for uuid, size, given in (("one", 3, inputs), ("two", 3, stored), ("huge", 1 << 24, inputs))
-    ]
-    path = dataset / "workloads" / "rmsnorm" / "rmsnorm_a.jsonl"
-    path.parent.mkdir(parents=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    everything(dataset)
-    done = run_pytest(dataset, "-v", "--workloads=yes", "-k", "RmsnormA and test_correctness and workload")
-    assert "2 passed" in done.stdout
-    assert "workload-huge" not in done.stdout  # marked slow
-    assert "blob_missing: the dataset has no blob/none.safetensors" in done.stdout
-    assert done.returncode == 0
-    slow = run_pytest(dataset, "--collect-only", "-v", "--workloads=yes", "--slow", "-k", "workload-huge")
-    assert "test_correctness[workload-huge]" in slow.stdout
-    without = run_pytest(dataset, "-v", "--device=cpu", "-k", "RmsnormA and test_correctness")
-    assert "[workload" not in without.stdout
-
-
-def test_tests_of_ones_own_get_the_definition_its_reference_and_a_ground_truth(dataset: Path) -> None:
-    everything(dataset)
-    own = """
+WRONG = GOOD.replace("(y * ", "(1.05 * y * ")
+OWN = """
 import torch
 from conftest import get_ground_truth, load_definition
 
@@ -312,7 +257,89 @@ class TestOwn:
         torch.testing.assert_close(reference_fn(*inputs), truth, atol=1e-2, rtol=1e-2)
         assert set(ground_truth_fn(*inputs)) == {"output"}
 """
-    (dataset / PLACE / "test_own.py").write_text(own)
-    done = run_pytest(dataset, "--device=cpu", here="tests/references/test_own.py")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of a right and a wrong reference with workload lines, its tests, and one of somebody's own."""
+    root = tmp_path_factory.mktemp("written")
+    write(root, rmsnorm("rmsnorm_a"))
+    write(root, rmsnorm("rmsnorm_b", reference=WRONG))
+    inputs = {"hidden_states": {"type": "random"}, "weight": {"type": "random"}}
+    stored = inputs | {"weight": {"type": "safetensors", "path": "blob/none.safetensors", "tensor_key": "x"}}
+    lines = [
+        {"definition": "rmsnorm_a", "workload": {"uuid": uuid, "axes": {"batch_size": size}, "inputs": given}}
+        for uuid, size, given in (("one", 3, inputs), ("two", 3, stored), ("huge", 1 << 24, inputs))
+    ]
+    path = root / "workloads" / "rmsnorm" / "rmsnorm_a.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    everything(root)
+    (root / PLACE / "test_own.py").write_text(OWN)
+    return root
+
+
+@pytest.fixture(scope="module")
+def done(written: Path) -> subprocess.CompletedProcess[str]:
+    """All of them, run once, a line per test."""
+    return run_pytest(written, "-vv", "--workloads=yes")
+
+
+def outcome(done: subprocess.CompletedProcess[str], test: str) -> str:
+    """The outcome of one test of a run."""
+    [found] = [line for line in done.stdout.splitlines() if line.startswith("tests/") and f"::{test} " in line]
+    return found.split()[1]
+
+
+def test_they_pass_on_a_right_reference_and_fail_on_a_wrong_one_with_the_worst_places(
+    done: subprocess.CompletedProcess[str],
+) -> None:
+    assert "no_cuda: norm.rmsnorm needs a CUDA device" in done.stdout
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    assert done.returncode == 1
+    assert failed
+    assert "TestRmsnormA" not in "\n".join(failed)
+    assert "case small-0 (batch_size 1; seed 0) on cpu: reference" in done.stdout
+    report = done.stdout.partition("TestRmsnormB.test_correctness[small-0] ")[2].strip("_").partition("\n___")[0]
+    assert report.count("at [") == 5
+    assert "max_abs" in report
+    assert "specification: atol 0.008" in report
+
+
+def test_workload_lines_are_cases_and_a_blob_that_is_missing_is_a_skip(
+    done: subprocess.CompletedProcess[str], written: Path
+) -> None:
+    assert outcome(done, "TestRmsnormA::test_correctness[small-0]") == "PASSED"
+    assert outcome(done, "TestRmsnormA::test_correctness[workload-one]") == "PASSED"
+    assert outcome(done, "TestRmsnormA::test_correctness[workload-two]") == "SKIPPED"
+    assert "workload-huge" not in done.stdout  # marked slow
+    assert "blob_missing: the dataset has no blob/none.safetensors" in done.stdout
+    slow = run_pytest(written, "--collect-only", "-v", "--workloads=yes", "--slow", "-k", "workload-huge")
+    assert "test_correctness[workload-huge]" in slow.stdout
+
+
+def test_tests_of_ones_own_get_the_definition_its_reference_and_a_ground_truth(
+    done: subprocess.CompletedProcess[str],
+) -> None:
+    assert outcome(done, "TestOwn::test_own") == "PASSED", done.stdout
+
+
+def test_the_definitions_own_reference_is_what_is_tested(dataset: Path) -> None:
+    everything(dataset)
+    path = dataset / "definitions" / "rmsnorm" / "rmsnorm_a.json"
+    definition = json.loads(path.read_text())
+    definition["reference"] = GOOD.replace("torch.bfloat16", "torch.float16")
+    path.write_text(json.dumps(definition))
+    (dataset / "definitions" / "rmsnorm" / "rmsnorm_b.json").write_text("{")
+    done = run_pytest(dataset, "-k", "dtype or shape")
+    assert "FAILED tests/references/test_rmsnorm.py::TestRmsnormA::test_output_dtype[small-0]" in done.stdout
+    assert "rmsnorm_b.json can not be read" in done.stdout
+
+
+def test_a_file_started_as_a_script_runs_its_tests_and_a_failure_is_its_exit_code(written: Path) -> None:
+    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, str(written / PLACE / "test_rmsnorm.py"), "-q", "-k", "small-0 and correctness"]
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout
+    assert "FAILED" in done.stdout
+    assert " passed" in done.stdout
