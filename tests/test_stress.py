@@ -11,14 +11,16 @@ import pytest
 import torch
 from definitions import rmsnorm
 
+from traceproof.actors.truth import Truth
 from traceproof.config.schema import Config
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.execution.case import Subject, solve
 from traceproof.ops import far, registry
+from traceproof.ops.adapter import Adapter, Api, Outputs, Signature
 from traceproof.ops.answers import answers_of
-from traceproof.ops.base import Tensors
-from traceproof.ops.cases import SIZES, STRESS, Case
+from traceproof.ops.base import Tensors, Values
+from traceproof.ops.cases import AFTER, SIZES, STRESS, Case
 from traceproof.ops.common.attention_bugs import naive, operands_of
 from traceproof.ops.moe.bugs import compute
 from traceproof.ops.moe.experts import chosen
@@ -218,3 +220,36 @@ def test_equal_keys_weigh_alike() -> None:
     for span in operands.spans:
         mean = operands.v[span.rows].double().mean(0).repeat_interleave(5, 0)
         torch.testing.assert_close(subject.oracle["output"][span.start], mean)
+
+
+class Wrapper:
+    """Takes the lengths of its first plan for those of every later one."""
+
+    def __init__(self) -> None:
+        self.longest: int | None = None
+
+    def plan(self, lengths: torch.Tensor, *, stale: bool) -> None:
+        if self.longest is None or not stale:
+            self.longest = int(lengths.max())
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_what_an_object_keeps_of_another_case_shows(*, stale: bool) -> None:
+    truth, op = Truth("torch"), registry.get(PAGED.op_type)
+
+    def longest(api: Api, definition: Definition, inputs: Values) -> Outputs:
+        del definition
+        lengths, wrapper = inputs["kv_indptr"], api["wrapper"]()
+        assert isinstance(lengths, torch.Tensor)
+        wrapper.plan(lengths.diff(), stale=stale)
+        return {"output": torch.tensor(wrapper.longest)}
+
+    names = Signature(frozenset(PAGED.inputs), frozenset(), frozenset({"output"}), None)
+    truth._adapter, truth._api = Adapter("planned", names, longest, ()), {"wrapper": Wrapper}
+    reused = case(PAGED, "stress-reused")
+    earlier = next(one for one in op.cases(PAGED, sizes=SIZES, seed=0) if one.id == reused.params[AFTER])
+    first, second = (solve(PAGED, one).inputs for one in (earlier, reused))
+    fresh = int(truth.run(PAGED, op, second)["output"])
+    truth.begin(PAGED, op, first)
+    assert (int(truth.run(PAGED, op, second)["output"]) != fresh) is stale
+    assert int(truth.run(PAGED, op, second)["output"]) == fresh

@@ -34,6 +34,9 @@ class Actor(ABC):
     def run(self, definition: Definition, op: Op, inputs: Values) -> Any:  # noqa: ANN401 - what strangers return
         """One call. A mapping by output name, a sequence in the definition's order, or a single value."""
 
+    def begin(self, definition: Definition, op: Op, inputs: Values) -> None:  # noqa: B027 - most keep nothing
+        """Run a case before another that the same objects of a package are to serve; the next `run` is of that."""
+
     def run_trials(
         self, definition: Definition, op: Op, inputs: Values, *, trials: int, seed: int
     ) -> Mapping[str, Any] | None:

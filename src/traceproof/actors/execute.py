@@ -27,7 +27,7 @@ from traceproof.execution.tensor_files import plain_tensor
 from traceproof.ops import far
 from traceproof.ops import registry as ops
 from traceproof.ops.base import Op, Values
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import AFTER, SIZES, Case
 from traceproof.ops.far import Far
 
 NO_SPACE = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EFBIG})\b")  # as safetensors tells it
@@ -160,6 +160,11 @@ class _Runner:
         return make_inputs(self.op, self.definition, case, device=device, dataset=self.dataset)
 
     def _call(self, case: Case, inputs: Values) -> Any:  # noqa: ANN401 - what an actor returns
+        earlier = case.params.get(AFTER)
+        if earlier is not None:
+            cases = self.op.cases(self.definition, sizes=SIZES, seed=case.seed)
+            before = next(one for one in cases if one.id == earlier)
+            self.actor.begin(self.definition, self.op, self._given(before, self._drawn(before)))
         return call_actor(self.actor, self.definition, self.op, case, inputs)
 
     def _repeat(self, case: Case, first: dict[str, torch.Tensor], returned: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from traceproof.actors.base import Actor
 from traceproof.actors.built import failure
 from traceproof.dataset.definition import Definition
 from traceproof.ops import lookup
-from traceproof.ops.adapter import Adapter, Api, Outputs, resolve
+from traceproof.ops.adapter import Adapter, Api, Outputs, resolve, with_one_object_each
 from traceproof.ops.base import Op, Values
 from traceproof.reasons import Skip, Unavailable
 from traceproof.stacks import STACK_OF, STACKS
@@ -22,6 +22,7 @@ class Truth(Actor):
         self.name = name
         self._adapter: Adapter | None = None
         self._api: Api = {}
+        self._begun: Api | None = None
 
     def unavailable(self, definition: Definition, op: Op) -> Unavailable | None:
         """No adapter for this form, a machine that can not run it, an absent package, a vanished API."""
@@ -63,8 +64,16 @@ class Truth(Actor):
         """One call."""
         del op
         assert self._adapter is not None
+        api, self._begun = self._begun or self._api, None
         empty = self._adapter.empty(definition, inputs)
-        return self._adapter.call(self._api, definition, inputs) if empty is None else empty
+        return self._adapter.call(api, definition, inputs) if empty is None else empty
+
+    def begin(self, definition: Definition, op: Op, inputs: Values) -> None:
+        """One call, whose objects the next one gets too."""
+        begun = with_one_object_each(self._api)
+        self._begun = begun
+        self.run(definition, op, inputs)
+        self._begun = begun
 
     def run_trials(
         self, definition: Definition, op: Op, inputs: Values, *, trials: int, seed: int

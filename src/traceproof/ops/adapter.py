@@ -49,6 +49,22 @@ def resolve(stack: Stack, keys: Sequence[str]) -> Api | Unavailable:
     return MappingProxyType(found)
 
 
+def with_one_object_each(api: Api) -> Api:
+    """The same API, in which each class makes one object, which every later call gets again."""
+
+    def once(kind: type) -> Callable[..., Any]:
+        made: list[Any] = []
+
+        def make(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - as the class takes them
+            if not made:
+                made.append(kind(*args, **options))
+            return made[0]
+
+        return make
+
+    return {key: once(value) if isinstance(value, type) else value for key, value in api.items()}
+
+
 def _find(stack: Stack, key: str) -> Any:  # noqa: ANN401 - whatever the package holds
     installed = f"{stack.distribution} {version(stack) or '(a checkout)'}"
     reasons = []

@@ -9,6 +9,7 @@ from traceproof.digests import digest_json
 SIZES = ("small", "medium", "large")  # the specification's
 STRESS = "stress"  # what kernels get wrong in extremes: far addresses, long contexts, extreme logits and gates
 ALL_SIZES = (*SIZES, STRESS)  # what `test_sizes` in config.yaml can name
+AFTER = "after"  # key of drawing instructions: id of the case that the same objects of a package serve before it
 EDGE = "edge"
 ALWAYS = (EDGE, "adversarial")  # cases that run whatever test_sizes says
 HIDDEN = "hidden-"  # how the ids of hidden cases begin; see traceproof.pipeline.stages.hidden

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 SIZE = "far"  # key of a case's drawing instructions: the size of the axis that a kernel gets
 BEFORE = "before"  # key: entries in front of which others are inserted, as many before each; else the first
-LEAST = (1 << 31) + (1 << 29)  # elements of a tensor of which a fifth lies where 32 bits do not reach
+LEAST = (1 << 31) + (1 << 29)  # elements of a tensor of which a fifth lies where 31 bits do not reach
+POOL_LEAST = 2 * LEAST  # of a pool: where 32 bits do not reach, since kernels often number slots without a sign
 ROWS = 67  # rows of a small case: no power of two divides it, so an address that wraps is another row's
 
 
@@ -45,14 +46,15 @@ class Far:
     copies: int = 2
 
     def size(self, definition: Definition, own: int, axes: Mapping[str, int] = MappingProxyType({})) -> int:
-        """Size of the axis at which the largest input has LEAST elements: a multiple of the case's own."""
+        """Size of the axis at which the largest input has LEAST or POOL_LEAST elements: a multiple of `own`."""
         const = {**dict.fromkeys(definition.var_axes, 1), **definition.const_axes, **axes}
         widths = (
             math.prod(const[axis] for axis in spec.shape or () if axis != self.axis)
             for spec in definition.inputs.values()
             if self.axis in (spec.shape or ())
         )
-        return own * -(-LEAST // (own * max(widths, default=LEAST)))
+        least = POOL_LEAST if self.slots else LEAST
+        return own * -(-least // (own * max(widths, default=least)))
 
     def bytes(self, definition: Definition, case: Case) -> int:
         """Bytes that a kernel's call needs beside the small case."""

@@ -12,7 +12,7 @@ from typing import Any
 from traceproof.dataset.definition import Definition, DType
 from traceproof.draw import HostDraw
 from traceproof.ops import far
-from traceproof.ops.cases import STRESS
+from traceproof.ops.cases import AFTER, STRESS
 
 # Most query tokens of a row, and longest row that is prefilled as a whole. A reference in Python loops over query
 # tokens and heads, about 2 ms a token, so a medium case of 150 tokens costs it a third of a second.
@@ -34,6 +34,7 @@ class Plan:
         pattern: how data are drawn, see `attention_inputs`.
         amplitude: factor on queries and keys.
         shared: rows share their first pages.
+        after: id of the case that the same objects serve before it; empty: none.
         pages: pages of the cache that a kernel gets; 0: as many as the rows need, and some gaps.
     """
 
@@ -44,6 +45,7 @@ class Plan:
     pattern: str = "lean"
     amplitude: float = 1.0
     shared: bool = False
+    after: str = ""
     pages: int = 0
 
     def params(self) -> dict[str, Any]:
@@ -53,6 +55,8 @@ class Plan:
             params["q_lens"] = self.q_lens
         if self.shared:
             params["shared"] = True
+        if self.after:
+            params[AFTER] = self.after
         if self.pages:
             params[far.SIZE] = self.pages
         return params
@@ -157,7 +161,7 @@ class Planner:
         yield self._fixed("adversarial-ties", "adversarial", short, [3, 17], "ties")
 
     def stress(self, pages: int) -> Iterator[Plan]:
-        """Long contexts, logits beyond what masks are filled with, all keys alike, pages in a far cache.
+        """Long contexts, extreme logits, all keys alike, objects that served other lengths, pages in a far cache.
 
         Args:
             pages: of a far cache; 0: there are no pages.
@@ -167,8 +171,10 @@ class Planner:
         if not self.prefill:
             yield self._fixed("stress-longest", STRESS, [LONGEST - 1], [])
         short = [self.page_size + 2, 17]
-        for pattern in ("below", "above", "equal"):
+        for pattern in ("below", "deep", "above", "equal"):
             yield self._fixed(f"stress-{pattern}", STRESS, short, [3, 17], pattern)
+        reused = self._fixed("stress-reused", STRESS, [2 * self.page_size + 1, 0, 65, 1], [9, 2, 1, 1])
+        yield replace(reused, after="medium-1")
         if pages:
             yield replace(self._fixed("stress-far", STRESS, [LONG // 2, 65], [8, 65]), pages=pages)
 

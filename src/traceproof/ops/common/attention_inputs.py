@@ -8,8 +8,8 @@ spread over all other tokens.
 
 Patterns: `lean`; `plain` (normal data, as kernels are usually tested); `negative` (all logits near -120, so that a
 softmax that does not subtract the row's maximum divides 0 by 0); `outlier` (one key channel 32 times the others);
-`below`, `above` (raw products near -60,000 and 60,000, beyond what masks have been filled with); `equal` (all keys
-alike);
+`below`, `above` (raw products near -60,000 and 60,000, beyond what masks have been filled with); `deep` (logits in
+base 2 near -60,000, for masks that are filled after the scale); `equal` (all keys alike);
 `tiny` (everything at the amplitude, values too); `ties` (integers in -1..1, so that many logits are equal, the
 largest too).
 
@@ -37,7 +37,7 @@ FLAT = 2.0  # deviation of logits up to which all keys share the weight; above, 
 NEGATIVE = 120.0  # beyond 104, where exp(-x) is 0 in float32 even as a subnormal number
 RAW = 60000.0  # of products of queries and keys before the softmax scale; float16 ends at 65,504
 SIGNS: Mapping[str, int] = MappingProxyType(
-    {"negative": -1, "below": -1, "above": 1}
+    {"negative": -1, "below": -1, "deep": -1, "above": 1}
 )  # of products, where all have one
 OUTLIER = 32.0  # a power of two, so that scaling is exact in every dtype
 MEAN_ABS = math.sqrt(2 / math.pi)  # mean of |x|, x standard normal
@@ -66,7 +66,7 @@ class Style:
         pattern = str(params["pattern"])
         amplitude = float(params["amplitude"])
         if pattern in SIGNS:
-            product = NEGATIVE / scale if pattern == "negative" else RAW
+            product = {"negative": NEGATIVE / scale, "deep": RAW * math.log(2.0) / scale}.get(pattern, RAW)
             amplitude = math.sqrt(product / (MEAN_ABS * MEAN_ABS * width))
         return cls(pattern, amplitude, width, scale)
 

@@ -115,7 +115,7 @@ class PagedAttention(AttentionOp):
 
     def enlarged(self, definition: Definition) -> Far:
         """The cache."""
-        return Far(axis=(definition.inputs[self.cache].shape or ())[0], slots=("kv_indices",))
+        return Far(axis=(definition.inputs[self.cache].shape or ())[0], slots=("kv_indices",), copies=1)
 
     def axes(self, definition: Definition, plan: Plan) -> Mapping[str, int]:
         """All var axes, told by where they stand."""

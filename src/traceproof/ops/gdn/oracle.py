@@ -60,7 +60,7 @@ class GatedDeltaRule(Op):
         if found.form is Form.PREFILL:
             return Far(axis=(definition.inputs["q"].shape or ())[0], bounds=("cu_seqlens",), copies=3)
         if found.form is Form.MTP:
-            return Far(axis=axis, slots=("initial_state_indices",))
+            return Far(axis=axis, slots=("initial_state_indices",), copies=1)
         return Far(axis=axis, copies=4)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:

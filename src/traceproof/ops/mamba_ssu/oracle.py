@@ -75,7 +75,7 @@ class MambaSsu(Op):
 
     def enlarged(self, definition: Definition) -> Far:
         """The cache of states."""
-        return Far(axis=(definition.inputs["state"].shape or ())[0], slots=("state_batch_indices",))
+        return Far(axis=(definition.inputs["state"].shape or ())[0], slots=("state_batch_indices",), copies=1)
 
     @staticmethod
     def _axes(definition: Definition, batch: int, slots: int) -> dict[str, int]:
