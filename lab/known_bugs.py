@@ -230,7 +230,7 @@ def _judged(  # noqa: PLR0913 - one solution
 ) -> Judged:
     bare = Evaluation.of(definition, solution(definition, answer.name), given, workers)
     evaluation = Drawn(**{one.name: getattr(bare, one.name) for one in fields(bare)}, subjects=subjects)
-    trial = tried(evaluation, cases)
+    trial = tried(evaluation, cases, whole=not wrong)
     needed = [spec for spec in definition.outputs.values() if not spec.optional]
     reasons = list(objections(trial, len(needed)))
     seen = sorted({str(row.reason) for row in trial.rows if row.bad} | {p.name for p in trial.properties if p.bad})
@@ -270,7 +270,9 @@ def chosen(options: argparse.Namespace) -> dict[str, tuple[str, Path]]:
             wanted = options.op_type is None or op_type in options.op_type
             if wanted and name not in found and taken < options.per_op:
                 found[name] = op_type, dataset.resolve()
-    return found
+    if options.op_type is None:
+        return found
+    return dict(sorted(found.items(), key=lambda one: options.op_type.index(one[1][0])))
 
 
 def tasks(definitions: Mapping[str, tuple[str, Path]]) -> Iterator[tuple[str, str, list[str]]]:
@@ -285,7 +287,7 @@ def main() -> int:
     """Exit code 1: the judge was wrong about one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", type=Path, nargs="+", default=[Path("tests/dataset")])
-    parser.add_argument("--op-type", nargs="*", help="these alone")
+    parser.add_argument("--op-type", nargs="*", help="these alone, in this order")
     parser.add_argument("--per-op", type=int, default=1000, help="definitions per op_type")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--hidden-seed", type=int, default=987_654)

@@ -49,10 +49,10 @@ class SolutionJudge:
         folder.mkdir()
         return planned(name, self.settings, folder)
 
-    def trial(self, solution: Candidate, definition: str) -> Trial:
-        """What came of a solution that the policy has not read."""
+    def trial(self, solution: Candidate, definition: str, *, whole: bool = True) -> Trial:
+        """What came of a solution that the policy has not read; if not `whole`, the first bad row ends it."""
         found, cases = self.planned(definition)
-        return tried(Evaluation.of(found, solution.settled(found), self.settings, self.pool), cases)
+        return tried(Evaluation.of(found, solution.settled(found), self.settings, self.pool), cases, whole=whole)
 
     def reasons(self, solution: Candidate, definition: str) -> list[str]:
         """Why it is refused; nothing: it is accepted."""

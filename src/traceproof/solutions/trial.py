@@ -7,7 +7,7 @@ the inputs of one call at a time as a file, and nothing that is expected.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,10 +69,10 @@ def workers(settings: Settings, scratch: Path) -> Pool:
     return strangers(gpu=settings.gpu, conceal=conceal, weak=settings.weak, environment=settings.environment)
 
 
-def tried(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> Trial:
+def tried(evaluation: Evaluation, cases: Sequence[PlannedCase], *, whole: bool = True) -> Trial:
     """All cases, the precision that was used, and where nothing speaks against the answers, properties and speed.
 
-    What has to be compiled is compiled first, once.
+    What has to be compiled is compiled first, once. If not `whole`, the first bad row ends it.
     """
     from traceproof.solutions.precision import precision
     from traceproof.solutions.properties import measure
@@ -82,14 +82,23 @@ def tried(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> Trial:
         failed = ready.compile(cases)
         if failed is not None:
             return Trial(rows=(failed,), properties=(), precision=())
-        rows = list(ready.rows(cases))
+        rows = list(ready.rows(cases) if whole else _until_bad(ready.rows(cases)))
         wrong = bad(rows)
+        if wrong and not whole:
+            return Trial(rows=tuple(rows), properties=(), precision=())
         seen = tuple(precision(ready, cases)) if all(row.reason == Failure.NUMERICS for row in wrong) else ()
         if wrong:
             return Trial(rows=tuple(rows), properties=(), precision=seen)
         properties, further = measure(ready, cases)
         speed, late = measure_speed(ready, cases) if evaluation.settings.timed and not bad(further) else ((), [])
     return Trial(rows=(*rows, *further, *late), properties=properties, precision=seen, speed=speed)
+
+
+def _until_bad(rows: Iterable[Row]) -> Iterator[Row]:
+    for row in rows:
+        yield row
+        if row.bad:
+            return
 
 
 def planned(name: str, settings: Settings, scratch: Path) -> tuple[Definition, list[PlannedCase]]:

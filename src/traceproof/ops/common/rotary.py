@@ -1,6 +1,7 @@
 """Which channels a rotary embedding pairs, read from a reference's syntax tree: the schema does not say."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from enum import StrEnum
 
@@ -31,7 +32,12 @@ def pairing(definition: Definition, cache: str) -> Pairing:
     Raises:
         Unsupported: it shows signs of both or of none, or lets a condition choose.
     """
-    module = ast.parse(definition.reference)
+    return _pairing(definition.reference, cache)
+
+
+@functools.cache
+def _pairing(reference: str, cache: str) -> Pairing:
+    module = ast.parse(reference)
     halves = _half_names(module)
     cached = _names_from(module, cache)
     signs = {Pairing.INTERLEAVED: False, Pairing.HALVES: False}

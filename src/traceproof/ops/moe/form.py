@@ -3,6 +3,7 @@
 import ast
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 from traceproof.dataset.definition import Definition, DType
 from traceproof.ops.base import Unsupported
@@ -145,12 +146,17 @@ def _check_routing(routing: Routing, experts: int) -> None:
 
 def _unpacks(definition: Definition) -> bool:
     """Whether the reference shifts something right by 16: `topk_ids` then holds expert and weight packed."""
+    return _shifts(definition.reference)
+
+
+@cache
+def _shifts(reference: str) -> bool:
     return any(
         isinstance(node, ast.BinOp)
         and isinstance(node.op, ast.RShift)
         and isinstance(node.right, ast.Constant)
         and node.right.value == PACKED_SHIFT
-        for node in ast.walk(ast.parse(definition.reference))
+        for node in ast.walk(ast.parse(reference))
     )
 
 

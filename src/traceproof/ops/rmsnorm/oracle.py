@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 
 import torch
 
@@ -48,7 +49,7 @@ class RmsNorm(Op):
         References say WEIGHT_OFFSET = 1.0, or `weight + 1` in place.
         """
         named = named_constants(definition).get("weight_offset")
-        return _added_to_weight(definition) if named is None else float(named)
+        return _added_to_weight(definition.reference) if named is None else float(named)
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The specification's batch sizes; beside them a tiny scale, where eps shows, and an outlier column."""
@@ -122,9 +123,10 @@ class RmsNorm(Op):
         return {name: Close() for name in definition.outputs}
 
 
-def _added_to_weight(definition: Definition) -> float:
+@cache
+def _added_to_weight(reference: str) -> float:
     """The number that the reference adds to its weight in place; 0: none."""
-    for node in ast.walk(ast.parse(definition.reference)):
+    for node in ast.walk(ast.parse(reference)):
         if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
             continue
         for side, other in ((node.left, node.right), (node.right, node.left)):
