@@ -224,23 +224,18 @@ def test_the_page_names_answers_that_were_never_given() -> None:
     assert "- gemm: one dead head" in table
 
 
-def test_units_put_together_are_one_measurement(tmp_path: Path) -> None:
+def test_units_put_together_are_one_measurement_and_one_that_raises_is_told_and_not_kept(tmp_path: Path) -> None:
     folder = tmp_path / "units"
     found = units([NORM], seeds=3, wrong_seeds=2)
     assert [(unit.seed, unit.wrong) for unit in found] == [(0, True), (1, True), (2, False)]
-    assert [error for _, error in run(found, folder, jobs=1)] == [None, None, None]
+    broken = Unit(NORM.model_copy(update={"op_type": "nonesuch"}), 0, wrong=True)
+    errors = {id(unit): error for unit, error in run([*found, broken], folder, jobs=1)}
+    assert [errors[id(unit)] for unit in found] == [None, None, None]
+    assert isinstance(errors[id(broken)], KeyError)
+    assert len(list(folder.iterdir())) == len(found)
     assert not list(run(found, folder, jobs=1))  # all are kept
     whole = measure([NORM], seeds=3, wrong_seeds=2, sizes=SIZES)
     assert together("rmsnorm", found, folder) == whole
-
-
-def test_a_unit_that_raises_is_told_and_not_kept(tmp_path: Path) -> None:
-    broken = NORM.model_copy(update={"op_type": "nonesuch"})
-    found = [Unit(broken, 0, wrong=True)]
-    ((unit, error),) = run(found, tmp_path, jobs=1)
-    assert unit is found[0]
-    assert isinstance(error, KeyError)
-    assert not list(tmp_path.iterdir())
 
 
 def test_no_job_measures_nothing(tmp_path: Path) -> None:

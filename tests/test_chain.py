@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -16,20 +17,23 @@ from source_remotes import Upstream
 pytestmark = pytest.mark.slow
 
 NAMES = ("rmsnorm/rmsnorm_h96", "gemm/gemm_n96_k160")
-FOLDER = "results/generated/tests/references"
+RESULTS = "my results"  # paths with spaces and other letters are paths like any
+FOLDER = f"{RESULTS}/generated/tests/references"
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return own_dataset(tmp_path_factory.mktemp("dataset"), *NAMES)
+    return own_dataset(tmp_path_factory.mktemp("dataset") / "Daten satz ü", *NAMES)
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Repository:
     """A copy with one source, a git repository on this machine."""
-    copy = Repository.copy(
-        tmp_path_factory.mktemp("chain"), dataset={"path": str(dataset)}, truths=["torch", "flashinfer"]
-    )
+    root = tmp_path_factory.mktemp("chain") / "Prüf ordner"
+    root.mkdir()
+    (root / "bekannte Fehler.yaml").write_text("findings: []\n")
+    options = {"results": RESULTS, "known": "bekannte Fehler.yaml", "truths": ["torch", "flashinfer"]}
+    copy = Repository.copy(root, dataset={"path": str(dataset)}, **options)
     upstream = Upstream(tmp_path_factory.mktemp("upstream") / "fla")
     upstream.commit({"fla/__init__.py": "one"})
     pin = {"url": upstream.url, "commit": upstream.git("rev-parse", "HEAD")}
@@ -44,7 +48,7 @@ def target(repository: Repository, *arguments: str) -> Ran:
 
 def rows(repository: Repository) -> list[dict[str, Any]]:
     """The rows of the tests' report."""
-    found: list[dict[str, Any]] = json.loads((repository.root / "results/tests.json").read_text())["rows"]
+    found: list[dict[str, Any]] = json.loads((repository.root / f"{RESULTS}/tests.json").read_text())["rows"]
     return found
 
 
@@ -80,7 +84,7 @@ def test_publishing_takes_the_generated_tests(repository: Repository) -> None:
     assert (
         'could not be sent as it is: definitions/rmsnorm/rmsnorm_h96.json: tags gains "status:verified"' in ran.out
     )
-    bundle = repository.root / "results/publish/definition-rmsnorm_h96/files/tests/references"
+    bundle = repository.root / f"{RESULTS}/publish/definition-rmsnorm_h96/files/tests/references"
     text = (bundle / "test_rmsnorm.py").read_text()
     assert "class TestRmsnormH96" in text
     assert "tolerance = 0.25" not in text
@@ -95,7 +99,7 @@ def test_tests_run_per_op_type_and_each_test_is_a_row_and_a_junit_case(repositor
     correct = [row for row in found if row["test"] == "test_correctness"]
     assert {row["outcome"] for row in correct} == {"passed"}
     assert {row["case"] for row in correct} >= {"small-0"}
-    suite = ET.parse(repository.root / "results/tests/rmsnorm-torch.xml").getroot()[0]  # noqa: S314 - our own
+    suite = ET.parse(repository.root / f"{RESULTS}/tests/rmsnorm-torch.xml").getroot()[0]  # noqa: S314 - our own
     assert int(suite.attrib["tests"]) == len(suite) == sum(row["op_type"] == "rmsnorm" for row in found)
 
 
@@ -115,6 +119,21 @@ def test_the_chain_goes_from_the_sources_to_what_a_push_would_send(repository: R
         ["chain", "run_tests"],
         ["run_tests", "chain"],
     )  # what they print is printed again, and no test is written again
+
+
+def test_the_site_and_snakemakes_report_are_made_of_the_same_run(repository: Repository) -> None:
+    assert repository.summary(RESULTS)["definitions"] == {"gemm_n96_k160": "pass", "rmsnorm_h96": "pass"}
+    assert (repository.root / RESULTS / "publish" / "dry-run.json").is_file()
+    ran = target(repository, "site")
+    assert ran.code == 0, ran.out
+    assert (repository.root / RESULTS / "site" / "definitions" / "rmsnorm_h96.html").is_file()
+    ran = repository.run("snakemake", "site", "--report", "report.zip")
+    assert ran.code == 0, ran.out
+    with zipfile.ZipFile(repository.root / "report.zip") as report:
+        kinds = {Path(name).name for name in report.namelist()}
+    assert {"report.html", "verdicts.html", "margins.html", "index.html"} <= kinds
+    shown = repository.verify("--force", "--", "--dry-run")
+    assert shown.code == 0, shown.out
 
 
 def test_the_picture_in_the_readme_is_snakemake_s_own_rule_graph(repository: Repository, tmp_path: Path) -> None:

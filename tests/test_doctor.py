@@ -341,6 +341,7 @@ def follow(found: Diagnosis, root: Path) -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
+@pytest.mark.slow
 def test_the_command_that_is_named_works_as_written(tmp_path: Path) -> None:
     """The pins are emptied, so that building takes seconds and no index."""
     repository = Repository.copy(tmp_path, truths=["torch"], stacks={"torch": {"env": "cpu"}})

@@ -110,6 +110,7 @@ def row(case: str, verdict: str, **more: Any) -> VerdictRow:  # noqa: ANN401 - f
 def test_a_case_that_fails_with_the_bug_and_passes_without_it_is_a_catch() -> None:
     found = judged(bug(), [row("a", "fail"), row("b", "pass")], [row("a", "pass"), row("b", "pass")])
     assert (found.found, found.flips, found.alarms) == (Found.CAUGHT, ("d a x output",), ())
+    assert not found.finding
 
 
 def test_a_case_that_passes_on_both_is_a_miss_which_says_what_would_catch_it() -> None:
@@ -250,24 +251,21 @@ def replay(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return int(ended.value.code or 0), json.loads(answer.read_text())
 
 
-def test_a_planted_bug_is_caught_between_its_releases(repository: Path) -> None:
+def test_a_planted_bug_is_caught_between_its_releases_and_one_that_no_case_shows_is_a_miss_and_a_finding(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = {"planted": bug(), "unseen": bug(id="unseen", shown_by=("edge-empty",))}
+    monkeypatch.setattr(catalogue, "bugs", lambda: planted)
     wheels = repository / "wheels"
     for version in ("1.0", "1.1", "1.2"):
         wheel(wheels, version, factor="1.02" if Version(version) < Version("1.2") else "1")
     code, found = replay(repository, "--packages", str(wheels))
-    (outcome,) = found["outcomes"]
+    outcome, unseen = found["outcomes"]
     assert (outcome["found"], outcome["bad"], outcome["good"], outcome["alarms"]) == ("caught", "1.1", "1.2", [])
-    assert code == 0
     assert outcome["flips"]
+    assert (unseen["found"], unseen["flips"], code) == ("missed", [], 1)
     kept = json.loads((repository / "results" / "replays" / "replay.json").read_text())
     assert kept["outcomes"][0]["flips"] == outcome["flips"]
-
-
-def test_a_bug_that_no_case_shows_is_a_miss_and_a_finding(repository: Path) -> None:
-    for version in ("1.1", "1.2"):
-        wheel(repository / "wheels", version, factor="1")
-    code, found = replay(repository, "--packages", str(repository / "wheels"))
-    assert (found["outcomes"][0]["found"], found["outcomes"][0]["flips"], code) == ("missed", [], 1)
 
 
 def test_bugs_that_can_not_be_run_here_say_why(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

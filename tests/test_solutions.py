@@ -199,37 +199,40 @@ def test_a_function_of_another_form_is_told() -> None:
         given.settled(Definition.model_validate(definition))
 
 
-def _mystery(tmp_path: Path, reference: str) -> Path:
-    """A dataset whose definition has no oracle."""
+def _mystery(name: str, reference: str) -> dict[str, Any]:
+    """A definition that has no oracle."""
     axes = {"n": {"type": "var"}, "d": {"type": "const", "value": 32}}
     spec = {"shape": ["n", "d"], "dtype": "float32"}
-    definition = {
-        "name": "mystery_d32",
+    return {
+        "name": name,
         "op_type": "mystery",
         "axes": axes,
         "inputs": {"x": spec},
         "outputs": {"y": {"shape": ["n"], "dtype": "float32"}},
         "reference": f"import torch\n\n\ndef run(x):\n    return {reference}\n",
     }
-    write(tmp_path / "dataset", definition)
-    return tmp_path / "dataset"
+
+
+@pytest.fixture(scope="module")
+def without_oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SolutionJudge]:
+    root = tmp_path_factory.mktemp("mysteries")
+    write(root, _mystery("mystery_d32", "x.sum(1)"))
+    write(root, _mystery("noisy_d32", "x.sum(1) + torch.rand(1)"))
+    with solution_judge(tmp_path_factory.mktemp("judging"), dataset=root) as found:
+        yield found
 
 
 @pytest.mark.parametrize(("kernel", "accepted"), [("x.flip(1).sum(1)", True), ("x[:, 1:].sum(1)", False)])
 def test_without_an_oracle_the_references_shadow_says_what_is_right(
-    kernel: str, *, accepted: bool, tmp_path: Path
+    kernel: str, *, accepted: bool, without_oracle: SolutionJudge
 ) -> None:
-    (tmp_path / "judging").mkdir()
-    with solution_judge(tmp_path / "judging", dataset=_mystery(tmp_path, "x.sum(1)")) as found:
-        source = f"def run(x):\n    return {kernel}\n"
-        assert (found.reasons(candidate("one", source), "mystery_d32") == []) is accepted
+    source = f"def run(x):\n    return {kernel}\n"
+    assert (without_oracle.reasons(candidate("one", source), "mystery_d32") == []) is accepted
 
 
-def test_what_nobody_can_judge_is_not_accepted(tmp_path: Path) -> None:
-    (tmp_path / "judging").mkdir()
-    with solution_judge(tmp_path / "judging", dataset=_mystery(tmp_path, "x.sum(1) + torch.rand(1)")) as found:
-        [reason] = found.reasons(candidate("one", "def run(x):\n    return x.sum(1)\n"), "mystery_d32")
-        assert reason.startswith("not judged: not verified: no oracle")
+def test_what_nobody_can_judge_is_not_accepted(without_oracle: SolutionJudge) -> None:
+    [reason] = without_oracle.reasons(candidate("one", "def run(x):\n    return x.sum(1)\n"), "noisy_d32")
+    assert reason.startswith("not judged: not verified: no oracle")
 
 
 def _solution(name: str, definition: str, source: str, language: str = "python") -> str:
