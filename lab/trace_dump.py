@@ -7,19 +7,30 @@ template's own `init`, tried without memory first; a template whose `init` raise
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import inspect
 import json
 import pkgutil
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from dumped_source import completed
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--out", type=Path, required=True, help="a folder, made if it is not there")
 PARSER.add_argument("--only", nargs="*", default=[], help="write definitions of these op_types alone")
+PARSER.add_argument("--as-written", action="store_true", help="leave the code as FlashInfer writes it")
+PACKAGE = "flashinfer"
 SIZES = {"batch_size": 4, "num_tokens": 16, "seq_len": 16}
 OTHER = 8
+SECONDS = 8  # of one `init`
+WIDE = 512
+REST = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 PHASES = {"plan", "run", "init", "ctor", "constructor", "wrapper"}
 
 
@@ -34,13 +45,44 @@ def import_all(package: Any) -> list[str]:  # noqa: ANN401 - a module
     return lost
 
 
-def arguments(init: Any) -> dict[str, Any]:  # noqa: ANN401 - a template's function
-    """What a template's `init` makes, phases of a call put together; nothing where it raises."""
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Raise a TimeoutError once the time has passed."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def arguments(template: Any, init: Any, text: str) -> dict[str, Any]:  # noqa: ANN401 - a template and its function
+    """What a template's `init` makes, phases of a call put together; nothing where it raises.
+
+    Args:
+        template: whose axes say which sizes there are.
+        init: the function.
+        text: its completed text, whose wide sizes are an eighth; empty: it is called as it is.
+    """
     known = inspect.signature(init).parameters
-    given = {name: SIZES.get(name, OTHER) for name, one in known.items() if one.default is inspect.Parameter.empty}
-    for device in ("meta", "cpu"):
+    needed = [
+        name for name, one in known.items() if one.default is inspect.Parameter.empty and one.kind not in REST
+    ]
+    if any(one.kind in REST for one in known.values()):
+        needed += [name for name, axis in template.axes.items() if type(axis).__name__ == "Var"]
+    given = {name: SIZES.get(name, OTHER) for name in needed}
+    narrow = {name: size // 8 for name, size in wide(text).items() if name in template.axes and name not in given}
+    for device in ("cpu",) if text else ("meta", "cpu"):
         try:
-            made = init(**given, **({"device": device} if "device" in known else {}))
+            with limited(SECONDS):
+                made = init(
+                    **given, **narrow, **({"device": device} if {"device", "kwargs"} & known.keys() else {})
+                )
         except Exception:  # noqa: BLE001, S112 - it needs values, a GPU, or other sizes
             continue
         parts = made.values() if made.keys() <= PHASES else (made,)
@@ -48,27 +90,59 @@ def arguments(init: Any) -> dict[str, Any]:  # noqa: ANN401 - a template's funct
     return {}
 
 
+def wide(text: str) -> dict[str, int]:
+    """Whole numbers above WIDE that functions of a text have as defaults of keywords, by parameter."""
+    found = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            for one, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+                if isinstance(default, ast.Constant) and type(default.value) is int and default.value > WIDE:
+                    found[one.arg] = default.value
+    return found
+
+
+def executed(text: str, name: str) -> Any:  # noqa: ANN401 - a template's function
+    """The function of that name that a dumped text defines."""
+    found: dict[str, Any] = {}
+    exec(compile(text, "<init>", "exec"), found)  # noqa: S102 - the installed package's own code
+    return found[name]
+
+
 def main() -> None:
     """Writes the files, and says how many there are and which modules could not be imported."""
     options = PARSER.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    lost = import_all(importlib.import_module("flashinfer"))
+    lost = import_all(importlib.import_module(PACKAGE))
     logging: Any = importlib.import_module("flashinfer.api_logging")
     written: dict[str, str] = {}
-    for function, template, _ in vars(logging)["_TRACE_REGISTRY"]:
+    mended: dict[str, list[str]] = {}
+    registry = vars(logging)["_TRACE_REGISTRY"]
+    references = {
+        inspect.unwrap(function): one.reference for function, one, _ in registry if one.reference is not None
+    }
+    for function, template, _ in registry:
         if options.only and template.op_type not in options.only:
             continue
-        api = f"{function.__module__}.{function.__qualname__}"
-        made = template.build_fi_trace_fn(api)(
-            **({} if template.init is None else arguments(template.init)), save_dir=None
-        )
+        trace = template.build_fi_trace_fn(f"{function.__module__}.{function.__qualname__}")
+        given = {} if template.init is None else arguments(template, template.init, "")
+        made = trace(**given, save_dir=None)
+        notes: list[str] = []
+        if not options.as_written:
+            made, notes = completed(made, template, PACKAGE, references)
+            if template.init is not None and not given:  # it needs a kernel, which its completed text may not
+                given = arguments(template, executed(made["init"], template.init.__name__), made["init"])
+                written_anew = trace(**given, save_dir=None)
+                made = {**written_anew, **{part: made[part] for part in ("reference", "init") if part in made}}
         text = json.dumps(made, indent=1)
         if text in written.values():
             continue
         name = made["name"] if made["name"] not in written else f"{made['name']}_{len(written)}"
         written[name] = text
+        mended[name] = notes
         (options.out / f"{name}.json").write_text(json.dumps({**made, "name": name}, indent=1) + "\n")
     sys.stdout.write(f"{len(written)} definitions in {options.out}\n")
+    told = (f"{name}: {', '.join(notes)}\n" for name, notes in sorted(mended.items()) if notes)
+    (options.out / "completed.txt").write_text("".join(told), encoding="utf-8")
     sys.stderr.write("".join(f"not imported: {one}\n" for one in lost))
 
 

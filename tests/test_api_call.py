@@ -15,9 +15,9 @@ from traceproof.actors import registry as actors
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.dialects import read
 from traceproof.ops import lookup
-from traceproof.ops.api_call import Binding, api_adapter, binding, call, refused
+from traceproof.ops.api_call import Binding, api_adapter, asks_for_another, binding, call, refused
 from traceproof.ops.base import Values
-from traceproof.reasons import Skip
+from traceproof.reasons import Skip, UnavailableError
 from traceproof.stacks import STACKS, TAGGED
 
 STACK = STACKS[TAGGED]
@@ -118,7 +118,7 @@ def test_a_size_that_the_function_asks_for_is_the_axis_s() -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda input, gain, workspace: input, "its parameter workspace is no input"),  # noqa: A006, ARG005
+        (lambda input, gain, handle: input, "its parameter handle is no input"),  # noqa: A006, ARG005
         (lambda gain: gain, "takes hidden_states"),
     ],
 )
@@ -148,6 +148,50 @@ def test_a_gpu_that_the_function_does_not_run_on_is_a_typed_skip(monkeypatch: py
     assert found.reason is Skip.NEEDS_SM
     scaled.is_compute_capability_supported = lambda number: number == 90  # type: ignore[attr-defined]
     assert refused(scaled, binding(scaled, definition(), PARAMETERS)) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "another"),
+    [
+        ("Combined requires datacenter Blackwell (SM100/SM103) for tcgen05 MMA. Got SM90.", True),
+        ("select requires SM120 or SM121 (Blackwell) and CUDA >= 12.8", True),
+        ("decode requires compute capability 10.0 or 10.3", True),
+        ("decode requires an SM100a/B200 GPU; device cuda:0 has compute capability (9, 0)", True),
+        ("prefill supports SM90 and SM100 only, got 16 heads", False),
+        ("prefill requires SM80 or newer", False),
+        ("scale requires a value above 1.0", False),
+        ("x must be bf16", False),
+    ],
+)
+def test_a_function_that_refuses_a_gpu_as_it_is_called_is_a_typed_skip(
+    said: str, monkeypatch: pytest.MonkeyPatch, *, another: bool
+) -> None:
+    assert asks_for_another(said, (9, 0)) is another
+
+    def scaled(input: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:  # noqa: A002, ARG001
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    with pytest.raises(UnavailableError if another else RuntimeError) as raised:
+        called(scaled)
+    assert str(raised.value) == said
+
+
+def test_what_a_function_works_in_is_given_and_an_output_of_no_dtype_is_left_to_it() -> None:
+    wanted = definition(outputs={"out": {"shape": ["rows", "width"], "dtype": "unknown", "param": "out"}})
+
+    def scaled(
+        input: torch.Tensor,  # noqa: A002
+        gain: torch.Tensor,
+        workspace_buffer: torch.Tensor,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        assert workspace_buffer.dtype is torch.uint8
+        assert out is None
+        return input * gain
+
+    assert torch.equal(called(scaled, wanted)["out"], WANTED)
 
 
 def test_only_functions_of_the_tagged_package_are_called() -> None:

@@ -12,6 +12,7 @@ from dialect_samples import APPEND, GATED, SOL, Json, changed
 from pydantic import ValidationError
 
 from traceproof.dataset.axes import System
+from traceproof.dataset.binding import entry_of
 from traceproof.dataset.definition import ConstAxis, Definition, Dialect, DType
 from traceproof.dataset.dialects import read
 from traceproof.dataset.roles import Role, role_of
@@ -99,6 +100,34 @@ def test_parameters_that_are_no_inputs_get_an_axis_or_none() -> None:
     assert "workspace=None" in definition.reference
     assert any("workspace is no input" in note for note in read(APPEND).notes)
     assert policy.check(definition.reference) == []
+
+
+def test_a_parameter_that_no_input_is_called_takes_several_as_a_tuple() -> None:
+    given = {name: {"shape": ["nnz"], "dtype": "int32"} for name in ("k_cache", "v_cache")}
+    reference = "def _append(rows, slot_ids, cache, pair):\n    return pair[0] + pair[1]\n"
+    reading = read(changed(APPEND, inputs=APPEND["inputs"] | given, reference=reference))
+    assert "pair=(k_cache, v_cache)" in reading.definition.reference
+    assert any("it gets a tuple of k_cache, v_cache" in note for note in reading.notes)
+    assert not any("does not take the inputs" in note and "k_cache" in note for note in reading.notes)
+
+
+def test_a_size_that_nothing_fixes_is_that_of_init_and_a_wide_one_an_eighth_of_it() -> None:
+    axes = {name: {"type": "const"} for name in ("heads", "hidden", "derived", "lost")}
+    init = (
+        "def made(*, rows, heads=8, hidden=7168, derived=0, device='cuda'):\n    return {}\n\n\n"
+        "def init(**kwargs):\n    return made(**kwargs)\n"
+    )
+    reading = read(changed(APPEND, axes=APPEND["axes"] | axes, init=init))
+    assert {name: reading.definition.const_axes.get(name) for name in axes} == {
+        "heads": 8,
+        "hidden": 896,
+        "derived": None,
+        "lost": None,
+    }
+    assert any("axes.hidden is const and has no value: read as 896" in note for note in reading.notes)
+    entry = entry_of(init)
+    assert entry is not None
+    assert entry.required == ("rows",)
 
 
 def test_a_dump_without_a_reference_is_a_definition_all_the_same() -> None:

@@ -84,6 +84,14 @@ def test_sizes_and_values_are_those_that_init_gives(pool: Pool) -> None:
     assert torch.equal(found.tensors["values"], made(pool).tensors["values"])
 
 
+def test_elements_of_a_tuple_that_is_no_input_are_inputs(pool: Pool) -> None:
+    both = INIT.replace(
+        '"Values": torch.randn(tokens, hidden_size, device=device), ',
+        '"pair": (torch.randn(tokens, hidden_size, device=device), None), ',
+    )
+    assert made(pool, init=both).tensors["values"].shape == (6, 8)
+
+
 @pytest.mark.parametrize(
     ("what", "said"),
     [

@@ -66,6 +66,20 @@ def test_every_case_s_sizes_satisfy_the_constraints() -> None:
         assert case.axes["len_indptr"] == case.axes["batch_size"] + 1, case.id
 
 
+def test_a_size_that_a_reference_divides_as_whole_numbers_can_be_divided() -> None:
+    reference = "def run(*inputs):\n    return batch_size // num_pages + num_kv_indices // 3 + lost // 7\n"
+    for case in cases(Definition.model_validate(PAGED | {"reference": reference}), "small", "medium").values():
+        assert case.axes["batch_size"] % case.axes["num_pages"] == 0, case.id
+        assert case.axes["num_kv_indices"] % 3 == 0, case.id
+
+
+def test_a_division_that_no_sizes_allow_is_left_out() -> None:
+    reference = "def run(*inputs):\n    return page_size // num_experts\n"  # 4 by 6, both const
+    assert cases(Definition.model_validate(PAGED | {"reference": reference}))["small-0"].axes == (
+        cases(Definition.model_validate(PAGED))["small-0"].axes
+    )
+
+
 def test_sizes_differ_between_axes_and_have_tails() -> None:
     axes = cases(Definition.model_validate(PAGED))["medium-1"].axes
     assert len({axes["batch_size"], axes["num_pages"], axes["num_kv_indices"]}) == 3

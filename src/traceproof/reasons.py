@@ -47,6 +47,14 @@ class Unavailable:
     message: str
 
 
+class UnavailableError(Exception):
+    """A typed skip that only a call could find out."""
+
+    def __init__(self, unavailable: Unavailable) -> None:
+        super().__init__(unavailable.message)
+        self.unavailable = unavailable
+
+
 class Failure(StrEnum):
     """Why a comparison failed."""
 

@@ -29,6 +29,7 @@ from traceproof.ops import registry as ops
 from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import AFTER, SIZES, Case
 from traceproof.ops.far import Far
+from traceproof.reasons import UnavailableError
 
 NO_SPACE = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EFBIG})\b")  # as safetensors tells it
 GOLDEN = 0x9E3779B97F4A7C15
@@ -114,7 +115,10 @@ class _Runner:
     def run(self, item: dict[str, Any]) -> dict[str, Any]:
         """Run one case: `{"case": ..., "key": ..., "repeat": bool}`; gives what the manifest says of it."""
         with ending_if_lost(self.device):
-            return self._run(item)
+            try:
+                return self._run(item)
+            except UnavailableError as error:
+                return {"skip": error.unavailable.reason.value, "message": error.unavailable.message}
 
     def _run(self, item: dict[str, Any]) -> dict[str, Any]:
         case = Case(**item["case"])

@@ -17,6 +17,8 @@ def run({free}):
         made.update(part)
     kinds, needed = {kinds}, {needed}
     lower = {{name.lower(): name for name in kinds}}
+    pairs = [name for name, value in made.items() if isinstance(value, (tuple, list)) and name not in kinds]
+    made.update({{f"{{name}} {{at}}": one for name in pairs for at, one in enumerate(made[name])}})
     kept = (torch.Tensor, bool, int, float)
     for name in [name for name, value in made.items() if isinstance(value, kept)]:
         own = name if name in kinds else lower.get(name.lower())
@@ -47,24 +49,49 @@ class Function:
         return tuple(name for name in self.parameters if name not in self.defaulted)
 
 
+def number_defaults(source: object) -> dict[str, int]:
+    """The whole numbers that the last function of a text has as defaults, by parameter; {}: it is no Python."""
+    try:
+        found = _functions(str(source))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    arguments = _arguments(found[next(reversed(found))], found) if found else {}
+    numbers = {name: one.value for name, one in arguments.items() if isinstance(one, ast.Constant)}
+    return {name: value for name, value in numbers.items() if type(value) is int}
+
+
+def _functions(source: str) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+
+
+def _arguments(node: ast.FunctionDef, known: Mapping[str, ast.FunctionDef]) -> dict[str, ast.expr | None]:
+    """A function's parameters in order with their defaults, and those of a function that gets all its keywords."""
+    given = node.args
+    placed = [*given.posonlyargs, *given.args]
+    defaults = [*[None] * (len(placed) - len(given.defaults)), *given.defaults, *given.kw_defaults]
+    found = {one.arg: default for one, default in zip([*placed, *given.kwonlyargs], defaults, strict=True)}
+    others = {name: one for name, one in known.items() if one is not node}
+    for call in ast.walk(node) if given.kwarg is not None else ():
+        match call:
+            case ast.Call(func=ast.Name(id=name), keywords=[ast.keyword(arg=None)]) if name in others:
+                found |= _arguments(others[name], others)
+    return found
+
+
 def entry_of(source: str, names: Iterable[str] = ()) -> Function | None:
     """The top-level function of one of `names`, else (none given) `run`, else the last one; None: there is none.
 
     Raises:
         SyntaxError, ValueError, RecursionError, MemoryError: the source is no Python.
     """
-    found = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    found = _functions(source)
     wanted = list(names) or ["run", *reversed(found)]
     node = next((found[name] for name in wanted if name in found), None)
     if node is None:
         return None
-    arguments = node.args
-    placed = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
-    defaulted = set(placed[len(placed) - len(arguments.defaults) :])
-    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        placed.append(argument.arg)
-        defaulted |= {argument.arg} if default is not None else set()
-    return Function(node.name, tuple(placed), frozenset(defaulted), arguments.kwarg is not None)
+    arguments = _arguments(node, found)
+    defaulted = frozenset(name for name, default in arguments.items() if default is not None)
+    return Function(node.name, tuple(arguments), defaulted, node.args.kwarg is not None)
 
 
 def required(definition: Mapping[str, Any]) -> list[str]:
@@ -114,8 +141,8 @@ def run_of_init(
     """An `init` followed by a `run` that takes the free axes and a seed, and gives what it makes by input.
 
     What it makes by phase of a call (`plan`, `run`) is put together. A value goes to the input of its name, else
-    to the first one left that must be given and has its dtype and number of dimensions. An axis that has a default
-    and is not fixed is left to it.
+    to the first one left that must be given and has its dtype and number of dimensions; so do elements of a tuple
+    that is no input. An axis that has a default and is not fixed is left to it.
     """
     axes = ", ".join(
         [*(f"{name!r}: {name}" for name in free), *(f"{name!r}: {size}" for name, size in const.items())]
@@ -155,16 +182,23 @@ def _given(entry: Function, definition: Mapping[str, Any], note: Callable[[str],
 
 
 def _in_order(missing: Sequence[str], left: Sequence[str], note: Callable[[str], None]) -> dict[str, str]:
-    """Parameters of names that nothing has: the inputs left over, if there are as many, else None."""
+    """Parameters of names that nothing has: the inputs left over, if there are as many, else None.
+
+    A single one takes several as a tuple: FlashInfer's caches of keys and values are such a parameter.
+    """
     if len(missing) == len(left):
         return dict(zip(missing, left, strict=True))
+    if len(missing) == 1 and left:
+        note(f"reference: its parameter {missing[0]} is no input; it gets a tuple of {', '.join(left)}")
+        return {missing[0]: f"({', '.join(left)})"}
     for name in missing:
         note(f"reference: its parameter {name} is no input; None is passed")
     return dict.fromkeys(missing, "None")
 
 
 def _unused(names: Iterable[str], given: Mapping[str, str]) -> list[str]:
-    return [name for name in names if name not in given.values()]
+    used = {word for value in given.values() for word in value.strip("()").split(", ")}
+    return [name for name in names if name not in used]
 
 
 def _by_name(entry: Function, inputs: Iterable[str]) -> dict[str, str]:

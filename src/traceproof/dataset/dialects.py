@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from traceproof.dataset.axes import determined, literal_axis
-from traceproof.dataset.binding import bind, entry_of, required
+from traceproof.dataset.binding import bind, entry_of, number_defaults, required
 from traceproof.dataset.definition import PUBLISHED_DTYPES, Definition, Dialect, DType
 from traceproof.dataset.roles import Role, role_of
 
@@ -22,6 +22,8 @@ DTYPES = {
     "dtype": DType.STRING,
     "float4_e2m1fn_x2": DType.FLOAT4_E2M1,
 }
+WIDE = 512  # a size above it that nothing fixes is an eighth of what `init` would take: it is judged as well
+SCALED_BY = 8
 INDICES = frozenset({Role.OFFSETS, Role.INDICES, Role.LENGTHS, Role.SEED})
 
 
@@ -168,15 +170,15 @@ class Normaliser:
         return {key: self.value[key] for key in self.value if key in set(kept)}
 
     def _axes(self, turned: Json) -> Json:
-        """All axes: a const one without a value counts as var, and so does a name that no axis has.
+        """All axes: a const one without a value has that of `init`'s default, else it counts as var.
 
-        One that is negative is a mode of the call and no size.
+        So does a name that no axis has. One that is negative is a mode of the call and no size.
         """
         axes: Json = {}
+        defaults = number_defaults(turned.get("init", ""))
         for name, axis in turned["axes"].items():
             if isinstance(axis, dict) and axis.get("type") == "const" and "value" not in axis:
-                self._note(f"axes.{name} is const and has no value: read as var")
-                axes[name] = {**axis, "type": "var"}
+                axes[name] = self._valued(name, axis, defaults.get(name, 0))
             elif isinstance(axis, dict) and type(axis.get("value")) is int and axis["value"] < 0:
                 self._note(f"axes.{name} is {axis['value']}, which is no size: left out")
             else:
@@ -188,6 +190,15 @@ class Normaliser:
                     axes[made] = axis
                     self._note(f"{where}.shape names {size!r}, which axes does not define")
         return axes
+
+    def _valued(self, name: str, axis: Json, default: int) -> Json:
+        """A const axis without a value: `init`'s default or an eighth of it, else a var one."""
+        if default <= 0:
+            self._note(f"axes.{name} is const and has no value: read as var")
+            return {**axis, "type": "var"}
+        size = default if default <= WIDE or default % SCALED_BY else default // SCALED_BY
+        self._note(f"axes.{name} is const and has no value: read as {size}, by init's default")
+        return {**axis, "value": size}
 
     def _spec(self, where: str, spec: Any) -> Any:  # noqa: ANN401 - any JSON value
         """A tensor in the model's words; anything else is left for the model to refuse."""

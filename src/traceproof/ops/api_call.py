@@ -6,6 +6,7 @@ own template which parameter takes which input; where it has no template, names 
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,12 +17,20 @@ import torch
 from traceproof.dataset.definition import Definition, Dialect, TensorSpec
 from traceproof.ops.adapter import Adapter, Outputs, Signature, sizes
 from traceproof.ops.base import TORCH_DTYPES, Values
-from traceproof.reasons import Skip, Unavailable
+from traceproof.reasons import Skip, Unavailable, UnavailableError
 from traceproof.stacks.base import Stack
 
 TAG = "fi_api:"
 ANY_GPU = ((0, 0), (99, 9))  # which one it needs, the function says
 RUNS_ON = "is_compute_capability_supported"  # attribute of a function that says so
+WORKSPACE = "workspace"  # word of a parameter that takes memory to work in
+WORKSPACE_BYTES = 128 << 20
+# What a function says that refuses a GPU: "requires SM100 or SM103, got SM90", "requires compute capability 10.0".
+NEEDS = re.compile(r"require|support|need|only", re.IGNORECASE)
+GOT = re.compile(r"\b(?:got|has|have|but|found|current|device cuda)\b", re.IGNORECASE)
+OR_NEWER = re.compile(r"\+|newer|later|higher|above|at least|>=", re.IGNORECASE)
+SM = re.compile(r"\bSM[ _-]?(\d{2,3})", re.IGNORECASE)
+CAPABILITY = re.compile(r"\b(\d{1,2})\.(\d)\b")
 Parameters = Mapping[str, tuple[str, int | None]]  # by input: the function's parameter, the element of its tuple
 NAMED = (
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -45,6 +54,7 @@ class Binding:
     Attributes:
         inputs: place of each input.
         asked: parameters by which it is asked to return an output.
+        scratch: parameters that take memory to work in.
         axes: parameters that take the size of the axis of their name.
         written: outputs that the function writes to an argument, by the argument's parameter.
         returned: the other outputs, in the order in which it returns them.
@@ -53,6 +63,7 @@ class Binding:
     inputs: Mapping[str, Place]
     asked: tuple[str, ...]
     axes: tuple[str, ...]
+    scratch: tuple[str, ...]
     written: Mapping[str, str]
     returned: tuple[str, ...]
 
@@ -119,11 +130,13 @@ def binding(function: Callable[..., Any], definition: Definition, parameters: Pa
     written = _written(known, definition, taken)
     returned = tuple(name for name in definition.outputs if name not in written)
     asked = tuple(name for name in map("return_{}".format, definition.outputs) if name in {*known} - taken)
-    axes = _needed(known, {*taken, *written.values()})
+    needed = _needed(known, {*taken, *written.values()})
+    scratch = tuple(name for name in needed if WORKSPACE in name.split("_"))
+    axes = tuple(name for name in needed if name not in scratch)
     unknown = [name for name in axes if name not in _sized(definition)]
     if unknown:
         return f"its parameter {unknown[0]} is no input of the definition"
-    return Binding(inputs, asked, axes, written, returned)
+    return Binding(inputs, asked, axes, scratch, written, returned)
 
 
 def _needed(known: Mapping[str, inspect.Parameter], taken: Collection[str]) -> tuple[str, ...]:
@@ -139,12 +152,16 @@ def _sized(definition: Definition) -> set[str]:
 def _written(
     known: Mapping[str, inspect.Parameter], definition: Definition, taken: Collection[str]
 ) -> dict[str, str]:
-    """The parameter that each output is written to, where it is written to one."""
+    """The parameter that each output is written to, where it is written to one.
+
+    One that the function may make itself is left to it where its dtype or its shape is not known.
+    """
     written: dict[str, str] = {}
     for name, spec in definition.outputs.items():
         named = (spec.param or name, name, name.removesuffix("_out"))
         own = next((one for one in named if one in known), None)
-        if own is not None and (own in taken or _has_no_default(known[own]) or spec.param == own):
+        made = spec.param == own and spec.dtype in TORCH_DTYPES and _sized(definition).issuperset(spec.shape or ())
+        if own is not None and (own in taken or _has_no_default(known[own]) or made):
             written[name] = own
     return written
 
@@ -177,11 +194,17 @@ def call(function: Callable[..., Any], bound: Binding | str, definition: Definit
 
     Raises:
         TypeError: it takes or returns something else than the definition says.
+        UnavailableError: it says that it needs another GPU.
     """
     if isinstance(bound, str):
         raise TypeError(bound)
     given = _arguments(bound, definition, inputs)
-    returned = function(**given)
+    try:
+        returned = function(**given)
+    except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
+        if torch.cuda.is_available() and asks_for_another(str(error), torch.cuda.get_device_capability()):
+            raise UnavailableError(Unavailable(Skip.NEEDS_SM, str(error))) from error
+        raise
     outputs = {name: given[parameter] for name, parameter in bound.written.items()}
     values = list(returned) if isinstance(returned, tuple | list) else [returned]
     values = [value for value in values if isinstance(value, torch.Tensor)]
@@ -190,10 +213,23 @@ def call(function: Callable[..., Any], bound: Binding | str, definition: Definit
     return outputs | dict(zip(bound.returned, values, strict=False))
 
 
+def asks_for_another(said: str, here: tuple[int, int]) -> bool:
+    """Whether what a function said as it refused a call names the GPUs that it needs, and none like this one."""
+    before = GOT.split(said, maxsplit=1)[0]
+    named = {int(number) for number in SM.findall(before)}
+    if "capabilit" in before:
+        named |= {int(major) * 10 + int(minor) for major, minor in CAPABILITY.findall(before)}
+    if not named or not NEEDS.search(before):
+        return False
+    own = here[0] * 10 + here[1]
+    return own < min(named) if OR_NEWER.search(before) else own not in named
+
+
 def _arguments(bound: Binding, definition: Definition, inputs: Values) -> dict[str, Any]:
     """What a call is given by name: copies of the inputs, sizes, and memory for what it writes."""
     axes = sizes(definition, inputs)
     given: dict[str, Any] = dict.fromkeys(bound.asked, True) | {name: axes[name] for name in bound.axes}
+    given |= {name: _workspace(inputs) for name in bound.scratch}
     elements: dict[str, dict[int, Any]] = {}
     for name, place in bound.inputs.items():
         value = inputs[name]
@@ -211,10 +247,18 @@ def _arguments(bound: Binding, definition: Definition, inputs: Values) -> dict[s
     return given
 
 
+def _device(inputs: Values) -> torch.device:
+    return next(value.device for value in inputs.values() if isinstance(value, torch.Tensor))
+
+
+def _workspace(inputs: Values) -> torch.Tensor:
+    """Memory to work in, cleared as FlashInfer's examples have it."""
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=_device(inputs))
+
+
 def _empty(definition: Definition, spec: TensorSpec, axes: Mapping[str, int], inputs: Values) -> torch.Tensor:
     """An output argument."""
-    device = next(value.device for value in inputs.values() if isinstance(value, torch.Tensor))
     dtype = TORCH_DTYPES.get(spec.dtype)
     if dtype is None or any(axis not in axes for axis in spec.shape or ()):
         raise TypeError(f"an output argument of dtype {spec.dtype} and shape {spec.shape} can not be made")
-    return torch.empty(definition.shape_of(spec, axes) or (), dtype=dtype, device=device)
+    return torch.empty(definition.shape_of(spec, axes) or (), dtype=dtype, device=_device(inputs))

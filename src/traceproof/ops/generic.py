@@ -1,6 +1,8 @@
 """An op_type that has no module: sizes by the constraints, inputs by the schema, no oracle of its own."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import ast
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 
 import torch
 
@@ -109,9 +111,35 @@ def _wanted(sizes: Sequence[str]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
 
 
 def sizes_near(definition: Definition, wanted: Sequence[int]) -> dict[str, int] | None:
-    """Sizes of the var axes that satisfy the constraints, near the wanted ones; None: none were found."""
+    """Sizes of the var axes that satisfy the constraints, near the wanted ones; None: none were found.
+
+    What a reference divides one axis by, as whole numbers, should divide it, unless no sizes do.
+    """
     names = definition.var_axes
     near = {name: wanted[index % len(wanted)] for index, name in enumerate(names)}
-    system = System(tuple(definition.axes), definition.constraints or ())
-    found = system.solve(definition.const_axes, near)
-    return None if found is None else {name: found[name] for name in names}
+    stated = definition.constraints or ()
+    implied = divided(definition.reference, definition.axes)
+    for constraints in ((*stated, *implied), stated) if implied else (stated,):
+        found = System(tuple(definition.axes), constraints).solve(definition.const_axes, near)
+        if found is not None:
+            return {name: found[name] for name in names}
+    return None
+
+
+@cache
+def _divisions(source: str) -> tuple[tuple[str, str], ...]:
+    """What a reference divides as whole numbers: a name, by a name or a number."""
+    pairs = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.BinOp(left=ast.Name(id=left), op=ast.FloorDiv(), right=ast.Name() | ast.Constant() as right):
+                pairs.append((left, ast.unparse(right)))
+    return tuple(dict.fromkeys(pairs))
+
+
+def divided(source: str, axes: Collection[str]) -> tuple[str, ...]:
+    """Constraints that a reference's whole divisions of axes imply."""
+    pairs = [
+        (left, right) for left, right in _divisions(source) if left in axes and (right in axes or right.isdigit())
+    ]
+    return tuple(f"{left} % {right} == 0 and {left} >= {right}" for left, right in pairs)
