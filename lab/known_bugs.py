@@ -37,9 +37,10 @@ from traceproof.ops.answers import Answer, answers_of
 from traceproof.ops.cases import Case
 from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.pipeline.records import PlannedCase
+from traceproof.solutions.cases import planned
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import Settings, objections
-from traceproof.solutions.trial import Evaluation, planned, tried
+from traceproof.solutions.trial import Evaluation, tried
 from traceproof.worker import GIB, Limits, Pool
 
 AT_ONCE = 5  # answers that a process judges in a row

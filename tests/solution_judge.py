@@ -11,9 +11,10 @@ from pathlib import Path
 from traceproof.dataset.definition import Definition
 from traceproof.judge.kernel_properties import DEMANDED
 from traceproof.pipeline.records import PlannedCase
+from traceproof.solutions.cases import planned
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import Settings, Trial, objections
-from traceproof.solutions.trial import Evaluation, planned, tried, workers
+from traceproof.solutions.trial import Evaluation, tried, workers
 from traceproof.worker import Limits, Pool
 
 DATASET = Path(__file__).parent / "dataset"

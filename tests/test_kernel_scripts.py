@@ -18,7 +18,7 @@ from kernels.planned import PlannedOnce
 from kernels.recording import Recording, made_of
 from traceproof.dataset.tree import read_tree
 from traceproof.ops.answers import answers_of
-from traceproof.solutions.trial import planned
+from traceproof.solutions.cases import planned
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TESTS = Path(__file__).parent / "dataset"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from traceproof.execution.runner import CUDA_LOST, cuda_is_lost
+from traceproof.execution.device import CUDA_LOST, cuda_is_lost
 from traceproof.worker import Isolation, Limits, Pool
 
 pytestmark = [

@@ -21,8 +21,8 @@ from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution import caches
 from traceproof.execution.bits import same_bits
+from traceproof.execution.device import ending_if_lost, set_seed
 from traceproof.execution.inputs import drawing_device, fingerprints, make_inputs, place
-from traceproof.execution.runner import ending_if_lost, set_seed
 from traceproof.execution.tensor_files import plain_tensor
 from traceproof.ops import far
 from traceproof.ops import registry as ops

@@ -8,9 +8,7 @@ checked by who reads it (`traceproof.actors.measure`). Standard library and torc
 import linecache
 import os
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import torch
 
 from traceproof.execution import caches, timing, unpacked
+from traceproof.execution.device import ending_if_lost, set_seed
 from traceproof.execution.poison import poisoned
 from traceproof.execution.returned import address_of, entries_of
 from traceproof.execution.streams import arrive_late, changed_since, copies_in_order
@@ -32,7 +31,6 @@ from traceproof.execution.tensor_files import (
 )
 from traceproof.untrusted import shadow
 
-CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
 PACKAGE = __name__.partition(".")[0]
 # How a call is made; empty: as any other.
 SAME_MEMORY = "same memory"  # with its inputs where those of the call before lay
@@ -269,40 +267,3 @@ class _Caller:
     def _synchronise(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-
-def set_seed(seed: int, device: torch.device) -> None:
-    """Set the generators of the CPU and of a GPU that is used.
-
-    `torch.manual_seed` looks for every other kind of device too, and keeps a traceback in case CUDA starts later:
-    0.1 ms and more, once per draw.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed_all(seed)
-
-
-def cuda_is_lost() -> bool:
-    """Whether the GPU context of this process can not be used any more."""
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False
-
-
-@contextmanager
-def ending_if_lost(device: torch.device) -> Iterator[None]:
-    """End the process at an exception that leaves its GPU context unusable (an illegal address, say).
-
-    The pool starts another then, and the next case is not blamed for this one.
-    """
-    try:
-        yield
-    except Exception:
-        if device.type == "cuda" and cuda_is_lost():
-            traceback.print_exc()
-            sys.stderr.write("the CUDA context is lost: this worker ends\n")
-            sys.stderr.flush()
-            os._exit(CUDA_LOST)
-        raise

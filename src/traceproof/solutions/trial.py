@@ -29,10 +29,9 @@ from traceproof.judge.output import Ruling, surplus
 from traceproof.ops import registry
 from traceproof.ops.base import Op
 from traceproof.ops.cases import WORKLOADS, Case
-from traceproof.pipeline.records import FLOOR, WHOLE, OpTypePlan, PlannedCase
-from traceproof.pipeline.stages.plan import plan
-from traceproof.pipeline.stages.plan_selection import Selection
+from traceproof.pipeline.records import FLOOR, WHOLE, PlannedCase
 from traceproof.reasons import Error, Failure, Verdict
+from traceproof.solutions.cases import planned
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import Row, Settings, Trial
 from traceproof.solutions.rows import bad, refused, row_of
@@ -99,29 +98,6 @@ def _until_bad(rows: Iterable[Row]) -> Iterator[Row]:
         yield row
         if row.bad:
             return
-
-
-def planned(name: str, settings: Settings, scratch: Path) -> tuple[Definition, list[PlannedCase]]:
-    """A definition and its cases: those that anybody can compute, and as many of a seed that nobody knew."""
-    found: dict[tuple[str, int], PlannedCase] = {}
-    for hidden in (False, True):
-        out = scratch / f"cases-{hidden}"
-        [path] = plan(Path(settings.dataset), out, _selection(name, settings, hidden=hidden))
-        entry = OpTypePlan.read(path).definitions[name]
-        found |= {(case.id, case.case.seed): case for case in entry.cases}
-    return entry.parsed, list(found.values())
-
-
-def _selection(name: str, settings: Settings, *, hidden: bool) -> Selection:
-    """What is planned: all cases by the public seed, or by the hidden one."""
-    return Selection(
-        definitions=(name,),
-        sizes=settings.sizes,
-        seed=settings.hidden_seed if hidden else settings.seed,
-        hidden_seed=settings.hidden_seed,
-        workloads=not hidden,
-        memory_limit=settings.memory_limit,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,34 @@
+"""The cases that a solution is judged on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from traceproof.dataset.definition import Definition
+from traceproof.pipeline.records import OpTypePlan, PlannedCase
+from traceproof.pipeline.stages.plan import plan
+from traceproof.pipeline.stages.plan_selection import Selection
+from traceproof.solutions.records import Settings
+
+
+def planned(name: str, settings: Settings, scratch: Path) -> tuple[Definition, list[PlannedCase]]:
+    """A definition and its cases: those that anybody can compute, and as many of a seed that nobody knew."""
+    found: dict[tuple[str, int], PlannedCase] = {}
+    for hidden in (False, True):
+        out = scratch / f"cases-{hidden}"
+        [path] = plan(Path(settings.dataset), out, _selection(name, settings, hidden=hidden))
+        entry = OpTypePlan.read(path).definitions[name]
+        found |= {(case.id, case.case.seed): case for case in entry.cases}
+    return entry.parsed, list(found.values())
+
+
+def _selection(name: str, settings: Settings, *, hidden: bool) -> Selection:
+    """What is planned: all cases by the public seed, or by the hidden one."""
+    return Selection(
+        definitions=(name,),
+        sizes=settings.sizes,
+        seed=settings.hidden_seed if hidden else settings.seed,
+        hidden_seed=settings.hidden_seed,
+        workloads=not hidden,
+        memory_limit=settings.memory_limit,
+    )
