@@ -231,13 +231,14 @@ def _judged(  # noqa: PLR0913 - one solution
 ) -> Judged:
     bare = Evaluation.of(definition, solution(definition, answer.name), given, workers)
     evaluation = Drawn(**{one.name: getattr(bare, one.name) for one in fields(bare)}, subjects=subjects)
+    nothing = _without_effect(evaluation, cases, answer) if wrong else None
+    if nothing is not None:
+        return Judged(answer.name, wrong, nothing, "")
     trial = tried(evaluation, cases, whole=not wrong)
     needed = [spec for spec in definition.outputs.values() if not spec.optional]
     reasons = list(objections(trial, len(needed)))
     seen = sorted({str(row.reason) for row in trial.rows if row.bad} | {p.name for p in trial.properties if p.bad})
     outcome = REFUSED if reasons else ACCEPTED
-    if wrong and outcome == ACCEPTED:
-        outcome = _without_effect(evaluation, cases, answer) or outcome
     return Judged(answer.name, wrong, outcome, ", ".join(seen))
 
 
