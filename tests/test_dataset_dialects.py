@@ -125,9 +125,8 @@ def test_a_size_that_nothing_fixes_is_that_of_init_and_a_wide_one_an_eighth_of_i
         "lost": None,
     }
     assert any("axes.hidden is const and has no value: read as 896" in note for note in reading.notes)
-    entry = entry_of(init)
-    assert entry is not None
-    assert entry.required == ("rows",)
+    entries = [entry_of(init, handed_on=handed_on) for handed_on in (True, False)]
+    assert [entry and entry.required for entry in entries] == [("rows",), ()]
 
 
 def test_a_dump_without_a_reference_is_a_definition_all_the_same() -> None:

@@ -34,6 +34,14 @@ def test_floats_are_nan(dtype: torch.dtype) -> None:
     assert bool(value.float().isnan().all())
 
 
+@pytest.mark.parametrize("fill", [-217.0, 20.0])
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float8_e8m0fnu])
+def test_every_float_takes_every_fill(dtype: torch.dtype, fill: float) -> None:
+    with poisoned(fill):
+        value = torch.empty(5, dtype=dtype)
+    assert bool((value.float().abs() >= 16).all())
+
+
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_integers_are_the_largest(dtype: torch.dtype) -> None:
     with poisoned():

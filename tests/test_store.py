@@ -36,7 +36,15 @@ def test_tensors_of_every_dtype_are_read_as_safetensors_wrote_them(tmp_path: Pat
     file = tmp_path / "file.safetensors"
     bits = torch.arange(48, dtype=torch.uint8)
     integers = [torch.int8, torch.uint16, torch.int32, torch.int64]
-    floats = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16, torch.float32, torch.float64]
+    floats = [
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.float8_e8m0fnu,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    ]
     written = {str(dtype): bits.clone().view(dtype) for dtype in (*integers, *floats, torch.complex64)}
     written |= {"bool": bits > 3, "scalar": torch.tensor(1.5), "empty": torch.empty(0, 5), "wide": bits.view(6, 8)}
     save_file(written, file, metadata={"a": "b"})

@@ -42,6 +42,7 @@ DTYPES = {
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2": "float8_e5m2",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
 }
 SEALED_BYTES = 1 << 30
 LARGEST = 1 << 38  # bytes of a file of tensors

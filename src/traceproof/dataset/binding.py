@@ -73,13 +73,15 @@ def _arguments(node: ast.FunctionDef, known: Mapping[str, ast.FunctionDef]) -> d
     others = {name: one for name, one in known.items() if one is not node}
     for call in ast.walk(node) if given.kwarg is not None else ():
         match call:
-            case ast.Call(func=ast.Name(id=name), keywords=[ast.keyword(arg=None)]) if name in others:
+            case ast.Call(func=ast.Name(id=name), args=[], keywords=[ast.keyword(arg=None)]) if name in others:
                 found |= _arguments(others[name], others)
     return found
 
 
-def entry_of(source: str, names: Iterable[str] = ()) -> Function | None:
+def entry_of(source: str, names: Iterable[str] = (), *, handed_on: bool = False) -> Function | None:
     """The top-level function of one of `names`, else (none given) `run`, else the last one; None: there is none.
+
+    With `handed_on`, a function that does nothing with its keywords but hand them on has those of the other one.
 
     Raises:
         SyntaxError, ValueError, RecursionError, MemoryError: the source is no Python.
@@ -89,7 +91,7 @@ def entry_of(source: str, names: Iterable[str] = ()) -> Function | None:
     node = next((found[name] for name in wanted if name in found), None)
     if node is None:
         return None
-    arguments = _arguments(node, found)
+    arguments = _arguments(node, found if handed_on else {})
     defaulted = frozenset(name for name, default in arguments.items() if default is not None)
     return Function(node.name, tuple(arguments), defaulted, node.args.kwarg is not None)
 

@@ -71,7 +71,7 @@ def maker(definition: Definition, pool: Pool, limits: Limits) -> Iterator[Maker]
     Raises:
         InitError: it has none that can be called, or the policy refuses it.
     """
-    entry = entry_of(definition.init or "", (definition.init_entry or "",))
+    entry = entry_of(definition.init or "", (definition.init_entry or "",), handed_on=True)
     refused = refusal(definition.init or "")
     if entry is None or refused is not None:
         raise InitError(f"init may not run: {refused.message}" if refused is not None else "there is no init")

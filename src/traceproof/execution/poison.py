@@ -62,6 +62,8 @@ def _filling(allocate: Callable[..., torch.Tensor], fill: float) -> Callable[...
 
 def filler(dtype: torch.dtype, fill: float) -> float | int | bool:
     """What memory of a dtype is filled with."""
+    if dtype == torch.float8_e8m0fnu:
+        return abs(fill)  # it has no sign, and refuses one
     if dtype.is_floating_point or dtype.is_complex:
         return fill if math.isnan(fill) else max(-240.0, min(240.0, fill))  # in the range of every float
     if dtype == torch.bool:
