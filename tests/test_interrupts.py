@@ -122,11 +122,11 @@ def workers(repository: Repository) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            environment = (process / "environ").read_bytes()
-        except OSError:
+            environment, command = ((process / name).read_bytes() for name in ("environ", "cmdline"))
+        except OSError:  # it ended meanwhile, or is somebody else's
             continue
         if str(repository.root).encode() in environment and int(process.name) != os.getpid():
-            found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            found.append(command.replace(b"\0", b" ").decode())
     return found
 
 

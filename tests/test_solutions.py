@@ -16,6 +16,7 @@ from traceproof.config.schema import Config
 from traceproof.dataset.definition import Definition
 from traceproof.environments.probe import probe
 from traceproof.errors import TraceproofError
+from traceproof.execution import unpacked
 from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate
@@ -288,3 +289,12 @@ def test_the_solutions_of_a_dataset_are_judged_and_summed_up(tmp_path: Path) -> 
     assert told == {"right": "accepted", "wrong": "refused", "triton": "not judged"}
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert written == ["right-alpha.html", "right-alpha.json", "wrong-alpha.html", "wrong-alpha.json"]
+
+
+def test_headers_that_an_installed_package_brings_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers = tmp_path / "kernels" / "data" / "cutlass" / "include"
+    headers.mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert str(headers) in unpacked._headers()

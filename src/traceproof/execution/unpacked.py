@@ -16,7 +16,10 @@ from traceproof.execution.caches import FOLDER
 
 COMPILED = (".cu", ".cpp", ".cc", ".cxx")
 UNPACKED_AT = 1_000_000_000  # seconds: before any build, so that no source looks newer than its library
-HEADERS = ("data/cutlass/include", "data/cutlass/tools/util/include")  # of CUTLASS, in FlashInfer's package
+HEADERS = (
+    "data/cutlass/include",
+    "data/cutlass/tools/util/include",
+)  # of CUTLASS, in a package such as FlashInfer
 JOBS = "4"  # compilers at once: the worker may have few processes
 BOUND = re.compile(r"\b(PYBIND11_MODULE|TORCH_LIBRARY|TVM_FFI_DLL_EXPORT_TYPED_FUNC)\b")
 
@@ -84,6 +87,5 @@ def _built(folder: Path, out: Path, file: str, function: str, binding: str) -> C
 
 def _headers() -> list[str]:
     """Folders of headers that installed packages bring; found without importing these."""
-    spec = importlib.util.find_spec("flashinfer")
-    places = spec.submodule_search_locations or () if spec is not None else ()
-    return [str(Path(place) / name) for place in places for name in HEADERS if (Path(place) / name).is_dir()]
+    packages = [Path(place) for place in sys.path if place]
+    return [str(found) for place in packages for name in HEADERS for found in sorted(place.glob(f"*/{name}"))]
