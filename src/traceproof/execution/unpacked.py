@@ -16,10 +16,8 @@ from traceproof.execution.caches import FOLDER
 
 COMPILED = (".cu", ".cpp", ".cc", ".cxx")
 UNPACKED_AT = 1_000_000_000  # seconds: before any build, so that no source looks newer than its library
-HEADERS = (
-    "data/cutlass/include",
-    "data/cutlass/tools/util/include",
-)  # of CUTLASS, in a package such as FlashInfer
+# Of CUTLASS, in a package such as FlashInfer.
+HEADERS = ("data/cutlass/include", "data/cutlass/tools/util/include")
 JOBS = "4"  # compilers at once: the worker may have few processes
 BOUND = re.compile(r"\b(PYBIND11_MODULE|TORCH_LIBRARY|TVM_FFI_DLL_EXPORT_TYPED_FUNC)\b")
 

@@ -1,5 +1,7 @@
 """What adapters of the gated delta rule share: the gates, the states, and which form a definition has."""
 
+from typing import Any
+
 import torch
 from torch.nn import functional
 
@@ -51,20 +53,27 @@ def turned(states: torch.Tensor, *, flipped: bool) -> torch.Tensor:
     return states.transpose(-1, -2).contiguous() if flipped else states
 
 
+def arguments(inputs: Values) -> dict[str, Any]:
+    """What FLA's functions and SGLang's copies of them take alike, by keyword."""
+    tensors = {name: tensor(inputs, name) for name in ("q", "k", "v")}
+    gates = {"g": log_decay(inputs), "beta": beta(inputs)}
+    return {**tensors, **gates, "scale": scale(inputs), "use_qk_l2norm_in_kernel": False}
+
+
+def in_one_row(inputs: Values) -> dict[str, Any]:
+    """The same with the tokens of all sequences in one row, [1, tokens, heads, ...]."""
+    given = arguments(inputs)
+    return {name: value[None] if isinstance(value, torch.Tensor) else value for name, value in given.items()}
+
+
 def recurrent(
     api: Api, inputs: Values, states: torch.Tensor, *, flipped: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """FLA's recurrent kernel, also in SGLang's copy: output, and the states after it."""
     output, after = api["recurrent"](
-        q=tensor(inputs, "q"),
-        k=tensor(inputs, "k"),
-        v=tensor(inputs, "v"),
-        g=log_decay(inputs),
-        beta=beta(inputs),
-        scale=scale(inputs),
+        **arguments(inputs),
         initial_state=turned(states, flipped=flipped),
         output_final_state=True,
-        use_qk_l2norm_in_kernel=False,
     )
     return output, turned(after, flipped=flipped)
 

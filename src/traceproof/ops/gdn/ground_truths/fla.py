@@ -11,7 +11,7 @@ from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.gdn.forms import Form, is_form
 from traceproof.ops.gdn.ground_truths import DECODE, MTP, PREFILL
-from traceproof.ops.gdn.ground_truths.common import beta, by_token, log_decay, scale, state, turned
+from traceproof.ops.gdn.ground_truths.common import by_token, in_one_row, state, turned
 
 SM = ((8, 0), (12, 9))
 
@@ -28,15 +28,9 @@ def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
     if not tensor(inputs, "q").shape[0]:
         return {"output": torch.empty_like(tensor(inputs, "v")), "new_state": states}
     output, after = api["chunk"](
-        q=tensor(inputs, "q")[None],
-        k=tensor(inputs, "k")[None],
-        v=tensor(inputs, "v")[None],
-        g=log_decay(inputs)[None],
-        beta=beta(inputs)[None],
-        scale=scale(inputs),
+        **in_one_row(inputs),
         initial_state=turned(states, flipped=True),
         output_final_state=True,
-        use_qk_l2norm_in_kernel=False,
         cu_seqlens=tensor(inputs, "cu_seqlens"),
     )
     return {"output": output[0], "new_state": turned(after, flipped=True)}

@@ -7,7 +7,7 @@ from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
 from traceproof.ops.base import Values
 from traceproof.ops.gdn.forms import Form, is_form
 from traceproof.ops.gdn.ground_truths import DECODE, MTP, PREFILL
-from traceproof.ops.gdn.ground_truths.common import beta, by_token, log_decay, scale, state, with_tokens
+from traceproof.ops.gdn.ground_truths.common import arguments, by_token, in_one_row, state, with_tokens
 
 SM = ((8, 0), (12, 9))
 
@@ -22,15 +22,9 @@ def _mtp(api: Api, definition: Definition, inputs: Values) -> Outputs:
     del definition
     pool = tensor(inputs, "initial_state").clone()
     output = api["recurrent_on_pool"](
-        q=tensor(inputs, "q"),
-        k=tensor(inputs, "k"),
-        v=tensor(inputs, "v"),
-        g=log_decay(inputs),
-        beta=beta(inputs),
-        scale=scale(inputs),
+        **arguments(inputs),
         initial_state_source=pool,
         initial_state_indices=tensor(inputs, "initial_state_indices"),
-        use_qk_l2norm_in_kernel=False,
     )
     return {"output": output, "final_state": pool}
 
@@ -40,20 +34,13 @@ def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
     del definition
     states = state(inputs, len(tensor(inputs, "cu_seqlens")) - 1)
     rows, bounds = with_tokens(inputs)
-    q = tensor(inputs, "q")
-    if not q.shape[0]:
+    if not tensor(inputs, "q").shape[0]:
         return {"output": torch.empty_like(tensor(inputs, "v")), "new_state": states}
     returned = api["chunk"](
-        q=q[None],
-        k=tensor(inputs, "k")[None],
-        v=tensor(inputs, "v")[None],
-        g=log_decay(inputs)[None],
-        beta=beta(inputs)[None],
-        scale=scale(inputs),
+        **in_one_row(inputs),
         initial_state=states,
         initial_state_indices=rows.to(torch.int32),
         cu_seqlens=bounds,
-        use_qk_l2norm_in_kernel=False,
     )
     return {"output": returned[0][0], "new_state": states}
 
