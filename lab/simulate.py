@@ -92,18 +92,17 @@ class Measured:
         """The jobs of the same run with `cores` and each definition taken so many times."""
         for name, seconds in self.seconds.items():
             if name.startswith("stacks/") and not name.startswith(FIXED):
-                yield Job("", seconds, 1, priority=10)
+                yield Job("", seconds, 1, priority=1000)
         load = Load(self.results / "cases", side_by_side=self.gpu)
         split = Split(slots=cores, actors=self.results / "actors", gpu=self.gpu)
         for path in sorted((self.results / "cases").glob("*.json")):
             plan = OpTypePlan.read(path)
             judged = self.seconds.get(f"verdicts/{plan.op_type}.jsonl", 0.0)
             judged = START_SECONDS + max(0.0, judged - START_SECONDS) * times
-            yield Job(plan.op_type, judged, load.judge_lanes(plan.op_type), 8, judge=True)
+            yield Job(plan.op_type, judged, load.judge_lanes(plan.op_type), 800, judge=True)
             for actor in for_op_type(plan.op_type):
-                threads = (load.lanes(plan.op_type, actor) + 1) // 2
                 for seconds in self._shards(plan, actor, split, times):
-                    yield Job(plan.op_type, seconds, threads, load.priority(plan.op_type, actor))
+                    yield Job(plan.op_type, seconds, 1, load.priority(plan.op_type, actor))
 
     def _shards(self, plan: OpTypePlan, actor: str, split: Split, times: int) -> list[float]:
         """Seconds of each of an actor's jobs; none where the run had no such job."""

@@ -39,8 +39,8 @@ def actor_lanes(wildcards):
 
 
 def actor_threads(wildcards):
-    """Cores of the job: of two definitions side by side, one waits for the GPU."""
-    return (actor_lanes(wildcards) + 1) // 2
+    """Cores of the job: definitions side by side wait for the GPU; an allocation is for itself, and of two, one works."""
+    return (actor_lanes(wildcards) + 1) // 2 if workflow.nodes else 1
 
 
 def actor_memory(wildcards, attempt):

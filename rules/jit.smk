@@ -32,7 +32,7 @@ rule jit:
         f"{FLOW.run}/jit/{{op_type}}-{{stack}}.json",
     log:
         f"{FLOW.run}/logs/jit/{{op_type}}-{{stack}}.log",
-    priority: 10  # the longest build decides when a first run is done
+    priority: 1000  # the longest build decides when a first run is done
     resources:
         gpu=FLOW.one_gpu,
         gpu_model=FLOW.gpu_model,

@@ -37,7 +37,7 @@ rule judge:
         f"{FLOW.run}/verdicts/{{op_type}}.jsonl",
     log:
         f"{FLOW.run}/logs/judge/{{op_type}}.log",
-    priority: 8  # what can be judged is, while other op_types still run
+    priority: 800  # what can be judged is, while other op_types still run
     threads: judge_lanes
     resources:
         mem_mb=judge_memory,

@@ -75,7 +75,7 @@ rule stack:
         update(f"{FLOW.results}/stacks/{{stack}}.json"),
     log:
         f"{FLOW.results}/logs/stack-{{stack}}.log",
-    priority: 20  # builds wait for it, and a first run waits for builds
+    priority: 2000  # builds wait for it, and a first run waits for builds
     resources:
         gpu=FLOW.one_gpu,
         gpu_model=FLOW.gpu_model,
@@ -102,7 +102,7 @@ rule dependencies:
         update(f"{FLOW.results}/stacks/{{stack}}/dependencies.json"),
     log:
         f"{FLOW.results}/logs/dependencies-{{stack}}.log",
-    priority: 19  # ground truths wait for it, and some of them compile for minutes in a first run
+    priority: 1900  # ground truths wait for it, and some of them compile for minutes in a first run
     params:
         python=stack_python,
         source=stack_source,

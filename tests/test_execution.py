@@ -10,8 +10,10 @@ from definitions import GOOD, rmsnorm
 
 from traceproof.dataset.definition import Definition
 from traceproof.execution.case import Subject, solve
+from traceproof.execution.inputs import sent_together
 from traceproof.execution.source import CallError, loaded, strangers
 from traceproof.ops import registry
+from traceproof.ops.base import Values
 from traceproof.reasons import Failure, Verdict
 from traceproof.worker import Limits, Pool, Status
 
@@ -71,3 +73,24 @@ def test_a_call_without_outputs_says_why(pool: Pool, subject: Subject, source: s
     ):
         called.outputs(subject)
     assert failed.value.outcome.status is status
+
+
+def test_small_inputs_sent_together_are_what_they_were() -> None:
+    transposed = torch.arange(6.0).view(2, 3).t()
+    inputs: Values = {
+        "one": torch.tensor(2.5, dtype=torch.float64),
+        "two": None,
+        "transposed": transposed,
+        "three": torch.tensor([True, False, True]),
+        "none": torch.empty(0),
+        "column": torch.arange(3, dtype=torch.bfloat16).as_strided((1, 3), (7, 1)),
+    }
+    sent = sent_together(inputs, torch.device("cpu"))
+    assert set(sent) == {"one", "three", "column"}
+    for name, value in sent.items():
+        given = inputs[name]
+        assert isinstance(value, torch.Tensor)
+        assert isinstance(given, torch.Tensor)
+        assert (value.dtype, value.shape, value.stride()) == (given.dtype, given.shape, given.stride())
+        assert torch.equal(value, given)
+        assert value.data_ptr() != given.data_ptr()

@@ -9,7 +9,16 @@ import pytest
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.execution.tensor_files import read_mapped, views, write_back, write_outputs
+from traceproof.execution import tensor_files
+from traceproof.execution.tensor_files import (
+    placed,
+    plain_tensor,
+    plain_tensors,
+    read_mapped,
+    views,
+    write_back,
+    write_outputs,
+)
 from traceproof.execution.transfer import Layout, Transfer
 from traceproof.ops import registry
 from traceproof.ops.base import Values
@@ -42,6 +51,52 @@ def test_only_what_differs_from_its_copy_is_written_back(*, kept: bool, wanted: 
 def test_a_zero_of_the_other_sign_is_a_change() -> None:
     before, inputs, mapped = [torch.zeros(2)], [torch.tensor([0.0, -0.0])], [torch.zeros(2)]
     assert write_back(mapped, inputs, before) == [0]
+
+
+def test_another_size_is_a_change_of_that_input_alone() -> None:
+    before = [torch.zeros(3), torch.zeros(16), torch.zeros(2, dtype=torch.bool)]
+    inputs = [torch.zeros(3), torch.zeros(16), torch.zeros(2, dtype=torch.bool)]
+    inputs[1].resize_(8)
+    assert tensor_files.differing(list(zip(inputs, before, strict=True))) == [False, True, False]
+
+
+def odd_tensors() -> list[object]:
+    held = torch.arange(24, dtype=torch.float32)
+    return [
+        held[1:7].view(2, 3).t(),
+        2.5,
+        held[3],
+        torch.tensor([True, False]),
+        held,
+        held,
+        held[:0],
+        held.bfloat16()[1:],
+    ]
+
+
+def test_tensors_put_together_are_what_each_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_files, "_packs", lambda value: isinstance(value, torch.Tensor) and value.numel())
+    values = odd_tensors()
+    found = plain_tensors(values)
+    for one, value in zip(found, values, strict=True):
+        alone = plain_tensor(value)
+        assert (one.dtype, one.shape, one.stride()) == (alone.dtype, alone.shape, alone.stride())
+        assert torch.equal(one, alone)
+    owners = [one.untyped_storage().data_ptr() for one in found if one.numel()]
+    assert len(set(owners)) == len(owners)
+
+
+def test_a_file_is_placed_as_what_it_holds_and_once_more_untouched(tmp_path: Path) -> None:
+    three = torch.tensor([[1.0, float("nan")]]).bfloat16()
+    values: Values = {"one": torch.arange(5), "two": 0.5, "three": three}
+    sent = transfer(tmp_path, on_gpu=True).send(values, "case.in")
+    inputs, before = placed(tmp_path / "case.in", sent.specs, torch.device("cpu"))
+    assert torch.equal(inputs[0], torch.arange(5))
+    assert inputs[1] == 0.5
+    assert tensor_files.differing([(inputs[2], three)]) == [False]
+    inputs[0][2] = 7
+    assert torch.equal(before[0], torch.arange(5))
+    assert write_back(read_mapped(tmp_path / "case.in", sent.specs), inputs, before) == [0]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from traceproof.execution import caches
 from traceproof.execution.bits import same_bits
 from traceproof.execution.device import ending_if_lost, set_seed
 from traceproof.execution.inputs import drawing_device, fingerprints, make_inputs, place
-from traceproof.execution.tensor_files import plain_tensor
+from traceproof.execution.tensor_files import plain_tensor, plain_tensors
 from traceproof.ops import far
 from traceproof.ops import registry as ops
 from traceproof.ops.base import Op, Values
@@ -33,6 +33,7 @@ from traceproof.reasons import UnavailableError
 
 NO_SPACE = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EFBIG})\b")  # as safetensors tells it
 GOLDEN = 0x9E3779B97F4A7C15
+KEPT_BYTES = 512 << 20  # of free GPU memory that a worker goes on with: to give it back waits for the GPU
 OTHER_SEED = 1_000_003  # added to a case's seed to get the second, different inputs of the same shapes
 
 
@@ -73,7 +74,9 @@ def _begin(payload: Mapping[str, Any]) -> None:
     os.environ.update(payload.get("variables", {}))
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         gc.collect()
-        torch.cuda.empty_cache()  # other processes share the GPU
+        gc.freeze()  # the next job's collection need not walk the packages that this one imported
+        if torch.cuda.memory_reserved() > KEPT_BYTES:
+            torch.cuda.empty_cache()  # other processes share the GPU
 
 
 def _load(
@@ -153,7 +156,8 @@ class _Runner:
         """What is judged of what the actor returned."""
         enlarged = self._enlarged(case)
         judged = returned if enlarged is None else enlarged.kept(self.definition, case, returned)
-        return {name: plain_tensor(value) for name, value in judged.items() if value is not None}
+        held = {name: value for name, value in judged.items() if value is not None}
+        return dict(zip(held, plain_tensors(list(held.values())), strict=True))
 
     def _enlarged(self, case: Case) -> Far | None:
         return self.op.enlarged(self.definition) if self.actor.enlarges and far.SIZE in case.params else None

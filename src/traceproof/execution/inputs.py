@@ -8,6 +8,8 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, fingerprint_each
+from traceproof.execution.bits import raw_bytes
+from traceproof.execution.tensor_files import ALIGNMENT
 from traceproof.ops.base import TORCH_DTYPES, Op, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.generic_inputs import draw_spec
@@ -39,12 +41,33 @@ def place(inputs: Values, device: torch.device) -> Values:
     """The same inputs on `device`, ready for any stream; those that lie there already are not copied."""
     if device.type == "cpu":
         return inputs
-    placed = {
-        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-        for name, value in inputs.items()
-    }
+    placed = dict(inputs) | sent_together(inputs, device)
+    for name, value in placed.items():
+        if isinstance(value, torch.Tensor):
+            placed[name] = value.to(device, non_blocking=True)
     torch.cuda.synchronize(device)
     return placed
+
+
+def sent_together(inputs: Values, device: torch.device) -> Values:
+    """Copies on `device` of the small tensors that lie on the CPU, sent in one go: each copy there is a turn."""
+    small = {
+        name: value
+        for name, value in inputs.items()
+        if isinstance(value, torch.Tensor) and not value.is_cuda and value.is_contiguous() and value.numel()
+    }
+    raws = [raw_bytes(value) for value in small.values()]
+    if sum(map(len, raws)) > HOST_BYTES or len(raws) < 2:
+        return {}
+    rooms = [-(-len(raw) // ALIGNMENT) * ALIGNMENT for raw in raws]
+    packed = torch.empty(sum(rooms), dtype=torch.uint8)
+    for place, raw in zip(torch.split(packed, rooms), raws, strict=True):
+        place[: len(raw)] = raw
+    sent = torch.split(packed.to(device), rooms)
+    return {
+        name: part[: len(raw)].view(value.dtype).as_strided(value.shape, value.stride()).clone()
+        for (name, value), part, raw in zip(small.items(), sent, raws, strict=True)
+    }
 
 
 def make_inputs(

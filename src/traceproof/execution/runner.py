@@ -21,8 +21,10 @@ from traceproof.execution.poison import poisoned
 from traceproof.execution.returned import address_of, entries_of
 from traceproof.execution.streams import arrive_late, changed_since, copies_in_order
 from traceproof.execution.tensor_files import (
+    COPIED_BYTES,
     copies,
-    plain_tensor,
+    draw_kept,
+    placed,
     read_mapped,
     strided,
     views,
@@ -62,12 +64,14 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
     _forget_the_project()
     torch.set_num_threads(payload["threads"])
     caches.use_own(scratch)
+    device = torch.device(payload["device"])
+    if device.type == "cuda":
+        torch.zeros(1, device=device)  # opens it, in no call's time
     with poisoned(payload["fill"]):  # names taken out of torch here are called later
         if payload["solution"] is None:
             run = load_module(payload["source"], payload["name"]).run
         else:
             run = unpacked.load(payload["solution"], payload["name"], scratch)
-    device = torch.device(payload["device"])
     return _Caller(run, device, scratch, in_order=payload["solution"] is not None).answer
 
 
@@ -105,10 +109,10 @@ class _Caller:
         torch.set_num_threads(item["threads"])
         mapped = read_mapped(self._scratch / item["data"], item["inputs"])
         on_gpu = self._device.type == "cuda"
-        inputs = self._placed(item, mapped)
+        inputs, before = self._at_once(item) or (self._placed(item, mapped), None)
         if item["timing"] is not None:
             return self._timed(item, inputs)
-        before = copies(inputs) if on_gpu else None
+        before = copies(inputs) if on_gpu and before is None else before
         side = torch.cuda.Stream() if item["how"] == STREAM else None  # type: ignore[no-untyped-call]
         with poisoned(item["fill"]):
             returned, odd = self._called(item, inputs, side)
@@ -151,6 +155,16 @@ class _Caller:
                 aliased.append(index)
             taken |= {address} - {None}
         return aliased
+
+    def _at_once(self, item: dict[str, Any]) -> tuple[list[Any], list[Any]] | None:
+        """Inputs on a GPU and what they were, copied there in one go; None: the call wants them otherwise."""
+        file = self._scratch / item["data"]
+        usual = item["how"] not in OF_OTHER_MEMORY and not item["surrounded"] and item["timing"] is None
+        if self._device.type != "cuda" or not usual or not 0 < file.stat().st_size <= COPIED_BYTES:
+            return None
+        found = placed(file, item["inputs"], self._device)
+        self._synchronise()  # whatever stream the call uses, its inputs are there
+        return found
 
     def _placed(self, item: dict[str, Any], mapped: Sequence[Any]) -> list[Any]:
         """Inputs as a call gets them: in the file itself, on a GPU, or in the memory of the call before.
@@ -235,11 +249,11 @@ class _Caller:
                 for place, (_, value) in enumerate(entries)
                 if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor
             }
-            draws.append([(name, plain_tensor(value)) for name, value in entries] if item["trials"] else entries)
+            draws.append([(name, draw_kept(value)) for name, value in entries] if item["trials"] else entries)
         if not item["trials"]:
             return draws[0], odd
         columns = zip(*draws, strict=True)
-        return [(column[0][0], torch.stack([value for _, value in column])) for column in columns], odd
+        return [(column[0][0], _stacked([value for _, value in column])) for column in columns], odd
 
     def _entries_of(self, inputs: Sequence[Any], destinations: int) -> list[tuple[str | None, Any]]:
         """One call; the last `destinations` of the inputs are the places of its outputs."""
@@ -267,3 +281,9 @@ class _Caller:
     def _synchronise(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def _stacked(draws: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Draws along a new first axis, where they lie if all lie there."""
+    alike = len({value.device for value in draws}) == 1
+    return torch.stack(list(draws) if alike else [value.cpu() for value in draws])

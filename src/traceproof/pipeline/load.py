@@ -16,6 +16,8 @@ MIB = 1 << 20
 BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and torch loaded in each
 LANES = 4  # definitions of one op_type side by side: long references on a GPU, and the judge beside one
 FEW_LANES = 2  # other references
+CLASS = 100  # priorities between one class of jobs and the next; `rules/` has the judge's and those of builds
+CASE_SECONDS, BYTE_SECONDS = 0.03, 3e-10  # of a case, and of each byte that it needs: enough to order jobs by
 SHARED = 8  # jobs of one actor in an allocation of a batch system; profiles give as much in `group-components`
 SLACK = 1.25  # estimates were up to a fifth below what was measured
 
@@ -65,18 +67,21 @@ class Load:
         return shard_names(self._plan(op_type).shards.get(actor, 1))
 
     def priority(self, op_type: str, actor: str) -> int:
-        """Priority of an actor's job: those that decide when a run is done start first.
+        """Priority of an actor's job: those that decide when a run is done start first, of equals the longest.
 
         SGLang and FLA take long to import, FlashInfer compiles something for most cases of some op_types, and
         references run one small kernel after the other from Python. The judge of large cases takes longest of all
         judges. Oracles keep cores busy while those wait.
         """
+        return CLASS * self._class(op_type, actor) + min(CLASS - 1, int(self._plan(op_type).seconds))
+
+    def _class(self, op_type: str, actor: str) -> int:
         facts = record(op_type)
         stack = STACKS[STACK_OF[actor]] if actor in TRUTHS else None
         if (actor == "reference" and facts.long) or (stack and stack.needs_nvcc and facts.compiles_late):
             return 7
         if stack is None:
-            return 5
+            return 6 if facts.long else 5
         return 6 if stack.imports_long or self._plan(op_type).large else 0
 
     def judge_lanes(self, op_type: str) -> int:
@@ -100,7 +105,7 @@ class Load:
         try:
             return _read(path, path.stat().st_mtime_ns)
         except FileNotFoundError:  # a dry run before anything is planned
-            return _Plan(needs=(), kernel_needs=(), large=False, most=0, shards={})
+            return _Plan(needs=(), kernel_needs=(), large=False, most=0, shards={}, seconds=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,7 @@ class _Plan:
         large: whether there are cases whose oracle the judge computes.
         most: bytes of the largest of the others.
         shards: how many jobs an actor has that has several.
+        seconds: what an actor takes for all cases, roughly.
     """
 
     needs: tuple[int, ...]
@@ -120,6 +126,7 @@ class _Plan:
     large: bool
     most: int
     shards: Mapping[str, int]
+    seconds: float
 
 
 def _mb(needs: Sequence[int], lanes: int) -> int:
@@ -146,4 +153,5 @@ def _read(cases: Path, stamp: int) -> _Plan:
         large=any(case.large for case in plan.to_run),
         most=max((case.memory for case in plan.to_run if not case.large), default=0),
         shards={actor: len(parts) for actor, parts in plan.shards.items()},
+        seconds=sum(CASE_SECONDS + BYTE_SECONDS * case.memory for case in plan.to_run),
     )

@@ -2,4 +2,4 @@
 
 from traceproof.ops.record import OpType
 
-OP = OpType(family="moe")
+OP = OpType(family="moe", long=True)

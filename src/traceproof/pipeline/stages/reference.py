@@ -9,6 +9,7 @@ import errno
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -17,6 +18,7 @@ from typing import Any
 from traceproof.digests import digest_json
 from traceproof.execution.caller import Caller, CallRequest, calling, refusal
 from traceproof.owner import own_folder
+from traceproof.pipeline.gpu_lease import turn
 from traceproof.pipeline.records import FLOOR, SHADOW, PlannedDefinition
 from traceproof.pipeline.run_record import LASTING, RunRecord
 from traceproof.pipeline.stages.calls import Call, drawn_fill, join, seeds_of
@@ -27,6 +29,7 @@ from traceproof.untrusted import FLOAT64, OTHER_ORDER
 from traceproof.worker import MIB, Isolation, ItemOutcome, Pool, Session, Status
 
 MEASURE = "traceproof.actors.measure:setup"
+SMALL_BYTES = 64 << 20  # that a case needs at most if its time on a GPU is launches and waits
 PATIENCE = 2  # timeouts of one definition after which its other cases are not waited for
 
 
@@ -183,13 +186,21 @@ class References:
             data=files["data"],
             out=files["out"],
         )
-        outcome = caller.call(request)
+        with self._turn(call, caller):
+            outcome = caller.call(request)
         if outcome.status is not Status.OK:
             return self._not_ours(outcome), {}
         item = {"do": "collect", "case": case, "key": call.key, "returned": outcome.value, "recall": call.recall}
         item["beside"] = beside
         first = None if call.first is None else str(call.first)
         return self._collected(outcome, measure.ask(item | files | {"first": first}))
+
+    def _turn(self, call: Call, caller: Caller) -> AbstractContextManager[None]:
+        """A turn on the GPU for a call that is many small kernels; others have it free."""
+        if self.job.device == "cpu" or call.planned.memory >= SMALL_BYTES:
+            return nullcontext()
+        caller.begin()
+        return turn()
 
     def _not_drawn(self, drawn: ItemOutcome) -> ItemOutcome:
         """The case's outcome where its inputs could not be drawn."""
