@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 from traceproof.actors import built
-from traceproof.pipeline import entry
+from traceproof.actors.registry import ACTORS
+from traceproof.pipeline import entry, job_client
 from traceproof.pipeline.gpu_lease import gpus, lease, workers
 from traceproof.pipeline.stages.actor import run
 from traceproof.pipeline.stages.job import Job, opens_gpu
@@ -39,7 +40,9 @@ def main() -> None:
     stack = json.loads(options.stack.read_text(encoding="utf-8"))
     stack_workers = StackWorkers.of(options.caches, stack)
     opened = stack_workers.gpu and opens_gpu(options.cases, options.actor)
-    found = gpus() if opened else []
+    if opened:  # while the driver says what GPUs there are, which takes a second at first
+        stack_workers.start(trusted=ACTORS[options.actor].trusted)
+    found = gpus(job_client.folder()) if opened else []
     limits = options.limits
     job = Job(
         actor=options.actor,

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from traceproof.pipeline import entry
+from traceproof.pipeline import entry, job_client
 from traceproof.pipeline.gpu_lease import gpus, lease
 from traceproof.pipeline.stages.job import judge_opens_gpu
 from traceproof.pipeline.stages.judge import judge
@@ -39,7 +39,7 @@ def main() -> None:
         options=options.repeat,
     )
     stack_workers = StackWorkers.of(options.caches, stack)
-    found = gpus() if stack_workers.gpu and judge_opens_gpu(options.cases) else []
+    found = gpus(job_client.folder()) if stack_workers.gpu and judge_opens_gpu(options.cases) else []
     with lease(found, memory_mib=options.memory_mb), stack_workers.pool() as pool:
         judge(options.cases, options.manifests, options.verdicts, settings, pool, lanes=options.threads)
 

@@ -1,15 +1,16 @@
-"""Calls of many small kernels take turns on a GPU, and none of them keeps the others waiting for long."""
+"""Calls of many small kernels take turns on a GPU, and a run asks the driver once."""
 
 from __future__ import annotations
 
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from traceproof.pipeline import gpu_lease
-from traceproof.pipeline.gpu_lease import turn
+from traceproof.pipeline.gpu_lease import Gpu, gpus, turn
 
 CALLERS = 6
 HELD_SECONDS = 0.02
@@ -57,3 +58,12 @@ def test_jobs_on_another_gpu_do_not_wait(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setenv(gpu_lease.VARIABLE, "1")
         with turn(tmp_path):
             assert time.monotonic() - started < LATE_SECONDS
+
+
+def test_a_run_asks_the_driver_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Mock(return_value=[Gpu("0", 40_000), Gpu("1", 80_000)])
+    monkeypatch.setattr(gpu_lease, "_asked", asked)
+    assert gpus(tmp_path) == gpus(tmp_path) == asked.return_value
+    assert asked.call_count == 1
+    assert gpus(tmp_path / "absent") == gpus() == asked.return_value
+    assert asked.call_count == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -86,6 +87,44 @@ def who(**options: object) -> int:
 @pytest.mark.usefixtures("run")
 def test_a_trusted_worker_serves_one_job_after_another() -> None:
     assert who() == who() == who()
+
+
+@pytest.mark.usefixtures("run")
+def test_an_interpreter_is_started_ahead_and_serves_the_job_that_comes() -> None:
+    with Pool(preload=(), env=ENVIRONMENT, shared=True) as pool:
+        for isolation in Isolation:
+            pool.start(isolation)
+        until(lambda: len(zygotes()) == len(Isolation))
+        ahead = zygotes()
+    assert who()
+    assert zygotes() == ahead
+
+
+@pytest.mark.usefixtures("run")
+def test_one_that_can_not_be_started_ahead_is_told_of_to_who_needs_it() -> None:
+    with Pool(preload=("no_such_module",), env=ENVIRONMENT, shared=True) as pool:
+        pool.start(Isolation.TRUSTED)
+    with pytest.raises(TraceproofError, match="can not be used"):
+        job(PROCESS, preload=("no_such_module",))
+
+
+def zygotes() -> set[int]:
+    """Zygotes of this test's run that have said that they are ready: workers can be forked off them."""
+    hosts_here = {path.parent.name for path in hosts(Path(tempfile.gettempdir()))}
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if b"traceproof.worker.zygote" in words and parent_host(entry) in hosts_here:
+                found.add(int(entry.name))
+    return found
+
+
+def parent_host(entry: Path) -> str:
+    """Name of the folder of the host that a process is a child of; empty: of none."""
+    parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+    words = Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0")
+    return Path(os.fsdecode(words[5])).name if b"traceproof.worker.host" in words else ""
 
 
 @pytest.mark.usefixtures("run")

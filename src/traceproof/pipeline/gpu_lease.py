@@ -5,6 +5,7 @@ Several jobs share a GPU as its memory allows: most of a job's time is starting 
 
 import contextlib
 import fcntl
+import json
 import math
 import os
 import shutil
@@ -16,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from traceproof.store import write_text
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 PLACE_MIB = 4 * 1024  # of GPU memory: a context, libraries' workspaces and the cases of an ordinary job
@@ -41,8 +44,26 @@ class Gpu:
         return max(1, self.memory_mib // PLACE_MIB)
 
 
-def gpus() -> list[Gpu]:
-    """The GPUs of this machine; none where there is no driver, or it does not answer."""
+def gpus(folder: Path | None = None) -> list[Gpu]:
+    """The GPUs of this machine; none where there is no driver, or it does not answer.
+
+    Args:
+        folder: where the jobs of a run keep the answer, which takes a driver up to a second; None: nowhere.
+    """
+    if folder is None or not folder.is_dir():
+        return _asked()
+    with (folder / "gpus.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        kept = folder / "gpus.json"
+        if kept.is_file():
+            return [Gpu(*said) for said in json.loads(kept.read_text(encoding="utf-8"))]
+        found = _asked()
+        if found:
+            write_text(kept, json.dumps([[gpu.index, gpu.memory_mib] for gpu in found]))
+        return found
+
+
+def _asked() -> list[Gpu]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return []

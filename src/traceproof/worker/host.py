@@ -78,7 +78,10 @@ class HostServer:
             said, descriptors, _, _ = socket.recv_fds(client.connection, PACKET_BYTES, MOST_DESCRIPTORS)
         if said and not client.served and not client.request:
             client.request = json.loads(said)
-            return
+            if client.request:
+                return
+            with contextlib.suppress(TraceproofError):  # whoever wants a worker is told
+                self._started()
         if descriptors:
             worker = Conversation.of(descriptors, Limits.of_json(client.request["limits"]))
             worker.layers = self.interpreter.layers if self.interpreter is not None else {}
@@ -123,13 +126,17 @@ class HostServer:
                 return worker, True
         if not room and self.free:
             self.free.pop(0)[1].close()
+        limits, scratch = Limits.of_json(client.request["limits"]), Path(client.request["scratch"])
+        told = client.request
+        return self._started().worker(limits, scratch, told["visible"], told["conceal"]), False
+
+    def _started(self) -> Interpreter:
+        """The interpreter, which is started if none lives."""
         if self.interpreter is None or not self.interpreter.alive:
             if self.interpreter is not None:
                 self.interpreter.stop()
             self.interpreter = Interpreter.start(self.recipe)
-        limits, scratch = Limits.of_json(client.request["limits"]), Path(client.request["scratch"])
-        told = client.request
-        return self.interpreter.worker(limits, scratch, told["visible"], told["conceal"]), False
+        return self.interpreter
 
     def close(self) -> None:
         """End everything that is here; workers that are lent end with their jobs."""

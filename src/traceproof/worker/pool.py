@@ -103,6 +103,12 @@ class Pool:
         """The layers in one line for people; raises as `layers` does."""
         return line_of(self.layers())
 
+    def start(self, isolation: Isolation) -> None:
+        """Have the interpreter that the jobs of a run share started, ahead of its first worker."""
+        host = self._hosts[isolation]
+        if host is not None:
+            host.start()
+
     def run_items(  # noqa: PLR0913 - one request, spelled out
         self,
         *,

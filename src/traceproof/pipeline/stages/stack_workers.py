@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from traceproof.execution import caller
+from traceproof.execution import caches, caller
 from traceproof.pipeline import jit
 from traceproof.stacks import STACKS
-from traceproof.worker import Pool
+from traceproof.worker import Isolation, Pool
 from traceproof.worker.model import NICE
 
 THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
@@ -71,6 +71,14 @@ class StackWorkers:
         """
         hidden = [*caller.project_folders(), *conceal]
         return self._pool(preload=caller.PRELOAD, readable=readable, conceal=hidden, weak=weak)
+
+    def start(self, *, trusted: bool) -> None:
+        """Have the interpreters started that a job of trusted code, or of strangers', is about to need."""
+        if trusted:
+            self.pool().start(Isolation.TRUSTED)
+            return
+        self.untrusted(conceal=(), readable=caches.readable(self.environment)).start(Isolation.UNTRUSTED)
+        self.on_host().pool().start(Isolation.TRUSTED)
 
     def on_host(self) -> Self:
         """The same stack's workers without a GPU, which draw inputs and measure what strangers' code did."""
