@@ -23,6 +23,7 @@ from traceproof.ops.generic import GenericOp
 from traceproof.store import OUT_OF_SPACE, load_tensors
 from traceproof.untrusted.border import BorderError, plain_text
 
+HELD_BYTES = 512 << 20  # of a GPU's memory that hold the inputs of the call before
 DRAWING_THREADS = 4  # for inputs that take one thread more than a moment
 
 
@@ -101,7 +102,7 @@ class Measure:
             )
         if item["recall"]:
             facts["remembered"] = self._remembered(values, outputs)
-        self._before = values, outputs
+        self._before = _held(values), outputs
         self._save(item["key"], outputs)
         return facts
 
@@ -124,7 +125,17 @@ class Measure:
         if isinstance(self.op, GenericOp) and not any(map(_varies, outputs.values())):
             return False  # nothing says that inputs such as these have different answers
         same = bool(outputs) and all(same_bits(value, before.get(name)) for name, value in outputs.items())
-        return same and self.op.tells_apart(self.definition, values, earlier)
+        return same and self.op.tells_apart(self.definition, _on_host(values), _on_host(earlier))
+
+
+def _held(values: Values) -> Values:
+    """Inputs to keep until the next call is measured: where they lie, but for much that lies on a GPU."""
+    count = sum(value.nbytes for value in values.values() if isinstance(value, torch.Tensor) and value.is_cuda)
+    return _on_host(values) if count > HELD_BYTES else values
+
+
+def _on_host(values: Values) -> Values:
+    return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
 
 
 def _varies(value: torch.Tensor) -> bool:

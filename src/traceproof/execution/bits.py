@@ -1,6 +1,10 @@
 """Tensors by their bits."""
 
+from collections.abc import Iterator, Sequence
+
 import torch
+
+STAGED_BYTES = 32 << 20  # of a GPU's memory that are copied at a time
 
 
 def raw_bytes(value: torch.Tensor) -> torch.Tensor:
@@ -26,3 +30,19 @@ def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124 - NaN test
+
+
+def host_pieces(parts: Sequence[bytes | torch.Tensor]) -> Iterator[bytes | memoryview]:
+    """Bytes as they follow each other; those on a GPU come by way of pinned memory, which one copy fills.
+
+    A copy to any other memory goes by small pieces, each of which waits for its turn on the GPU.
+    """
+    for part in parts:
+        if isinstance(part, bytes):
+            yield part
+        elif not part.is_cuda:
+            yield part.numpy().data
+        else:
+            room = torch.empty(min(STAGED_BYTES, len(part)), dtype=torch.uint8, pin_memory=True)
+            for piece in torch.split(part, STAGED_BYTES):
+                yield room[: len(piece)].copy_(piece).numpy().data

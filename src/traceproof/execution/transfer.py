@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.execution.bits import raw_bytes
+from traceproof.execution.bits import host_pieces, raw_bytes
 from traceproof.execution.poison import filler
 from traceproof.execution.tensor_files import aligned, dtype_name
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
@@ -62,7 +62,7 @@ PLAIN = Layout()
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Inputs that lie in a file: on the CPU, what the caller is told of each, and the size of the file.
+    """Inputs that lie in a file, what the caller is told of each, and the size of the file.
 
     `gaps` are the places of bytes around tensors, each with the name of a tensor beside it.
     """
@@ -119,10 +119,10 @@ class Transfer:
 
     def send(self, values: Values, data: str, *, layout: Layout = PLAIN, case: Case | None = None) -> Sent:
         """Write inputs into a new file; the sizes of places for outputs follow from the case."""
-        kept = {k: v.detach().cpu() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
+        kept = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
         places = self._destinations(case, layout.fill) if layout.destinations and case is not None else {}
         specs, parts, gaps, size = _laid_out({**kept, **places}, layout)
-        new_file(self.folder / data, parts)
+        new_file(self.folder / data, host_pieces(parts))
         return Sent(kept, specs, size, layout, tuple(gaps))
 
     def _destinations(self, case: Case, fill: float) -> Values:
@@ -214,7 +214,9 @@ class Transfer:
             for index, ((name, value), spec) in enumerate(zip(sent.values.items(), sent.specs, strict=False)):
                 if not isinstance(value, torch.Tensor) or name in allowed or not value.numel():
                     continue
-                if (places is None or index in places) and not _holds(file, spec["offset"], raw_bytes(value)):
+                if (places is None or index in places) and not _holds(
+                    file, spec["offset"], raw_bytes(value.cpu())
+                ):
                     found.append(name)
         return sorted(found)
 
@@ -228,10 +230,10 @@ class Transfer:
 
 def _laid_out(
     values: Mapping[str, Any], layout: Layout
-) -> tuple[list[dict[str, Any]], list[bytes | memoryview], list[tuple[str, int, int]], int]:
+) -> tuple[list[dict[str, Any]], list[bytes | torch.Tensor], list[tuple[str, int, int]], int]:
     """Inputs as bytes, one after another, where each lies, and what lies between; scalars stand beside."""
     specs: list[dict[str, Any]] = []
-    parts: list[bytes | memoryview] = []
+    parts: list[bytes | torch.Tensor] = []
     gaps: list[tuple[str, int, int]] = []
     place = 0
 
@@ -247,7 +249,7 @@ def _laid_out(
         start = place + layout.room + layout.shift * value.element_size()
         leave(name, start)
         specs.append({"dtype": dtype_name(value.dtype), "shape": list(value.shape), "offset": start})
-        parts.append(raw.numpy().data)
+        parts.append(raw)
         place = start + raw.numel()
         end = aligned(place + layout.room)
         leave(name, end)

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,7 +171,7 @@ def read_json(path: Path, *, most: int = JSON_BYTES) -> Any:  # noqa: ANN401 - a
         raise BorderError(f"{path.name} is not JSON: {error}") from error
 
 
-def new_file(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+def new_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write a file that must not be there yet, which nobody but this user can open.
 
     Raises:
