@@ -65,11 +65,6 @@ def top_p_renorm(probs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     return kept / kept.sum(-1, keepdim=True)
 
 
-def sample(probs: torch.Tensor) -> torch.Tensor:
-    """One token per row, from PyTorch's own generator."""
-    return torch.multinomial(probs, 1).view(-1).to(torch.int32)
-
-
 def filter_and_sample(  # noqa: PLR0913, PLR0917 - the function's own arguments
     probs: torch.Tensor,
     top_ks: torch.Tensor,
@@ -91,7 +86,7 @@ def filter_and_sample(  # noqa: PLR0913, PLR0917 - the function's own arguments
 
 
 SAMPLERS: dict[str, Api] = {
-    "sglang": {"top_k_renorm": top_k_renorm, "top_p_renorm": top_p_renorm, "sample": sample},
+    "sglang": {"top_k_renorm": top_k_renorm, "top_p_renorm": top_p_renorm},
     "sglang_native": {"filter_and_sample": filter_and_sample},
 }
 

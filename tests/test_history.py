@@ -264,7 +264,10 @@ def test_a_planted_bug_is_caught_between_its_releases_and_one_that_no_case_shows
     assert (outcome["found"], outcome["bad"], outcome["good"], outcome["alarms"]) == ("caught", "1.1", "1.2", [])
     assert outcome["flips"]
     assert (unseen["found"], unseen["flips"], code) == ("missed", [], 1)
-    kept = json.loads((repository / "results" / "replays" / "replay.json").read_text())
+    replays = repository / "results" / "replays"
+    ended = json.loads((replays / "outcomes" / f"{outcome['bug']}.json").read_text())
+    assert ended["flips"] == outcome["flips"]
+    kept = json.loads((replays / "replay.json").read_text())
     assert kept["outcomes"][0]["flips"] == outcome["flips"]
 
 

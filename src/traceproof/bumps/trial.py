@@ -31,6 +31,7 @@ class Trial:
         definitions, op_type, stack: what is tried.
         work: a folder for plans and verdicts.
         variables: of the environment of everything that is run.
+        truths: ground truths that are run; empty: all of the stack.
     """
 
     flow: Pipeline
@@ -40,6 +41,7 @@ class Trial:
     stack: str
     work: Path
     variables: Mapping[str, str] = field(default_factory=dict)
+    truths: tuple[str, ...] = ()
 
     def verdict(self, package: Path, digest: str) -> dict[str, Any]:
         """What the ground truths in `package` are worth: `verdict` (the worst one) and `rows`.
@@ -61,7 +63,7 @@ class Trial:
         record = keyed(self._record(self.stack, package), digest)
         place = self.work / digest
         write_json(place / "stack.json", record)
-        truths = [name for name in truths_of(self.stack) if name in for_op_type(self.op_type)]
+        truths = [name for name in self.truths or truths_of(self.stack) if name in for_op_type(self.op_type)]
         manifests = [self._actor(name, place / "stack.json", place, package) for name in truths]
         verdicts = place / "verdicts.jsonl"
         self._judge([self._oracle, *manifests], verdicts)

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from traceproof.dataset.source import CLOSED, Text
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
-from traceproof.stacks import STACKS
+from traceproof.stacks import STACKS, truths_of
 
 FOLDER = "bugs"
 
@@ -125,6 +125,7 @@ class Bug(BaseModel):
         dtypes: of inputs and outputs, to run instead of the definition's.
         in_turn: whether the definition as it is runs before it with those dtypes, in one process.
         shown_by: ids of the cases that show it, which alone are run and counted; empty: all.
+        ground_truths: of the stack, which alone are run; empty: all.
         variables: of the environment, that the package's own choice of kernels follows.
         unreachable: why no adapter's call reaches it; None: one does.
         evidence: what the releases' sources show.
@@ -149,6 +150,7 @@ class Bug(BaseModel):
     dtypes: dict[str, Text] = Field(default_factory=dict)
     in_turn: bool = False
     shown_by: tuple[Text, ...] = ()
+    ground_truths: tuple[Text, ...] = ()
     variables: dict[str, Text] = Field(default_factory=dict)
     unreachable: Text | None = None
     evidence: Annotated[tuple[Evidence, ...], Field(min_length=1)]
@@ -159,6 +161,8 @@ class Bug(BaseModel):
             raise ValueError(f"op_type {self.op_type!r} is none; known: {', '.join(registry.known())}")
         if self.package not in DISTRIBUTIONS:
             raise ValueError(f"package {self.package!r} is no stack's; known: {', '.join(DISTRIBUTIONS)}")
+        if unknown := set(self.ground_truths) - set(truths_of(self.stack)):
+            raise ValueError(f"{', '.join(sorted(unknown))} is no ground truth of the stack {self.stack}")
         if not self.oldest_bad <= Version(self.last_bad) < Version(self.first_good):
             raise ValueError("since, last_bad and first_good are not in order")
         return self

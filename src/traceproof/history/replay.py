@@ -30,6 +30,7 @@ from traceproof.store import write_json
 
 REPLAYS = "replays"  # folder below the results
 REPORT = "replay.json"
+OUTCOMES = "outcomes"  # folder below the replays: what came of each bug, written as it ends
 LEAST: Mapping[Hardware, int] = {Hardware.SM90: 9, Hardware.SM100: 10}  # first figure of the compute capability
 
 
@@ -74,7 +75,7 @@ class Replays:
 
     @staticmethod
     def _key(bug: Bug) -> str:
-        chosen = [bug.definitions, bug.axes, bug.dtypes, bug.in_turn, bug.variables]
+        chosen = [bug.definitions, bug.axes, bug.dtypes, bug.in_turn, bug.ground_truths, bug.variables]
         return digest_json([bug.stack, bug.op_type, chosen, bug.cases.stressing])
 
     def _flow(self, dataset: Path | None, bugs: Sequence[Bug] = ()) -> Pipeline:
@@ -104,6 +105,7 @@ class Replays:
             except _NotHereError as error:
                 outcome = Outcome(bug=bug.id, found=Found.NOT_HERE, reason=error.why, message=str(error))
             outcome = outcome.model_copy(update={"seconds": round(time.monotonic() - started, 1)})
+            write_json(self.out / OUTCOMES / f"{bug.id}.json", outcome.model_dump(mode="json"))
             self.say(f"{bug.id}: {outcome.found}{f' ({outcome.reason})' if outcome.reason else ''}")
             outcomes.append(outcome)
         return outcomes
@@ -150,6 +152,7 @@ class Replays:
             stack=bug.stack,
             work=work,
             variables=bug.variables,
+            truths=bug.ground_truths,
         )
 
     def _record(self, trial: Trial) -> dict[str, Any]:

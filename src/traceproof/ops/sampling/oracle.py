@@ -67,7 +67,7 @@ class Sampling(Op):
 
     def enlarged(self, definition: Definition) -> Far:
         """The rows; sorting them takes several times their memory."""
-        return Far(axis=(definition.inputs["probs"].shape or ())[0], copies=6)
+        return Far(axis=(definition.inputs["probs"].shape or ())[0], copies=8)
 
     def trials(self, definition: Definition, case: Case) -> int:
         """About DRAWS draws in all, more where the vocabulary is small."""

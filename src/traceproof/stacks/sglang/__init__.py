@@ -70,7 +70,6 @@ STACK = Stack(
         "matmul": ("sglang.srt.batch_invariant_ops.batch_invariant_ops:_matmul_persistent_triton",),
         "top_k_renorm": ("sglang.kernels.ops.sampling.renorm_triton:top_k_renorm_probs_triton",),
         "top_p_renorm": ("sglang.kernels.ops.sampling.renorm_triton:top_p_renorm_probs_triton",),
-        "sample": ("sglang.srt.layers.sampler:sampling_from_probs_torch",),
     },
     modules=("sgl_kernel", "sglang.srt.runtime_context", "sglang.srt.server_args"),
     prepare="traceproof.stacks.sglang.boot:stand_in_for_kernels",

@@ -1,7 +1,8 @@
-"""SGLang's filters of probabilities and its sampler.
+"""SGLang's filters of probabilities, and PyTorch's draw after them, which SGLang's own sampler calls too.
 
 On a GPU of NVIDIA SGLang hands the filters to FlashInfer, which would be no second opinion. These are the ones it
-brings for other GPUs: Triton over PyTorch's sort, and they run on any.
+brings for other GPUs: Triton over PyTorch's sort, and they run on any. The module of its sampler is not imported:
+that needs the server's packages, in exactly a release's versions.
 """
 
 import torch
@@ -14,7 +15,7 @@ PROBABILITIES = 1 << 27  # of one draw, 512 MiB
 
 
 def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    return {"samples": _drawn(api, _filtered(api, definition, inputs))}
+    return {"samples": _drawn(_filtered(api, definition, inputs))}
 
 
 def _trials(api: Api, definition: Definition, inputs: Values, trials: int, seed: int) -> Outputs:
@@ -26,7 +27,7 @@ def _trials(api: Api, definition: Definition, inputs: Values, trials: int, seed:
     drawn = [torch.empty((0, rows), dtype=torch.int64, device=filtered.device)]
     for start in range(0, trials if rows else 0, at_once):
         count = min(at_once, trials - start)
-        drawn.append(_drawn(api, filtered.repeat(count, 1)).view(count, rows))
+        drawn.append(_drawn(filtered.repeat(count, 1)).view(count, rows))
     return {"samples": torch.cat(drawn) if rows else drawn[0].new_empty((trials, 0))}
 
 
@@ -40,8 +41,10 @@ def _filtered(api: Api, definition: Definition, inputs: Values) -> torch.Tensor:
     return probs
 
 
-def _drawn(api: Api, probs: torch.Tensor) -> torch.Tensor:
-    return api["sample"](probs).to(torch.int64) if probs.shape[0] else probs.new_empty((0,), dtype=torch.int64)
+def _drawn(probs: torch.Tensor) -> torch.Tensor:
+    if not probs.shape[0]:
+        return probs.new_empty((0,), dtype=torch.int64)
+    return torch.multinomial(probs, num_samples=1).view(-1)
 
 
 ADAPTERS = tuple(
@@ -49,7 +52,7 @@ ADAPTERS = tuple(
         "sampling.renorm_triton",
         signature(f"probs {filters} -> samples"),
         _call,
-        ("top_k_renorm", "top_p_renorm", "sample"),
+        ("top_k_renorm", "top_p_renorm"),
         trials=_trials,
         sm=((8, 0), (12, 9)),
     )
