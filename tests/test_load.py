@@ -51,3 +51,15 @@ def test_without_a_gpu_one_definition_is_judged_at_a_time(tmp_path: Path) -> Non
 def test_before_anything_is_planned_a_job_has_one_lane(tmp_path: Path) -> None:
     empty = Load(tmp_path, side_by_side=True)
     assert (empty.judge_lanes(OP_TYPE), empty.lanes(OP_TYPE, "reference")) == (1, 1)
+
+
+def test_of_jobs_alike_the_one_with_more_to_do_starts_first(tmp_path: Path) -> None:
+    jobs = load(tmp_path, large=True)
+    before = jobs.priority(OP_TYPE, "torch")
+    (tmp_path / f"{OP_TYPE}.json").unlink()
+    few = {"gemm_n0": entry("gemm_n0", large=True)}
+    (tmp_path / f"{OP_TYPE}.json").write_text(
+        OpTypePlan(op_type=OP_TYPE, dataset="", definitions=few, broken=()).as_text()
+    )
+    assert 0 <= Load(tmp_path, side_by_side=True).priority(OP_TYPE, "torch") <= before
+    assert jobs.priority(OP_TYPE, "torch") < jobs.priority(OP_TYPE, "reference")

@@ -15,7 +15,7 @@ from traceproof.checkouts.pin import Pin
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.pipeline.rows import VerdictRow, read_rows
-from traceproof.store import write_json
+from traceproof.store import write_text
 
 # What of a row two runs can be compared by.
 KEPT = (
@@ -87,7 +87,10 @@ def keep(
             "stacks": {one["stack"]: one["versions"] for one in stacks},
             "rows": sorted(rows, key=lambda row: [str(row.get(key)) for key in (*KEPT[:5], "dataset", "seed")]),
         }
-        write_json(path, value)
+        text = json.dumps(
+            value, ensure_ascii=False, allow_nan=False
+        )  # indented, it would take three times as long
+        write_text(path, f"{text}\n")
     return digest
 
 

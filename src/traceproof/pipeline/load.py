@@ -69,8 +69,8 @@ class Load:
     def priority(self, op_type: str, actor: str) -> int:
         """Priority of an actor's job: those that decide when a run is done start first, of equals the longest.
 
-        SGLang and FLA take long to import, FlashInfer compiles something for most cases of some op_types, and
-        references run one small kernel after the other from Python. The judge of large cases takes longest of all
+        SGLang and FLA take long to import, FlashInfer compiles something for most cases of some op_types, as cuDNN
+        does for PyTorch's attention, and references run one small kernel after the other from Python. The judge of large cases takes longest of all
         judges. Oracles keep cores busy while those wait.
         """
         return CLASS * self._class(op_type, actor) + min(CLASS - 1, int(self._plan(op_type).seconds))
@@ -78,7 +78,7 @@ class Load:
     def _class(self, op_type: str, actor: str) -> int:
         facts = record(op_type)
         stack = STACKS[STACK_OF[actor]] if actor in TRUTHS else None
-        if (actor == "reference" and facts.long) or (stack and stack.needs_nvcc and facts.compiles_late):
+        if (actor == "reference" and facts.long) or actor in facts.compiles_late:
             return 7
         if stack is None:
             return 6 if facts.long else 5

@@ -2,4 +2,4 @@
 
 from traceproof.ops.record import OpType
 
-OP = OpType(family="gdn", long=True, compiles_late=True, staged=True)
+OP = OpType(family="gdn", long=True, compiles_late=("flashinfer",), staged=True)
