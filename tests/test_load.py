@@ -10,13 +10,14 @@ from traceproof.pipeline.records import OpTypePlan, PlannedCase, PlannedDefiniti
 
 OP_TYPE = "gemm"
 DEFINITIONS = 12
+GIB = 1 << 30
 
 
-def entry(name: str, *, large: bool) -> PlannedDefinition:
+def entry(name: str, *, large: bool, memory: int) -> PlannedDefinition:
     case = PlannedCase(
         case=Case("small-0", "small", {}, 0, {}),
         digest="0" * 32,
-        memory=1 << 20,
+        memory=memory,
         trials=0,
         skip=None,
         large=large,
@@ -28,8 +29,10 @@ def entry(name: str, *, large: bool) -> PlannedDefinition:
     )
 
 
-def load(folder: Path, *, large: bool, gpu: bool = True) -> Load:
-    entries = {name: entry(name, large=large) for name in map("gemm_n{}".format, range(DEFINITIONS))}
+def load(folder: Path, *, large: bool, gpu: bool = True, memory: int = 1 << 20) -> Load:
+    entries = {
+        name: entry(name, large=large, memory=memory) for name in map("gemm_n{}".format, range(DEFINITIONS))
+    }
     plan = OpTypePlan(op_type=OP_TYPE, dataset="", definitions=entries, broken=())
     (folder / f"{OP_TYPE}.json").write_text(plan.as_text())
     return Load(folder, side_by_side=gpu)
@@ -54,12 +57,6 @@ def test_before_anything_is_planned_a_job_has_one_lane(tmp_path: Path) -> None:
 
 
 def test_of_jobs_alike_the_one_with_more_to_do_starts_first(tmp_path: Path) -> None:
-    jobs = load(tmp_path, large=True)
-    before = jobs.priority(OP_TYPE, "torch")
-    (tmp_path / f"{OP_TYPE}.json").unlink()
-    few = {"gemm_n0": entry("gemm_n0", large=True)}
-    (tmp_path / f"{OP_TYPE}.json").write_text(
-        OpTypePlan(op_type=OP_TYPE, dataset="", definitions=few, broken=()).as_text()
-    )
-    assert 0 <= Load(tmp_path, side_by_side=True).priority(OP_TYPE, "torch") <= before
-    assert jobs.priority(OP_TYPE, "torch") < jobs.priority(OP_TYPE, "reference")
+    found = [load(tmp_path, large=True, memory=memory).priority(OP_TYPE, "torch") for memory in (GIB, 2 * GIB)]
+    assert found == sorted(set(found))
+    assert max(found) < load(tmp_path, large=True).priority(OP_TYPE, "reference")

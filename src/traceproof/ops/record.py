@@ -18,7 +18,7 @@ class OpType:
         family: `verify_<family>` and `nox -s test_<family>` cover it.
         long: its references take the longest and so decide when a run is done: they start first, and more of them
             run side by side.
-        compiles_late: ground truths that compile something for most of its cases when called: their jobs start first.
+        compiles_late: ground truths that compile something for most of its cases when called; they start first.
         staged: its definitions have a tag `stage:<stage>`.
         without_api: whether FlashInfer has no call for a definition, although it has some for the op_type.
     """

@@ -70,8 +70,8 @@ class Load:
         """Priority of an actor's job: those that decide when a run is done start first, of equals the longest.
 
         SGLang and FLA take long to import, FlashInfer compiles something for most cases of some op_types, as cuDNN
-        does for PyTorch's attention, and references run one small kernel after the other from Python. The judge of large cases takes longest of all
-        judges. Oracles keep cores busy while those wait.
+        does for PyTorch's attention, and references run one small kernel after the other from Python. The judge of
+        large cases takes longest of all judges. Oracles keep cores busy while those wait.
         """
         return CLASS * self._class(op_type, actor) + min(CLASS - 1, int(self._plan(op_type).seconds))
 
