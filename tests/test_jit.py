@@ -196,6 +196,6 @@ def test_of_several_assigned_gpus_one_is_leased(tmp_path: Path, monkeypatch: pyt
 
 
 def test_processes_with_a_gpu_open_follow_the_cores_and_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
     large, small = Gpu("0", 143_360), Gpu("0", 24_576)
     assert [workers(found) for found in ([large], [large, large], [small], [])] == [4, 4, 1, 1]

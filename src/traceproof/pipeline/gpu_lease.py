@@ -79,7 +79,7 @@ def _asked() -> list[Gpu]:
 def workers(found: Sequence[Gpu]) -> int:
     """How many processes of a stack may have the GPUs open: a driver opens a GPU for one after the other."""
     places = sum(gpu.places for gpu in found)
-    return max(1, min(places, os.cpu_count() or 1) // 4)
+    return max(1, min(places, len(os.sched_getaffinity(0))) // 4)
 
 
 @contextmanager
