@@ -11,7 +11,7 @@ from pathlib import Path
 
 from calibration import page
 from calibration.measure import memory
-from calibration.units import SIZES, Unit, run, together, units
+from calibration.units import SIZES, Unit, counts, run, together, units
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
@@ -23,28 +23,37 @@ def main() -> int:
     """One JSON file an op_type in --out; --page writes the tables of all that are there.
 
     What is measured is kept by definition and seed in --out/units and not measured again; remove it after a
-    change.
+    change. Prints a table of what is kept of the seeds asked for.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", type=Path, action="append", required=True, help="may be given several times")
     parser.add_argument("--out", type=Path, default=Path("results/calibration"))
     parser.add_argument("--op-type", nargs="*", default=list(registry.known()))
     parser.add_argument("--seeds", type=int, default=32, help="for right answers")
+    parser.add_argument("--first-seed", type=int, default=0, help="leave out the seeds below it")
     parser.add_argument("--wrong-seeds", type=int, default=4, help="for wrong answers")
     parser.add_argument("--per-kind", type=int, default=1, help="definitions for each set of input names")
     parser.add_argument("--page", type=Path, help="the page to write into")
     parser.add_argument("--memory-gib", type=int, default=6, help="leave definitions out that need more")
     parser.add_argument("--jobs", type=int, default=1, help="processes; 0: only put together what is kept")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no measurement after these")
     parser.add_argument("--case", nargs="*", default=[], help="these cases alone, of any size, e.g. stress-below")
     options = parser.parse_args()
     chosen = list(_chosen(options))
-    found = units(chosen, seeds=options.seeds, wrong_seeds=options.wrong_seeds, ids=options.case)
+    found = units(
+        chosen,
+        seeds=options.seeds,
+        wrong_seeds=options.wrong_seeds,
+        ids=options.case,
+        first_seed=options.first_seed,
+    )
     failed = _run(found, options)
     for op_type in sorted({definition.op_type for definition in chosen}):
         rates = together(op_type, found, options.out / "units")
         if rates.definitions:
             text = json.dumps(asdict(rates), indent=1)
             (options.out / f"{op_type}.json").write_text(text, encoding="utf-8")
+    sys.stdout.write(counts(found, options.out / "units") + "\n")
     if options.page:
         tables = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(options.out.glob("*.json"))]
         text = page.rates_tables(tables)
@@ -74,7 +83,7 @@ def _chosen(options: argparse.Namespace) -> Iterator[Definition]:
 def _run(found: list[Unit], options: argparse.Namespace) -> list[str]:
     """What failed, a line each."""
     failed = []
-    for unit, error in run(found, options.out / "units", jobs=options.jobs):
+    for unit, error in run(found, options.out / "units", jobs=options.jobs, seconds=options.seconds):
         what = f"{unit.definition.op_type} {unit.definition.name} seed {unit.seed}"
         if error is not None:
             failed.append(f"{what}: {type(error).__name__}: {error}")

@@ -12,7 +12,7 @@ import torch
 from calibration import page
 from calibration.measure import OURS, Rates, Tally, judge, measure
 from calibration.rivals import RIVALS
-from calibration.units import SIZES, Unit, run, together, units
+from calibration.units import SIZES, Unit, counts, run, together, units
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.errors import TraceproofError
@@ -242,3 +242,14 @@ def test_no_job_measures_nothing(tmp_path: Path) -> None:
     found = units([NORM], seeds=1, wrong_seeds=1)
     assert not list(run(found, tmp_path, jobs=0))
     assert together("rmsnorm", found, tmp_path) == Rates("rmsnorm")
+
+
+def test_a_run_goes_seed_by_seed_from_the_first_that_is_asked_for(tmp_path: Path) -> None:
+    other = ops.load("gemm", "gemm_n96_k160")
+    found = units([NORM, other], seeds=4, wrong_seeds=0, first_seed=2)
+    assert [unit.seed for unit in found] == [2, 2, 3, 3]
+    assert not list(run(found, tmp_path, jobs=1, seconds=0))  # no time, and so nothing
+    assert [error for _, error in run(found[:2], tmp_path, jobs=1)] == [None, None]
+    table = counts(found, tmp_path)
+    assert "| gemm | 1 | 1 (2 to 2) | 3 | 0 | 0 | 0 |" in table
+    assert "| rmsnorm | 1 | 1 (2 to 2) | 3 | 0 | 0 | 0 |" in table
