@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from traceproof.pipeline import entry
+from traceproof.pipeline.jit import available_memory
 from traceproof.pipeline.stages import volume
 from traceproof.pipeline.stages.plan import plan
-from traceproof.pipeline.stages.plan_inits import Inits
+from traceproof.pipeline.stages.plan_inits import MEMORY_BYTES, Inits
 from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.pipeline.stages.shards import Split
 
@@ -37,7 +39,8 @@ def main() -> None:
     gpu = json.loads(options.stack.read_text(encoding="utf-8"))["device_type"] == "cuda"
     if fields["workloads"] == "auto":
         fields["workloads"] = gpu
-    inits = Inits(options.store, (options.dataset,), weak=options.allow_weak_isolation)
+    lanes = max(1, min(os.cpu_count() or 1, available_memory() // MEMORY_BYTES))
+    inits = Inits(options.store, (options.dataset,), weak=options.allow_weak_isolation, lanes=lanes)
     try:
         split = Split(slots=options.slots, actors=options.out.parent / "actors", gpu=gpu)
         plans = plan(options.dataset, options.out, Selection(**fields), inits, split)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,24 @@ def test_an_oracle_of_small_cases_leaves_the_gpu_alone(dataset: Path, tmp_path: 
         records[device] = Manifest.read(path).cases["alpha"]
     assert {record.status for record in records["cuda"].values()} == {"ok"}
     assert records["cuda"] == records["cpu"]
+
+
+def test_what_a_definition_lacks_is_said_without_a_worker(dataset: Path, tmp_path: Path) -> None:
+    [cases] = plan(dataset, tmp_path / "cases", Selection(sizes=("small",)))
+    planned = json.loads(cases.read_text(encoding="utf-8"))
+    for entry in planned["definitions"].values():
+        entry["no_oracle"], entry["definition"]["reference"] = "nobody wrote one", ""
+        for case in entry["cases"]:
+            case["memory"] = ACTORS["oracle"].host_bytes + 1
+    cases.write_text(json.dumps(planned), encoding="utf-8")
+    limits = replace(LIMITS, seconds=0.001)  # in which no worker does anything
+    for actor in ("oracle", "reference"):
+        assert not opens_gpu(cases, actor)
+        job = Job(actor=actor, code="0", stack=STACK, threads=1, limits=limits)
+        run_job(cases, tmp_path / f"{actor}.json", tmp_path / "store", job)
+        records = Manifest.read(tmp_path / f"{actor}.json").cases
+        reasons = {record.reason for found in records.values() for record in found.values()}
+        assert reasons == {f"no_{actor}"}
 
 
 def test_an_oracle_of_a_large_case_uses_the_gpu_for_it_alone(dataset: Path, tmp_path: Path) -> None:

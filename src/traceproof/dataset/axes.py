@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from traceproof.dataset.expressions import evaluate
@@ -90,12 +90,20 @@ class System:
             const: sizes that are fixed.
             wanted: a size for each other axis.
         """
-        return _Search(self, wanted).run(self.completed(const))
+        found = _found(self, tuple(const.items()), tuple(wanted.items()))
+        return None if found is None else dict(found)
 
     def order(self, known: Mapping[str, int]) -> tuple[str, ...]:
         """Axes without a size, those in the most constraints first."""
         weight = {name: -sum(name in names for _, names in self._usable) for name in self.axes}
         return tuple(sorted((name for name in self.axes if name not in known), key=weight.__getitem__))
+
+
+@lru_cache(maxsize=1024)  # the cases of a definition, and its `init`, ask for the same sizes many times over
+def _found(
+    system: System, const: tuple[tuple[str, int], ...], wanted: tuple[tuple[str, int], ...]
+) -> Mapping[str, int] | None:
+    return _Search(system, dict(wanted)).run(system.completed(dict(const)))
 
 
 @dataclass

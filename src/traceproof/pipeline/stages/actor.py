@@ -10,15 +10,14 @@ from typing import Any
 
 from traceproof.execution import caches
 from traceproof.owner import own_folder
-from traceproof.pipeline.records import ORACLE, REFERENCE, OpTypePlan, PlannedCase, PlannedDefinition
+from traceproof.pipeline.records import ORACLE, OpTypePlan, PlannedCase, PlannedDefinition
 from traceproof.pipeline.run_record import LASTING, RunRecord
 from traceproof.pipeline.stages.calls import Call
-from traceproof.pipeline.stages.job import Job
+from traceproof.pipeline.stages.job import Job, absent
 from traceproof.pipeline.stages.lanes import lanes_of
 from traceproof.pipeline.stages.manifest import Manifest, Records
 from traceproof.pipeline.stages.progress import Progress
 from traceproof.pipeline.stages.reference import PATIENCE, References
-from traceproof.reasons import Skip
 from traceproof.store import Store, disk_errors
 from traceproof.worker import ItemOutcome, Pool, Status
 
@@ -147,11 +146,12 @@ def _known(
             found[case_id] = RunRecord.skipped(None, planned.skip.reason, planned.skip.message)
             progress.show(f"{name} {case_id}", "skip")
             continue
-        if job.actor == REFERENCE and not entry.reference:
-            found[case_id] = RunRecord.skipped(None, Skip.NO_REFERENCE, "the definition has no reference")
+        key = job.key(entry, planned)
+        lacking = absent(job.actor, entry)
+        if lacking is not None:
+            found[case_id] = RunRecord.skipped(key, lacking.reason, lacking.message)
             progress.show(f"{name} {case_id}", "skip")
             continue
-        key = job.key(entry, planned)
         if planned.large and job.actor == ORACLE:
             found[case_id] = RunRecord(key=key, status="ok", inputs=None)  # computed by the judge
             progress.show(f"{name} {case_id}", "judge's")

@@ -1,6 +1,6 @@
 """Plan: which cases of which definitions will be run, one file per op_type."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,10 +44,10 @@ def plan(
     """
     tree = read_tree(dataset)
     groups = selected(tree, selection)
+    plans = [_op_type_plan(tree, op_type, names, selection) for op_type, names in sorted(groups.items())]
     written = []
-    for op_type, names in sorted(groups.items()):
-        path = out / f"{op_type}.json"
-        planned = _op_type_plan(tree, op_type, names, selection, inits)
+    for planned in plans if inits is None else _with_inits(tree, plans, inits):
+        path = out / f"{planned.op_type}.json"
         write_if_changed(path, (split.applied(planned) if split else planned).as_text())
         written.append(path)
     check_cases(selection, groups)
@@ -57,15 +57,21 @@ def plan(
     return written
 
 
-def _op_type_plan(
-    tree: Tree, op_type: str, names: Iterable[str], selection: Selection, inits: Inits | None
-) -> OpTypePlan:
+def _with_inits(tree: Tree, plans: Sequence[OpTypePlan], inits: Inits) -> Iterator[OpTypePlan]:
+    """The plans, with the inputs that definitions' own `init`s make."""
+    entries = {name: entry for plan in plans for name, entry in plan.definitions.items() if not entry.twin}
+    filled = inits.filled((tree.definitions[name].definition, entry.cases) for name, entry in entries.items())
+    known = {name: entries[name].holding(cases) for name, cases in zip(entries, filled, strict=True)}
+    for plan in plans:
+        mine = {name: known.get(name, entry) for name, entry in plan.definitions.items()}
+        yield plan.model_copy(update={"definitions": mine})
+
+
+def _op_type_plan(tree: Tree, op_type: str, names: Iterable[str], selection: Selection) -> OpTypePlan:
     definitions: dict[str, PlannedDefinition] = {}
     broken = [item for item in tree.broken if group_of(item) == op_type and not selection.definitions]
     for name in sorted(names):
         planned, twin = _definition_plan(tree, tree.definitions[name], selection, broken)
-        if planned is not None and inits is not None:
-            planned = planned.holding(inits.filled(tree.definitions[name].definition, planned.cases))
         found = {name: planned, name + TWIN: twin}
         definitions |= {key: entry for key, entry in found.items() if entry is not None}
     told = tuple(BrokenFile(path=printable(item.path.as_posix()), message=item.message) for item in broken)

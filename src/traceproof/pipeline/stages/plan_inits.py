@@ -1,6 +1,6 @@
 """Cases whose inputs a definition's own `init` makes: called while planning, kept, and read by every actor."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +17,13 @@ from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
 from traceproof.owner import own_folder
 from traceproof.pipeline.records import PlannedCase
+from traceproof.pipeline.stages.lanes import lanes_of
 from traceproof.pipeline.stages.stack_workers import StackWorkers
 from traceproof.store import Store, file_digest
 from traceproof.worker import GIB, Limits, Pool
 
-LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=6 * GIB)
+MEMORY_BYTES = 6 * GIB  # of one `init`
+LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=MEMORY_BYTES)
 DRAWN = "by init"
 CALLER = "traceproof.execution.init_inputs"  # what is kept follows from its code too
 
@@ -34,13 +36,21 @@ class Inits:
         store: of the results.
         conceal: folders that strangers' code does not see.
         weak: whether it may run where isolation is not whole.
+        lanes: how many run side by side.
     """
 
     store: Path
     conceal: Sequence[Path] = ()
     weak: bool = False
+    lanes: int = 1
 
-    def filled(self, definition: Definition, planned: Sequence[PlannedCase]) -> list[PlannedCase]:
+    def filled(self, planned: Iterable[tuple[Definition, Sequence[PlannedCase]]]) -> list[Sequence[PlannedCase]]:
+        """The cases of several definitions, in their order, as `_filled` has them."""
+        _ = self._pool  # made once, before there are threads
+        with lanes_of(self.lanes) as lanes:
+            return list(lanes.map(lambda one: self._filled(*one), planned))
+
+    def _filled(self, definition: Definition, planned: Sequence[PlannedCase]) -> list[PlannedCase]:
         """The cases with inputs made by `init` in place of those drawn by role, if it can be run here.
 
         Whoever wrote `init` knows which values are allowed, so tied, tiny and large ones are left out. Where it
