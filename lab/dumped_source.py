@@ -22,7 +22,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 FUTURE = __future__.annotations.compiler_flag  # as the dump has it
-GIVEN = frozenset(dir(builtins)) | {"__name__", "__file__"}
+GIVEN = frozenset(dir(builtins)) | {"__name__", "__file__", "__annotations__"}
 ALLOWED = frozenset(
     {"__future__", "abc", "collections", "dataclasses", "enum", "functools", "itertools", "math", "numbers"}
     | {"numpy", "torch", "typing"}
@@ -98,6 +98,18 @@ class Completion:
             _check_import(node)
         self.parts.append(self._with_needed(text, home))
 
+    def _add_or_stub(self, name: str, home: ModuleType, *, lazy: bool) -> None:
+        """Add it; a stub that raises where it can not stand alone and is imported as a function runs (`lazy`)."""
+        before = len(self.parts), set(self._done)
+        try:
+            self._add(name, home)
+        except NotAloneError as error:
+            if not lazy:
+                raise
+            del self.parts[before[0] :]
+            self._done = before[1] | {name}
+            self.parts.append(f"def {name}(*_, **__):\n    raise NotImplementedError({f'{name}: {error}'!r})\n")
+
     def _without_imports(self, text: str, home: ModuleType) -> str:
         """A text without its imports out of the package; what they name is added in front."""
         lines = text.splitlines()
@@ -111,7 +123,7 @@ class Completion:
                 _check_import(node)
                 continue
             for alias in node.names:
-                self._add(alias.name, source)
+                self._add_or_stub(alias.name, source, lazy=node.col_offset > 0)
                 if alias.asname not in {None, alias.name}:
                     self.parts.append(f"{alias.asname} = {alias.name}\n")
             indent = lines[node.lineno - 1][: node.col_offset]

@@ -73,6 +73,12 @@ def test_a_size_that_a_reference_divides_as_whole_numbers_can_be_divided() -> No
         assert case.axes["num_kv_indices"] % 3 == 0, case.id
 
 
+def test_what_a_reference_asserts_of_axes_alone_holds() -> None:
+    reference = "def run(*inputs):\n    assert num_pages == batch_size + 2, 'lost'\n    assert lost > num_pages\n"
+    for case in cases(Definition.model_validate(PAGED | {"reference": reference}), "small", "medium").values():
+        assert case.axes["num_pages"] == case.axes["batch_size"] + 2, case.id
+
+
 def test_a_division_that_no_sizes_allow_is_left_out() -> None:
     reference = "def run(*inputs):\n    return page_size // num_experts\n"  # 4 by 6, both const
     assert cases(Definition.model_validate(PAGED | {"reference": reference}))["small-0"].axes == (

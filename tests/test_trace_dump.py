@@ -29,7 +29,9 @@ FILES = {
         "from made_up.helpers import kernel, shift as moved\n\n"
         "def _scaled(x):\n    from .helpers import shift\n    total = moved(x) + shift(x)\n    return total\n\n"
         "def _kernel_reference(x):\n    return x * 2\n\n"
-        "def _init(x):\n    return {'x': kernel(x)}\n"
+        "def _init(x):\n    return {'x': kernel(x)}\n\n"
+        "def _choosing(x):\n    if x > 9:\n        from .helpers import kernel\n        return kernel(x)\n"
+        "    return x + 1\n"
     ),
 }
 
@@ -71,6 +73,16 @@ def test_what_needs_more_than_torch_stays_as_it_is(templates: Any) -> None:  # n
     found, told = completed(made, template, "made_up", {})
     assert found["init"] == made["init"]
     assert "init stays as it is: it needs ctypes" in told
+
+
+def test_an_import_that_may_not_be_reached_raises_if_it_is(templates: Any) -> None:  # noqa: ANN401 - a module
+    source = "from __future__ import annotations\n\n" + FILES["templates.py"].split("\n\n")[4]
+    template = SimpleNamespace(reference=templates._choosing, init=None)
+    found, told = completed({"reference": source}, template, "made_up", {})
+    assert told == ["reference: 1 added"]
+    assert ran(found["reference"], "_choosing", 3.0) == 4.0
+    with pytest.raises(NotImplementedError, match="kernel: it needs ctypes"):
+        ran(found["reference"], "_choosing", 10.0)
 
 
 def test_a_kernel_that_has_a_template_is_its_template_s_reference(templates: Any) -> None:  # noqa: ANN401 - a module

@@ -113,12 +113,13 @@ def _wanted(sizes: Sequence[str]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
 def sizes_near(definition: Definition, wanted: Sequence[int]) -> dict[str, int] | None:
     """Sizes of the var axes that satisfy the constraints, near the wanted ones; None: none were found.
 
-    What a reference divides one axis by, as whole numbers, should divide it, unless no sizes do.
+    What a reference divides one axis by, as whole numbers, should divide it, and what it asserts of axes should
+    hold, unless no sizes do.
     """
     names = definition.var_axes
     near = {name: wanted[index % len(wanted)] for index, name in enumerate(names)}
     stated = definition.constraints or ()
-    implied = divided(definition.reference, definition.axes)
+    implied = divided(definition.reference, definition.axes) + asserted(definition.reference, definition.axes)
     for constraints in ((*stated, *implied), stated) if implied else (stated,):
         found = System(tuple(definition.axes), constraints).solve(definition.const_axes, near)
         if found is not None:
@@ -143,3 +144,16 @@ def divided(source: str, axes: Collection[str]) -> tuple[str, ...]:
         (left, right) for left, right in _divisions(source) if left in axes and (right in axes or right.isdigit())
     ]
     return tuple(f"{left} % {right} == 0 and {left} >= {right}" for left, right in pairs)
+
+
+@cache
+def _assertions(source: str) -> tuple[tuple[str, frozenset[str]], ...]:
+    """What a reference asserts, with the names of each."""
+    tests = [node.test for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assert)]
+    names = [frozenset(one.id for one in ast.walk(test) if isinstance(one, ast.Name)) for test in tests]
+    return tuple(zip(map(ast.unparse, tests), names, strict=True))
+
+
+def asserted(source: str, axes: Collection[str]) -> tuple[str, ...]:
+    """Constraints that a reference asserts of axes alone; its locals are taken for the axes of their names."""
+    return tuple(text for text, names in _assertions(source) if names and names <= set(axes))
