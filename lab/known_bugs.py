@@ -259,7 +259,8 @@ def _without_effect(evaluation: Evaluation, cases: Sequence[PlannedCase], answer
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:
-    return value.contiguous().view(torch.uint8) if value.dim() else value
+    # Contiguous tensors may have any stride along an axis of one element; copies have not.
+    return value.clone(memory_format=torch.contiguous_format).view(torch.uint8) if value.dim() else value
 
 
 def chosen(options: argparse.Namespace) -> dict[str, tuple[str, Path]]:

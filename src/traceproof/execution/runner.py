@@ -19,7 +19,7 @@ from traceproof.execution import caches, timing, unpacked
 from traceproof.execution.device import ending_if_lost, set_seed
 from traceproof.execution.poison import poisoned
 from traceproof.execution.returned import address_of, entries_of
-from traceproof.execution.streams import arrive_late, changed_since, copies_in_order
+from traceproof.execution.streams import FIRST, arrive_late, changed_since, copies_in_order
 from traceproof.execution.tensor_files import (
     COPIED_BYTES,
     copies,
@@ -113,7 +113,7 @@ class _Caller:
         if item["timing"] is not None:
             return self._timed(item, inputs)
         before = copies(inputs) if on_gpu and before is None else before
-        side = torch.cuda.Stream() if item["how"] == STREAM else None  # type: ignore[no-untyped-call]
+        side = torch.cuda.Stream(priority=FIRST) if item["how"] == STREAM else None  # type: ignore[no-untyped-call]
         with poisoned(item["fill"]):
             returned, odd = self._called(item, inputs, side)
         taken = copies_in_order(returned, side) if self._in_order else returned

@@ -10,7 +10,8 @@ import torch
 
 from traceproof.execution.tensor_files import bits
 
-SLEEP = 20_000_000  # a GPU's cycles by which inputs come late: some 10 ms
+SLEEP = 600_000_000  # a GPU's cycles by which inputs come late: some 0.3 s, since others have the GPU in between
+FIRST = -1  # priority of a stream whose small kernels must not wait for the large ones of another
 
 
 def arrive_late(inputs: Sequence[Any]) -> None:
