@@ -21,10 +21,11 @@ checkpoint cases:
         code=FLOW.cases_code,
         python=FLOW.python(MAIN),
         store=f"{FLOW.results}/store",
+        caches=FLOW.caches,
         store_gb=FLOW.store_gb,
         actors=len(FLOW.actors) - 1,
         weak=FLOW.weak_flag,
     shell:
-        "PYTHONPATH=src {params.python:q} scripts/cases.py --dataset {params.dataset:q} --stack {input.stack:q}"
-        " --selection {params.selection:q} --store {params.store:q} --store-gb {params.store_gb:q}"
+        "PYTHONPATH=src {params.python:q} -P -m traceproof.pipeline.job_client scripts/cases.py --dataset {params.dataset:q} --stack {input.stack:q}"
+        " --caches {params.caches:q} --selection {params.selection:q} --store {params.store:q} --store-gb {params.store_gb:q}"
         " --actors {params.actors:q} --slots {resources.slots:q} {params.weak:q} --out {output:q} --log {log:q}"

@@ -5,23 +5,30 @@ So a bump reruns the op_types whose digest changes, and no others.
 
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from traceproof import programs
+from traceproof.actors import interpreted
 from traceproof.bumps.source import importable
 from traceproof.bumps.touches import touches
 from traceproof.checkouts.tree import FolderTree, PackageTree, Tree
 from traceproof.digests import digest_json
-from traceproof.environments.building import Installation, probe
+from traceproof.environments.building import Installation, has_driver, probe, recorded
+from traceproof.errors import TraceproofError
 from traceproof.pipeline.adapters import op_types
 from traceproof.pipeline.sources import OTHER, folder_of
+from traceproof.pipeline.stages.stack_workers import OWN_CODE, StackWorkers
 from traceproof.stacks import PACKAGES, STACKS
 from traceproof.store import SEAL, read_sealed, write_sealed
 from traceproof.untrusted.border import BorderError
+from traceproof.worker import Isolation, Status
+from traceproof.worker.shared import in_run
 
 # Of a stack's record: what its digest does not cover as it is, or at all.
 UNKEYED = frozenset({"cache", "cuda_home", "digest", "versions", SEAL})
+PROBE = "traceproof.environments.probe:setup"
 # Found, not imported: importing would need a GPU's libraries.
 FIND = (
     "import importlib.util, sys; spec = importlib.util.find_spec(sys.argv[1]); print(spec.origin if spec else '')"
@@ -115,7 +122,7 @@ def record_stack(stack: Installation, source: str, *, state: str, linked: Path, 
         TraceproofError: the interpreter can not be used, or the source holds no such package.
     """
     path = [importable(folder_of(stack.name, source), stack.name, linked)] if source else []
-    record = probe(stack, root=Path.cwd(), path=path)
+    record = (None if path else _of_worker(stack)) or probe(stack, root=Path.cwd(), path=path)
     digest = digest_json([record["digest"], state]) if source else record["digest"]
     write_sealed(out, {**record, "digest": digest, "cuda_home": stack.cuda_home})
 
@@ -133,3 +140,21 @@ def record_dependencies(stack: Installation, record: Mapping[str, Any], source: 
     changed = write_records(out.parent, record, sources, [*op_types(stack.name), OTHER], cache)
     sys.stderr.write(f"stack      {stack.name:10}  new for {', '.join(changed) or 'no op_type'}\n")
     write_sealed(out, sources)
+
+
+def _of_worker(stack: Installation) -> dict[str, Any] | None:
+    """A stack's record by a worker of this run, whose jobs import torch there anyway; None: there is none to ask.
+
+    Workers without a GPU can not tell which one the machine has.
+    """
+    if has_driver() or interpreted.asked() or not in_run():
+        return None
+    with (
+        suppress(TraceproofError),  # an interpreter that can not be used: said better by a process of its own
+        StackWorkers.on_host().pool(python=Path(stack.python).absolute()) as pool,
+    ):
+        (outcome,) = pool.run_items(
+            setup=PROBE, payload=None, items=[stack.cuda_home], limits=OWN_CODE, isolation=Isolation.TRUSTED
+        )
+        return recorded(stack, outcome.value) if outcome.status is Status.OK else None
+    return None

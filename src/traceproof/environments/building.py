@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,7 +199,11 @@ def probe(stack: Installation, *, root: Path, path: Sequence[Path] = ()) -> dict
         raise _unusable(stack, [str(error)]) from error
     if done.returncode:
         raise _unusable(stack, programs.last_lines(done.stderr))
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return recorded(stack, json.loads(done.stdout.splitlines()[-1]))
+
+
+def recorded(stack: Installation, found: Mapping[str, Any]) -> dict[str, Any]:
+    """A stack's record out of what its interpreter says."""
     return {"stack": stack.name, **found, "digest": digest_json(found)}
 
 

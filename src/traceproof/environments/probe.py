@@ -5,7 +5,9 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from traceproof.actors import interpreted
@@ -14,6 +16,12 @@ from traceproof.stacks import STACKS
 
 # Packages whose versions can change an output; absent ones are left out.
 PACKAGES = tuple(sorted({name for stack in STACKS.values() for name in (stack.distribution, *stack.versions)}))
+
+
+def setup(payload: None, scratch: Path) -> Callable[[str], dict[str, Any]]:
+    """Called once in a worker; the result is `probe`."""
+    del payload, scratch
+    return probe
 
 
 def probe(cuda_home: str = "") -> dict[str, Any]:

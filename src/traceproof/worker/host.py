@@ -104,9 +104,8 @@ class HostServer:
             try:
                 worker, used = self._worker(client, room=most is None or lent + len(self.free) < most)
             except TraceproofError as error:
-                said = {"what": error.what, "problems": error.problems, "todo": error.todo}
                 with contextlib.suppress(OSError):
-                    client.connection.send(json.dumps(said).encode()[:PACKET_BYTES])
+                    client.connection.send(json.dumps(error.as_json()).encode()[:PACKET_BYTES])
                 self._dismiss(client)
                 continue
             client.served = True

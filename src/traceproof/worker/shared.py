@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import traceproof
 from traceproof.digests import digest_json
@@ -82,6 +82,11 @@ def follow(number: signal.Signals) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def in_run() -> bool:
+    """Whether this process belongs to a run that is under way here."""
+    return Owner(os.environ.get(RUN, "")).alive
+
+
 class BorrowedWorker(Conversation):
     """A borrowed worker; released, it goes back if it is fit for another job, else it ends."""
 
@@ -112,8 +117,7 @@ class Host:
     @classmethod
     def of_run(cls, recipe: Recipe) -> Self | None:
         """The host of the run that this process belongs to; None: it belongs to none, or none can be had here."""
-        owner = Owner(os.environ.get(RUN, ""))
-        if not owner.alive:
+        if not in_run():
             return None
         environment = {
             name: value
@@ -159,8 +163,9 @@ class Host:
             raise
         if not descriptors:
             connection.close()
-            why: dict[str, Any] = json.loads(said or b'{"what": "the interpreter that a run shares is gone"}')
-            raise TraceproofError(why["what"], problems=why.get("problems", ()), todo=why.get("todo", ""))
+            if not said:
+                raise TraceproofError("the interpreter that a run shares is gone")
+            raise TraceproofError.of_json(json.loads(said))
         borrowed = BorrowedWorker.of(descriptors, limits)
         told = json.loads(said)
         borrowed.host, borrowed.used, borrowed.layers = connection, told["used"], told["layers"]

@@ -14,21 +14,13 @@ from traceproof.pipeline.rows import VerdictRow, rows_text
 from traceproof.pipeline.stages.judge_settings import REPLAY, JudgeSettings
 from traceproof.pipeline.stages.lanes import dealt, lanes_of
 from traceproof.pipeline.stages.manifest import Manifest
+from traceproof.pipeline.stages.stack_workers import OWN_CODE
 from traceproof.reasons import Error, Verdict
 from traceproof.store import write_text
 from traceproof.untrusted.names import OP_TYPE, confined, path_part
-from traceproof.worker import GIB, Isolation, Limits, Pool, Status
+from traceproof.worker import Isolation, Pool, Status
 
 SETUP = "traceproof.pipeline.stages.op_type_judge:setup"
-# Our own code over our own files: the limits are there to end what hangs.
-LIMITS = Limits(
-    seconds=4 * 3600.0,
-    setup_seconds=600.0,
-    memory_bytes=None,
-    output_bytes=GIB,
-    file_bytes=1 << 50,
-    message_bytes=4 * GIB,
-)
 
 
 def judge(  # noqa: PLR0913 - a rule's inputs and outputs
@@ -79,14 +71,13 @@ def _judged(
     items = [{"definition": name} for name in names]
     found = []
     for outcome in pool.run_items(
-        setup=SETUP, payload=payload, items=items, limits=LIMITS, isolation=Isolation.TRUSTED
+        setup=SETUP, payload=payload, items=items, limits=OWN_CODE, isolation=Isolation.TRUSTED
     ):
         name = names[outcome.index]
         if outcome.status is not Status.OK:
             raise RuntimeError(f"judging {name}: {outcome.status}: {outcome.message}")
         if "what" in outcome.value:
-            said = outcome.value
-            raise TraceproofError(said["what"], problems=said["problems"], todo=said["todo"])
+            raise TraceproofError.of_json(outcome.value)
         found.append((name, outcome.value["rows"]))
     return found
 

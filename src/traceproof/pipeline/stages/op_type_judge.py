@@ -56,9 +56,9 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
         except DamagedError as error:
             for path in manifests:  # jobs that run again find what is whole, and compute the rest anew
                 path.unlink(missing_ok=True)
-            return {"what": error.what, "problems": error.problems, "todo": error.todo}
+            return error.as_json()
         except TraceproofError as error:
-            return {"what": error.what, "problems": error.problems, "todo": error.todo}
+            return error.as_json()
 
     return run
 

@@ -42,7 +42,13 @@ def plan(
     Raises:
         TraceproofError: a selected name does not exist, or the dataset has no definitions.
     """
-    tree = read_tree(dataset)
+    return plan_tree(read_tree(dataset), out, selection, inits, split)
+
+
+def plan_tree(
+    tree: Tree, out: Path, selection: Selection, inits: Inits | None = None, split: Split | None = None
+) -> list[Path]:
+    """Plan a dataset that was read; else as `plan`."""
     groups = selected(tree, selection)
     plans = [_op_type_plan(tree, op_type, names, selection) for op_type, names in sorted(groups.items())]
     written = []

@@ -1,8 +1,9 @@
 """What of a dataset is planned."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
+from typing import Any, Self
 
 from traceproof.dataset.tree import Broken, Tree
 from traceproof.errors import TraceproofError
@@ -36,6 +37,16 @@ class Selection:
     workloads: bool = False
     memory_limit: int = 14 << 30
     met: set[str] = field(default_factory=set)
+
+    def as_json(self) -> dict[str, Any]:
+        """What it selects, as a JSON object."""
+        return {name: value for name, value in asdict(self).items() if name != "met"}
+
+    @classmethod
+    def of_json(cls, value: Mapping[str, Any]) -> Self:
+        """The selection that `as_json` or the rules wrote."""
+        fields: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in value.items()}
+        return cls(**fields)
 
 
 def selected(tree: Tree, selection: Selection) -> dict[str, list[str]]:

@@ -8,7 +8,7 @@ from typing import Any, Self
 from traceproof.execution import caches, caller
 from traceproof.pipeline import jit
 from traceproof.stacks import STACKS
-from traceproof.worker import Isolation, Pool
+from traceproof.worker import GIB, Isolation, Limits, Pool
 from traceproof.worker.model import NICE
 
 THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
@@ -17,6 +17,15 @@ PRELOAD = ("torch", "traceproof.actors.preload")
 # torch._inductor is not among it: importing it opens the driver.
 COMPILER = ("torch._dynamo",)
 STACK = "TRACEPROOF_STACK"  # variable: a worker that served one stack is not given to another
+# Of our own code over our own files, to end what hangs. All such work has the same, and so the same workers.
+OWN_CODE = Limits(
+    seconds=4 * 3600.0,
+    setup_seconds=600.0,
+    memory_bytes=None,
+    output_bytes=GIB,
+    file_bytes=1 << 50,
+    message_bytes=4 * GIB,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +69,9 @@ class StackWorkers:
     def _pool(self, **more: Any) -> Pool:  # noqa: ANN401 - the other arguments of `Pool`
         return Pool(env=self.environment, gpu=self.gpu, without=self.without, shared=True, **more)
 
-    def pool(self, *, most: int | None = None, readable: Sequence[Path] = ()) -> Pool:
+    def pool(self, *, most: int | None = None, readable: Sequence[Path] = (), python: Path | None = None) -> Pool:
         """A job's access to workers; the arguments are those of `Pool`."""
-        return self._pool(preload=self.preload, readable=readable, most=most)
+        return self._pool(preload=self.preload, readable=readable, most=most, python=python)
 
     def untrusted(self, *, conceal: Sequence[Path], readable: Sequence[Path] = (), weak: bool = False) -> Pool:
         """A job's access to workers for strangers' code, which find nothing of ours imported but the runner.
@@ -80,6 +89,7 @@ class StackWorkers:
         self.untrusted(conceal=(), readable=caches.readable(self.environment)).start(Isolation.UNTRUSTED)
         self.on_host().pool().start(Isolation.TRUSTED)
 
-    def on_host(self) -> Self:
-        """The same stack's workers without a GPU, which draw inputs and measure what strangers' code did."""
-        return type(self)(environment=dict.fromkeys(THREADS, "1"))
+    @classmethod
+    def on_host(cls) -> Self:
+        """Any stack's workers without a GPU, which plan, draw inputs and measure what strangers' code did."""
+        return cls(environment=dict.fromkeys(THREADS, "1"))
