@@ -56,16 +56,17 @@ def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-def job(
+def job(  # noqa: PLR0913 - what a pool can be told
     *items: Mapping[str, object],
     isolation: Isolation = Isolation.TRUSTED,
     preload: tuple[str, ...] = (),
     most: int | None = None,
+    lasting: bool = True,
     limits: Limits = LIMITS,
     scratch: Path | None = None,
 ) -> list[ItemOutcome]:
     """What one job of the run does: a pool of its own, used once."""
-    with Pool(preload=preload, env=ENVIRONMENT, shared=True, most=most) as pool:
+    with Pool(preload=preload, env=ENVIRONMENT, shared=True, most=most, lasting=lasting) as pool:
         return list(
             pool.run_items(
                 setup="worker_misdeeds:setup",
@@ -125,6 +126,43 @@ def parent_host(entry: Path) -> str:
     parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
     words = Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0")
     return Path(os.fsdecode(words[5])).name if b"traceproof.worker.host" in words else ""
+
+
+@pytest.mark.usefixtures("run")
+def test_a_worker_that_does_not_last_is_a_new_one_of_the_same_interpreter_and_serves_nobody_else() -> None:
+    first = who()
+    apart = [who(lasting=False) for _ in range(2)]
+    assert len({first, *apart}) == 3
+    assert who() == first
+    assert len(hosts(Path(tempfile.gettempdir()))) == 1
+
+
+def test_a_host_that_a_worker_asked_for_outlives_it_and_ends_with_the_process_that_started_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker ends with all that it started, so somebody else has to start what others go on with."""
+    with tempfile.TemporaryDirectory(prefix="tp") as folder:
+        program = (
+            "from traceproof.worker import Limits, Pool\n"
+            "from traceproof.worker.shared import run_of_workers\n"
+            "with run_of_workers() as variables, Pool(preload=(), env=%r) as pool:\n"
+            "    for _ in range(2):\n"
+            "        (one,) = pool.run_items(setup='worker_misdeeds:setup', payload=None, isolation='trusted',\n"
+            "            items=[{'do': 'borrow', 'variables': variables, 'env': %r}], limits=Limits(seconds=60))\n"
+            "        print(one.value, flush=True)\n"
+        )
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.delenv(RUN, raising=False)
+        done = subprocess.run(
+            [sys.executable, "-c", program % (ENVIRONMENT, ENVIRONMENT)],
+            env=os.environ | ENVIRONMENT,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        first, second = done.stdout.split()
+        assert first == second != "None"
+        until(lambda: not list(Path(folder).glob("traceproof-*")))
 
 
 @pytest.mark.usefixtures("run")

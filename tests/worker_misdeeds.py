@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from traceproof.worker import Refused
+from traceproof.worker import Isolation, Pool, Refused
 from traceproof.worker.model import NICE
 
 Handler = Callable[[dict[str, Any]], Any]
@@ -158,6 +158,15 @@ class Deeds:
                 except OSError:
                     continue
         return found
+
+    def borrow(self, variables: dict[str, str], env: dict[str, str]) -> Any:  # noqa: ANN401 - a process's id
+        """Ask a worker of an interpreter that is shared, as a job of a run does, who it is."""
+        os.environ.update(variables)
+        with Pool(preload=(), env=env, shared=True) as pool:
+            (outcome,) = pool.run_items(
+                setup="worker_misdeeds:setup", payload=None, items=[{"do": "who"}], isolation=Isolation.TRUSTED
+            )
+        return outcome.value
 
     def who(self) -> int:
         """This process's number as all see it: inside a process namespace it is another."""

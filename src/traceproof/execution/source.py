@@ -113,6 +113,7 @@ def strangers(
     gpu: bool = False,
     conceal: Sequence[Path] = (),
     weak: bool = True,
+    shared: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> Pool:
     """Workers for strangers' code, which find the runner imported and see nothing else of this project.
@@ -125,7 +126,16 @@ def strangers(
     without = CUDA_REFUSES if gpu else ()
     hidden = [*project_folders(), *conceal]
     readable = caches.readable(env)
-    return Pool(preload=PRELOAD, conceal=hidden, env=env, gpu=gpu, readable=readable, without=without, weak=weak)
+    return Pool(
+        preload=PRELOAD,
+        conceal=hidden,
+        env=env,
+        gpu=gpu,
+        readable=readable,
+        without=without,
+        weak=weak,
+        shared=shared,
+    )
 
 
 @contextmanager

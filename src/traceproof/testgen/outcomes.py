@@ -17,6 +17,7 @@ from traceproof.testgen.files import MARKER, classes
 from traceproof.testgen.worker import RunRequest, TestRow
 from traceproof.worker import Isolation, Limits, Pool
 from traceproof.worker.model import ItemOutcome, Status
+from traceproof.worker.shared import run_of_workers
 
 SETUP = "traceproof.testgen.worker:setup"
 WHOLE = "(the whole class)"  # stands in the place of a test where the worker's end says what came of all of them
@@ -70,16 +71,16 @@ def run_tests(
     text = order.file.read_text(encoding="utf-8")
     if MARKER not in text:
         raise TraceproofError(f"{order.file} holds no generated tests", todo="Generate them: `snakemake tests`.")
-    asked: RunRequest = {
-        "file": str(order.file.absolute()),
-        "options": [*order.options, f"--dataset={order.dataset.absolute()}", *_selected(order.stack)],
-        "variables": dict(order.variables),
-    }
-    # Not shared: what pytest imports stays in a process.
     with (
-        Pool(preload=stack_workers.preload, env=stack_workers.environment, gpu=stack_workers.gpu) as pool,
+        run_of_workers() as variables,  # references of all definitions come from one interpreter
+        stack_workers.pool_apart() as pool,
         lanes_of(lanes) as threads,
     ):
+        asked: RunRequest = {
+            "file": str(order.file.absolute()),
+            "options": [*order.options, f"--dataset={order.dataset.absolute()}", *_selected(order.stack)],
+            "variables": {**order.variables, **variables},
+        }
 
         def rows(block: str) -> list[TestRow]:
             return list(_class_rows(pool, asked, block, order.limits, scratch))

@@ -38,7 +38,7 @@ class Client:
     @property
     def key(self) -> str:
         """What a worker that is lent again has to have in common with the request."""
-        return json.dumps([self.request["limits"], self.request["visible"]])
+        return json.dumps([self.request[name] for name in ("limits", "visible", "lasting")])
 
 
 @dataclass(slots=True)

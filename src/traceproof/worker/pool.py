@@ -38,6 +38,7 @@ class Pool:
         weak: whether untrusted code may run where isolation is not whole; if not, each item's status says so.
         shared: whether to use, inside a run that announced itself, the interpreters that its jobs share.
         most: how many trusted workers such an interpreter may have at once; None: any number.
+        lasting: whether its trusted workers serve other jobs too, before and afterwards.
     """
 
     def __init__(  # noqa: PLR0913 - all have defaults
@@ -53,6 +54,7 @@ class Pool:
         weak: bool = True,
         shared: bool = False,
         most: int | None = None,
+        lasting: bool = True,
     ) -> None:
         # Nothing shuts trusted code in; without what would, recipes of different jobs are equal and share a host.
         layers: dict[Isolation, dict[str, list[str]]] = {
@@ -77,6 +79,7 @@ class Pool:
             isolation: Host.of_run(recipe) if shared else None for isolation, recipe in self._recipes.items()
         }
         self._most = most
+        self._lasting = lasting
         self._weak = weak
         self._conceal = sorted(os.path.realpath(path) for path in conceal)
         self._lock = threading.Lock()
@@ -176,7 +179,7 @@ class Pool:
             worker: Conversation
             if host is not None:
                 most = self._most if isolation is Isolation.TRUSTED else None
-                worker = host.borrow(limits, folder, most=most, conceal=self._conceal)
+                worker = host.borrow(limits, folder, most=most, conceal=self._conceal, lasting=self._lasting)
             else:
                 with self._lock:
                     worker = self._interpreter(isolation).worker(limits, folder, conceal=self._conceal)

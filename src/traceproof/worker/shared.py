@@ -40,6 +40,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 PACKET_BYTES = 1 << 16
 MOST_DESCRIPTORS = 3
 LONGEST_SOCKET = 100  # characters of its path; the kernel takes 107
+STEPS = "steps"  # folder in that of a run: who starts hosts for others
 LOOK_SECONDS = 1.0  # how often a process looks whether its run is there
 WAITING = 128  # jobs that may wait for a host that is starting
 
@@ -134,15 +135,22 @@ class Host:
         return cls(recipe, folder)
 
     def borrow(
-        self, limits: Limits, scratch: Path, *, most: int | None = None, conceal: Sequence[str] = ()
+        self,
+        limits: Limits,
+        scratch: Path,
+        *,
+        most: int | None = None,
+        conceal: Sequence[str] = (),
+        lasting: bool = True,
     ) -> BorrowedWorker:
-        """A worker; a trusted one may have served other jobs.
+        """A worker; a trusted one may have served other jobs, and serves others later if it is a lasting one.
 
         Args:
             limits: of the worker.
             scratch: its folder.
             most: how many trusted workers may be there at once; more jobs than that wait. None: any number.
             conceal: what a shut-in worker does not see.
+            lasting: whether a trusted one goes back.
 
         Raises:
             TraceproofError: the interpreter does not start.
@@ -154,6 +162,7 @@ class Host:
             "visible": os.environ.get(VISIBLE) if self.recipe.gpu else None,
             "most": most,
             "conceal": list(conceal),
+            "lasting": lasting,
         }
         try:
             connection.send(json.dumps(request).encode())
@@ -169,7 +178,7 @@ class Host:
         borrowed = BorrowedWorker.of(descriptors, limits)
         told = json.loads(said)
         borrowed.host, borrowed.used, borrowed.layers = connection, told["used"], told["layers"]
-        borrowed.moves = self.recipe.isolation is Isolation.TRUSTED
+        borrowed.moves = lasting and self.recipe.isolation is Isolation.TRUSTED
         return borrowed
 
     def start(self) -> None:
@@ -194,19 +203,37 @@ class Host:
         return kept | {"PYTHONPATH": str(Path(traceproof.__file__).parent.parent)}
 
 
-def run_folder() -> Path:
-    """Folder of what the processes of this run share on this machine."""
-    return Path(tempfile.gettempdir()) / f"traceproof-{os.getuid()}-{digest_json(os.environ.get(RUN, ''))[:12]}"
+def run_folder(run: str = "") -> Path:
+    """Folder of what the processes of a run, this one's if none is named, share on this machine."""
+    run = run or os.environ.get(RUN, "")
+    return Path(tempfile.gettempdir()) / f"traceproof-{os.getuid()}-{digest_json(run)[:12]}"
 
 
 def start_for_steps() -> None:
     """Start hosts for the jobs of this allocation: a batch system ends a step with all that it started."""
-    with place(run_folder() / "steps"):
+    with place(run_folder() / STEPS):
         starter.serve(run_folder())
 
 
 @contextmanager
-def place(folder: Path) -> Iterator[None]:
+def run_of_workers() -> Iterator[dict[str, str]]:
+    """Variables of workers that share interpreters as the jobs of a run do, until this process ends.
+
+    This process starts their hosts: a worker ends with all that it started.
+    """
+    run = Owner.of(os.getpid()).text
+    folder = run_folder(run)
+    with place(folder / STEPS, run):
+        starter.serve(folder)
+    try:
+        yield {RUN: run, "TMPDIR": tempfile.gettempdir()}
+    finally:
+        (folder / starter.NAME).unlink(missing_ok=True)
+        leave(folder / STEPS)
+
+
+@contextmanager
+def place(folder: Path, run: str = "") -> Iterator[None]:
     """Make a server's folder in that of the run, and hold it: one job starts the server, the others wait for that.
 
     Raises:
@@ -215,7 +242,7 @@ def place(folder: Path) -> Iterator[None]:
     for made in (folder.parent, folder):
         made.mkdir(mode=0o700, exist_ok=True)
         _check_private(made)
-    (folder.parent / OWNER_FILE).write_text(os.environ[RUN], encoding="ascii")
+    (folder.parent / OWNER_FILE).write_text(run or os.environ[RUN], encoding="ascii")
     with (folder / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         yield

@@ -66,12 +66,19 @@ class StackWorkers:
         """Layers of isolation that its workers do without."""
         return caller.CUDA_REFUSES if self.gpu else ()
 
-    def _pool(self, **more: Any) -> Pool:  # noqa: ANN401 - the other arguments of `Pool`
-        return Pool(env=self.environment, gpu=self.gpu, without=self.without, shared=True, **more)
+    def _pool(self, *, shared: bool = True, **more: Any) -> Pool:  # noqa: ANN401 - the other arguments of `Pool`
+        return Pool(env=self.environment, gpu=self.gpu, without=self.without, shared=shared, **more)
 
     def pool(self, *, most: int | None = None, readable: Sequence[Path] = (), python: Path | None = None) -> Pool:
         """A job's access to workers; the arguments are those of `Pool`."""
         return self._pool(preload=self.preload, readable=readable, most=most, python=python)
+
+    def pool_apart(self) -> Pool:
+        """Workers for what leaves too much behind in a process for another job to go on with it.
+
+        With a GPU their folders of compiled code, and so their interpreter, are theirs alone.
+        """
+        return self._pool(preload=self.preload, shared=not self.gpu, lasting=False)
 
     def untrusted(self, *, conceal: Sequence[Path], readable: Sequence[Path] = (), weak: bool = False) -> Pool:
         """A job's access to workers for strangers' code, which find nothing of ours imported but the runner.

@@ -207,7 +207,7 @@ class Workers:
 
     def new(self, definition: Definition, device: str) -> AbstractContextManager[Source]:
         """A worker of its own, with the reference loaded."""
-        pool = self._pools.setdefault(device, strangers(gpu=device == "cuda"))
+        pool = self._pools.setdefault(device, strangers(gpu=device == "cuda", shared=True))
         return loaded(definition, pool, limits=LIMITS, need=FILE_BYTES, device=device)
 
     def source(self, definition: Definition, device: str) -> Source:
