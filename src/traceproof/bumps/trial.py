@@ -12,13 +12,16 @@ from traceproof import programs
 from traceproof.actors.registry import for_op_type
 from traceproof.bumps.keys import keyed
 from traceproof.digests import digest_json
+from traceproof.environments.building import has_driver
 from traceproof.errors import TraceproofError
+from traceproof.owner import Owner
 from traceproof.pipeline.flow import Pipeline
 from traceproof.pipeline.load import Load
 from traceproof.pipeline.rows import VerdictRow, read_rows
 from traceproof.stacks import MAIN, truths_of
 from traceproof.store import write_json
 from traceproof.untrusted.tokens import without_secrets
+from traceproof.worker.shared import RUN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +82,7 @@ class Trial:
             "selection": json.dumps(selection),
             "out": out,
             "store": self._store,
+            "caches": self._compiled,
         }
         options |= {"store-gb": self.flow.store_gb, "actors": 2}
         self._run("cases", MAIN, {**options, "stack": self.work / f"{MAIN}.json"})
@@ -154,6 +158,10 @@ class Trial:
     def _python(self, stack: str, arguments: list[str], package: Path | None) -> str:
         path = [*([str(package)] if package is not None else []), str(self.root / "src")]
         environment = {**without_secrets(), **self.variables, "PYTHONPATH": os.pathsep.join(path)}
+        if (
+            package is None and not has_driver()
+        ):  # all trials without a package share workers, until this process ends
+            environment[RUN] = Owner.of(os.getpid()).text
         command = [str(self.root / self.flow.python(stack)), *arguments]
         done = programs.run(command, environment=environment, cwd=self.root)
         if done.returncode:
