@@ -140,35 +140,31 @@ def assemble(  # noqa: PLR0913 - all that a bundle is made of
     Raises:
         TraceproofError: a definition is not verified, or its parts are missing or of another state.
     """
-    definitions: dict[str, Definition] = {}
-    standings: dict[str, Standing] = {}
-    pieces: list[Piece] = []
-    said: list[str] = [*notes]
-    problems: list[str] = []
-    for name in names:
-        definition = tree.definitions[name].definition
-        standing = ledger.standing(definition)
-        standings[name] = standing
-        definitions[name] = definition.model_copy(update={"tags": tagged(definition, standing)})
-        if not standing.verified:
-            problems.append(f"{name} is not verified: {standing.reason}")
-            continue
-        found = _parts(parts / path_part(name), definition)
-        said += _notes(name, found)
-        pieces.append(_definition_piece(tree.root, tree.definitions[name].path, definitions[name]))
-        pieces += _files(parts / path_part(name), definition, found)
-        for folder in extra:
-            pieces += _files(folder, definition, found)
-    if problems:
+    given = {name: tree.definitions[name].definition for name in names}
+    standings = {name: ledger.standing(definition) for name, definition in given.items()}
+    unproved = [f"{name} is not verified: {one.reason}" for name, one in standings.items() if not one.verified]
+    if unproved:
         todo = "Verify them (`traceproof verify`), on a machine with a GPU for kernels that need one."
-        raise TraceproofError(f"{slug} cannot be published", problems=problems, todo=todo)
-    unique = {piece.path: piece for piece in pieces}
+        raise TraceproofError(f"{slug} cannot be published", problems=unproved, todo=todo)
+    definitions = {
+        name: definition.model_copy(update={"tags": tagged(definition, standings[name])})
+        for name, definition in given.items()
+    }
+    pieces: dict[str, Piece] = {}
+    said: list[str] = [*notes]
+    for name, definition in given.items():
+        own = parts / path_part(name)
+        found = _parts(own, definition)
+        said += _notes(name, found)
+        about = _definition_piece(tree.root, tree.definitions[name].path, definitions[name])
+        below = (piece for folder in (own, *extra) for piece in _files(folder, definition, found))
+        pieces |= {piece.path: piece for piece in (about, *below)}
     return Bundle(
         slug=slug,
         title=title,
         definitions=definitions,
         standings=standings,
-        pieces=tuple(unique[path] for path in sorted(unique)),
+        pieces=tuple(pieces[path] for path in sorted(pieces)),
         notes=tuple(said),
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median, quantiles
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -128,35 +128,18 @@ def _in_turns(
     evaluation: Evaluation, subject: Subject, solution: Source, reference: Source | None
 ) -> tuple[SpeedResult, list[Row]]:
     own = _Party("solution", _asked_of(solution, subject, evaluation.layout))
-    others = []
-    truth = ground_truth(evaluation, subject)
-    if truth is not None:
-        others.append(_Party(*truth))
-    if reference is not None:
-        others.append(_Party("reference", _asked_of(reference, subject, PLAIN)))
+    others = _others(evaluation, subject, reference)
     before = clocks(gpu=evaluation.settings.gpu)
-    counts = {}
-    for party in (own, *list(others)):
-        try:
-            counts[party.name] = _count(party, MOST if evaluation.settings.gpu else MOST_ON_CPU)
-        except CallError:
-            if party is own:
-                raise
-            others.remove(party)  # a reference that does not run here is the pipeline's finding
-    without: list[float] = []
+    counts = _counts(own, others, MOST if evaluation.settings.gpu else MOST_ON_CPU)
+    calls = counts[own.name] + WARM_AGAIN
+    without: list[Taken] = []
     taken: Taken | None = None
-    idle: list[int] = []
     for _ in range(TURNS):
-        taken = own.calls(counts["solution"], warm=WARM_AGAIN)
+        taken = own.calls(counts[own.name], warm=WARM_AGAIN)
         for party in others:
             party.calls(counts[party.name], warm=WARM_AGAIN)
-        empty = own.request(own.turn, counts["solution"] + WARM_AGAIN, call=False)
-        without.append(empty.seconds)
-        idle += [wall for _, wall in empty.times]
+        without.append(own.request(own.turn, calls, call=False))
     assert taken is not None
-    calls = counts["solution"] + WARM_AGAIN
-    outside = (min(own.seconds) - min(without)) * 1e3 / calls
-    least = (min(own.seconds) - 2 * max(without) + min(without)) * 1e3 / calls  # less what noise may have added
     mine = own.result()
     rulings, rows = _checked(evaluation, subject, taken, own.turn - 1)
     figures = [ruling.details["metrics"] for ruling in rulings if "metrics" in ruling.details]
@@ -166,13 +149,54 @@ def _in_turns(
         axes=dict(subject.case.axes),
         inputs=_described(subject),
         times=(mine, *(party.result() for party in others)),
-        outside=outside,
-        doubt=doubt(mine, least, median(idle) / MILLION),
+        **_by_outer_clock(mine, own.seconds, without, calls),
         clocks=f"before: {before}; after: {clocks(gpu=evaluation.settings.gpu)}",
         max_abs=_largest(figures, "max_abs"),
         max_rel=_largest(figures, "max_rel"),
     )
     return result, rows
+
+
+def _others(evaluation: Evaluation, subject: Subject, reference: Source | None) -> list[_Party]:
+    """Those that a solution takes turns with: a ground truth, and the definition's reference."""
+    truth = ground_truth(evaluation, subject)
+    found = [] if truth is None else [_Party(*truth)]
+    return found if reference is None else [*found, _Party("reference", _asked_of(reference, subject, PLAIN))]
+
+
+def _counts(own: _Party, others: list[_Party], most: int) -> dict[str, int]:
+    """How many calls a turn of each has; others that do not run are left out.
+
+    Raises:
+        CallError: the solution does not run.
+    """
+    counts = {own.name: _count(own, most)}
+    for party in list(others):
+        try:
+            counts[party.name] = _count(party, most)
+        except CallError:
+            others.remove(party)  # a reference that does not run here is the pipeline's finding
+    return counts
+
+
+class _OuterClock(TypedDict):
+    outside: float
+    doubt: str
+
+
+def _by_outer_clock(times: Times, seconds: Sequence[float], without: Sequence[Taken], calls: int) -> _OuterClock:
+    """Milliseconds per call by a clock that the solution can not reach, and why it can not be believed.
+
+    Args:
+        times: by the clocks in its process.
+        seconds: that each turn of so many calls took.
+        without: turns of the same length in which nothing is called.
+        calls: of a turn.
+    """
+    empty = [taken.seconds for taken in without]
+    idle = median(wall for taken in without for _, wall in taken.times) / MILLION
+    least = (min(seconds) - 2 * max(empty) + min(empty)) * 1e3 / calls  # less what noise may have added
+    return {"outside": (min(seconds) - min(empty)) * 1e3 / calls, "doubt": doubt(times, least, idle)}
 
 
 def _largest(figures: Sequence[Mapping[str, Any]], name: str) -> float | None:

@@ -3,7 +3,7 @@
 import torch
 
 from traceproof.ops.common.quant import FP8, FP8_MAX, to_fp8
-from traceproof.ops.common.rounding import quantising_answers
+from traceproof.ops.common.rounding import Quantiser
 
 
 def _cut(values: torch.Tensor) -> torch.Tensor:
@@ -12,4 +12,4 @@ def _cut(values: torch.Tensor) -> torch.Tensor:
     return torch.where(above, (near.view(torch.uint8) - 1).view(FP8).float(), near.float())
 
 
-ANSWERS = quantising_answers(FP8_MAX, to_fp8, _cut)
+ANSWERS = Quantiser(FP8_MAX, to_fp8, _cut).answers()

@@ -2,7 +2,7 @@
 
 import torch
 
-from traceproof.ops.common.rounding import quantising_answers
+from traceproof.ops.common.rounding import Quantiser
 from traceproof.ops.quantize_int8.oracle import INT8_MAX
 
-ANSWERS = quantising_answers(INT8_MAX, torch.round, torch.trunc)
+ANSWERS = Quantiser(INT8_MAX, torch.round, torch.trunc).answers()
