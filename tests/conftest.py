@@ -6,10 +6,27 @@ from collections.abc import Iterator
 
 import pytest
 
+from traceproof.worker import Pool
+
+# Files that take longest, by processor time: where several processes take a file at a time, none is left with one
+# of these at the end. After them come the other slow ones.
+LONGEST = ("test_chain", "test_exploits", "test_pipeline", "test_interrupts", "test_bumps_bisect", "test_history")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests first: where several processes take a file at a time, none is left with a long one at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """Put the longest files first, each of them whole."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    order = {f"{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (order.get(item.path.name, len(order)), item.path not in slow))
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    """Workers for strangers' code: one interpreter for all files that need no other kind."""
+    from traceproof.execution.source import strangers  # imports torch
+
+    with strangers() as found:
+        yield found
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import Tree, read_tree
 from traceproof.judge.kernel_properties import DEMANDED
 from traceproof.pipeline.records import PlannedCase
 from traceproof.solutions.cases import planned
@@ -44,11 +45,16 @@ class SolutionJudge:
     scratch: Path
 
     @cache  # noqa: B019 - lives as long as the module's tests
+    def tree(self) -> Tree:
+        """The dataset."""
+        return read_tree(Path(self.settings.dataset))
+
+    @cache  # noqa: B019 - lives as long as the module's tests
     def planned(self, name: str) -> tuple[Definition, list[PlannedCase]]:
         """A definition and its cases."""
         folder = self.scratch / name
         folder.mkdir()
-        return planned(name, self.settings, folder)
+        return planned(name, self.settings, folder, self.tree())
 
     def trial(self, solution: Candidate, definition: str, *, whole: bool = True) -> Trial:
         """What came of a solution that the policy has not read; if not `whole`, the first bad row ends it."""

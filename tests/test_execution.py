@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from definitions import GOOD, rmsnorm
@@ -11,7 +9,7 @@ from definitions import GOOD, rmsnorm
 from traceproof.dataset.definition import Definition
 from traceproof.execution.case import Subject, solve
 from traceproof.execution.inputs import sent_together
-from traceproof.execution.source import CallError, loaded, strangers
+from traceproof.execution.source import CallError, loaded
 from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.reasons import Failure, Verdict
@@ -20,12 +18,6 @@ from traceproof.worker import Limits, Pool, Status
 LIMITS = Limits(seconds=60.0, setup_seconds=60.0)
 NEED = 1 << 24
 DEFINITION = Definition.model_validate(rmsnorm("rmsnorm_a"))
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with strangers() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
 from extract_support import GOLDEN, drafts_of, named
 
 from traceproof.dataset.definition import Definition
-from traceproof.execution.source import strangers
 from traceproof.extract.check import _judge_reference
 from traceproof.extract.compare import hidden_constants
 from traceproof.models.kernel import kernel
@@ -80,12 +78,6 @@ def one_of_each_form() -> dict[str, Draft]:
     for name, draft in ALL.items():
         found.setdefault(re.sub(r"\d+", "#", name) + str(name.endswith("64")), draft)
     return {draft.name: draft.twin or draft for draft in found.values()}
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with strangers() as found:
-        yield found
 
 
 @pytest.mark.parametrize("draft", one_of_each_form().values(), ids=one_of_each_form())

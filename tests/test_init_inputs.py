@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from pipeline import Rows, Run, verdicts
 from traceproof.dataset.dialects import read
 from traceproof.execution.init_inputs import InitError, Made, maker
 from traceproof.execution.inputs import make_inputs
-from traceproof.execution.source import strangers
 from traceproof.ops.generic import GenericOp
 from traceproof.pipeline.records import OpTypePlan, PlannedCase
 from traceproof.pipeline.stages.plan import plan
@@ -60,12 +58,6 @@ SAMPLE: dict[str, Any] = {
     ),
     "init": INIT,
 }
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with strangers() as found:
-        yield found
 
 
 def made(pool: Pool, wanted: int = 3, **changes: Any) -> Made:  # noqa: ANN401 - JSON

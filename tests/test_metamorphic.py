@@ -15,7 +15,7 @@ from laws.score import Finding, memory, tables, try_laws
 from laws.trial import cases_of, try_law
 from traceproof.dataset.definition import Definition
 from traceproof.execution.case import Subject, solve
-from traceproof.execution.source import loaded, strangers
+from traceproof.execution.source import loaded
 from traceproof.ops import registry
 from traceproof.ops.common.batch import batch_of
 from traceproof.ops.laws import Law, laws_of, permutation
@@ -34,11 +34,10 @@ def subjects(definition: Definition, *names: str) -> list[Subject]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def pool() -> Iterator[Pool]:
-    with strangers() as found:
-        POOL.append(found)
-        yield found
-        POOL.clear()
+def workers(pool: Pool) -> Iterator[None]:
+    POOL.append(pool)
+    yield
+    POOL.clear()
 
 
 def tried(definition: Definition, laws: Iterable[Law], cases: list[Subject]) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 import definitions as small
 import pytest
@@ -17,7 +16,6 @@ from mutation.score import Fate, score
 from mutation.trial import Trial
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
-from traceproof.execution.source import strangers
 from traceproof.worker import Limits, Pool
 
 LIMITS = Limits(seconds=60, setup_seconds=60)
@@ -46,12 +44,6 @@ def definition(reference: str = REFERENCE) -> Definition:
 
 def found(what: str, operator: str = "") -> Mutant:
     return next(it for it in mutants(REFERENCE) if what in it.what and operator in it.operator)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with strangers() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

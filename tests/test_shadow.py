@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from op_support import cases, definitions, inputs_of, truth
 from pipeline import Run, verdicts
 
 from traceproof.dataset.definition import Definition
-from traceproof.execution.source import loaded, strangers
+from traceproof.execution.source import loaded
 from traceproof.ops import registry
 from traceproof.ops.compare import Close
 from traceproof.untrusted import FLOAT64, OTHER_ORDER, shadow
@@ -157,12 +157,6 @@ def test_another_order_of_summation_changes_rounding_and_nothing_else() -> None:
         assert other.shape == plain.shape
         assert torch.allclose(other, plain, rtol=1e-3, atol=1e-3)
     assert not torch.equal(followed(sums, x, y, mode=OTHER_ORDER)[0], x @ y)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with strangers() as found:
-        yield found
 
 
 FLOATING = [

@@ -170,18 +170,17 @@ def _groups(tree: Tree, names: Sequence[str], per: Per) -> Iterator[tuple[str, s
 
 
 def _write_parts(source: Source, tree: Tree, names: Sequence[str], parts: Path) -> None:
-    op_types = dict.fromkeys(tree.definitions[name].definition.op_type for name in names)
-    for op_type in op_types:
-        command = [source.python, "-P", str(source.root / "scripts" / "parts.py")]
-        command += ["--cases", str(source.run / "cases" / f"{op_type}.json"), "--out", str(parts)]
-        command += ["--ledger", str(source.run / LEDGER), "--only", *names]
+    """One process for all op_types: importing torch takes longer than the parts of most of them."""
+    command = [source.python, "-P", str(source.root / "scripts" / "parts.py"), "--out", str(parts)]
+    command += ["--ledger", str(source.run / LEDGER), "--store", str(source.store), "--only", *names]
+    for op_type in dict.fromkeys(tree.definitions[name].definition.op_type for name in names):
         answers = manifests_of(source.run / "actors" / op_type, REFERENCE)
-        command += ["--answers", *map(str, answers), "--store", str(source.store)] if answers else []
-        environment = without_secrets() | {"PYTHONPATH": str(source.root / "src")}
-        done = programs.run(command, environment=environment)
-        if done.returncode:
-            said = programs.last_lines(done.stderr)
-            raise TraceproofError(f"the parts of op_type {op_type} could not be made", problems=said)
+        command += ["--op-type", str(source.run / "cases" / f"{op_type}.json"), *map(str, answers)]
+    environment = without_secrets() | {"PYTHONPATH": str(source.root / "src")}
+    done = programs.run(command, environment=environment)
+    if done.returncode:
+        said = programs.last_lines(done.stderr)
+        raise TraceproofError("the parts of the bundles could not be made", problems=said)
 
 
 def dry_run(prepared: Prepared, out: Path, *, allow_changes: bool, base: Base | None = None) -> dict[str, Any]:
