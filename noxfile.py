@@ -26,7 +26,7 @@ CHECKED = ("src", "tests", "scripts", "lab", "noxfile.py")
 DOCS = ("python", "-m", "mkdocs", "build", "--strict")  # a broken link or anchor is an error
 QUIET = {"NO_MKDOCS_2_WARNING": "1"}
 BROWSER = ("playwright==1.65.2", "axe-playwright-python==0.1.8")  # drives a Chromium that is installed already
-WORKERS = "3"  # pytest workers: files do not compute all the time; see docs/reports/2026-11-22-test-time.md
+WORKERS = "4"  # pytest workers: files do not compute all the time; see docs/reports/2026-11-22-test-time.md
 
 
 def prepare(session: nox.Session) -> None:

@@ -68,6 +68,7 @@ def history(upstream: Upstream) -> str:
     return broken
 
 
+@pytest.mark.slow
 def test_the_planted_regression_is_found_by_running_it(
     tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -251,6 +251,7 @@ def replay(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return int(ended.value.code or 0), json.loads(answer.read_text())
 
 
+@pytest.mark.slow
 def test_a_planted_bug_is_caught_between_its_releases_and_one_that_no_case_shows_is_a_miss_and_a_finding(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
