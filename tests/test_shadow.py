@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -157,6 +159,21 @@ def test_another_order_of_summation_changes_rounding_and_nothing_else() -> None:
         assert other.shape == plain.shape
         assert torch.allclose(other, plain, rtol=1e-3, atol=1e-3)
     assert not torch.equal(followed(sums, x, y, mode=OTHER_ORDER)[0], x @ y)
+
+
+@pytest.mark.parametrize("mode", [FLOAT64, OTHER_ORDER])
+def test_compiled_code_is_followed_and_following_imports_no_compiler(mode: str) -> None:
+    program = (
+        "import sys, torch\n"
+        "from traceproof.untrusted import shadow\n"
+        "x = torch.linspace(-3, 3, 96).bfloat16()\n"
+        "def gated(x): return torch.nn.functional.silu(x.float() * 1.1).to(torch.bfloat16)\n"
+        "def followed(f): return shadow.run(sys.argv[1], f, [x], lambda y: [('y', y)])[0][1]\n"
+        "plain = followed(gated)\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+        "assert torch.equal(followed(torch.compile(gated, backend='eager')), plain)\n"
+    )
+    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", program, mode], check=True)
 
 
 FLOATING = [

@@ -18,7 +18,18 @@ NARROW = frozenset({torch.bfloat16, torch.float16})
 ORDER_DECIDES = 2.0**-19  # relative: 32 roundings of float32, what a sum of 1,000 terms loses and some more
 
 
-class OtherOrder(TorchDispatchMode):
+class PlainMode(TorchDispatchMode):
+    """A mode whose first operation does not import the compiler, a second of processor time per process.
+
+    Compiled code runs below it all the same: the mode sees what the code compiles to.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class OtherOrder(PlainMode):
     """Computes as the code says, at its own precision, but sums backwards: what any right order may lose.
 
     A stated rounding on the way takes the other neighbour where another order could: one step of a narrow dtype,

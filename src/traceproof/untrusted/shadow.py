@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from traceproof.untrusted import OTHER_ORDER
-from traceproof.untrusted.other_order import OtherOrder
+from traceproof.untrusted.other_order import OtherOrder, PlainMode
 
 PURGED = 512  # new shadows after which those of tensors that are gone are let go
 BITS_TAKEN = "a tensor's bits are read as another dtype, which float64 does not have"
@@ -41,7 +40,7 @@ class UnsupportedError(RuntimeError):
     """The code does something that float64 can not follow; the text says what."""
 
 
-class Float64(TorchDispatchMode):
+class Float64(PlainMode):
     """The mode that keeps the shadows."""
 
     def __init__(self) -> None:
