@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from traceproof.pipeline.flow import Pipeline
 pytestmark = pytest.mark.slow
 
 NORM, OTHER_NORM, GEMM = "rmsnorm/rmsnorm_h96", "rmsnorm/fused_add_rmsnorm_h96", "gemm/gemm_n96_k160"
+KILLS = "    raise SystemExit(3)\n    judge("
+AHEAD = 7 * 24 * 3600.0
 SELECTED = ("--op-type", "gemm", "--test-sizes", "small", "medium")
 
 
@@ -99,16 +103,28 @@ def test_the_code_of_one_op_concerns_its_op_type_alone(repository: Repository) -
     assert not [job for job in ran.jobs if "rmsnorm" in job]
 
 
+def test_a_failed_judge_never_shows_the_table_of_the_run_before(repository: Repository) -> None:
+    file = dataset_of(repository) / "definitions" / f"{NORM}.json"
+    definition = json.loads(file.read_text())
+    definition["reference"] += "\n\nright = run\n\n\ndef run(*tensors):\n    return right(*tensors) * 2\n"
+    file.write_text(json.dumps(definition))
+    repository.edit("scripts/judge.py", "    judge(", KILLS)
+    ran = repository.verify()
+    assert ran.code == 2, ran.out
+    cases = json.loads((repository.root / "results" / "cases" / "rmsnorm.json").read_text())["definitions"]
+    edited, other = (len(cases[name.partition("/")[2]]["cases"]) for name in (NORM, OTHER_NORM))
+    assert f"kept {other} ok {edited}" in counts(ran, "reference")
+    assert not [job for job in ran.jobs if "gemm" in job]
+    again = repository.verify()
+    assert again.code == 2, again.out
+    assert "VERIFIED:" not in again.out
+    repository.edit("scripts/judge.py", KILLS, "    judge(")
+
+
 def test_a_wrong_reference_is_a_finding_of_that_definition_alone_and_its_verdicts_stay(
     repository: Repository,
 ) -> None:
-    file = dataset_of(repository) / "definitions" / f"{NORM}.json"
-    right = file.read_text()
-    definition = json.loads(right)
-    definition["reference"] += "\n\nright = run\n\n\ndef run(*tensors):\n    return right(*tensors) * 2\n"
-    file.write_text(json.dumps(definition))
     ran = repository.verify("--json", str(repository.root / "out.json"))
-    file.write_text(right)
     assert ran.code == 1
     assert "NOT VERIFIED" in ran.out
     assert "RuleException" not in ran.out
@@ -119,13 +135,21 @@ def test_a_wrong_reference_is_a_finding_of_that_definition_alone_and_its_verdict
         "rmsnorm_h96": "fail",
     }
     assert not [job for job in ran.jobs if "gemm" in job]
-    cases = json.loads((repository.root / "results" / "cases" / "rmsnorm.json").read_text())["definitions"]
-    edited, other = (len(cases[name.partition("/")[2]]["cases"]) for name in (NORM, OTHER_NORM))
-    assert f"kept {other} ok {edited}" in counts(ran, "reference")
     shown = repository.run("traceproof", "show", "rmsnorm_h96", "--case", "small-0")
     assert shown.code == 1
     assert "FAIL" in shown.out
     assert "max_abs" in shown.out
+
+
+def test_a_reference_put_right_is_verified_again_whatever_the_dates_of_files(repository: Repository) -> None:
+    ahead = time.time() + AHEAD
+    for path in (repository.root / "results").rglob("*"):
+        if path.suffix in {".json", ".jsonl"}:
+            os.utime(path, (ahead, ahead))
+    own_dataset(dataset_of(repository), NORM)
+    righted = repository.verify()
+    assert righted.code == 0, righted.out
+    assert "VERIFIED: 3 definitions, 3 right" in righted.out
 
 
 def test_known_findings_do_not_fail_a_run_and_a_selection_has_its_own_folder(repository: Repository) -> None:

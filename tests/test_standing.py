@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from repository import Repository, own_dataset
 from run_claims import claimed
 
 from traceproof.errors import TraceproofError
@@ -19,8 +18,6 @@ from traceproof.pipeline.stages.report import report
 from traceproof.pipeline.stages.standing import changed, read_summary, settle
 from traceproof.store import write_sealed
 
-NORM, OTHER_NORM = "rmsnorm/rmsnorm_h96", "rmsnorm/fused_add_rmsnorm_h96"
-WRONG = "\n\nright = run\n\n\ndef run(*tensors):\n    return right(*tensors) * 2\n"
 AHEAD = 7 * 24 * 3600.0
 
 
@@ -134,34 +131,6 @@ def test_another_runs_files_are_left_alone_while_it_runs(run: Path) -> None:
         assert changed(run, json.loads((run / "summary.json").read_text(encoding="utf-8")))
         other.kill()
     assert settle(run, Path(), "") != []
-
-
-def test_a_failed_judge_never_shows_the_table_of_the_run_before(tmp_path: Path) -> None:
-    dataset = own_dataset(tmp_path / "dataset", NORM, OTHER_NORM)
-    (tmp_path / "copy").mkdir()
-    repository = Repository.copy(tmp_path / "copy", dataset={"path": str(dataset)})
-    assert repository.verify().code == 0
-    file = dataset / "definitions" / f"{NORM}.json"
-    definition = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps(definition | {"reference": definition["reference"] + WRONG}), encoding="utf-8")
-    kills = "    raise SystemExit(3)\n    judge("
-    repository.edit("scripts/judge.py", "    judge(", kills)
-    assert repository.verify().code == 2
-    again = repository.verify()
-    assert again.code == 2, again.out
-    assert "VERIFIED:" not in again.out
-    repository.edit("scripts/judge.py", kills, "    judge(")
-    judged = repository.verify()
-    assert judged.code == 1, judged.out
-    assert "NOT VERIFIED" in judged.out
-    ahead = time.time() + AHEAD
-    for path in (repository.root / "results").rglob("*"):
-        if path.suffix in {".json", ".jsonl"}:
-            os.utime(path, (ahead, ahead))
-    file.write_text(json.dumps(definition), encoding="utf-8")
-    righted = repository.verify()
-    assert righted.code == 0, righted.out
-    assert "VERIFIED: 2 definitions, 2 right" in righted.out
 
 
 def plan_of(op_type: str) -> str:
