@@ -183,4 +183,5 @@ def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | bool:
 
 def bits(value: torch.Tensor) -> torch.Tensor:
     """A tensor's bytes, one after another: its own memory where it lies side by side, else a copy."""
-    return value.reshape(-1).view(torch.uint8)
+    flat = value.contiguous().reshape(-1)
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # with one element, any stride counts as contiguous
