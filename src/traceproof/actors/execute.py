@@ -22,6 +22,7 @@ from traceproof.digests import digest_json
 from traceproof.execution import caches
 from traceproof.execution.bits import same_bits
 from traceproof.execution.device import ending_if_lost, set_seed
+from traceproof.execution.gpu_alone import admit
 from traceproof.execution.inputs import drawing_device, fingerprints, make_inputs, place
 from traceproof.execution.tensor_files import plain_tensor, plain_tensors
 from traceproof.ops import far
@@ -42,7 +43,7 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
 
     Args:
         payload: `definition` (JSON), `actor`, `device` (of items that name none), `threads`, `dataset` (root of
-            the blobs, or null), and `variables` of the environment.
+            the blobs, or null), `variables` of the environment, and `alone` (see `gpu_alone`, or null).
         scratch: the only folder that may be written; outputs go there as `<key>.safetensors`.
     """
     _begin(payload)
@@ -97,6 +98,7 @@ def _load(
         actor=actor,
         dataset=Path(payload["dataset"]) if payload["dataset"] else None,
         scratch=scratch,
+        alone=Path(payload["alone"]) if payload.get("alone") else None,
     )
     actor.prepare(definition)
 
@@ -114,6 +116,7 @@ class _Runner:
     device: torch.device
     dataset: Path | None
     scratch: Path
+    alone: Path | None
 
     def run(self, item: dict[str, Any]) -> dict[str, Any]:
         """Run one case: `{"case": ..., "key": ..., "repeat": bool}`; gives what the manifest says of it."""
@@ -125,6 +128,8 @@ class _Runner:
 
     def _run(self, item: dict[str, Any]) -> dict[str, Any]:
         case = Case(**item["case"])
+        if self.alone is not None and self.device.type == "cuda":
+            admit(self.alone)
         drawn = self._drawn(case)
         seen = fingerprints(drawn)
         inputs = self._given(case, drawn)

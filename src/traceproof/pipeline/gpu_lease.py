@@ -3,7 +3,6 @@
 Several jobs share a GPU as its memory allows: most of a job's time is starting up and preparing, not computing.
 """
 
-import contextlib
 import fcntl
 import json
 import math
@@ -11,7 +10,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,11 +21,6 @@ from traceproof.store import write_text
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 PLACE_MIB = 4 * 1024  # of GPU memory: a context, libraries' workspaces and the cases of an ordinary job
 POLL_SECONDS = 0.05
-# A GPU that several processes have work for goes from one to the next at each gap between two kernels, which costs
-# ten times what a small kernel takes (0.13 ms on an H200). So calls that are many small kernels take turns here.
-CALLS = 2  # at a time on one GPU
-TURN_SECONDS = 2.0  # after which the next may start all the same: a call may hang
-TURN_POLL_SECONDS = 0.001
 QUERY_SECONDS = 60.0
 
 
@@ -119,44 +112,9 @@ def lease(
         _release(locks)
 
 
-@contextmanager
-def turn(folder: Path | None = None) -> Iterator[None]:
-    """Wait until fewer than CALLS others make such a call on this job's GPU, for at most TURN_SECONDS each.
-
-    Args:
-        folder: of the lock files; None: that of `lease`.
-    """
-    folder = folder or _folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    held = [_next(folder, os.environ.get(VARIABLE, "0"))]
-
-    def release() -> None:
-        with contextlib.suppress(IndexError):  # the timer has been here
-            os.close(held.pop())
-
-    timer = threading.Timer(TURN_SECONDS, release)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        release()
-
-
-def _next(folder: Path, gpu: str) -> int:
-    """A lock on one of the calls that a GPU may get at a time; who came first gets the first."""
-    queue = _locked(folder / f"{gpu}-calls.lock", fcntl.LOCK_EX)
-    assert queue is not None
-    try:
-        while True:
-            for number in range(CALLS):
-                lock = _locked(folder / f"{gpu}-call-{number}.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if lock is not None:
-                    return lock
-            time.sleep(TURN_POLL_SECONDS)
-    finally:
-        os.close(queue)
+def alone_file() -> Path:
+    """The lock of this job's GPU, for calls that want it to themselves (`traceproof.execution.gpu_alone`)."""
+    return _folder() / f"{os.environ.get(VARIABLE, '0')}-alone.lock"
 
 
 def _locked(path: Path, how: int) -> int | None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.execution import caches
+from traceproof.ops.registry import record
 from traceproof.owner import own_folder
+from traceproof.pipeline.gpu_lease import alone_file
 from traceproof.pipeline.records import ORACLE, OpTypePlan, PlannedCase, PlannedDefinition
 from traceproof.pipeline.run_record import LASTING, RunRecord
 from traceproof.pipeline.stages.calls import Call
@@ -68,7 +70,7 @@ def _run_trusted(
 ) -> dict[str, Records]:
     """Records of all definitions of an actor that is ours or a pinned package's, by name."""
     with own_folder("scratch", store) as scratch, job.stack_workers.pool(most=job.workers) as pool:
-        trusted = _Trusted(job, outputs, pool, scratch, planned.dataset, progress)
+        trusted = _Trusted(job, outputs, pool, scratch, planned.dataset, progress, planned.op_type)
         return trusted.together(planned.definitions)
 
 
@@ -175,6 +177,7 @@ class _Trusted:
     scratch: Path
     dataset: str
     progress: Progress
+    op_type: str
 
     def together(self, entries: Mapping[str, PlannedDefinition]) -> dict[str, Records]:
         """Records of all definitions, run in one worker: most of a short case's time would be starting up."""
@@ -217,7 +220,13 @@ class _Trusted:
             "threads": self.job.threads,
             "dataset": self.dataset,
             "variables": self.job.variables,
+            "alone": str(alone_file()) if self._gives_way else None,
         }
+
+    @property
+    def _gives_way(self) -> bool:
+        """Whether cases wait for calls that want the GPU to themselves: what compiles when called does not."""
+        return self.job.device != "cpu" and self.job.actor not in record(self.op_type).compiles_late
 
     def _outcomes(self, payload: Mapping[str, Any], items: list[dict[str, Any]]) -> Iterator[ItemOutcome]:
         return self.pool.run_items(
