@@ -30,20 +30,13 @@ _HELD: list[FileLock] = []  # until this process ends
 
 
 class Run(BaseModel):
-    """What a run says of itself.
-
-    Attributes:
-        pid: the process to end it by.
-        started: when, UTC.
-        folder: of its selection, below results.
-        environments: digest of the configuration of what it shares with other runs.
-    """
+    """What a run says of itself."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    pid: int
-    started: str
-    folder: str
-    environments: str
+    pid: int  # the process to end it by
+    started: str  # when, UTC
+    folder: str  # of its selection, below results
+    environments: str  # digest of the configuration of what it shares with other runs
 
 
 def begin() -> None:

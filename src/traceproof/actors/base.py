@@ -10,17 +10,13 @@ from traceproof.reasons import Unavailable
 
 
 class Actor(ABC):
-    """A function from a definition's inputs to its outputs; `traceproof.actors.registry` says where it runs.
+    """A function from a definition's inputs to its outputs; `traceproof.actors.registry` says where it runs."""
 
-    Attributes:
-        draws: whether sampling ops run it several times; the oracle gives distributions instead.
-        enlarges: whether it gets a far case's tensors in full size (`traceproof.ops.far`): kernels do.
-        device: where its inputs will lie, as torch names it; set before anything is called.
-    """
-
+    # whether sampling ops run it several times; the oracle gives distributions instead
     draws: ClassVar[bool] = True
+    # whether it gets a far case's tensors in full size (`traceproof.ops.far`): kernels do
     enlarges: ClassVar[bool] = False
-    device: str = "cpu"
+    device: str = "cpu"  # where its inputs will lie, as torch names it; set before anything is called
 
     def unavailable(self, definition: Definition, op: Op) -> Unavailable | None:
         """Why this actor can not run the definition on this machine; None if it can."""

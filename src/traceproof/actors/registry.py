@@ -17,23 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ActorInfo:
-    """What can be known of an actor without importing it.
+    """What can be known of an actor without importing it."""
 
-    Attributes:
-        path: `module:Class`.
-        stack: the environment it runs in.
-        trusted: whether its code is ours or a pinned package's, not a definition's.
-        modules: further modules its outputs depend on.
-        source: the file in an op_type's `ground_truths` that it takes its calls from; empty: none.
-        host_bytes: a case that needs at most that much memory is computed on the CPU, GPU or not: processes that
-            have a GPU open take turns on it.
-    """
-
-    path: str
-    stack: str
-    trusted: bool
-    modules: tuple[str, ...] = ()
-    source: str = ""
+    path: str  # `module:Class`
+    stack: str  # the environment it runs in
+    trusted: bool  # whether its code is ours or a pinned package's, not a definition's
+    modules: tuple[str, ...] = ()  # further modules its outputs depend on
+    source: str = ""  # the file in an op_type's `ground_truths` that it takes its calls from; empty: none
+    # a case that needs at most that much memory is computed on the CPU, GPU or not: processes that have a GPU open
+    # take turns on it
     host_bytes: int = 0
 
     def device(self, at_hand: str, memory: int) -> str:

@@ -14,12 +14,7 @@ from traceproof.lint.sarif import Log
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """One place in a file; lines and columns count from 1, the end column is the one behind the last.
-
-    Attributes:
-        text: the source line, by which a finding is known again when lines move.
-        evidence: what was found, so that a reader can check it.
-    """
+    """One place in a file; lines and columns count from 1, the end column is the one behind the last."""
 
     path: Path
     line: int
@@ -27,8 +22,8 @@ class Finding:
     end_line: int
     end_column: int
     code: str
-    evidence: str
-    text: str = ""
+    evidence: str  # what was found, so that a reader can check it
+    text: str = ""  # the source line, by which a finding is known again when lines move
 
     @property
     def fingerprint(self) -> str:

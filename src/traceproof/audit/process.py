@@ -22,27 +22,16 @@ STDERR_CHARACTERS = 300
 
 @dataclass(slots=True)
 class Outcome:
-    """What running a file showed.
+    """What running a file showed."""
 
-    Attributes:
-        wrong: a row per wrong answer that was tried.
-        not_tried: why none could be tried; empty if some were.
-        collected: how many tests pytest collected; None: it did not get to that.
-        problems: why pytest could not collect the file.
-        rows: a row per test that ended.
-        running: the test that ran when the time was up; empty if none did.
-        timed_out: whether the time was up.
-        crashed: how the process ended, unless as it should.
-    """
-
-    wrong: list[dict[str, Any]] = field(default_factory=list)
-    not_tried: str = ""
-    collected: int | None = None
-    problems: list[str] = field(default_factory=list)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    running: str = ""
-    timed_out: bool = False
-    crashed: str = ""
+    wrong: list[dict[str, Any]] = field(default_factory=list)  # a row per wrong answer that was tried
+    not_tried: str = ""  # why none could be tried; empty if some were
+    collected: int | None = None  # how many tests pytest collected; None: it did not get to that
+    problems: list[str] = field(default_factory=list)  # why pytest could not collect the file
+    rows: list[dict[str, Any]] = field(default_factory=list)  # a row per test that ended
+    running: str = ""  # the test that ran when the time was up; empty if none did
+    timed_out: bool = False  # whether the time was up
+    crashed: str = ""  # how the process ended, unless as it should
 
     def take(self, line: Mapping[str, Any]) -> None:
         """One line of the trial's record."""

@@ -24,39 +24,27 @@ CODES: Mapping[str, Code] = codes("TA")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a folder is audited.
+    """How a folder is audited."""
 
-    Attributes:
-        dataset: the definitions that the tests are of.
-        flashinfer: an unpacked FlashInfer; None: APIs are not checked.
-        python: an interpreter with torch and pytest; None: nothing is run.
-        seconds: of one file.
-        say: takes a line whenever a file begins or ends to run.
-    """
-
-    dataset: Path
-    flashinfer: Path | None = None
-    python: str | None = None
-    seconds: float = SECONDS
+    dataset: Path  # the definitions that the tests are of
+    flashinfer: Path | None = None  # an unpacked FlashInfer; None: APIs are not checked
+    python: str | None = None  # an interpreter with torch and pytest; None: nothing is run
+    seconds: float = SECONDS  # of one file
+    # takes a line whenever a file begins or ends to run
     say: Callable[[str], None] = field(default=lambda _: None)
 
 
 @dataclass(slots=True)
 class Report:
-    """What an audit found.
-
-    Attributes:
-        tests: how many tests stand in the files.
-        collected: how many pytest found, inherited and parametrised ones too; None where no file was run.
-        not_run: why a trial of a file could not be made.
-        inherited: files without tests of their own, and what their classes inherit from.
-    """
+    """What an audit found."""
 
     findings: list[Finding] = field(default_factory=list)
     files: int = 0
-    tests: int = 0
+    tests: int = 0  # how many tests stand in the files
+    # how many pytest found, inherited and parametrised ones too; None where no file was run
     collected: int | None = None
-    not_run: dict[str, str] = field(default_factory=dict)
+    not_run: dict[str, str] = field(default_factory=dict)  # why a trial of a file could not be made
+    # files without tests of their own, and what their classes inherit from
     inherited: dict[str, str] = field(default_factory=dict)
 
 

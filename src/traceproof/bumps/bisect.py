@@ -20,24 +20,17 @@ MESSAGES = 3  # of a verdict, shown where both ends have the same
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a bisection found.
+    """What a bisection found."""
 
-    Attributes:
-        commit: the first one with the bad verdict; with `doubtful`, it or one of those.
-        doubtful: commits before it that could not be judged.
-        good, bad: the verdicts at the two ends.
-        commits: how many were in question; `touching` of them touch the op_type; `tried` were run.
-        parts: what it changed of what the op_type depends on.
-    """
-
-    commit: str
-    doubtful: tuple[str, ...]
+    commit: str  # the first one with the bad verdict; with `doubtful`, it or one of those
+    doubtful: tuple[str, ...]  # commits before it that could not be judged
+    # good, bad: the verdicts at the two ends
     good: Verdict
     bad: Verdict
-    commits: int
+    commits: int  # how many were in question; `touching` of them touch the op_type; `tried` were run
     touching: int
     tried: int
-    parts: tuple[str, ...]
+    parts: tuple[str, ...]  # what it changed of what the op_type depends on
 
 
 def commits_between(repository: Path, good: str, bad: str) -> list[str]:
@@ -56,20 +49,15 @@ def commits_between(repository: Path, good: str, bad: str) -> list[str]:
 
 @dataclass
 class Bisection:
-    """A search.
+    """A search."""
 
-    Attributes:
-        repository: a clone of the source, with the commits in question.
-        stack, op_type: whose ground truth.
-        judge: (commit, what it depends on) -> verdict; called once for each different digest.
-        report: gets a line for every step.
-    """
-
-    repository: Path
+    repository: Path  # a clone of the source, with the commits in question
+    # stack, op_type: whose ground truth
     stack: str
     op_type: str
+    # (commit, what it depends on) -> verdict; called once for each different digest
     judge: Callable[[str, Touch], Verdict]
-    report: Callable[[str], None]
+    report: Callable[[str], None]  # gets a line for every step
     _verdicts: dict[str, Verdict] = field(default_factory=dict)
     _parsed: dict[str, FileUnits] = field(default_factory=dict)
 

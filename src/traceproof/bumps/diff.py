@@ -78,12 +78,9 @@ def bumps_of(before: Kept, after: Kept, row: Row) -> list[Bump]:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """Rows by what became of them; each is (before, after), either may be None where there was none.
+    """Rows by what became of them; each is (before, after), either may be None where there was none."""
 
-    Attributes:
-        before, after: the states.
-    """
-
+    # before, after: the states
     before: Kept
     after: Kept
     failing: list[tuple[Row | None, Row]] = field(default_factory=list)

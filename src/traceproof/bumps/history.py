@@ -28,31 +28,21 @@ NEWEST = {"latest": 0, "previous": 1}
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One state.
+    """One state."""
 
-    Attributes:
-        digest: of the pins and the environments.
-        rows: verdict rows, cut down to KEPT; with `dataset`, the `digest` of the definition, and `whole` where the
-            run was not limited to some cases.
-        about: `pins`, `stacks` (versions by stack), `time`.
-    """
-
-    digest: str
+    digest: str  # of the pins and the environments
+    # verdict rows, cut down to KEPT; with `dataset`, the `digest` of the definition, and `whole` where the run was
+    # not limited to some cases
     rows: tuple[Mapping[str, Any], ...]
-    about: Mapping[str, Any]
+    about: Mapping[str, Any]  # `pins`, `stacks` (versions by stack), `time`
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a run covered.
+    """What a run covered."""
 
-    Attributes:
-        dataset: which dataset, whatever its version.
-        whole: whether all cases of the planned sizes were run, or only some that were named.
-    """
-
-    dataset: str = ""
-    whole: bool = True
+    dataset: str = ""  # which dataset, whatever its version
+    whole: bool = True  # whether all cases of the planned sizes were run, or only some that were named
 
 
 def keep(

@@ -28,18 +28,12 @@ PASSIVE = frozenset(
 
 @dataclass(slots=True)
 class Reach:
-    """What was reached. `why` gives, for each file or unit, what led there.
-
-    Attributes:
-        units: (file, unit) -> what needs it.
-        files: file -> what needs it: imported, named or included.
-        widened: why the whole package counts; empty: it does not.
-    """
+    """What was reached. `why` gives, for each file or unit, what led there."""
 
     sources: Sources
-    units: dict[Key, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
-    widened: list[str] = field(default_factory=list)
+    units: dict[Key, str] = field(default_factory=dict)  # (file, unit) -> what needs it
+    files: dict[str, str] = field(default_factory=dict)  # file -> what needs it: imported, named or included
+    widened: list[str] = field(default_factory=list)  # why the whole package counts; empty: it does not
     _attributes: set[str] = field(default_factory=set)
     _classes: dict[Key, None] = field(default_factory=dict)
     _escaped: dict[str, None] = field(default_factory=dict)

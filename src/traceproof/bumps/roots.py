@@ -19,17 +19,11 @@ CALLS = ".ground_truths."  # in the name of a module that calls a package
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roots:
-    """Where following begins.
+    """Where following begins."""
 
-    Attributes:
-        apis: `module:attribute`; one that does not exist at a version is no root there.
-        modules: modules that the adapter imports by name, whatever it takes out of them.
-        attributes: every attribute name in the adapter's code, since it calls methods of what it got.
-    """
-
-    apis: frozenset[str]
-    modules: frozenset[str]
-    attributes: frozenset[str]
+    apis: frozenset[str]  # `module:attribute`; one that does not exist at a version is no root there
+    modules: frozenset[str]  # modules that the adapter imports by name, whatever it takes out of them
+    attributes: frozenset[str]  # every attribute name in the adapter's code, since it calls methods of what it got
 
 
 @cache

@@ -19,16 +19,12 @@ DEEP = 20_000  # stack frames: imports are followed as deep as a package nests t
 
 @dataclass(frozen=True)
 class Touch:
-    """What one op_type's ground truth depends on in one tree.
+    """What one op_type's ground truth depends on in one tree."""
 
-    Attributes:
-        stack, op_type: of what.
-        reach: all that was found.
-    """
-
+    # stack, op_type: of what
     stack: str
     op_type: str
-    reach: Reach
+    reach: Reach  # all that was found
 
     @cached_property
     def parts(self) -> Mapping[str, str]:

@@ -43,36 +43,23 @@ LISTERS = frozenset(
 
 @dataclass(slots=True)
 class Unit:
-    """A piece of a file.
+    """A piece of a file."""
 
-    Attributes:
-        name: `f`, `C`, `C.m`, `X`, or EFFECTS.
-        nodes: its syntax.
-        chains: dotted names used in it: `a.b.c` as ("a", "b", "c").
-        attributes: names of attributes of anything else.
-        texts: its strings, joined paths among them (`DIR / "x" / f"{y}.cu"` as "x/*.cu").
-        imports: imports inside it; what they bind is visible in it only.
-        dynamic: modules imported by name, with ANYTHING for what is unknown.
-        mutates: names that it changes the content of.
-        guesses: whether it looks up attributes by names put together at run time.
-        decorators: names at the root of its decorators.
-        bases: of a class, its base classes as dotted names.
-        is_class: whether it is a class.
-    """
-
-    name: str
-    nodes: list[ast.AST] = field(default_factory=list)
+    name: str  # `f`, `C`, `C.m`, `X`, or EFFECTS
+    nodes: list[ast.AST] = field(default_factory=list)  # its syntax
+    # dotted names used in it: `a.b.c` as ("a", "b", "c")
     chains: set[tuple[str, ...]] = field(default_factory=set)
-    attributes: set[str] = field(default_factory=set)
+    attributes: set[str] = field(default_factory=set)  # names of attributes of anything else
+    # its strings, joined paths among them (`DIR / "x" / f"{y}.cu"` as "x/*.cu")
     texts: set[str] = field(default_factory=set)
-    imports: list[Import] = field(default_factory=list)
+    imports: list[Import] = field(default_factory=list)  # imports inside it; what they bind is visible in it only
     local: dict[str, list[Bound]] = field(default_factory=dict)
-    dynamic: set[str] = field(default_factory=set)
-    mutates: set[str] = field(default_factory=set)
-    guesses: bool = False
-    decorators: set[str] = field(default_factory=set)
-    bases: list[tuple[str, ...]] = field(default_factory=list)
-    is_class: bool = False
+    dynamic: set[str] = field(default_factory=set)  # modules imported by name, with ANYTHING for what is unknown
+    mutates: set[str] = field(default_factory=set)  # names that it changes the content of
+    guesses: bool = False  # whether it looks up attributes by names put together at run time
+    decorators: set[str] = field(default_factory=set)  # names at the root of its decorators
+    bases: list[tuple[str, ...]] = field(default_factory=list)  # of a class, its base classes as dotted names
+    is_class: bool = False  # whether it is a class
 
     def digest(self) -> str:
         """Digest of what it says."""

@@ -17,21 +17,13 @@ PARTIAL = "--filter=blob:none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A checkout as it shall be.
+    """A checkout as it shall be."""
 
-    Attributes:
-        url: anything that git understands.
-        commit: all 40 digits.
-        folders: cone patterns of a sparse checkout; empty: everything.
-        submodules: paths of submodules to bring along, as far as the commit has them.
-        lfs: whether files in LFS are fetched too.
-    """
-
-    url: str
-    commit: str
-    folders: tuple[str, ...] = ()
-    submodules: tuple[str, ...] = ()
-    lfs: bool = False
+    url: str  # anything that git understands
+    commit: str  # all 40 digits
+    folders: tuple[str, ...] = ()  # cone patterns of a sparse checkout; empty: everything
+    submodules: tuple[str, ...] = ()  # paths of submodules to bring along, as far as the commit has them
+    lfs: bool = False  # whether files in LFS are fetched too
 
 
 def set_remote(git: Git, url: str) -> None:

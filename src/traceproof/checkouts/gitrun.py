@@ -81,17 +81,12 @@ class GitError(TraceproofError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long to wait for a remote.
+    """How long to wait for a remote."""
 
-    Attributes:
-        attempts: tries of a network command in all.
-        pause: seconds before the second try; each further pause is twice as long, and up to half as much more.
-        stall: seconds without a byte printed or written after which a command is ended.
-    """
-
-    attempts: int = 4
+    attempts: int = 4  # tries of a network command in all
+    # seconds before the second try; each further pause is twice as long, and up to half as much more
     pause: float = 1.0
-    stall: float = 60.0
+    stall: float = 60.0  # seconds without a byte printed or written after which a command is ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,23 +34,19 @@ Url = Annotated[str, StringConstraints(min_length=1), AfterValidator(_plain)]
 
 
 class Pin(BaseModel):
-    """One source at one place: a repository's commit, or a released version of a package.
-
-    Attributes:
-        url, commit: of a repository; anything that git understands, mirrors through git's own configuration.
-        ref: the branch or tag that `commit` was resolved from, for people; never followed.
-        package, version: of a released package.
-        sha256: of the file that is fetched; several where a release has one file per platform.
-        folder: of a released package, the folder of its source package that is meant; None: a wheel's content.
-    """
+    """One source at one place: a repository's commit, or a released version of a package."""
 
     model_config = CLOSED
+    # url, commit: of a repository; anything that git understands, mirrors through git's own configuration
     url: Url | None = None
     commit: Commit | None = None
-    ref: str | None = None
+    ref: str | None = None  # the branch or tag that `commit` was resolved from, for people; never followed
+    # package, version: of a released package
     package: PackageName | None = None
     version: Version | None = None
+    # of the file that is fetched; several where a release has one file per platform
     sha256: Sha256 | Annotated[list[Sha256], Field(min_length=1)] | None = None
+    # of a released package, the folder of its source package that is meant; None: a wheel's content
     folder: Folder | None = None
 
     @property

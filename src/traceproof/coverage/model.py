@@ -10,17 +10,12 @@ from traceproof.ops.space import Axis, Chosen, Space, Values
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A value, or a pair of values, that no case exercises, and the smallest case that would.
-
-    Attributes:
-        place: the test that comes nearest to that case, where one would add it; empty: not known.
-        changes: the values that the test would have to take for it.
-    """
+    """A value, or a pair of values, that no case exercises, and the smallest case that would."""
 
     missing: Chosen
     smallest: Chosen
-    place: str = ""
-    changes: Chosen = field(default_factory=dict)
+    place: str = ""  # the test that comes nearest to that case, where one would add it; empty: not known
+    changes: Chosen = field(default_factory=dict)  # the values that the test would have to take for it
 
     def as_json(self) -> dict[str, Any]:
         """The gap as a JSON object."""

@@ -122,13 +122,7 @@ class TensorSpec(BaseModel):
 
 
 class Definition(BaseModel):
-    """A kernel: its axes, its inputs in call order, its outputs in return order, and a reference.
-
-    Attributes:
-        reference: source with a function `run`; empty: a dialect other than the published one gave none.
-        dialect: what its file was written in.
-        init: source with a function `init_entry` that makes inputs; only dialects other than the published one.
-    """
+    """A kernel: its axes, its inputs in call order, its outputs in return order, and a reference."""
 
     model_config = STRICT
     name: Name
@@ -139,8 +133,9 @@ class Definition(BaseModel):
     constraints: Annotated[tuple[NonEmpty, ...] | None, Field(strict=False, max_length=MOST)] = None
     inputs: Annotated[dict[Identifier, TensorSpec], Field(max_length=MOST)]
     outputs: Annotated[dict[Identifier, TensorSpec], Field(max_length=MOST)]
-    reference: str
-    dialect: Annotated[Dialect, Field(strict=False)] = Dialect.PUBLISHED
+    reference: str  # source with a function `run`; empty: a dialect other than the published one gave none
+    dialect: Annotated[Dialect, Field(strict=False)] = Dialect.PUBLISHED  # what its file was written in
+    # source with a function `init_entry` that makes inputs; only dialects other than the published one
     init: NonEmpty | None = None
     init_entry: Identifier | None = None
 

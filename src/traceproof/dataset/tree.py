@@ -39,19 +39,12 @@ MOST_LOOKED_AT = 100  # files of a folder that may hold dumped traces
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A file (or a line of it) that can not be used.
+    """A file (or a line of it) that can not be used."""
 
-    Attributes:
-        path: the file, relative to the dataset's root.
-        line: number of the line in a JSON lines file, from 1; 0 for a whole file.
-        what: what is wrong, in one sentence.
-        todo: what to do about it.
-    """
-
-    path: Path
-    what: str
-    todo: str
-    line: int = 0
+    path: Path  # the file, relative to the dataset's root
+    what: str  # what is wrong, in one sentence
+    todo: str  # what to do about it
+    line: int = 0  # number of the line in a JSON lines file, from 1; 0 for a whole file
 
     @property
     def message(self) -> str:
@@ -101,19 +94,12 @@ class Workloads:
 
 @dataclass(frozen=True)
 class Tree:
-    """A dataset folder, read.
+    """A dataset folder, read."""
 
-    Attributes:
-        root: the folder, resolved.
-        definitions: by name, sorted by path.
-        broken: definition files that can not be used, sorted by path.
-        notes: definition files whose path disagrees with what they hold.
-    """
-
-    root: Path
-    definitions: Mapping[str, Entry]
-    broken: tuple[Broken, ...]
-    notes: tuple[Note, ...]
+    root: Path  # the folder, resolved
+    definitions: Mapping[str, Entry]  # by name, sorted by path
+    broken: tuple[Broken, ...]  # definition files that can not be used, sorted by path
+    notes: tuple[Note, ...]  # definition files whose path disagrees with what they hold
 
     @cached_property
     def workload_files(self) -> Mapping[str, tuple[Path, ...]]:

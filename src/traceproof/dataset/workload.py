@@ -53,19 +53,14 @@ class CustomInput(Record):
 
 
 class Tolerance(Record):
-    """How far SOL-ExecBench lets an output be off; kept, and decides no verdict.
-
-    Attributes:
-        required_matched_ratio: share of the elements that must lie within `max_atol` and `max_rtol`.
-        max_error_cap: of any element.
-        allow_negative_inf: whether an output may be -inf.
-    """
+    """How far SOL-ExecBench lets an output be off; kept, and decides no verdict."""
 
     max_atol: Limit | None = None
     max_rtol: Limit | None = None
+    # share of the elements that must lie within `max_atol` and `max_rtol`
     required_matched_ratio: Limit | None = None
-    max_error_cap: Limit | None = None
-    allow_negative_inf: bool | None = None
+    max_error_cap: Limit | None = None  # of any element
+    allow_negative_inf: bool | None = None  # whether an output may be -inf
 
 
 InputData = Annotated[RandomInput | ScalarInput | SafetensorsInput | CustomInput, Field(discriminator="type")]

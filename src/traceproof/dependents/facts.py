@@ -17,21 +17,13 @@ ANYTHING = "*"  # stands for what is only known at run time; in a pattern, for a
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One import.
+    """One import."""
 
-    Attributes:
-        module: dotted name, without the leading dots; may hold ANYTHING.
-        names: what is taken out of it; each may be a module too.
-        level: leading dots.
-        line: where it stands.
-        how: `import`, `dynamic import`, `pytest_plugins` or `lazy attribute`.
-    """
-
-    module: str
-    names: tuple[str, ...]
-    level: int
-    line: int
-    how: str = "import"
+    module: str  # dotted name, without the leading dots; may hold ANYTHING
+    names: tuple[str, ...]  # what is taken out of it; each may be a module too
+    level: int  # leading dots
+    line: int  # where it stands
+    how: str = "import"  # `import`, `dynamic import`, `pytest_plugins` or `lazy attribute`
 
 
 @dataclass(frozen=True, slots=True)

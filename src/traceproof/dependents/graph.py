@@ -53,15 +53,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What a change reaches.
+    """What a change reaches."""
 
-    Attributes:
-        chains: file -> steps from it down to a changed file; empty for a changed file itself.
-        everything: why all files count as reached; None: they do not.
-    """
-
+    # file -> steps from it down to a changed file; empty for a changed file itself
     chains: Mapping[str, tuple[Step, ...]]
-    everything: str | None = None
+    everything: str | None = None  # why all files count as reached; None: they do not
 
 
 @dataclass(slots=True)

@@ -20,17 +20,12 @@ PLACE = Path("/usr/local/cuda")  # where packages look at last
 
 
 class Facts(TypedDict):
-    """What an interpreter says of itself.
-
-    Attributes:
-        failed: modules that can not be imported, with the reason.
-        cuda: why PyTorch can not use a GPU; empty if it can, None if it is not built for one.
-        compiler: folder of the CUDA toolkit that its builds use, and the version, or why there is none.
-    """
+    """What an interpreter says of itself."""
 
     versions: dict[str, str]
-    failed: dict[str, str]
-    cuda: str | None
+    failed: dict[str, str]  # modules that can not be imported, with the reason
+    cuda: str | None  # why PyTorch can not use a GPU; empty if it can, None if it is not built for one
+    # folder of the CUDA toolkit that its builds use, and the version, or why there is none
     compiler: tuple[str | None, str]
 
 

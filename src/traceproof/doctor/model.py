@@ -14,17 +14,11 @@ class Record(BaseModel):
 
 
 class Program(Record):
-    """A program of this machine.
+    """A program of this machine."""
 
-    Attributes:
-        path: where it is; None: there is none.
-        version: what it says its version is.
-        problem: why it can not be used; empty if it can.
-    """
-
-    path: str | None = None
-    version: str | None = None
-    problem: str = ""
+    path: str | None = None  # where it is; None: there is none
+    version: str | None = None  # what it says its version is
+    problem: str = ""  # why it can not be used; empty if it can
 
 
 class Gpu(Record):
@@ -37,17 +31,12 @@ class Gpu(Record):
 
 
 class Driver(Record):
-    """The NVIDIA driver.
+    """The NVIDIA driver."""
 
-    Attributes:
-        present: whether its device files are there: what a run goes by.
-        problem: why its GPUs could not be listed; empty if they could, or if there is no driver.
-    """
-
-    present: bool
+    present: bool  # whether its device files are there: what a run goes by
     version: str | None = None
     gpus: tuple[Gpu, ...] = ()
-    problem: str = ""
+    problem: str = ""  # why its GPUs could not be listed; empty if they could, or if there is no driver
 
 
 class Memory(Record):
@@ -79,52 +68,30 @@ State = Literal["ready", "not built", "half-built", "stale pins", "import fails"
 
 
 class StackFound(Record):
-    """One configured stack.
-
-    Attributes:
-        environment: the folder that is built for it; None: an interpreter is configured.
-        python: its interpreter.
-        versions: of the packages that matter, where it could be asked.
-        failed: what of it can not be imported, and why.
-        compiler: the CUDA compiler that its builds take; None: it has none, or was not asked.
-        problem: what is wrong with it otherwise.
-    """
+    """One configured stack."""
 
     name: str
-    environment: str | None
-    python: str
+    environment: str | None  # the folder that is built for it; None: an interpreter is configured
+    python: str  # its interpreter
     state: State
-    versions: dict[str, str] = {}
-    failed: dict[str, str] = {}
+    versions: dict[str, str] = {}  # of the packages that matter, where it could be asked
+    failed: dict[str, str] = {}  # what of it can not be imported, and why
     cuda: str = ""
-    compiler: Program | None = None
-    problem: str = ""
+    compiler: Program | None = None  # the CUDA compiler that its builds take; None: it has none, or was not asked
+    problem: str = ""  # what is wrong with it otherwise
 
 
 class Problem(Record):
-    """Something that keeps the machine from proving what is configured.
+    """Something that keeps the machine from proving what is configured."""
 
-    Attributes:
-        what: what is the matter.
-        command: what mends it, to be run as it stands; empty where no single command does.
-        todo: what to do where that takes more than a command.
-        fatal: whether it is missing or broken; what merely weakens a run is not.
-    """
-
-    what: str
-    command: str = ""
-    todo: str = ""
-    fatal: bool = True
+    what: str  # what is the matter
+    command: str = ""  # what mends it, to be run as it stands; empty where no single command does
+    todo: str = ""  # what to do where that takes more than a command
+    fatal: bool = True  # whether it is missing or broken; what merely weakens a run is not
 
 
 class Diagnosis(Record):
-    """All of it.
-
-    Attributes:
-        able: whether nothing that is configured is missing or broken.
-        proves: what references are held against here, in one sentence.
-        reach: by op_type, the ground truths that run here; empty where the torch stack can not say.
-    """
+    """All of it."""
 
     form: int = FORM
     traceproof: str
@@ -137,7 +104,8 @@ class Diagnosis(Record):
     disk: Disk
     isolation: tuple[Layer, ...]
     stacks: tuple[StackFound, ...]
-    proves: str
+    proves: str  # what references are held against here, in one sentence
+    # by op_type, the ground truths that run here; empty where the torch stack can not say
     reach: dict[str, tuple[str, ...]]
     problems: tuple[Problem, ...]
-    able: bool
+    able: bool  # whether nothing that is configured is missing or broken

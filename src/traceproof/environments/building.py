@@ -34,19 +34,12 @@ CUDA_DRIVER = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # Linux; WSL
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """Where a stack runs.
+    """Where a stack runs."""
 
-    Attributes:
-        name: of the stack.
-        environment: the environment in .venvs/ that is built for it; None: a given interpreter is used.
-        python: its interpreter, relative to the repository where it is built there.
-        cuda_home: the CUDA toolkit of this machine that it compiles with; empty: its environment's.
-    """
-
-    name: str
-    environment: str | None
-    python: str
-    cuda_home: str = ""
+    name: str  # of the stack
+    environment: str | None  # the environment in .venvs/ that is built for it; None: a given interpreter is used
+    python: str  # its interpreter, relative to the repository where it is built there
+    cuda_home: str = ""  # the CUDA toolkit of this machine that it compiles with; empty: its environment's
 
     @classmethod
     def at(cls, name: str, python: str, *, cuda_home: str = "") -> Installation:

@@ -19,17 +19,11 @@ READS_MODELS = "traceproof.extract.bootstrap"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imports:
-    """What came of importing an environment's entry points.
+    """What came of importing an environment's entry points."""
 
-    Attributes:
-        names: all of them.
-        behind_driver: those that lack nothing but the NVIDIA driver's library.
-        problems: those that can not be imported, with the reason.
-    """
-
-    names: tuple[str, ...]
-    behind_driver: tuple[str, ...]
-    problems: Mapping[str, str]
+    names: tuple[str, ...]  # all of them
+    behind_driver: tuple[str, ...]  # those that lack nothing but the NVIDIA driver's library
+    problems: Mapping[str, str]  # those that can not be imported, with the reason
 
 
 def check(environment: str, *, root: Path) -> Imports:

@@ -43,35 +43,22 @@ def refusal(source: str, rules: policy.Rules = policy.REFERENCE) -> ItemOutcome 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRequest:
-    """One call.
+    """One call."""
 
-    Attributes:
-        inputs: what lies in the file of inputs, in the order of arguments.
-        data, out: names of the files of inputs and outputs.
-        seeds: of torch's generator, one per draw.
-        trials: whether outputs of several draws are stacked along a new first axis.
-        fill: what memory without a value holds; None: whatever lies there.
-        threads: torch's.
-        mode: of `traceproof.untrusted.shadow`; empty: the code as it is.
-        destinations: how many of the last inputs are places of outputs that the code writes.
-        how: the call is made, see `runner.SAME_MEMORY` and beside it.
-        surrounded: whether the inputs' surroundings count: on a GPU they are kept too.
-        size: of the file of inputs, bytes.
-        timing: repetitions that are timed in place of one call, as `timing.run` takes them; None: none are.
-    """
-
-    inputs: Sequence[Mapping[str, Any]]
+    inputs: Sequence[Mapping[str, Any]]  # what lies in the file of inputs, in the order of arguments
+    # data, out: names of the files of inputs and outputs
     data: str
     out: str
-    seeds: Sequence[int]
-    trials: bool
-    fill: float | None = NAN
-    threads: int = 1
-    mode: str = ""
-    destinations: int = 0
-    how: str = ""
-    surrounded: bool = False
-    size: int = 0
+    seeds: Sequence[int]  # of torch's generator, one per draw
+    trials: bool  # whether outputs of several draws are stacked along a new first axis
+    fill: float | None = NAN  # what memory without a value holds; None: whatever lies there
+    threads: int = 1  # torch's
+    mode: str = ""  # of `traceproof.untrusted.shadow`; empty: the code as it is
+    destinations: int = 0  # how many of the last inputs are places of outputs that the code writes
+    how: str = ""  # the call is made, see `runner.SAME_MEMORY` and beside it
+    surrounded: bool = False  # whether the inputs' surroundings count: on a GPU they are kept too
+    size: int = 0  # of the file of inputs, bytes
+    # repetitions that are timed in place of one call, as `timing.run` takes them; None: none are
     timing: Mapping[str, Any] | None = None
 
 

@@ -30,19 +30,12 @@ def new_name() -> str:
 
 @dataclass(frozen=True, slots=True)
 class CompiledFiles:
-    """What one solution compiles.
+    """What one solution compiles."""
 
-    Attributes:
-        scratch: the folder of its workers, of which one is there at a time.
-        kept: where its compiled files are kept; no worker sees it.
-        name: of the module that it becomes.
-        keeping: whether what the next worker compiles is kept.
-    """
-
-    scratch: Path
-    kept: Path
-    name: str = field(default_factory=new_name)
-    keeping: bool = False
+    scratch: Path  # the folder of its workers, of which one is there at a time
+    kept: Path  # where its compiled files are kept; no worker sees it
+    name: str = field(default_factory=new_name)  # of the module that it becomes
+    keeping: bool = False  # whether what the next worker compiles is kept
 
     @classmethod
     @contextlib.contextmanager

@@ -30,16 +30,11 @@ class InitError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a call of `init` gave: sizes of all var axes, and the inputs that it made.
-
-    Attributes:
-        scalars: Python numbers by input.
-        tensors: the others.
-    """
+    """What a call of `init` gave: sizes of all var axes, and the inputs that it made."""
 
     axes: Mapping[str, int]
-    scalars: Mapping[str, bool | int | float] = field(default_factory=dict)
-    tensors: Tensors = field(default_factory=dict)
+    scalars: Mapping[str, bool | int | float] = field(default_factory=dict)  # Python numbers by input
+    tensors: Tensors = field(default_factory=dict)  # the others
 
 
 @dataclass(frozen=True, slots=True)

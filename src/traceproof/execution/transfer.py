@@ -40,21 +40,14 @@ ROOM = 64 << 20  # bytes that outputs may take beside what the definition says: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where inputs lie in their file.
+    """Where inputs lie in their file."""
 
-    Attributes:
-        room: bytes around each tensor, a multiple of 64; 0: they lie side by side, as near as alignment lets them.
-        byte: what the bytes around tensors hold.
-        shift: elements by which each tensor begins after a multiple of 64 bytes.
-        destinations: whether places for the outputs follow the inputs.
-        fill: what these places hold.
-    """
-
+    # bytes around each tensor, a multiple of 64; 0: they lie side by side, as near as alignment lets them
     room: int = 0
-    byte: int = 0
-    shift: int = 0
-    destinations: bool = False
-    fill: float = math.nan
+    byte: int = 0  # what the bytes around tensors hold
+    shift: int = 0  # elements by which each tensor begins after a multiple of 64 bytes
+    destinations: bool = False  # whether places for the outputs follow the inputs
+    fill: float = math.nan  # what these places hold
 
 
 PLAIN = Layout()
@@ -106,15 +99,12 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The files of one definition's calls, in the folder that strangers' code writes in.
-
-    Attributes:
-        on_gpu: whether the calls have their inputs on a GPU: the file then holds what the worker wrote back.
-    """
+    """The files of one definition's calls, in the folder that strangers' code writes in."""
 
     definition: Definition
     op: Op
     folder: Path
+    # whether the calls have their inputs on a GPU: the file then holds what the worker wrote back
     on_gpu: bool = False
 
     def send(self, values: Values, data: str, *, layout: Layout = PLAIN, case: Case | None = None) -> Sent:

@@ -26,19 +26,13 @@ CASES = 32  # more than a definition has of that size
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of one definition.
+    """What came of one definition."""
 
-    Attributes:
-        cases: how many cases were run and judged.
-        problems: what does not hold, one line each; empty and `cases` above 0: the reference is right.
-        no_oracle: why there is nothing to hold it against; None: there is an oracle.
-        too_large: how many cases were left out for their size.
-    """
-
-    cases: int
+    cases: int  # how many cases were run and judged
+    # what does not hold, one line each; empty and `cases` above 0: the reference is right
     problems: tuple[str, ...]
-    no_oracle: str | None = None
-    too_large: int = 0
+    no_oracle: str | None = None  # why there is nothing to hold it against; None: there is an oracle
+    too_large: int = 0  # how many cases were left out for their size
 
     @property
     def right(self) -> bool:

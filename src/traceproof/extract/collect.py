@@ -21,17 +21,11 @@ class Use:
 
 @dataclass(slots=True)
 class Wanted:
-    """A definition that models want.
+    """A definition that models want."""
 
-    Attributes:
-        name: the draft's, with a version suffix where another kernel has that name.
-        draft: what it says.
-        uses: all calls of it.
-    """
-
-    name: str
-    draft: Draft
-    uses: list[Use] = field(default_factory=list)
+    name: str  # the draft's, with a version suffix where another kernel has that name
+    draft: Draft  # what it says
+    uses: list[Use] = field(default_factory=list)  # all calls of it
 
     def definition(self) -> Definition:
         """The definition with the tags of all its uses."""

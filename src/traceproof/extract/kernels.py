@@ -20,22 +20,14 @@ DECODERS = {"attention", "linear_attention", "mamba", "experts", "lm_head"}
 
 @dataclass(frozen=True, slots=True)
 class Unmapped:
-    """A module that computes something but becomes no definition, and why.
+    """A module that computes something but becomes no definition, and why."""
 
-    Attributes:
-        path: the module, layer numbers starred.
-        class_name: SGLang's class, or the kind of call.
-        why: "<what it is>: <what is missing>".
-        source: the line of SGLang that makes it, as far as it was found.
-        disagreed: whether there is a form for it, but the two readings differ or one does not know.
-    """
-
-    path: str
-    class_name: str
+    path: str  # the module, layer numbers starred
+    class_name: str  # SGLang's class, or the kind of call
     count: int
-    why: str
-    source: str = ""
-    disagreed: bool = False
+    why: str  # "<what it is>: <what is missing>"
+    source: str = ""  # the line of SGLang that makes it, as far as it was found
+    disagreed: bool = False  # whether there is a form for it, but the two readings differ or one does not know
 
 
 def merged(kernels: Iterable[Kernel]) -> list[Kernel]:

@@ -19,23 +19,14 @@ Behaviour = Callable[[Sequence[tuple[Definition, str]]], list[Finding]]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one extracted definition.
+    """What became of one extracted definition."""
 
-    Attributes:
-        name: as the dataset has it or will have it, with a version suffix after a conflict.
-        op_type: its folder.
-        status: new, same (left alone), tags (models added), or conflict (saved beside the old one).
-        differences: for a conflict, what the two do not agree on, the dataset's side second.
-        notes: what differs without making another kernel, and what could not be compared.
-        text: the file to write; None: nothing to write.
-    """
-
-    name: str
-    op_type: str
-    status: str
-    differences: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    text: str | None = field(default=None, repr=False)
+    name: str  # as the dataset has it or will have it, with a version suffix after a conflict
+    op_type: str  # its folder
+    status: str  # new, same (left alone), tags (models added), or conflict (saved beside the old one)
+    differences: tuple[str, ...] = ()  # for a conflict, what the two do not agree on, the dataset's side second
+    notes: tuple[str, ...] = ()  # what differs without making another kernel, and what could not be compared
+    text: str | None = field(default=None, repr=False)  # the file to write; None: nothing to write
 
     @property
     def path(self) -> Path:

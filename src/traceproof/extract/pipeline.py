@@ -43,63 +43,40 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """Which calls of a model become definitions.
+    """Which calls of a model become definitions."""
 
-    Attributes:
-        page_sizes: of paged attention.
-        rank_gemms: projections as one rank launches them.
-        second_reading: whether transformers' model must have a call, too.
-        strict: whether a call that it does not have is an error.
-    """
-
-    page_sizes: tuple[int, ...] = PAGE_SIZES
-    rank_gemms: bool = False
-    second_reading: bool = True
-    strict: bool = False
+    page_sizes: tuple[int, ...] = PAGE_SIZES  # of paged attention
+    rank_gemms: bool = False  # projections as one rank launches them
+    second_reading: bool = True  # whether transformers' model must have a call, too
+    strict: bool = False  # whether a call that it does not have is an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How to extract.
+    """How to extract."""
 
-    Attributes:
-        environment: the interpreter with SGLang.
-        torch_python: the torch stack's interpreter, for the check.
-        choices: which calls become definitions.
-        flashinfer: a wheel or folder whose trace templates are a third reading; None: there is none.
-    """
-
-    environment: Environment
-    torch_python: Path
-    choices: Choices = Choices()
+    environment: Environment  # the interpreter with SGLang
+    torch_python: Path  # the torch stack's interpreter, for the check
+    choices: Choices = Choices()  # which calls become definitions
+    # a wheel or folder whose trace templates are a third reading; None: there is none
     flashinfer: Path | None = None
 
 
 @dataclass(slots=True)
 class Extraction:
-    """What was found, before anything is written.
+    """What was found, before anything is written."""
 
-    Attributes:
-        wanted: definitions whose references hold against their oracles.
-        refused: definitions that are not written, each with its finding.
-        unmapped: by model, the modules that become no definition.
-        described: by model, how many kernel calls have a definition.
-        readings: by model and parallelism.
-        templates: FlashInfer's; None: no FlashInfer was given.
-        template_readings: what they say of each definition.
-    """
-
-    wanted: list[Wanted]
+    wanted: list[Wanted]  # definitions whose references hold against their oracles
     clashes: list[Clash]
-    refused: list[tuple[Wanted, Finding]]
-    unmapped: dict[str, list[Unmapped]]
-    readings: dict[str, Reading]
-    described: dict[str, int] = field(default_factory=dict)
+    refused: list[tuple[Wanted, Finding]]  # definitions that are not written, each with its finding
+    unmapped: dict[str, list[Unmapped]]  # by model, the modules that become no definition
+    readings: dict[str, Reading]  # by model and parallelism
+    described: dict[str, int] = field(default_factory=dict)  # by model, how many kernel calls have a definition
     check_seconds: float = 0.0
     peak_mb: int = 0
     outcomes: list[Outcome] = field(default_factory=list)
-    templates: Templates | None = None
-    template_readings: list[TemplateReading] = field(default_factory=list)
+    templates: Templates | None = None  # FlashInfer's; None: no FlashInfer was given
+    template_readings: list[TemplateReading] = field(default_factory=list)  # what they say of each definition
 
 
 def model_of(
@@ -171,17 +148,11 @@ def extract(models: Sequence[Model], settings: Settings, *, say: Callable[[str],
 
 
 class Described(NamedTuple):
-    """What became of a model's kernel calls.
+    """What became of a model's kernel calls."""
 
-    Attributes:
-        made: definitions, each with its call.
-        left: what becomes none.
-        counts: calls that both readings have, but not as often, and what else is told of the reading.
-    """
-
-    made: list[tuple[Kernel, Draft]]
-    left: list[Unmapped]
-    counts: list[str]
+    made: list[tuple[Kernel, Draft]]  # definitions, each with its call
+    left: list[Unmapped]  # what becomes none
+    counts: list[str]  # calls that both readings have, but not as often, and what else is told of the reading
 
     @property
     def calls(self) -> int:

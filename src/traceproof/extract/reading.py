@@ -56,16 +56,12 @@ def _modules(items: Iterable[Mapping[str, Any]]) -> tuple[Module, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What an SGLang can read.
-
-    Attributes:
-        defaults: configs of transformers' causal language models by `model_type`.
-        without_defaults: why transformers makes no default config of the others, by `model_type`.
-    """
+    """What an SGLang can read."""
 
     version: str
     architectures: tuple[str, ...]
-    defaults: Mapping[str, Mapping[str, Any]]
+    defaults: Mapping[str, Mapping[str, Any]]  # configs of transformers' causal language models by `model_type`
+    # why transformers makes no default config of the others, by `model_type`
     without_defaults: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -41,22 +41,16 @@ class TemplateTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A template in our terms.
+    """A template in our terms."""
 
-    Attributes:
-        place: file and name.
-        apis: the functions that carry it, dotted.
-        reference: source of its reference; empty: it has none, or it is not in the same file.
-    """
-
-    place: str
+    place: str  # file and name
     op_type: str
     prefix: str
     axes: Mapping[str, TemplateAxis]
     inputs: Mapping[str, TemplateTensor]
     outputs: Mapping[str, TemplateTensor]
-    reference: str
-    apis: tuple[str, ...]
+    reference: str  # source of its reference; empty: it has none, or it is not in the same file
+    apis: tuple[str, ...]  # the functions that carry it, dotted
 
     def name(self, sizes: Mapping[str, int]) -> str | None:
         """The name of its definition with these sizes of const axes; None: one of its axes has none."""

@@ -21,20 +21,13 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class TemplateReading:
-    """What a template says of a definition.
+    """What a template says of a definition."""
 
-    Attributes:
-        name: of the definition.
-        template: where it is; None: there is none for this kernel.
-        by: "name": the template would give it this very name; "api": they belong to the same function.
-        differences: ours first, the template's second.
-        notes: what only says how the API is called: inputs given when a wrapper plans, options of the call.
-    """
-
-    name: str
-    template: str | None
-    by: str
-    differences: tuple[str, ...]
+    name: str  # of the definition
+    template: str | None  # where it is; None: there is none for this kernel
+    by: str  # "name": the template would give it this very name; "api": they belong to the same function
+    differences: tuple[str, ...]  # ours first, the template's second
+    # what only says how the API is called: inputs given when a wrapper plans, options of the call
     notes: tuple[str, ...] = ()
 
 

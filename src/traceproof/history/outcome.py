@@ -30,34 +30,24 @@ class Why(StrEnum):
 
 
 class Outcome(BaseModel):
-    """What came of one bug.
-
-    Attributes:
-        bug: its id.
-        found: what came of it.
-        reason, message: why it is not reproducible here, or what a miss needs.
-        bad, good: the releases that were run.
-        cases: rows that were compared in both.
-        flips: rows that fail with the bug and pass without it, `definition case output`.
-        alarms: rows that fail without the bug.
-        shared: other bugs that the one release has and the other has not: the flips may be theirs.
-        remaining: other bugs that both releases have: the alarms may be theirs.
-        seconds: wall-clock time of the bug's runs.
-    """
+    """What came of one bug."""
 
     model_config = CLOSED
-    bug: str
-    found: Found
+    bug: str  # its id
+    found: Found  # what came of it
+    # reason, message: why it is not reproducible here, or what a miss needs
     reason: Skip | Why | None = None
     message: str = ""
+    # bad, good: the releases that were run
     bad: str | None = None
     good: str | None = None
-    cases: int = 0
-    flips: tuple[str, ...] = ()
-    alarms: tuple[str, ...] = ()
+    cases: int = 0  # rows that were compared in both
+    flips: tuple[str, ...] = ()  # rows that fail with the bug and pass without it, `definition case output`
+    alarms: tuple[str, ...] = ()  # rows that fail without the bug
+    # other bugs that the one release has and the other has not: the flips may be theirs
     shared: tuple[str, ...] = ()
-    remaining: tuple[str, ...] = ()
-    seconds: float = 0.0
+    remaining: tuple[str, ...] = ()  # other bugs that both releases have: the alarms may be theirs
+    seconds: float = 0.0  # wall-clock time of the bug's runs
 
     @property
     def finding(self) -> bool:
@@ -71,15 +61,11 @@ class Outcome(BaseModel):
 
 
 class Rows(BaseModel):
-    """Rows by what was compared.
+    """Rows by what was compared."""
 
-    Attributes:
-        compared: verdict and message by `definition case actor output`.
-        skipped: reasons and messages of what was not.
-    """
-
+    # verdict and message by `definition case actor output`
     compared: dict[str, tuple[Verdict, str]] = Field(default_factory=dict)
-    skipped: list[tuple[Skip, str]] = Field(default_factory=list)
+    skipped: list[tuple[Skip, str]] = Field(default_factory=list)  # reasons and messages of what was not
 
     @classmethod
     def of(cls, bug: Bug, rows: Sequence[VerdictRow]) -> "Rows":

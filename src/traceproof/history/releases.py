@@ -24,14 +24,10 @@ class NoReleaseError(TraceproofError):
 
 @dataclass(frozen=True)
 class Releases:
-    """Where releases come from, and where they are unpacked.
+    """Where releases come from, and where they are unpacked."""
 
-    Attributes:
-        folder: of the unpacked releases, each in `<package>-<version>`; sources of others, never committed.
-        wheels: a folder of wheels to take instead of the index; None: the index that pip is set up for.
-    """
-
-    folder: Path
+    folder: Path  # of the unpacked releases, each in `<package>-<version>`; sources of others, never committed
+    # a folder of wheels to take instead of the index; None: the index that pip is set up for
     wheels: Path | None = None
 
     def pair(self, bug: Bug, installed: str | None) -> tuple[str, str | None]:

@@ -36,21 +36,13 @@ LEAST: Mapping[Hardware, int] = {Hardware.SM90: 9, Hardware.SM100: 10}  # first 
 
 @dataclass(frozen=True)
 class Replays:
-    """Replays of one configuration.
+    """Replays of one configuration."""
 
-    Attributes:
-        root: the repository of traceproof.
-        config: sizes, seed, limits, stacks and the dataset.
-        out: folder for unpacked releases, plans, verdicts and what is compiled.
-        releases: where releases come from.
-        say: gets a line per step.
-    """
-
-    root: Path
-    config: Config
-    out: Path
-    releases: Releases
-    say: Callable[[str], None]
+    root: Path  # the repository of traceproof
+    config: Config  # sizes, seed, limits, stacks and the dataset
+    out: Path  # folder for unpacked releases, plans, verdicts and what is compiled
+    releases: Releases  # where releases come from
+    say: Callable[[str], None]  # gets a line per step
     _rows: dict[str, list[VerdictRow]] = field(default_factory=dict)
     _records: dict[str, dict[str, Any]] = field(default_factory=dict)
 

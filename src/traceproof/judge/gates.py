@@ -8,17 +8,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What a gate said.
+    """What a gate said."""
 
-    Attributes:
-        kind: the gate's name.
-        margin: the largest ratio of a measured error to its limit; above 1 fails.
-        detail: one sentence for people.
-    """
-
-    kind: str
-    margin: float
-    detail: str
+    kind: str  # the gate's name
+    margin: float  # the largest ratio of a measured error to its limit; above 1 fails
+    detail: str  # one sentence for people
 
     @property
     def ok(self) -> bool:

@@ -6,16 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """A property.
+    """A property."""
 
-    Attributes:
-        question: what is asked.
-        demanded: whether a solution without it is refused, unless config.yaml says otherwise.
-        must_run: whether a wrong answer or a failure in its calls counts even where the property is only reported.
-    """
-
-    question: str
-    demanded: bool
+    question: str  # what is asked
+    demanded: bool  # whether a solution without it is refused, unless config.yaml says otherwise
+    # whether a wrong answer or a failure in its calls counts even where the property is only reported
     must_run: bool = True
 
 

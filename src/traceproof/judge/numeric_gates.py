@@ -32,19 +32,12 @@ def _rms(rows: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A chunk of an output ready for a gate: float64 matrices of whole rows, what is not finite set to 0.
+    """A chunk of an output ready for a gate: float64 matrices of whole rows, what is not finite set to 0."""
 
-    Attributes:
-        actual: what was computed.
-        expected: the oracle's.
-        error: their distance.
-        allowed: what the gate needs beside them: the floor's error, the bound, or nothing.
-    """
-
-    actual: torch.Tensor
-    expected: torch.Tensor
-    error: torch.Tensor
-    allowed: torch.Tensor
+    actual: torch.Tensor  # what was computed
+    expected: torch.Tensor  # the oracle's
+    error: torch.Tensor  # their distance
+    allowed: torch.Tensor  # what the gate needs beside them: the floor's error, the bound, or nothing
 
 
 Kind = TypeVar("Kind")

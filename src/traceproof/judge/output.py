@@ -17,20 +17,15 @@ from traceproof.reasons import Failure, Skip, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What the judge expects of an output.
+    """What the judge expects of an output."""
 
-    Attributes:
-        shape: None for a Python scalar; a leading axis of trials counts. None in it: a size that is left open.
-        dtype: the definition's; None: it leaves it open.
-        oracle: the oracle's entries for this output, by what follows `@` ("" is the value); empty: no oracle.
-        comparison: the op's gate; None: no oracle.
-        in_chunks: whether the oracle's entries are computed chunk by chunk while judging; `oracle` is empty then.
-    """
-
+    # None for a Python scalar; a leading axis of trials counts. None in it: a size that is left open.
     shape: tuple[int | None, ...] | None
-    dtype: torch.dtype | None
+    dtype: torch.dtype | None  # the definition's; None: it leaves it open
+    # the oracle's entries for this output, by what follows `@` ("" is the value); empty: no oracle
     oracle: Mapping[str, torch.Tensor]
-    comparison: Comparison | None
+    comparison: Comparison | None  # the op's gate; None: no oracle
+    # whether the oracle's entries are computed chunk by chunk while judging; `oracle` is empty then
     in_chunks: bool = False
 
 

@@ -121,17 +121,11 @@ def _worst(counts: torch.Tensor, probs: torch.Tensor, optional: torch.Tensor) ->
 
 @dataclass(frozen=True, slots=True)
 class _Alike:
-    """Rows that share a distribution, taken together.
+    """Rows that share a distribution, taken together."""
 
-    Attributes:
-        q: float64 [distributions, n], each of them once.
-        drawn: int64 [distributions, n], how often each token came up in all rows of one.
-        rows: int64 [distributions], how many rows that are.
-    """
-
-    q: torch.Tensor
-    drawn: torch.Tensor
-    rows: torch.Tensor
+    q: torch.Tensor  # float64 [distributions, n], each of them once
+    drawn: torch.Tensor  # int64 [distributions, n], how often each token came up in all rows of one
+    rows: torch.Tensor  # int64 [distributions], how many rows that are
 
 
 def _alike(drawn: torch.Tensor, q: torch.Tensor) -> _Alike:

@@ -18,30 +18,20 @@ BARE, INDEX, PRODUCT = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Facts of an expression.
+    """Facts of an expression."""
 
-    Attributes:
-        grid: it is computed from a program id or the grid's size.
-        level: BARE (a program id, divided or times a small literal), INDEX (multiplied once, so a position along
-            an axis), PRODUCT (multiplied further: an offset).
-        wide: it is 64 bits wide.
-        wrapped: it was a PRODUCT in 32 bits before it was widened.
-        blocks: names X for which `<program id or loop variable> * X` is a term of it.
-        ranges: names X for which `tl.arange(0, X)` is a term of it.
-        tail: names X for which both are: its last block of X may reach beyond the end.
-        spans: of a value with a range in it, texts of what is added up: by these a mask elsewhere means it too.
-        origin: where its program id was read, for messages.
-    """
-
-    grid: bool = False
+    grid: bool = False  # it is computed from a program id or the grid's size
+    # BARE (a program id, divided or times a small literal), INDEX (multiplied once, so a position along an axis),
+    # PRODUCT (multiplied further: an offset)
     level: int = BARE
-    wide: bool = False
-    wrapped: bool = False
-    blocks: frozenset[str] = frozenset()
-    ranges: frozenset[str] = frozenset()
-    tail: frozenset[str] = frozenset()
+    wide: bool = False  # it is 64 bits wide
+    wrapped: bool = False  # it was a PRODUCT in 32 bits before it was widened
+    blocks: frozenset[str] = frozenset()  # names X for which `<program id or loop variable> * X` is a term of it
+    ranges: frozenset[str] = frozenset()  # names X for which `tl.arange(0, X)` is a term of it
+    tail: frozenset[str] = frozenset()  # names X for which both are: its last block of X may reach beyond the end
+    # of a value with a range in it, texts of what is added up: by these a mask elsewhere means it too
     spans: frozenset[str] = frozenset()
-    origin: str = ""
+    origin: str = ""  # where its program id was read, for messages
     counts: bool = False  # a bare program id or loop variable
     looped: bool = False  # computed from the variable of a loop that run-time numbers bound
     runtime: bool = False  # a number that the kernel is given when it is launched, such as a stride

@@ -49,27 +49,16 @@ def _stated() -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding of one rule.
+    """One finding of one rule."""
 
-    Attributes:
-        code: the rule's code.
-        title: the rule's title.
-        severity: how much it matters.
-        path: the file, relative to the dataset's root.
-        line: number of the line in a JSON lines file, from 1; 0 in other files.
-        field: JSON pointer into the file (or the line); empty for the whole.
-        evidence: what was found, so that a reader can check it against the file.
-        todo: what to do.
-    """
-
-    code: str
-    title: str
-    severity: Severity
-    path: Path
-    line: int
-    field: str
-    evidence: str
-    todo: str
+    code: str  # the rule's code
+    title: str  # the rule's title
+    severity: Severity  # how much it matters
+    path: Path  # the file, relative to the dataset's root
+    line: int  # number of the line in a JSON lines file, from 1; 0 in other files
+    field: str  # JSON pointer into the file (or the line); empty for the whole
+    evidence: str  # what was found, so that a reader can check it against the file
+    todo: str  # what to do
 
     @property
     def fingerprint(self) -> str:

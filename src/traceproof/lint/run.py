@@ -20,21 +20,13 @@ DEEPEST = 50_000  # Python frames; a walk needs about five a level, the parser t
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the rules found.
+    """What the rules found."""
 
-    Attributes:
-        findings: what no baseline knows, by path and code.
-        known: what the baseline knows.
-        gone: how many findings of the baseline are no longer found.
-        not_run: a line for each rule that could not run, saying why.
-        definitions: how many definitions were looked at.
-    """
-
-    findings: tuple[Finding, ...]
-    known: tuple[Finding, ...]
-    gone: int
-    not_run: tuple[str, ...]
-    definitions: int
+    findings: tuple[Finding, ...]  # what no baseline knows, by path and code
+    known: tuple[Finding, ...]  # what the baseline knows
+    gone: int  # how many findings of the baseline are no longer found
+    not_run: tuple[str, ...]  # a line for each rule that could not run, saying why
+    definitions: int  # how many definitions were looked at
 
     @property
     def failed(self) -> bool:

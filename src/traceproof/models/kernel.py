@@ -8,21 +8,13 @@ Fact = int | float | str | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel call of a model.
+    """One kernel call of a model."""
 
-    Attributes:
-        kind: of call, e.g. norm, linear, mla_absorbed.
-        facts: its constants on one rank, sorted by name.
-        count: how many modules make the call.
-        paths: the modules, layer numbers starred.
-        note: what the constants do not say, for the definition's description.
-    """
-
-    kind: str
-    facts: tuple[tuple[str, Fact], ...]
-    count: int = 1
-    paths: tuple[str, ...] = ()
-    note: str = field(default="", compare=False)
+    kind: str  # of call, e.g. norm, linear, mla_absorbed.
+    facts: tuple[tuple[str, Fact], ...]  # its constants on one rank, sorted by name
+    count: int = 1  # how many modules make the call
+    paths: tuple[str, ...] = ()  # the modules, layer numbers starred
+    note: str = field(default="", compare=False)  # what the constants do not say, for the definition's description
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - the facts' types differ by name
         return dict(self.facts)[name]

@@ -10,28 +10,17 @@ from traceproof.models.catalogue import Parallel
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module of the model; equal ones are one entry with a count.
+    """A module of the model; equal ones are one entry with a count."""
 
-    Attributes:
-        path: with `*` for layer numbers; "" is the model itself.
-        parent: the path of the module that holds it.
-        parent_class: that module's class.
-        class_name: SGLang's class.
-        kind: norm, linear, attention, linear_attention, mamba, experts, top_k, rope, ..., or block.
-        facts: per-rank shapes and constants; which ones depends on the kind.
-        count: how often it occurs.
-        source: the line that makes it, as far as it was found.
-        uses: of a norm, how it is called: `alone`, `adding` a residual first; empty: nothing calls it.
-    """
-
-    path: str
-    parent: str | None
-    parent_class: str | None
-    class_name: str
-    kind: str
-    facts: Mapping[str, Any]
-    count: int
-    source: str = field(default="", compare=False)
+    path: str  # with `*` for layer numbers; "" is the model itself
+    parent: str | None  # the path of the module that holds it
+    parent_class: str | None  # that module's class
+    class_name: str  # SGLang's class
+    kind: str  # norm, linear, attention, linear_attention, mamba, experts, top_k, rope, ..., or block
+    facts: Mapping[str, Any]  # per-rank shapes and constants; which ones depends on the kind
+    count: int  # how often it occurs
+    source: str = field(default="", compare=False)  # the line that makes it, as far as it was found
+    # of a norm, how it is called: `alone`, `adding` a residual first; empty: nothing calls it
     uses: tuple[str, ...] = ()
 
 
@@ -47,55 +36,36 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """Transformers' model of the same config.json.
+    """Transformers' model of the same config.json."""
 
-    Attributes:
-        modules: of it; empty where there is none.
-        problem: why there is none, or why not all of its modules were seen at work; empty: all were.
-    """
-
-    modules: tuple[Seen, ...] = ()
-    problem: str = ""
+    modules: tuple[Seen, ...] = ()  # of it; empty where there is none
+    problem: str = ""  # why there is none, or why not all of its modules were seen at work; empty: all were
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The layers that a model is speculated with; empty where config.json has none.
+    """The layers that a model is speculated with; empty where config.json has none."""
 
-    Attributes:
-        modules: as SGLang lays them out, apart from the model's.
-        problem: why they could not be laid out.
-    """
-
-    modules: tuple[Module, ...] = ()
-    problem: str = ""
+    modules: tuple[Module, ...] = ()  # as SGLang lays them out, apart from the model's
+    problem: str = ""  # why they could not be laid out
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A model at one parallelism.
+    """A model at one parallelism."""
 
-    Attributes:
-        versions: of sglang, transformers and torch.
-        architecture: SGLang's class of the model.
-        experts: "routed only": SGLang may fuse shared experts into the routed ones where it launches on CUDA.
-        seconds, peak_mb: what the reading cost.
-        loads: what SGLang's loader changes in the checkpoint's weights.
-        draft: the layers that it is speculated with.
-        unpacked: the scheme of weights that were laid out as if not quantised, and why; empty: as they are.
-    """
-
-    versions: Mapping[str, str]
-    architecture: str
+    versions: Mapping[str, str]  # of sglang, transformers and torch
+    architecture: str  # SGLang's class of the model
     parallel: Parallel
-    experts: str
+    experts: str  # "routed only": SGLang may fuse shared experts into the routed ones where it launches on CUDA
     modules: tuple[Module, ...]
+    # seconds, peak_mb: what the reading cost
     seconds: float
     peak_mb: int
     second: Second = field(default_factory=Second, compare=False)
-    loads: tuple[str, ...] = ()
-    draft: Layers = field(default_factory=Layers)
-    unpacked: str = ""
+    loads: tuple[str, ...] = ()  # what SGLang's loader changes in the checkpoint's weights
+    draft: Layers = field(default_factory=Layers)  # the layers that it is speculated with
+    unpacked: str = ""  # the scheme of weights that were laid out as if not quantised, and why; empty: as they are
 
     @property
     def vocab(self) -> int:

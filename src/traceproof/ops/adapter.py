@@ -91,18 +91,13 @@ def _is_gone(module: str, error: ImportError) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Which names a definition may have for a call to serve it.
+    """Which names a definition may have for a call to serve it."""
 
-    Attributes:
-        inputs: names that the definition must have; `optional` ones may be there too, others must not.
-        outputs: names that the call can give; the definition must not ask for others.
-        rows: the input whose first axis, if empty, leaves nothing to compute; None: none does.
-    """
-
+    # names that the definition must have; `optional` ones may be there too, others must not
     inputs: frozenset[str]
     optional: frozenset[str]
-    outputs: frozenset[str]
-    rows: str | None
+    outputs: frozenset[str]  # names that the call can give; the definition must not ask for others
+    rows: str | None  # the input whose first axis, if empty, leaves nothing to compute; None: none does
 
 
 def signature(text: str, *, rows: str | None = None) -> Signature:
@@ -114,33 +109,24 @@ def signature(text: str, *, rows: str | None = None) -> Signature:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One way to compute what a definition specifies.
+    """One way to compute what a definition specifies."""
 
-    Attributes:
-        name: shown in messages.
-        signature: names of the definition's inputs and outputs.
-        call: (api, definition, inputs) -> outputs by name, fresh tensors.
-        apis: API keys that `call` uses, out of the stack's table, or `module:attribute`.
-        packages: further packages that the call needs and whose absence the stack would hide.
-        accepts: further conditions on the form.
-        dtypes: of the floating-point inputs it takes; None: any.
-        trials: (api, definition, inputs, trials, seed) -> outputs with a leading axis of trials.
-        modules: what the stack compiles for this definition on a GPU of the given compute capability.
-        refuses: (api, definition) -> why the installed call can not serve it; None: it can.
-        sm: compute capabilities it runs on, first and last; None: no GPU needed (it runs on either).
-    """
-
-    name: str
-    signature: Signature
+    name: str  # shown in messages
+    signature: Signature  # names of the definition's inputs and outputs
+    # (api, definition, inputs) -> outputs by name, fresh tensors
     call: Callable[[Api, Definition, Values], Outputs]
-    apis: tuple[str, ...]
+    apis: tuple[str, ...]  # API keys that `call` uses, out of the stack's table, or `module:attribute`
     _: KW_ONLY
-    packages: tuple[str, ...] = ()
-    accepts: Callable[[Definition], bool] = field(default=lambda _: True)
-    dtypes: frozenset[str] | None = None
+    packages: tuple[str, ...] = ()  # further packages that the call needs and whose absence the stack would hide
+    accepts: Callable[[Definition], bool] = field(default=lambda _: True)  # further conditions on the form
+    dtypes: frozenset[str] | None = None  # of the floating-point inputs it takes; None: any
+    # (api, definition, inputs, trials, seed) -> outputs with a leading axis of trials
     trials: Callable[[Api, Definition, Values, int, int], Outputs] | None = None
+    # what the stack compiles for this definition on a GPU of the given compute capability
     modules: Callable[[Definition, tuple[int, int]], tuple[Module, ...]] = field(default=lambda _, __: ())
+    # (api, definition) -> why the installed call can not serve it; None: it can
     refuses: Callable[[Api, Definition], Unavailable | None] = field(default=lambda _, __: None)
+    # compute capabilities it runs on, first and last; None: no GPU needed (it runs on either)
     sm: tuple[tuple[int, int], tuple[int, int]] | None = None
 
     def matches(self, definition: Definition) -> bool:

@@ -14,19 +14,14 @@ from traceproof.ops.cases import Case
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """One case, drawn and solved.
-
-    Attributes:
-        oracle: the oracle's entries and floors, as `output` or `output@what`; empty: there is no oracle.
-        seed: of this round; what is random in a way of computing starts from it.
-    """
+    """One case, drawn and solved."""
 
     definition: Definition
     op: Op
     case: Case
     inputs: Values
-    oracle: Tensors
-    seed: int
+    oracle: Tensors  # the oracle's entries and floors, as `output` or `output@what`; empty: there is no oracle
+    seed: int  # of this round; what is random in a way of computing starts from it
 
     @property
     def trials(self) -> int:
@@ -86,15 +81,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The answers of one op_type.
+    """The answers of one op_type."""
 
-    Attributes:
-        right: right ways; the first is what generic wrong answers are made from.
-        wrong: wrong answers that only this op_type can give.
-    """
-
-    right: tuple[Answer, ...]
-    wrong: tuple[Answer, ...]
+    right: tuple[Answer, ...]  # right ways; the first is what generic wrong answers are made from
+    wrong: tuple[Answer, ...]  # wrong answers that only this op_type can give
 
 
 def both_precisions(kernels: str, wide: str) -> tuple[Answer, Answer]:

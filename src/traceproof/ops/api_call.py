@@ -49,23 +49,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """How a function is called for a definition.
+    """How a function is called for a definition."""
 
-    Attributes:
-        inputs: place of each input.
-        asked: parameters by which it is asked to return an output.
-        scratch: parameters that take memory to work in.
-        axes: parameters that take the size of the axis of their name.
-        written: outputs that the function writes to an argument, by the argument's parameter.
-        returned: the other outputs, in the order in which it returns them.
-    """
-
-    inputs: Mapping[str, Place]
-    asked: tuple[str, ...]
-    axes: tuple[str, ...]
-    scratch: tuple[str, ...]
-    written: Mapping[str, str]
-    returned: tuple[str, ...]
+    inputs: Mapping[str, Place]  # place of each input
+    asked: tuple[str, ...]  # parameters by which it is asked to return an output
+    axes: tuple[str, ...]  # parameters that take the size of the axis of their name
+    scratch: tuple[str, ...]  # parameters that take memory to work in
+    written: Mapping[str, str]  # outputs that the function writes to an argument, by the argument's parameter
+    returned: tuple[str, ...]  # the other outputs, in the order in which it returns them
 
 
 def api_adapter(stack: Stack, definition: Definition) -> Adapter | None:

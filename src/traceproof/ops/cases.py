@@ -25,20 +25,13 @@ def is_hidden(case: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case of a definition.
+    """One case of a definition."""
 
-    Attributes:
-        id: unique in its definition, e.g. `small-0`, `edge-empty`, `adversarial-ties`, `workload-<uuid>`.
-        size: a name out of ALL_SIZES, ALWAYS, or WORKLOADS.
-        axes: a value for every var axis of the definition.
-        seed: the run's seed; inputs are a pure function of (definition, id, seed).
-        params: JSON drawing instructions that the op's `inputs` reads (lengths, amplitudes, patterns, ...).
-    """
-
-    id: str
-    size: str
-    axes: Mapping[str, int]
-    seed: int
+    id: str  # unique in its definition, e.g. `small-0`, `edge-empty`, `adversarial-ties`, `workload-<uuid>`.
+    size: str  # a name out of ALL_SIZES, ALWAYS, or WORKLOADS
+    axes: Mapping[str, int]  # a value for every var axis of the definition
+    seed: int  # the run's seed; inputs are a pure function of (definition, id, seed)
+    # JSON drawing instructions that the op's `inputs` reads (lengths, amplitudes, patterns, ...)
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:

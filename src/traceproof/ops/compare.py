@@ -15,20 +15,15 @@ REFERENCE_SLOPE = 0.004
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Floating point values: error against the oracle, at most `factor` times the floor's.
+    """Floating point values: error against the oracle, at most `factor` times the floor's."""
 
-    Attributes:
-        factor: how many times the floor's error an actor may have; 2 unless the op gives a reason.
-        rms: limit of RMS(error) / RMS(oracle) over the whole output, a second gate; None derives it from the
-            floor alone.
-        row_axes: how many last axes make a row, over which errors are averaged. 2 where the error of a matrix is
-            of rank one, so that its rows hold one rounding each and average nothing.
-        reason: why these numbers, in one sentence.
-    """
-
-    factor: float = 2.0
+    factor: float = 2.0  # how many times the floor's error an actor may have; 2 unless the op gives a reason
+    # limit of RMS(error) / RMS(oracle) over the whole output, a second gate; None derives it from the floor alone
     rms: float | None = None
+    # how many last axes make a row, over which errors are averaged. 2 where the error of a matrix is of rank one,
+    # so that its rows hold one rounding each and average nothing.
     row_axes: int = 1
+    # why these numbers, in one sentence
     reason: str = "twice the error of a naive computation at the kernel's precision"
 
 
@@ -69,12 +64,9 @@ class Samples:
     `name + "@probs"`: float64 [rows, n], their probabilities if all of them take part, padded with 0;
     `name + "@optional"`: bool [rows, n], tokens that may be left out (ties at the boundary, or a boundary within
     float32 rounding of p).
-
-    Attributes:
-        false_alarm: probability that a right sampler fails one output of one case.
     """
 
-    false_alarm: float = 1e-6
+    false_alarm: float = 1e-6  # probability that a right sampler fails one output of one case
     reason: str = "frequency tests with proven tails, at most one false alarm in a million outputs"
 
 
@@ -84,14 +76,12 @@ class Quantised:
 
     The op's oracle may return, beside output `name`, an entry `name + "@roundings"`: float64 [1], over how many
     equal roundings inside the kernel the slope averages. Fewer leave more of it to luck, see `judge.gates`.
-
-    Attributes:
-        rms: limit of RMS(error) / RMS(oracle) per row, where activations are requantised inside the kernel.
-        slope: limit of |<x, oracle> / <oracle, oracle> - 1| over the output, what roundings tilt by luck aside;
-            catches a wrong scale.
     """
 
+    # limit of RMS(error) / RMS(oracle) per row, where activations are requantised inside the kernel
     rms: float = 0.1
+    # limit of |<x, oracle> / <oracle, oracle> - 1| over the output, what roundings tilt by luck aside; catches a
+    # wrong scale
     slope: float = 0.02
     reason: str = (
         "requantising the activations to fp8 costs a few per cent of RMS; zeros cost 100, a sign flip 200"

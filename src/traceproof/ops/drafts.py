@@ -46,28 +46,24 @@ class Filled(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A definition before it knows its models.
-
-    Attributes:
-        filled: its reference, and the op_type whose package that is of.
-        twin: a definition of the same form with small const axes, to check the reference by where the real sizes
-            would not fit a few seconds or a gigabyte; None: check the definition itself.
-        tp, ep: whether the parallelism is part of what it describes.
-    """
+    """A definition before it knows its models."""
 
     name: str
     description: str
     axes: Axes
     inputs: Tensors
     outputs: Tensors
-    filled: Filled
+    filled: Filled  # its reference, and the op_type whose package that is of
     constraints: Sequence[str] = ()
     stage: str | None = None
     fi_api: str | None = None
     quantisation: str | None = None
     extra_tags: Sequence[str] = ()
+    # tp, ep: whether the parallelism is part of what it describes
     tp: bool = False
     ep: bool = False
+    # a definition of the same form with small const axes, to check the reference by where the real sizes would not
+    # fit a few seconds or a gigabyte; None: check the definition itself
     twin: Draft | None = field(default=None, repr=False)
 
     @property

@@ -14,15 +14,10 @@ from traceproof.ops.drafts import Draft
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What a caller chooses of the definitions.
+    """What a caller chooses of the definitions."""
 
-    Attributes:
-        page_sizes: of the paged attention.
-        per_rank: projections as one rank launches them, rather than the model's full shapes.
-    """
-
-    page_sizes: Sequence[int]
-    per_rank: bool
+    page_sizes: Sequence[int]  # of the paged attention
+    per_rank: bool  # projections as one rank launches them, rather than the model's full shapes
 
 
 Facts = dict[str, Any]
@@ -30,21 +25,17 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extraction:
-    """An op_type's part in extraction.
+    """An op_type's part in extraction."""
 
-    Attributes:
-        readers: SGLang's class, by its name -> the kind of module that it is, and what reads the facts of one with
-            whoever holds it. Run where SGLang is.
-        calls: kind of module -> its call, or why it becomes none; None: it is for another op_type to say.
-        once: the call that a whole model makes once.
-        differs: kind of call -> what transformers' model says otherwise of one, both numbers; None: it agrees.
-        drafts: kind of call -> its definitions, or why the dataset has no form for it.
-    """
-
+    # SGLang's class, by its name -> the kind of module that it is, and what reads the facts of one with whoever
+    # holds it. Run where SGLang is.
     readers: Mapping[str, tuple[str, Callable[[Any, Any], Facts]]] = field(default_factory=dict)
+    # kind of module -> its call, or why it becomes none; None: it is for another op_type to say
     calls: Mapping[str, Callable[[Module, Reading], Kernel | str | None]] = field(default_factory=dict)
-    once: Callable[[Reading], Kernel] | None = None
+    once: Callable[[Reading], Kernel] | None = None  # the call that a whole model makes once
+    # kind of call -> what transformers' model says otherwise of one, both numbers; None: it agrees
     differs: Mapping[str, Callable[[Kernel, Evidence], str | None]] = field(default_factory=dict)
+    # kind of call -> its definitions, or why the dataset has no form for it
     drafts: Mapping[str, Callable[[Kernel, Choice], Iterable[Draft | str]]] = field(default_factory=dict)
 
 

@@ -16,34 +16,24 @@ Outputs = Sequence[Tensors]
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Further calls of the reference, and two things that its outputs must then make equal.
+    """Further calls of the reference, and two things that its outputs must then make equal."""
 
-    Attributes:
-        calls: inputs, or what gives them from the outputs so far.
-        sides: the two sides, by output name, with the same shapes and the outputs' dtypes or float64. It is also
-            applied to the oracle's and the floor's outputs, which tells how far rounding may bring the two apart.
-    """
-
-    calls: tuple[Values | Callable[[Outputs], Values], ...]
+    calls: tuple[Values | Callable[[Outputs], Values], ...]  # inputs, or what gives them from the outputs so far
+    # the two sides, by output name, with the same shapes and the outputs' dtypes or float64. It is also applied to
+    # the oracle's and the floor's outputs, which tells how far rounding may bring the two apart.
     sides: Callable[[Outputs], tuple[Tensors, Tensors]]
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """A law.
+    """A law."""
 
-    Attributes:
-        name: in words.
-        design: the experiment for a case; None where the law says nothing about it.
-        exact: bits must agree; otherwise the two sides may differ by rounding.
-        once: a sampler draws once for each call, all from the same seed.
-        holds: whether it is a law of this definition, where an op_type has several forms.
-    """
-
-    name: str
+    name: str  # in words
+    # the experiment for a case; None where the law says nothing about it
     design: Callable[[Subject], Experiment | None]
-    exact: bool = False
-    once: bool = False
+    exact: bool = False  # bits must agree; otherwise the two sides may differ by rounding
+    once: bool = False  # a sampler draws once for each call, all from the same seed
+    # whether it is a law of this definition, where an op_type has several forms
     holds: Callable[[Definition], bool] = lambda _: True
 
 

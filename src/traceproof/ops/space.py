@@ -22,20 +22,15 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """The axes of one op_type.
-
-    Attributes:
-        op_type: filled in by `space_of`.
-        read: (definition, case) as JSON -> values of each axis.
-        reachable: whether values of two or more axes can go together; what is missing in its argument is open.
-        fixed: axes that each definition sets for all its cases.
-    """
+    """The axes of one op_type."""
 
     axes: tuple[Axis, ...]
+    # (definition, case) as JSON -> values of each axis
     read: Callable[[Mapping[str, Any], Mapping[str, Any]], Values]
+    # whether values of two or more axes can go together; what is missing in its argument is open
     reachable: Callable[[Chosen], bool] = field(default=lambda _: True)
-    fixed: frozenset[str] = frozenset()
-    op_type: str = ""
+    fixed: frozenset[str] = frozenset()  # axes that each definition sets for all its cases
+    op_type: str = ""  # filled in by `space_of`
 
     def axis(self, name: str) -> Axis:
         """An axis by its name."""

@@ -27,26 +27,20 @@ Digests = Annotated[dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]],
 
 
 class Entry(BaseModel):
-    """One known finding.
-
-    Attributes:
-        definitions: exact names, or names with the digests of what is meant.
-        cases, outputs: exact names; `outputs` may hold `*`, the row about a case as a whole.
-        actor: whose verdict it is.
-        versions: package versions that it is true for, as `package<version`, one or a list; none: for all.
-        verdict, reason: what is expected; a skip only where there is no oracle.
-        why: whose fault it is and where the evidence stands.
-    """
+    """One known finding."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    definitions: Names | Digests
+    definitions: Names | Digests  # exact names, or names with the digests of what is meant
+    # cases, outputs: exact names; `outputs` may hold `*`, the row about a case as a whole
     cases: Names
     outputs: Names
-    actor: str = "reference"
+    actor: str = "reference"  # whose verdict it is
+    # package versions that it is true for, as `package<version`, one or a list; none: for all
     versions: Annotated[tuple[Window, ...], PlainValidator(windows)] = ()
+    # verdict, reason: what is expected; a skip only where there is no oracle
     verdict: Literal["fail", "error", "skip"]
     reason: str
-    why: Annotated[str, Field(min_length=20)]
+    why: Annotated[str, Field(min_length=20)]  # whose fault it is and where the evidence stands
 
     def means(self, definition: str, digest: str | None) -> bool:
         """Whether it speaks of a definition."""

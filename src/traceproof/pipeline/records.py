@@ -45,33 +45,19 @@ class SkipNote(Record):
 
 
 class PlannedCase(Record):
-    """One case of a plan.
+    """One case of a plan."""
 
-    Attributes:
-        case: sizes and drawing instructions.
-        digest: of the case.
-        memory: bytes that the reference or the oracle needs, by the op's estimate.
-        kernel_bytes: what a kernel needs beside that, where it alone gets large tensors.
-        trials: how often a sampling op is run; 0: it is no such op.
-        skip: why it is not run; None: it is.
-        large: whether the judge computes its oracle chunk by chunk.
-        nonce: what the seeds of its trials follow from.
-        repeat: whether it is run again, for determinism and remembered answers.
-        hidden: options of the command that repeats a hidden case; empty: it is none.
-        blobs: digest of each file that inputs of a workload line are loaded from.
-    """
-
-    case: Case
-    digest: str
-    memory: int
-    trials: int
-    skip: SkipNote | None
-    large: bool
-    nonce: int
-    repeat: bool = False
-    hidden: str = ""
-    blobs: dict[str, str] = {}
-    kernel_bytes: int = 0
+    case: Case  # sizes and drawing instructions
+    digest: str  # of the case
+    memory: int  # bytes that the reference or the oracle needs, by the op's estimate
+    trials: int  # how often a sampling op is run; 0: it is no such op
+    skip: SkipNote | None  # why it is not run; None: it is
+    large: bool  # whether the judge computes its oracle chunk by chunk
+    nonce: int  # what the seeds of its trials follow from
+    repeat: bool = False  # whether it is run again, for determinism and remembered answers
+    hidden: str = ""  # options of the command that repeats a hidden case; empty: it is none
+    blobs: dict[str, str] = {}  # digest of each file that inputs of a workload line are loaded from
+    kernel_bytes: int = 0  # what a kernel needs beside that, where it alone gets large tensors
 
     @property
     def id(self) -> str:
@@ -80,24 +66,15 @@ class PlannedCase(Record):
 
 
 class PlannedDefinition(Record):
-    """One definition of a plan.
+    """One definition of a plan."""
 
-    Attributes:
-        path: of its file in the dataset.
-        digest: of the definition.
-        no_oracle: why there is no oracle for it; None: there is one.
-        nonce: what the hidden cases and the order of calls follow from.
-        definition: the definition as JSON, as workers get it.
-        twin: which axes are smaller than in the dataset, as `hidden_size 7168 -> 512`; empty: none is.
-    """
-
-    path: str
-    digest: str
-    no_oracle: str | None
-    nonce: int
-    definition: dict[str, Any]
+    path: str  # of its file in the dataset
+    digest: str  # of the definition
+    no_oracle: str | None  # why there is no oracle for it; None: there is one
+    nonce: int  # what the hidden cases and the order of calls follow from
+    definition: dict[str, Any]  # the definition as JSON, as workers get it
     cases: tuple[PlannedCase, ...]
-    twin: str = ""
+    twin: str = ""  # which axes are smaller than in the dataset, as `hidden_size 7168 -> 512`; empty: none is
 
     @property
     def parsed(self) -> Definition:
@@ -127,18 +104,14 @@ def shard_names(count: int) -> list[str]:
 
 
 class OpTypePlan(Record):
-    """The cases of one op_type's definitions: what the rule `cases` writes and every later one reads.
-
-    Attributes:
-        definitions: by name; a twin by its definition's and TWIN.
-        shards: for each actor that has several jobs, the names of the definitions of each.
-    """
+    """The cases of one op_type's definitions: what the rule `cases` writes and every later one reads."""
 
     version: Literal[1] = 1
     op_type: str
     dataset: str
-    definitions: dict[str, PlannedDefinition]
+    definitions: dict[str, PlannedDefinition]  # by name; a twin by its definition's and TWIN
     broken: tuple[BrokenFile, ...]
+    # for each actor that has several jobs, the names of the definitions of each
     shards: dict[str, tuple[tuple[str, ...], ...]] = {}
 
     @classmethod

@@ -41,54 +41,39 @@ class Arbitration(Record):
 
 
 class VerdictRow(Record):
-    """One output of a case of an actor, or a case as a whole, judged.
+    """One output of a case of an actor, or a case as a whole, judged."""
 
-    Attributes:
-        definition, op_type, case, size, seed, axes: what was run; no case where the definition can not be read.
-        actor: who ran it; two ground truths that are held against each other are joined.
-        against: what it was held against.
-        output: its name, or WHOLE.
-        verdict, reason, message: what came of it.
-        isolation: what strangers' code could reach, where isolation was not whole.
-        worst, metrics, specification: figures of a numeric comparison.
-        tolerance: the user's, if it decided.
-        twin: which axes of the definition were smaller in what was run; empty: none.
-        grade: how strong the proof is, of a reference's output that passed.
-        gate: by what it was judged.
-        digests, versions, device: what it stands on.
-        repeat: the command that repeats it.
-        arbitration: who agrees with whom, of a numeric failure.
-        replay: where its bundle lies, below the run's folder.
-        path: of a file that is no definition.
-    """
-
+    # definition, op_type, case, size, seed, axes: what was run; no case where the definition can not be read
     definition: str
     op_type: str
     case: str | None
     size: str | None = None
     seed: int | None = None
     axes: dict[str, int] = Field(default_factory=dict)
-    actor: str
-    against: str | None = None
-    output: str
+    actor: str  # who ran it; two ground truths that are held against each other are joined
+    against: str | None = None  # what it was held against
+    output: str  # its name, or WHOLE
+    # verdict, reason, message: what came of it
     verdict: Verdict
     reason: str | None = None
     message: str = ""
-    isolation: str = ""
+    isolation: str = ""  # what strangers' code could reach, where isolation was not whole
+    # worst, metrics, specification: figures of a numeric comparison
     worst: list[dict[str, Any]] = Field(default_factory=list)
     metrics: dict[str, Any] = Field(default_factory=dict)
     specification: dict[str, float] = Field(default_factory=dict)
-    tolerance: float | None = None
-    twin: str = ""
-    grade: Grade | None = None
-    gate: GateResult | None = None
+    tolerance: float | None = None  # the user's, if it decided
+    twin: str = ""  # which axes of the definition were smaller in what was run; empty: none
+    grade: Grade | None = None  # how strong the proof is, of a reference's output that passed
+    gate: GateResult | None = None  # by what it was judged
+    # digests, versions, device: what it stands on
     digests: RowDigests = RowDigests()
     versions: dict[str, str] | None = None
     device: str | None = None
-    repeat: str = ""
-    arbitration: Arbitration | None = None
-    replay: str = ""
-    path: str = ""
+    repeat: str = ""  # the command that repeats it
+    arbitration: Arbitration | None = None  # who agrees with whom, of a numeric failure
+    replay: str = ""  # where its bundle lies, below the run's folder
+    path: str = ""  # of a file that is no definition
 
     def as_json(self) -> dict[str, Any]:
         """The fields that it was made with, as a JSON object."""

@@ -30,37 +30,27 @@ LISTS = ("mutated", "aliased", "subclassed", "varying", "surplus")  # of names
 
 
 class RunRecord(Record):
-    """What a run left of one case of one actor. The supervisor writes it: workers answer questions.
+    """What a run left of one case of one actor. The supervisor writes it: workers answer questions."""
 
-    Attributes:
-        key: digest of all that the outputs depend on; None where nothing was to be run.
-        status: ok, error, or skip, which only our own code can say.
-        reason, message: unless ok.
-        inputs: digest of what was drawn.
-        mutated, aliased, subclassed, varying: names of inputs or outputs; `varying` only where it was run again.
-        remembered: whether other inputs gave the same bits.
-        surplus: outputs that the definition does not have.
-        seconds, peak_bytes: wall clock and memory.
-        isolation: what was absent, where strangers' code ran without whole isolation.
-        tensors: digest of the file of outputs.
-        shadow: why the file holds no float64 shadow of the outputs, where one was wanted; empty: it does.
-    """
-
-    key: str | None
-    status: Literal["ok", "error", "skip"]
+    key: str | None  # digest of all that the outputs depend on; None where nothing was to be run
+    status: Literal["ok", "error", "skip"]  # ok, error, or skip, which only our own code can say
+    # reason, message: unless ok
     reason: str = ""
     message: str = ""
-    inputs: str | None = None
+    inputs: str | None = None  # digest of what was drawn
+    # mutated, aliased, subclassed, varying: names of inputs or outputs; `varying` only where it was run again
     mutated: tuple[str, ...] = ()
     aliased: tuple[str, ...] = ()
     subclassed: tuple[str, ...] = ()
     varying: tuple[str, ...] | None = None
-    surplus: tuple[str, ...] = ()
-    remembered: bool = False
+    surplus: tuple[str, ...] = ()  # outputs that the definition does not have
+    remembered: bool = False  # whether other inputs gave the same bits
+    # seconds, peak_bytes: wall clock and memory
     seconds: Annotated[float, Field(ge=0, le=MOST_SECONDS)] = 0.0
     peak_bytes: Annotated[int, Field(ge=0)] = 0
-    isolation: str = ""
-    tensors: str | None = None
+    isolation: str = ""  # what was absent, where strangers' code ran without whole isolation
+    tensors: str | None = None  # digest of the file of outputs
+    # why the file holds no float64 shadow of the outputs, where one was wanted; empty: it does
     shadow: str | None = None
 
     @classmethod

@@ -23,17 +23,11 @@ FOLDER = Path("sources")  # where `clone-repos` and the rule put what is locked
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the stacks' packages come from.
+    """Where the stacks' packages come from."""
 
-    Attributes:
-        root: the repository; paths are relative to it.
-        results: where everything is written.
-        taken: by stack, `locked` or a folder; None: the package is the installed one.
-    """
-
-    root: Path
-    results: str
-    taken: Mapping[str, str | None]
+    root: Path  # the repository; paths are relative to it
+    results: str  # where everything is written
+    taken: Mapping[str, str | None]  # by stack, `locked` or a folder; None: the package is the installed one
 
     def record(self, stack: str, op_type: str) -> str:
         """The record of a stack that keys an op_type's outputs.

@@ -21,17 +21,11 @@ SCRATCH = ("scratch-*", ".fetching-*")  # folders of jobs, left behind by ones t
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An object of the store, or a folder that a killed job left.
+    """An object of the store, or a folder that a killed job left."""
 
-    Attributes:
-        paths: the record first: without it, an object counts as absent.
-        size: bytes on disk.
-        written: when, seconds since 1970.
-    """
-
-    paths: tuple[Path, ...]
-    size: int
-    written: float
+    paths: tuple[Path, ...]  # the record first: without it, an object counts as absent
+    size: int  # bytes on disk
+    written: float  # when, seconds since 1970
 
     @classmethod
     def of(cls, *paths: Path) -> Item | None:

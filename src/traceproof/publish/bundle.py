@@ -54,23 +54,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """One pull request's worth.
+    """One pull request's worth."""
 
-    Attributes:
-        slug: names it, the same on every run: `definition-<name>`, `op_type-<name>` or `all`.
-        title: of the pull request.
-        definitions: what it is about, by name, with the tags that the ledger gives them.
-        standings: what the ledger says of each.
-        pieces: its files.
-        notes: what was left out, and why; a line each.
-    """
-
-    slug: str
-    title: str
-    definitions: Mapping[str, Definition]
-    standings: Mapping[str, Standing]
-    pieces: tuple[Piece, ...]
-    notes: tuple[str, ...]
+    slug: str  # names it, the same on every run: `definition-<name>`, `op_type-<name>` or `all`
+    title: str  # of the pull request
+    definitions: Mapping[str, Definition]  # what it is about, by name, with the tags that the ledger gives them
+    standings: Mapping[str, Standing]  # what the ledger says of each
+    pieces: tuple[Piece, ...]  # its files
+    notes: tuple[str, ...]  # what was left out, and why; a line each
 
     @property
     def marker(self) -> str:

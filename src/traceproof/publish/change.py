@@ -14,21 +14,15 @@ from traceproof.publish.references import joined_tests
 
 @dataclass
 class Change:
-    """A bundle on top of a base.
+    """A bundle on top of a base."""
 
-    Attributes:
-        files: what is added or replaced, whole files by path.
-        same: paths that the base holds already, byte for byte (a definition: value for value).
-        differs: what it changes of what the base holds, a line each.
-        kept: files of the base that are left as they are though the bundle has others.
-        problems: why it can not go on top.
-    """
-
-    files: dict[str, bytes] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)  # what is added or replaced, whole files by path
+    # paths that the base holds already, byte for byte (a definition: value for value)
     same: list[str] = field(default_factory=list)
-    differs: list[str] = field(default_factory=list)
+    differs: list[str] = field(default_factory=list)  # what it changes of what the base holds, a line each
+    # files of the base that are left as they are though the bundle has others
     kept: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # why it can not go on top
 
 
 def resolve(bundle: Bundle, base: Base, *, allow_changes: bool) -> Change:

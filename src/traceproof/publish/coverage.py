@@ -16,25 +16,18 @@ HEADING = "## Verified kernel definitions"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One definition of one model.
-
-    Attributes:
-        tp, ep: the parallelism that its tags name; None: they name none.
-        verified: as the ledger has it.
-        by: the ground truths that its reference agrees with; empty unless verified.
-        reason: why it is not verified; empty if it is.
-        device: what the reference ran on.
-    """
+    """One definition of one model."""
 
     model: str
     definition: str
     op_type: str
+    # tp, ep: the parallelism that its tags name; None: they name none
     tp: int | None
     ep: int | None
-    verified: bool
-    by: tuple[str, ...]
-    reason: str
-    device: str
+    verified: bool  # as the ledger has it
+    by: tuple[str, ...]  # the ground truths that its reference agrees with; empty unless verified
+    reason: str  # why it is not verified; empty if it is
+    device: str  # what the reference ran on
 
     def as_json(self) -> dict[str, Any]:
         """The row as a JSON object."""

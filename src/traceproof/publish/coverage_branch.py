@@ -21,21 +21,13 @@ REMOTE = "origin"
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A branch that is ready to push.
+    """A branch that is ready to push."""
 
-    Attributes:
-        branch: its name.
-        base: the branch and commit that it goes on top of.
-        committed: whether a commit was made; False: the branch holds exactly this already.
-        text: file with the pull request's title and text.
-        command: what pushes it.
-    """
-
-    branch: str
-    base: str
-    committed: bool
-    text: Path
-    command: str
+    branch: str  # its name
+    base: str  # the branch and commit that it goes on top of
+    committed: bool  # whether a commit was made; False: the branch holds exactly this already
+    text: Path  # file with the pull request's title and text
+    command: str  # what pushes it
 
 
 def prepare(clone: Path, file: str, rows: Sequence[Row], *, origin: str, out: Path) -> Prepared:

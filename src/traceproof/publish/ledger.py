@@ -36,35 +36,26 @@ VERIFIED, UNVERIFIED = f"{STATUS}verified", f"{STATUS}unverified"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What one actor's verdicts on one definition come to.
-
-    Attributes:
-        actor: `reference`, or a ground truth.
-        status: `passed` (something was compared and nothing failed), `failed`, or `not run`.
-        reason: why it is not `passed`; empty if it is.
-        cases: ids of the cases of which an output was compared and passed.
-        compared: outputs that passed; skipped: rows skipped, by reason.
-        gates: by output, the kind of gate and the largest share of its limit that was used.
-        digests: definition, reference, code, environment, inputs (of all cases compared), verdicts.
-        versions, device, seed: what it ran with.
-        against: `oracle`, or `shadow`: the reference's own float64, where there is no independent oracle.
-        date: UTC day on which a record of exactly this content was first written.
-    """
+    """What one actor's verdicts on one definition come to."""
 
     definition: str
     op_type: str
-    actor: str
-    status: str
-    reason: str
-    cases: tuple[str, ...]
-    compared: int
+    actor: str  # `reference`, or a ground truth
+    status: str  # `passed` (something was compared and nothing failed), `failed`, or `not run`
+    reason: str  # why it is not `passed`; empty if it is
+    cases: tuple[str, ...]  # ids of the cases of which an output was compared and passed
+    compared: int  # outputs that passed; skipped: rows skipped, by reason
     skipped: Mapping[str, int]
+    # by output, the kind of gate and the largest share of its limit that was used
     gates: Mapping[str, Mapping[str, Any]]
+    # definition, reference, code, environment, inputs (of all cases compared), verdicts
     digests: Mapping[str, str | None]
+    # versions, device, seed: what it ran with
     versions: Mapping[str, str]
     device: str | None
     seed: int | None
-    date: str
+    date: str  # UTC day on which a record of exactly this content was first written
+    # `oracle`, or `shadow`: the reference's own float64, where there is no independent oracle
     against: str = ORACLE
 
     @property
@@ -75,15 +66,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Whether a definition is verified, by whom, and if not, why.
+    """Whether a definition is verified, by whom, and if not, why."""
 
-    Attributes:
-        truths: ground truths that passed, in order of priority.
-        reason: one line; empty if verified.
-    """
-
-    truths: tuple[str, ...]
-    reason: str
+    truths: tuple[str, ...]  # ground truths that passed, in order of priority
+    reason: str  # one line; empty if verified
 
     @property
     def verified(self) -> bool:

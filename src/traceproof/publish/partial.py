@@ -28,18 +28,12 @@ class Unemittable(Exception):  # noqa: N818 - an answer: this adapter has no for
 
 @dataclass
 class Partial:
-    """One function, specialised.
+    """One function, specialised."""
 
-    Attributes:
-        static: what is known of its parameters and locals.
-        module: globals of the function.
-        api: API keys -> name in the emitted code; filled as they are met.
-        called: functions of this package that the result calls, with the arguments that were dropped.
-    """
-
-    static: dict[str, Any]
-    module: Mapping[str, Any]
-    api: dict[str, str]
+    static: dict[str, Any]  # what is known of its parameters and locals
+    module: Mapping[str, Any]  # globals of the function
+    api: dict[str, str]  # API keys -> name in the emitted code; filled as they are met
+    # functions of this package that the result calls, with the arguments that were dropped
     called: dict[str, tuple[FunctionType, dict[str, Any]]] = field(default_factory=dict)
     _locals: frozenset[str] = frozenset()
 

@@ -37,31 +37,19 @@ class NothingVerifiedError(TraceproofError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A finished run.
+    """A finished run."""
 
-    Attributes:
-        root: the repository.
-        dataset: folder of the dataset that was verified.
-        base: the dataset as it is published, where what was verified holds more (extracted definitions).
-        run: the run's folder, with `verdicts/`, `cases/` and, where tests were generated, `generated/`.
-        store: root of the store.
-        python: interpreter of the torch stack.
-        provenance: where things come from, for the description.
-        extra: folders in the dataset's layout with measured traces and tests.
-        tests: whether tests are generated for definitions that have none.
-        tests_output: what the generated tests printed; empty: what the run's own tests came to is said.
-    """
-
-    root: Path
-    dataset: Path
-    run: Path
-    store: Path
-    python: str
-    provenance: Mapping[str, str]
+    root: Path  # the repository
+    dataset: Path  # folder of the dataset that was verified
+    run: Path  # the run's folder, with `verdicts/`, `cases/` and, where tests were generated, `generated/`
+    store: Path  # root of the store
+    python: str  # interpreter of the torch stack
+    provenance: Mapping[str, str]  # where things come from, for the description
+    # the dataset as it is published, where what was verified holds more (extracted definitions)
     base: Path | None = None
-    extra: tuple[Path, ...] = ()
-    tests: bool = True
-    tests_output: str = ""
+    extra: tuple[Path, ...] = ()  # folders in the dataset's layout with measured traces and tests
+    tests: bool = True  # whether tests are generated for definitions that have none
+    tests_output: str = ""  # what the generated tests printed; empty: what the run's own tests came to is said
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,19 +34,12 @@ class Again(Exception):  # noqa: N818 - no error: the same attempt may well succ
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a push came to.
+    """What a push came to."""
 
-    Attributes:
-        where: the pull request or branch.
-        revision: its commit.
-        committed: whether a commit was made; False: it held all of it already.
-        files: how many files the pull request changes.
-    """
-
-    where: str
-    revision: str
-    committed: bool
-    files: int
+    where: str  # the pull request or branch
+    revision: str  # its commit
+    committed: bool  # whether a commit was made; False: it held all of it already
+    files: int  # how many files the pull request changes
 
 
 def planned(bundle: Bundle, base: Base, *, allow_changes: bool) -> Change:

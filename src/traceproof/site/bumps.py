@@ -42,20 +42,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Bump:
-    """The difference of two states that follow each other.
-
-    Attributes:
-        versions: a line per package whose version changed.
-        changes: the first SHOWN rows of each kind, by its title.
-        counts: how many there are of each kind.
-        gone, new: names of APIs.
-    """
+    """The difference of two states that follow each other."""
 
     before: State
     after: State
-    versions: tuple[str, ...]
-    changes: Mapping[str, Sequence[Change]]
-    counts: Mapping[str, int]
+    versions: tuple[str, ...]  # a line per package whose version changed
+    changes: Mapping[str, Sequence[Change]]  # the first SHOWN rows of each kind, by its title
+    counts: Mapping[str, int]  # how many there are of each kind
+    # gone, new: names of APIs
     gone: tuple[str, ...]
     new: tuple[str, ...]
 
@@ -67,14 +61,11 @@ class Bump:
 
 @dataclass(slots=True)
 class History:
-    """All kept states, the oldest first.
-
-    Attributes:
-        trends: by definition, what each actor came to in each state, by the state's place in `states`.
-    """
+    """All kept states, the oldest first."""
 
     states: list[State] = field(default_factory=list)
     bumps: list[Bump] = field(default_factory=list)
+    # by definition, what each actor came to in each state, by the state's place in `states`
     trends: dict[str, list[tuple[int, Place, Tally]]] = field(default_factory=dict)
 
 

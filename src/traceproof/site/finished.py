@@ -24,17 +24,11 @@ FindingKey = tuple[str, str | None, str, str]  # definition, case, actor, output
 
 @dataclass(frozen=True)
 class Finished:
-    """A run's folder and the results folder that it lies in.
+    """A run's folder and the results folder that it lies in."""
 
-    Attributes:
-        results: with `history/` and `store/`.
-        run: with `summary.json`, `cases/` and `verdicts/`; `results` itself for the whole dataset.
-        audit: what `traceproof audit-tests --json` wrote; None: no result of it exists.
-    """
-
-    results: Path
-    run: Path
-    audit: Path | None = None
+    results: Path  # with `history/` and `store/`
+    run: Path  # with `summary.json`, `cases/` and `verdicts/`; `results` itself for the whole dataset
+    audit: Path | None = None  # what `traceproof audit-tests --json` wrote; None: no result of it exists
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:

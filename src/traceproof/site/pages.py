@@ -44,15 +44,10 @@ class Built:
 
 @dataclass
 class Pages:
-    """The folder of a site that is being built.
+    """The folder of a site that is being built."""
 
-    Attributes:
-        folder: made anew.
-        sentence: what the run ended with; stands below every page.
-    """
-
-    folder: Path
-    sentence: str
+    folder: Path  # made anew
+    sentence: str  # what the run ended with; stands below every page
     _count: int = field(default=0, init=False)
     _bytes: int = field(default=0, init=False)
     _started: float = field(default_factory=time.monotonic, init=False)

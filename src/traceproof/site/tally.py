@@ -16,17 +16,11 @@ WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP)
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of verdicts.
+    """Counts of verdicts."""
 
-    Attributes:
-        counts: rows by verdict.
-        reasons: rows that did not pass, by reason.
-        margin: largest share of a gate's limit that was used; None: no gate has one.
-    """
-
-    counts: Counter[str] = field(default_factory=Counter)
-    reasons: Counter[str] = field(default_factory=Counter)
-    margin: float | None = None
+    counts: Counter[str] = field(default_factory=Counter)  # rows by verdict
+    reasons: Counter[str] = field(default_factory=Counter)  # rows that did not pass, by reason
+    margin: float | None = None  # largest share of a gate's limit that was used; None: no gate has one
 
     def add(self, verdict: str, reason: str | None, margin: float | None) -> None:
         """Count a row."""

@@ -32,30 +32,21 @@ class Line:
 
 @dataclass(frozen=True)
 class View:
-    """A definition's page.
+    """A definition's page."""
 
-    Attributes:
-        name, op_type: of the definition.
-        outcome: what came of it, in a word of the summary.
-        grade: how strong its proof is; empty: it has none.
-        rows: its verdict rows.
-        kinds: `new`, `known` or `unexpected`, of rows that are findings, by case, actor and output.
-        planned: its plan; None: its file is no definition.
-        ledger: with its records.
-        trend: what each actor came to in each kept state, by the state's place among `labels`.
-        labels: of the kept states, the oldest first.
-    """
-
+    # name, op_type: of the definition
     name: str
     op_type: str
-    outcome: str
-    grade: str
-    rows: Sequence[VerdictRow]
+    outcome: str  # what came of it, in a word of the summary
+    grade: str  # how strong its proof is; empty: it has none
+    rows: Sequence[VerdictRow]  # its verdict rows
+    # `new`, `known` or `unexpected`, of rows that are findings, by case, actor and output
     kinds: Mapping[tuple[str | None, str, str], str]
-    planned: PlannedDefinition | None
-    ledger: Ledger
+    planned: PlannedDefinition | None  # its plan; None: its file is no definition
+    ledger: Ledger  # with its records
+    # what each actor came to in each kept state, by the state's place among `labels`
     trend: Sequence[tuple[int, Place, Tally]]
-    labels: Sequence[str]
+    labels: Sequence[str]  # of the kept states, the oldest first
 
     @cached_property
     def definition(self) -> Definition | None:

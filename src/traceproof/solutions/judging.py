@@ -42,25 +42,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeEnvironment:
-    """What judges: an interpreter with torch, its stack's record, and the configuration.
+    """What judges: an interpreter with torch, its stack's record, and the configuration."""
 
-    Attributes:
-        python: the interpreter.
-        record: of its stack: versions, device.
-        caches: folder for what is compiled on the way.
-        config: sizes, seed, limits, tolerance, properties that are demanded.
-        hidden_seed: what the hidden cases follow from.
-        timed: whether what passes is timed.
-        conceal: what solutions do not see, beside this project and the dataset.
-    """
-
-    python: str
-    record: Mapping[str, Any]
-    caches: Path
-    config: Config
-    hidden_seed: int
-    conceal: Sequence[Path]
-    timed: bool = False
+    python: str  # the interpreter
+    record: Mapping[str, Any]  # of its stack: versions, device
+    caches: Path  # folder for what is compiled on the way
+    config: Config  # sizes, seed, limits, tolerance, properties that are demanded
+    hidden_seed: int  # what the hidden cases follow from
+    conceal: Sequence[Path]  # what solutions do not see, beside this project and the dataset
+    timed: bool = False  # whether what passes is timed
 
     @property
     def gpu(self) -> bool:

@@ -31,27 +31,17 @@ COMPILED = frozenset({Language.CUDA, Language.CPP, Language.CUTLASS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A solution to be judged.
+    """A solution to be judged."""
 
-    Attributes:
-        name: its own, or its file's.
-        path: where it was read.
-        definition: the name it says it implements; empty: it does not say.
-        language: one of the schema's.
-        entry: `<file>::<function>`.
-        binding: of compiled code: `torch` or `tvm-ffi`.
-        destinations: whether it writes to outputs that it is given; None: by how many arguments it takes.
-        files: text by relative path.
-    """
-
-    name: str
-    path: str
-    definition: str
-    language: str
-    entry: str
-    binding: str
+    name: str  # its own, or its file's
+    path: str  # where it was read
+    definition: str  # the name it says it implements; empty: it does not say
+    language: str  # one of the schema's
+    entry: str  # `<file>::<function>`
+    binding: str  # of compiled code: `torch` or `tvm-ffi`
+    # whether it writes to outputs that it is given; None: by how many arguments it takes
     destinations: bool | None
-    files: Mapping[str, str]
+    files: Mapping[str, str]  # text by relative path
 
     @property
     def digest(self) -> str:

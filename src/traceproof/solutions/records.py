@@ -10,56 +10,39 @@ HOLDS, BROKEN, UNMEASURED = "holds", "broken", "not measured"
 
 
 class Settings(Record):
-    """How a solution is judged, as the judging process is told.
+    """How a solution is judged, as the judging process is told."""
 
-    Attributes:
-        dataset: the folder that holds the definition, its workload lines and blobs.
-        conceal: what a solution must not see.
-        sizes, seed, hidden_seed, memory_limit, tolerance: as in config.yaml.
-        limits: of one call.
-        demanded: names of properties without which a solution is refused.
-        gpu: whether solutions get their inputs on a GPU.
-        timed: whether what passes is timed.
-        weak: whether they may run where isolation is not whole.
-        environment: variables for the workers that they run in.
-    """
-
-    dataset: str
-    conceal: tuple[str, ...]
+    dataset: str  # the folder that holds the definition, its workload lines and blobs
+    conceal: tuple[str, ...]  # what a solution must not see
+    # sizes, seed, hidden_seed, memory_limit, tolerance: as in config.yaml
     sizes: tuple[str, ...]
     seed: int
     hidden_seed: int
     memory_limit: int
     tolerance: float | None
-    limits: dict[str, Any]
-    demanded: tuple[str, ...]
-    gpu: bool
-    timed: bool = False
-    weak: bool
-    environment: dict[str, str]
+    limits: dict[str, Any]  # of one call
+    demanded: tuple[str, ...]  # names of properties without which a solution is refused
+    gpu: bool  # whether solutions get their inputs on a GPU
+    timed: bool = False  # whether what passes is timed
+    weak: bool  # whether they may run where isolation is not whole
+    environment: dict[str, str]  # variables for the workers that they run in
 
 
 class Row(Record):
-    """One output of one call, judged, or a call as a whole.
+    """One output of one call, judged, or a call as a whole."""
 
-    Attributes:
-        case, size, seed, axes: what it was called with.
-        variant: how the call was made, where it was not made as any other.
-        output: its name; `*` for the call as a whole.
-        verdict, reason, message: what came of it.
-        margin: the share of the gate's limit that was used; None: not a share.
-    """
-
+    # case, size, seed, axes: what it was called with
     case: str
     size: str
     seed: int
     axes: dict[str, int]
-    variant: str = ""
-    output: str
+    variant: str = ""  # how the call was made, where it was not made as any other
+    output: str  # its name; `*` for the call as a whole
+    # verdict, reason, message: what came of it
     verdict: Verdict
     reason: str | None = None
     message: str = ""
-    margin: float | None = None
+    margin: float | None = None  # the share of the gate's limit that was used; None: not a share
 
     @property
     def bad(self) -> bool:
@@ -68,20 +51,14 @@ class Row(Record):
 
 
 class PropertyResult(Record):
-    """Whether the kernel has a property beyond right answers.
+    """Whether the kernel has a property beyond right answers."""
 
-    Attributes:
-        name, question: which one.
-        state: whether it holds.
-        detail: what was seen.
-        demanded: whether a solution without it is refused.
-    """
-
+    # name, question: which one
     name: str
     question: str
-    state: Literal["holds", "broken", "not measured"]
-    detail: str = ""
-    demanded: bool
+    state: Literal["holds", "broken", "not measured"]  # whether it holds
+    detail: str = ""  # what was seen
+    demanded: bool  # whether a solution without it is refused
 
     @property
     def bad(self) -> bool:
@@ -90,63 +67,42 @@ class PropertyResult(Record):
 
 
 class PrecisionResult(Record):
-    """What the errors of an output say about the precision that was really used.
+    """What the errors of an output say about the precision that was really used."""
 
-    Attributes:
-        output: its name.
-        asked: what the definition says: dtypes of the inputs and of the output.
-        seen: what was found.
-        evidence: the figures that it stands on.
-    """
-
-    output: str
-    asked: str
-    seen: str
-    evidence: str
+    output: str  # its name
+    asked: str  # what the definition says: dtypes of the inputs and of the output
+    seen: str  # what was found
+    evidence: str  # the figures that it stands on
 
 
 class Times(Record):
-    """How long the calls of one kernel took, in milliseconds, each with a cold cache.
+    """How long the calls of one kernel took, in milliseconds, each with a cold cache."""
 
-    Attributes:
-        name: `solution`, `reference`, or a ground truth.
-        calls: how many were counted; those that warm up are not.
-        first: the first call of all.
-        median, lower, upper, mean: between events (on a CPU by a wall clock); `lower` and `upper` are quartiles.
-        wall: median by a wall clock, until the device had no more to do.
-    """
-
-    name: str
-    calls: int
-    first: float
+    name: str  # `solution`, `reference`, or a ground truth
+    calls: int  # how many were counted; those that warm up are not
+    first: float  # the first call of all
+    # median, lower, upper, mean: between events (on a CPU by a wall clock); `lower` and `upper` are quartiles
     median: float
     lower: float
     upper: float
     mean: float
-    wall: float
+    wall: float  # median by a wall clock, until the device had no more to do
 
 
 class SpeedResult(Record):
-    """How fast a solution is in one case, beside others that took turns with it.
+    """How fast a solution is in one case, beside others that took turns with it."""
 
-    Attributes:
-        case, size, axes: which one.
-        inputs: the inputs as a workload line of the dataset has them.
-        times: the solution's first, then those of the ground truth and of the reference where they can be called.
-        outside: milliseconds per call by the judging process's own clock.
-        doubt: why its times can not be believed, and are in no trace; empty: its clocks agree.
-        clocks: of the GPU, before and after.
-        max_abs, max_rel: largest errors in the last timed call; None: it could not be judged.
-    """
-
+    # case, size, axes: which one
     case: str
     size: str
     axes: dict[str, int]
-    inputs: dict[str, dict[str, Any]]
+    inputs: dict[str, dict[str, Any]]  # the inputs as a workload line of the dataset has them
+    # the solution's first, then those of the ground truth and of the reference where they can be called
     times: tuple[Times, ...]
-    outside: float
-    doubt: str = ""
-    clocks: str
+    outside: float  # milliseconds per call by the judging process's own clock
+    doubt: str = ""  # why its times can not be believed, and are in no trace; empty: its clocks agree
+    clocks: str  # of the GPU, before and after
+    # max_abs, max_rel: largest errors in the last timed call; None: it could not be judged
     max_abs: float | None = None
     max_rel: float | None = None
 
@@ -175,42 +131,35 @@ class Digests(Record):
 
 
 class Certificate(Record):
-    """Everything that a verdict over a solution stands on; see `verdict`.
-
-    Attributes:
-        solution, path, language, entry: what was judged.
-        definition, op_type, definition_path: what it was asked to compute.
-        verdict, reasons: what came of it, and why it was refused.
-        against: `oracle`, `shadow` (the reference in float64), or nothing.
-        hidden_seed: what the hidden cases follow from.
-        device, versions: where it was run.
-        repeat: the command that repeats it.
-        judged_at: the time, UTC.
-    """
+    """Everything that a verdict over a solution stands on; see `verdict`."""
 
     version: Literal[1] = 1
+    # solution, path, language, entry: what was judged
     solution: str
     path: str
     language: str
     entry: str
+    # definition, op_type, definition_path: what it was asked to compute
     definition: str
     op_type: str
     definition_path: str
+    # verdict, reasons: what came of it, and why it was refused
     verdict: Literal["accepted", "refused"]
     reasons: tuple[str, ...]
-    against: str
+    against: str  # `oracle`, `shadow` (the reference in float64), or nothing
     rows: tuple[Row, ...]
     properties: tuple[PropertyResult, ...]
     precision: tuple[PrecisionResult, ...]
     speed: tuple[SpeedResult, ...] = ()
     digests: Digests
-    hidden_seed: int
+    hidden_seed: int  # what the hidden cases follow from
     tolerance: float | None
     isolation: str
+    # device, versions: where it was run
     device: str
     versions: dict[str, str]
-    repeat: str
-    judged_at: str
+    repeat: str  # the command that repeats it
+    judged_at: str  # the time, UTC
 
     @property
     def accepted(self) -> bool:

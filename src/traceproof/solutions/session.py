@@ -36,29 +36,18 @@ def new_hidden_seed() -> int:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Session:
-    """How solutions are judged.
+    """How solutions are judged."""
 
-    Attributes:
-        root: the repository.
-        config: sizes, seed, limits, stacks, properties that are demanded.
-        out: folder of the certificates.
-        say: tells how far it is.
-        hidden_seed: what the hidden cases follow from.
-        definition: name or file of the definition; None: as a solution says.
-        dataset: the folder that holds definitions; None: the configured one, fetched where it is absent.
-        stack: the environment that all run in; None: that of the package that one imports.
-        timed: whether what passes is timed.
-    """
-
-    root: Path
-    config: Config
-    out: Path
-    say: Callable[[str], None]
-    hidden_seed: int = field(default_factory=new_hidden_seed)
-    definition: str | None = None
+    root: Path  # the repository
+    config: Config  # sizes, seed, limits, stacks, properties that are demanded
+    out: Path  # folder of the certificates
+    say: Callable[[str], None]  # tells how far it is
+    hidden_seed: int = field(default_factory=new_hidden_seed)  # what the hidden cases follow from
+    definition: str | None = None  # name or file of the definition; None: as a solution says
+    # the folder that holds definitions; None: the configured one, fetched where it is absent
     dataset: Path | None = None
-    stack: str | None = None
-    timed: bool = False
+    stack: str | None = None  # the environment that all run in; None: that of the package that one imports
+    timed: bool = False  # whether what passes is timed
 
     def judge(self, candidate: Candidate, repeat: str) -> Certificate:
         """Judge one solution, and write its certificate.

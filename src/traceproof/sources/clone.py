@@ -49,22 +49,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloneRequest:
-    """What to bring where.
+    """What to bring where."""
 
-    Attributes:
-        pins: by source name.
-        target_dir: each source becomes a folder of its name in it.
-        jobs: how many at once.
-        lfs: names of sources whose LFS files are fetched too.
-        patience: with remotes.
-        unpinned: sources for which no commit could be found, and why.
-    """
-
-    pins: Mapping[str, Pin]
-    target_dir: Path
-    jobs: int = 4
-    lfs: frozenset[str] = frozenset()
-    patience: Patience = field(default_factory=Patience)
+    pins: Mapping[str, Pin]  # by source name
+    target_dir: Path  # each source becomes a folder of its name in it
+    jobs: int = 4  # how many at once
+    lfs: frozenset[str] = frozenset()  # names of sources whose LFS files are fetched too
+    patience: Patience = field(default_factory=Patience)  # with remotes
+    # sources for which no commit could be found, and why
     unpinned: Mapping[str, str] = field(default_factory=dict)
 
 

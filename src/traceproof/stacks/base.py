@@ -13,59 +13,38 @@ LIBRARIES = "TRACEPROOF_LIBRARIES"  # variable that names the folder of modules 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroundTruth:
-    """A ground truth: an actor of that name, with adapters in `ops/<op_type>/ground_truths/<name>.py`.
+    """A ground truth: an actor of that name, with adapters in `ops/<op_type>/ground_truths/<name>.py`."""
 
-    Attributes:
-        name: of the actor.
-        label: what people call it.
-        calls: what it calls, to follow "agrees with".
-        priority: place in the specified order; the smallest comes first.
-    """
-
-    name: str
-    label: str
-    calls: str
-    priority: int
+    name: str  # of the actor
+    label: str  # what people call it
+    calls: str  # what it calls, to follow "agrees with"
+    priority: int  # place in the specified order; the smallest comes first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a source comes from if nothing else is said.
+    """Where a source comes from if nothing else is said."""
 
-    Attributes:
-        url: its repository.
-        package: what its releases are called; empty: it has none.
-        folders: all that is checked out (cone patterns); empty: everything.
-        submodules: paths of the submodules that ground truths compile against.
-        inside: the folder of a release's source package that is meant; empty: the release itself.
-        place: the repository's folder that holds the package; empty: the repository itself.
-        data: what a build puts into the package beside its Python files: name in `<package>/data` -> path in the
-            repository.
-    """
-
-    url: str
-    package: str = ""
-    inside: str = ""
-    folders: tuple[str, ...] = ()
-    submodules: tuple[str, ...] = ()
-    place: str = ""
+    url: str  # its repository
+    package: str = ""  # what its releases are called; empty: it has none
+    inside: str = ""  # the folder of a release's source package that is meant; empty: the release itself
+    folders: tuple[str, ...] = ()  # all that is checked out (cone patterns); empty: everything
+    submodules: tuple[str, ...] = ()  # paths of the submodules that ground truths compile against
+    place: str = ""  # the repository's folder that holds the package; empty: the repository itself
+    # what a build puts into the package beside its Python files: name in `<package>/data` -> path in the
+    # repository
     data: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A kernel module that a stack compiles before its first use.
+    """A kernel module that a stack compiles before its first use."""
 
-    Attributes:
-        generator: API key of the function that describes it.
-        args: its arguments, JSON values; a dtype is written as `torch.bfloat16`.
-        unused: pattern found in the names of source files that no call of ours reaches, without their suffix.
-        compiles: whether the generator compiles the module into the stack's own cache, and does not describe it.
-    """
-
-    generator: str
-    args: tuple[Any, ...] = ()
+    generator: str  # API key of the function that describes it
+    args: tuple[Any, ...] = ()  # its arguments, JSON values; a dtype is written as `torch.bfloat16`
+    # pattern found in the names of source files that no call of ours reaches, without their suffix
     unused: str | None = None
+    # whether the generator compiles the module into the stack's own cache, and does not describe it
     compiles: bool = False
 
     @property
@@ -77,67 +56,50 @@ class Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """One stack.
+    """One stack."""
 
-    Attributes:
-        name: of the stack, its environment, its dependency group and its file `envs/<name>.txt`.
-        truths: the ground truths that run in it.
-        package: what is imported; `distribution` is what is installed, `formerly` what held the package before it.
-        versions: further distributions whose versions can change an output.
-        apis: API key -> where it may be found (`module:attribute`), the newest name first. The one place that
-            knows what an API is called at which version.
-        optional: API keys that a supported version may lack without leaving anything out.
-        modules: further modules that its adapters import.
-        prepare: `module:function`, called once before anything of the package is imported; empty: nothing.
-        origin: its repository and releases; outputs are then keyed by the code that an op_type can reach in the
-            package. None: by its version.
-        tagged: whether it is what the dataset's `fi_api:` tags name functions of.
-        parameters: `module:function`, which says for a function's dotted name and a definition's inputs which
-            parameter takes each, and which element of a tuple, if it is one; empty: nothing says so.
-        linear_attention: whether its own tests are those of linear attention that `traceproof coverage` reads.
-        main: whether planning, references, oracles and judging run in it.
-        triton: whether its kernels are Triton's alone, so that TRITON_INTERPRET=1 runs them on a CPU.
-        reads_models: whether it is built to read models with, and runs no kernel.
-        cpu: the environment in its place where there is no NVIDIA driver; empty: there is none.
-        gb: what an environment takes when it is installed, where it is not GPU_GB.
-        toolkit: whether it compiles with nvcc, so that `cuda_home` may name a toolkit of the machine.
-        needs_nvcc: whether it can not do without.
-        build_seconds: by API key of a kernel module's generator, how long the module builds alone on 16 cores;
-            only the order matters.
-        long_files: generators of modules whose longest file takes about as long as all files of all modules.
-        caches: variable of the environment -> folder below the stack's cache.
-        variables: prefixes of what workers for trusted code see of the environment.
-        imports_long: whether importing it takes seconds of torch's compiler, and decides when a run is done.
-        nice: of its workers on a GPU.
-    """
-
-    name: str
-    truths: tuple[GroundTruth, ...] = ()
+    name: str  # of the stack, its environment, its dependency group and its file `envs/<name>.txt`
+    truths: tuple[GroundTruth, ...] = ()  # the ground truths that run in it
+    # what is imported; `distribution` is what is installed, `formerly` what held the package before it
     package: str
     distribution: str
     formerly: tuple[str, ...] = ()
-    versions: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()  # further distributions whose versions can change an output
+    # API key -> where it may be found (`module:attribute`), the newest name first. The one place that knows what
+    # an API is called at which version.
     apis: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # API keys that a supported version may lack without leaving anything out
     optional: frozenset[str] = frozenset()
-    modules: tuple[str, ...] = ()
-    prepare: str = ""
+    modules: tuple[str, ...] = ()  # further modules that its adapters import
+    prepare: str = ""  # `module:function`, called once before anything of the package is imported; empty: nothing
+    # its repository and releases; outputs are then keyed by the code that an op_type can reach in the package.
+    # None: by its version.
     origin: Origin | None = None
-    tagged: bool = False
+    tagged: bool = False  # whether it is what the dataset's `fi_api:` tags name functions of
+    # `module:function`, which says for a function's dotted name and a definition's inputs which parameter takes
+    # each, and which element of a tuple, if it is one; empty: nothing says so
     parameters: str = ""
+    # whether its own tests are those of linear attention that `traceproof coverage` reads
     linear_attention: bool = False
-    main: bool = False
-    triton: bool = False
-    reads_models: bool = False
-    cpu: str = ""
+    main: bool = False  # whether planning, references, oracles and judging run in it
+    triton: bool = False  # whether its kernels are Triton's alone, so that TRITON_INTERPRET=1 runs them on a CPU
+    reads_models: bool = False  # whether it is built to read models with, and runs no kernel
+    cpu: str = ""  # the environment in its place where there is no NVIDIA driver; empty: there is none
+    # what an environment takes when it is installed, where it is not GPU_GB
     gb: Mapping[str, float] = field(default_factory=dict)
-    toolkit: bool = False
-    needs_nvcc: bool = False
+    toolkit: bool = False  # whether it compiles with nvcc, so that `cuda_home` may name a toolkit of the machine
+    needs_nvcc: bool = False  # whether it can not do without
+    # by API key of a kernel module's generator, how long the module builds alone on 16 cores; only the order
+    # matters
     build_seconds: Mapping[str, float] = field(default_factory=dict)
+    # generators of modules whose longest file takes about as long as all files of all modules
     long_files: frozenset[str] = frozenset()
+    # variable of the environment -> folder below the stack's cache
     caches: Mapping[str, str] = field(default_factory=dict)
-    variables: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()  # prefixes of what workers for trusted code see of the environment
+    # whether importing it takes seconds of torch's compiler, and decides when a run is done
     imports_long: bool = False
-    nice: int = 0
+    nice: int = 0  # of its workers on a GPU
 
     @property
     def label(self) -> str:

@@ -23,20 +23,14 @@ LARGEST = 16 * MIB  # of a test file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A definition that gets a class.
+    """A definition that gets a class."""
 
-    Attributes:
-        name: of the definition.
-        file: below `definitions/`.
-        constants: what its reference computes with: const axes, and numbers that it gives names to.
-        divergences: cases that are known to diverge.
-        sizes, tolerance: what the tests of this class take where the command line says nothing; None: the default.
-    """
-
-    name: str
-    file: str
+    name: str  # of the definition
+    file: str  # below `definitions/`
+    # what its reference computes with: const axes, and numbers that it gives names to
     constants: Mapping[str, int | float]
-    divergences: tuple[str, ...]
+    divergences: tuple[str, ...]  # cases that are known to diverge
+    # sizes, tolerance: what the tests of this class take where the command line says nothing; None: the default
     sizes: tuple[str, ...] | None = None
     tolerance: float | None = None
 

@@ -33,26 +33,20 @@ SIZES = ("small", "medium")  # what tests run where nothing else is said; the su
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions:
-    """What to generate.
+    """What to generate."""
 
-    Attributes:
-        root: the dataset's folder.
-        op_types, definitions: names; `everything` selects all.
-        out: the folder that gets tests/references; None: the dataset's own.
-        sizes, tolerance: defaults of the options of the tests that are written now; None: the general ones.
-        checkouts: folders of packages to use, by stack, beside those that an earlier generation was given.
-        force: write classes again that are there, and files of ours that were edited.
-    """
-
-    root: Path
+    root: Path  # the dataset's folder
+    # op_types, definitions: names; `everything` selects all
     op_types: tuple[str, ...] = ()
     definitions: tuple[str, ...] = ()
     everything: bool = False
-    out: Path | None = None
+    out: Path | None = None  # the folder that gets tests/references; None: the dataset's own
+    # sizes, tolerance: defaults of the options of the tests that are written now; None: the general ones
     sizes: tuple[str, ...] | None = None
     tolerance: float | None = None
+    # folders of packages to use, by stack, beside those that an earlier generation was given
     checkouts: Mapping[str, str] = field(default_factory=dict)
-    force: bool = False
+    force: bool = False  # write classes again that are there, and files of ours that were edited
 
     @property
     def place(self) -> Path:
@@ -62,20 +56,15 @@ class GenerateOptions:
 
 @dataclass(slots=True)
 class Result:
-    """What was done.
+    """What was done."""
 
-    Attributes:
-        status: definition -> `written`, `kept` (it has a class), `elsewhere` (it has a test file of its own).
-        problems: definitions that got no test, one line each.
-        flagged: definition -> what is known to diverge.
-        files: paths that changed, relative to the folder that holds tests/references.
-        before, after, total: definitions with tests, and all, by op_type.
-    """
-
+    # definition -> `written`, `kept` (it has a class), `elsewhere` (it has a test file of its own)
     status: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    flagged: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)  # definitions that got no test, one line each
+    flagged: dict[str, tuple[str, ...]] = field(default_factory=dict)  # definition -> what is known to diverge
+    # paths that changed, relative to the folder that holds tests/references
     files: list[str] = field(default_factory=list)
+    # before, after, total: definitions with tests, and all, by op_type
     before: Counter[str] = field(default_factory=Counter)
     after: Counter[str] = field(default_factory=Counter)
     total: Counter[str] = field(default_factory=Counter)

@@ -36,26 +36,17 @@ class Row(TestRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One op_type's tests in one stack.
+    """One op_type's tests in one stack."""
 
-    Attributes:
-        file: the generated test file.
-        op_type, stack: their names.
-        dataset: the folder whose definitions the tests read.
-        digests: of the definitions, by name, as they were planned.
-        options: more options of pytest.
-        limits: of one definition's tests together.
-        variables: of the environment.
-    """
-
-    file: Path
+    file: Path  # the generated test file
+    # op_type, stack: their names
     op_type: str
     stack: str
-    dataset: Path
-    digests: Mapping[str, str]
-    options: Sequence[str]
-    limits: Limits
-    variables: Mapping[str, str] = field(default_factory=dict)
+    dataset: Path  # the folder whose definitions the tests read
+    digests: Mapping[str, str]  # of the definitions, by name, as they were planned
+    options: Sequence[str]  # more options of pytest
+    limits: Limits  # of one definition's tests together
+    variables: Mapping[str, str] = field(default_factory=dict)  # of the environment
 
 
 def run_tests(

@@ -84,22 +84,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemOutcome:
-    """How item number `index` ended.
-
-    Attributes:
-        value: what the handler returned; None unless the status is ok.
-        message: empty if ok, else what happened: the end of a traceback, the signal, the limit.
-        seconds: time in the handler; wall clock seen from outside if the handler did not come back.
-        peak_bytes: host memory at its highest during the item, beyond what the preloaded modules take.
-        output: the end of what the item printed.
-        isolation: what strangers' code could reach where isolation was not whole; empty: nothing.
-    """
+    """How item number `index` ended."""
 
     index: int
     status: Status
-    value: Any = None
-    message: str = ""
-    seconds: float = 0.0
-    peak_bytes: int = 0
-    output: str = ""
-    isolation: str = ""
+    value: Any = None  # what the handler returned; None unless the status is ok
+    message: str = ""  # empty if ok, else what happened: the end of a traceback, the signal, the limit
+    seconds: float = 0.0  # time in the handler; wall clock seen from outside if the handler did not come back
+    peak_bytes: int = 0  # host memory at its highest during the item, beyond what the preloaded modules take
+    output: str = ""  # the end of what the item printed
+    isolation: str = ""  # what strangers' code could reach where isolation was not whole; empty: nothing

@@ -32,18 +32,13 @@ SCRATCH_WORD = b"scratch "  # and a folder: the worker serves another job now
 
 @dataclass(slots=True)
 class Monitor:
-    """The watch over one worker.
+    """The watch over one worker."""
 
-    Attributes:
-        launched: the worker.
-        life: socket to the supervisor: a word there means that an item begins or was answered, its end means "end
-            the worker"; the report goes back over it.
-        spec: what the worker may use.
-    """
-
-    launched: Launched
+    launched: Launched  # the worker
+    # socket to the supervisor: a word there means that an item begins or was answered, its end means "end the
+    # worker"; the report goes back over it
     life: socket.socket
-    spec: WorkerSpec
+    spec: WorkerSpec  # what the worker may use
     _peak: int = field(default=0, init=False)
     _next_scratch: float = field(default=0.0, init=False)
     _scratch: Path = field(init=False)

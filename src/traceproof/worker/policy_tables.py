@@ -141,15 +141,10 @@ ALLOWED_DUNDERS = frozenset(f"__{name}__" for name in [*OPERATORS.split(), "doc"
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What code of a kind may say.
+    """What code of a kind may say."""
 
-    Attributes:
-        imports: modules it may import, with all below them but REFUSED_PATHS.
-        paths: what of the refused it may name all the same.
-    """
-
-    imports: frozenset[str]
-    paths: frozenset[str] = frozenset()
+    imports: frozenset[str]  # modules it may import, with all below them but REFUSED_PATHS
+    paths: frozenset[str] = frozenset()  # what of the refused it may name all the same
 
     def beside(self, modules: Iterable[str]) -> Self:
         """The same for code that may import some modules of its own."""

@@ -12,21 +12,15 @@ from traceproof.worker.visible_files import VisibleFiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """A request with its surroundings.
-
-    Attributes:
-        plan: the layers that this machine has.
-        seen: what the worker keeps of the file system if the plan gives it a view of its own.
-        stage: an empty folder to build that view at.
-        visible: the GPUs that the worker sees, as CUDA_VISIBLE_DEVICES has them; None: as the zygote does.
-    """
+    """A request with its surroundings."""
 
     limits: Limits
     isolation: Isolation
-    plan: IsolationPlan
-    seen: VisibleFiles
-    stage: str
+    plan: IsolationPlan  # the layers that this machine has
+    seen: VisibleFiles  # what the worker keeps of the file system if the plan gives it a view of its own
+    stage: str  # an empty folder to build that view at
     gpu: bool
+    # the GPUs that the worker sees, as CUDA_VISIBLE_DEVICES has them; None: as the zygote does
     visible: str | None = None
 
     @property

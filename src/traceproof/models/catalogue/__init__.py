@@ -33,23 +33,14 @@ class Parallel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A bundled model.
+    """A bundled model."""
 
-    Attributes:
-        slug: its name on the command line, with underscores.
-        title: its name for people.
-        tags: the dataset's `model:` tags of it.
-        repository: on the HuggingFace Hub.
-        parallel: its usual parallelism, used when none is asked for.
-        config: what its config.json says.
-    """
-
-    slug: str
-    title: str
-    tags: tuple[str, ...]
-    repository: str
-    parallel: tuple[Parallel, ...]
-    config: Mapping[str, Any]
+    slug: str  # its name on the command line, with underscores
+    title: str  # its name for people
+    tags: tuple[str, ...]  # the dataset's `model:` tags of it
+    repository: str  # on the HuggingFace Hub
+    parallel: tuple[Parallel, ...]  # its usual parallelism, used when none is asked for
+    config: Mapping[str, Any]  # what its config.json says
 
 
 @cache

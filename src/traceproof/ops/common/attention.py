@@ -36,19 +36,12 @@ ORACLE = Precision(torch.float64, torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One sequence.
+    """One sequence."""
 
-    Attributes:
-        start: first query row of the sequence.
-        stop: one past its last query row.
-        rows: int64 [kv_len], the rows of the flattened keys and values, in the order of the sequence.
-        causal: the last query sees all rows, each query before it one row less; otherwise all see all.
-    """
-
-    start: int
-    stop: int
-    rows: torch.Tensor
-    causal: bool
+    start: int  # first query row of the sequence
+    stop: int  # one past its last query row
+    rows: torch.Tensor  # int64 [kv_len], the rows of the flattened keys and values, in the order of the sequence
+    causal: bool  # the last query sees all rows, each query before it one row less; otherwise all see all
 
 
 @dataclass(frozen=True, slots=True)

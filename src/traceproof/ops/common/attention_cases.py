@@ -24,29 +24,17 @@ LONG = 2048  # tokens; the specification's longest sequence, where at amplitude 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One case before its axes are known.
+    """One case before its axes are known."""
 
-    Attributes:
-        id: the case's id.
-        size: the case's size class.
-        kv_lens: tokens of every sequence.
-        q_lens: query tokens of every sequence; None for decode.
-        pattern: how data are drawn, see `attention_inputs`.
-        amplitude: factor on queries and keys.
-        shared: rows share their first pages.
-        after: id of the case that the same objects serve before it; empty: none.
-        pages: pages of the cache that a kernel gets; 0: as many as the rows need, and some gaps.
-    """
-
-    id: str
-    size: str
-    kv_lens: list[int]
-    q_lens: list[int] | None
-    pattern: str = "lean"
-    amplitude: float = 1.0
-    shared: bool = False
-    after: str = ""
-    pages: int = 0
+    id: str  # the case's id
+    size: str  # the case's size class
+    kv_lens: list[int]  # tokens of every sequence
+    q_lens: list[int] | None  # query tokens of every sequence; None for decode
+    pattern: str = "lean"  # how data are drawn, see `attention_inputs`
+    amplitude: float = 1.0  # factor on queries and keys
+    shared: bool = False  # rows share their first pages
+    after: str = ""  # id of the case that the same objects serve before it; empty: none
+    pages: int = 0  # pages of the cache that a kernel gets; 0: as many as the rows need, and some gaps
 
     def params(self) -> dict[str, Any]:
         """The drawing instructions of the case."""
@@ -74,19 +62,12 @@ def tiny(definition: Definition) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Plans the cases of one definition.
+    """Plans the cases of one definition."""
 
-    Attributes:
-        definition: whose name and the seed decide the lengths.
-        seed: the run's seed.
-        page_size: tokens a page; 1 where there are no pages.
-        prefill: sequences have several queries and a causal mask.
-    """
-
-    definition: Definition
-    seed: int
-    page_size: int
-    prefill: bool
+    definition: Definition  # whose name and the seed decide the lengths
+    seed: int  # the run's seed
+    page_size: int  # tokens a page; 1 where there are no pages
+    prefill: bool  # sequences have several queries and a causal mask
 
     def plans(self, sizes: Sequence[str]) -> Iterator[Plan]:
         """All plans, in a fixed order."""

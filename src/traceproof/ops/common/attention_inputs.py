@@ -45,19 +45,12 @@ MEAN_ABS = math.sqrt(2 / math.pi)  # mean of |x|, x standard normal
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How one case draws its data.
+    """How one case draws its data."""
 
-    Attributes:
-        pattern: see the module's text.
-        amplitude: factor on queries and keys.
-        width: size of a key.
-        scale: the softmax scale.
-    """
-
-    pattern: str
-    amplitude: float
-    width: int
-    scale: float
+    pattern: str  # see the module's text
+    amplitude: float  # factor on queries and keys
+    width: int  # size of a key
+    scale: float  # the softmax scale
 
     @classmethod
     def of(cls, case: Case, *, width: int, scale: float) -> Style:
@@ -102,14 +95,10 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Lean:
-    """Which key each query head leans to, and how far.
+    """Which key each query head leans to, and how far."""
 
-    Attributes:
-        rows: int64 [T, Hq], rows of the flattened keys.
-        weights: float32 [T], the factor on the key that is added to the query; 0 where no key is visible.
-    """
-
-    rows: torch.Tensor
+    rows: torch.Tensor  # int64 [T, Hq], rows of the flattened keys
+    # float32 [T], the factor on the key that is added to the query; 0 where no key is visible
     weights: torch.Tensor
 
     def added(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -123,21 +112,13 @@ class Lean:
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Where the tokens of every sequence lie, and how many of them each query sees.
+    """Where the tokens of every sequence lie, and how many of them each query sees."""
 
-    Attributes:
-        rows: int64 [sum of lengths], rows of the flattened keys, sequence after sequence.
-        first: for every query, where its sequence starts in `rows`.
-        visible: for every query, how many tokens it sees.
-        lengths: for every query, the length of its sequence.
-        page_size: tokens a page.
-    """
-
-    rows: torch.Tensor
-    first: list[int]
-    visible: list[int]
-    lengths: list[int]
-    page_size: int
+    rows: torch.Tensor  # int64 [sum of lengths], rows of the flattened keys, sequence after sequence
+    first: list[int]  # for every query, where its sequence starts in `rows`
+    visible: list[int]  # for every query, how many tokens it sees
+    lengths: list[int]  # for every query, the length of its sequence
+    page_size: int  # tokens a page
 
 
 def lean(draw: Draw, style: Style, sequences: Sequences, *, heads: int) -> Lean | None:

@@ -99,15 +99,10 @@ def _elements(definition: Definition, spec: TensorSpec, case: Case) -> int:
 
 
 class PagedAttention(AttentionOp):
-    """Attention over pages.
+    """Attention over pages."""
 
-    Attributes:
-        query: the input whose rows are queries.
-        cache: the input [pages, page_size, ...] whose pages are counted.
-    """
-
-    query: str
-    cache: str
+    query: str  # the input whose rows are queries
+    cache: str  # the input [pages, page_size, ...] whose pages are counted
 
     def page_size(self, definition: Definition) -> int:
         """Tokens a page."""

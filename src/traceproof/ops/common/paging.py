@@ -85,19 +85,13 @@ def _axis(definition: Definition, name: str, axis: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Drawn structure of a paged or ragged batch, on the host.
+    """Drawn structure of a paged or ragged batch, on the host."""
 
-    Attributes:
-        kv_lens: tokens of every sequence.
-        q_lens: query tokens of every sequence.
-        table: page ids of every sequence; for ragged data there are no pages and this is None.
-        page_size: tokens a page.
-    """
-
-    kv_lens: list[int]
-    q_lens: list[int]
+    kv_lens: list[int]  # tokens of every sequence
+    q_lens: list[int]  # query tokens of every sequence
+    # page ids of every sequence; for ragged data there are no pages and this is None
     table: list[list[int]] | None
-    page_size: int
+    page_size: int  # tokens a page
 
     def rows(self, device: torch.device) -> torch.Tensor:
         """int64 [sum of kv_lens]: where each token lies in the flattened cache."""

@@ -20,21 +20,17 @@ CASES = {"large": {"scale": 3.0}, "offset": {"offset": 1.0}, "outlier": {"outlie
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Which parts of the formula are taken otherwise than they should; the defaults are right.
-
-    Attributes:
-        shift: of the diagonal. window: of its left end. groups: how query heads share key heads.
-        weights: dtype that the weights are rounded to before they meet the values; None: that of the formula.
-    """
+    """Which parts of the formula are taken otherwise than they should; the defaults are right."""
 
     causal: bool = True
-    shift: int = 0
+    shift: int = 0  # of the diagonal. window: of its left end. groups: how query heads share key heads.
     window: int = 0
     scale: float = 1.0
     capped: bool = True
     sinks: bool = True
     interleaved: bool = False
     dropped: int = 0
+    # dtype that the weights are rounded to before they meet the values; None: that of the formula
     weights: torch.dtype | None = None
 
 

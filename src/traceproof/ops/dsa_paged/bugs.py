@@ -25,27 +25,20 @@ def _only(sparse: bool, make: Make) -> Make:  # noqa: FBT001 - which of the two 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexer:
-    """How to score and choose; the defaults are right.
+    """How to score and choose; the defaults are right."""
 
-    Attributes:
-        lengths: tokens of each sequence, of what the inputs say and the page size.
-        table: pages of each sequence.
-        keys: keys [pages, page_size, D] and scales [pages, page_size] out of a cache.
-        score: scores [tokens] of products [heads, tokens], weights [heads] and scales [tokens].
-        choose: places of the best among scores, at most `topk` of them.
-        index: index in the cache of the tokens at these places of a sequence with these pages.
-        padding: what fills a row.
-        dtype: of all sums.
-    """
-
+    # tokens of each sequence, of what the inputs say and the page size
     lengths: Callable[[torch.Tensor, int], torch.Tensor] = lambda lengths, _: lengths
-    table: Callable[[torch.Tensor], torch.Tensor] = lambda table: table
+    table: Callable[[torch.Tensor], torch.Tensor] = lambda table: table  # pages of each sequence
+    # keys [pages, page_size, D] and scales [pages, page_size] out of a cache
     keys: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    # scores [tokens] of products [heads, tokens], weights [heads] and scales [tokens]
     score: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-    choose: Callable[[torch.Tensor, int], torch.Tensor]
+    choose: Callable[[torch.Tensor, int], torch.Tensor]  # places of the best among scores, at most `topk` of them
+    # index in the cache of the tokens at these places of a sequence with these pages
     index: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-    padding: int = -1
-    dtype: torch.dtype = torch.float32
+    padding: int = -1  # what fills a row
+    dtype: torch.dtype = torch.float32  # of all sums
 
 
 def _unpacked(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -34,21 +34,15 @@ SCORE_ERROR = 2.0**-12
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One case: the sequences' lengths and how data are drawn.
+    """One case: the sequences' lengths and how data are drawn."""
 
-    Attributes:
-        id: the case's id.
-        size: the case's size class.
-        seq_lens: cached tokens of each sequence.
-        pattern: `planted` (boundary tokens score high), `plain`, `negative` (all weights negative, so a masked
-            token's 0 would win), `zero` (ReLU cuts everything: all scores are 0, any choice is right), `outlier`
-            (one channel of the keys is 4 times the others), `tiny` (weights at 1e-3), `ties` (small integers),
-            `boundary` (just topk tokens score high, so that the k-th best is far from the next).
-    """
-
-    id: str
-    size: str
-    seq_lens: list[int]
+    id: str  # the case's id
+    size: str  # the case's size class
+    seq_lens: list[int]  # cached tokens of each sequence
+    # `planted` (boundary tokens score high), `plain`, `negative` (all weights negative, so a masked token's 0
+    # would win), `zero` (ReLU cuts everything: all scores are 0, any choice is right), `outlier` (one channel of
+    # the keys is 4 times the others), `tiny` (weights at 1e-3), `ties` (small integers), `boundary` (just topk
+    # tokens score high, so that the k-th best is far from the next)
     pattern: str = "planted"
 
 

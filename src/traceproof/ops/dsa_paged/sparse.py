@@ -37,23 +37,14 @@ SPARE = 3  # one pool row in three is named by nobody, and holds poison
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One case: how many indices each token names (at most topk), and how its data are drawn.
+    """One case: how many indices each token names (at most topk), and how its data are drawn."""
 
-    Attributes:
-        id: the case's id.
-        size: the case's size class.
-        valid: indices of each token.
-        pattern: see `attention_inputs`.
-        amplitude: factor on queries and keys.
-        holes: the -1 stand between the indices instead of behind them.
-    """
-
-    id: str
-    size: str
-    valid: list[int]
-    pattern: str = "lean"
-    amplitude: float = 1.0
-    holes: bool = False
+    id: str  # the case's id
+    size: str  # the case's size class
+    valid: list[int]  # indices of each token
+    pattern: str = "lean"  # see `attention_inputs`
+    amplitude: float = 1.0  # factor on queries and keys
+    holes: bool = False  # the -1 stand between the indices instead of behind them
 
 
 class SparseAttention(Op):

@@ -24,18 +24,12 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Form, names and sizes of a definition.
+    """Form, names and sizes of a definition."""
 
-    Attributes:
-        form: which of the three.
-        state: name of the input that holds the states.
-        final: name of the output that holds them afterwards.
-        query_heads, value_heads, key_size, value_size: the const sizes.
-    """
-
-    form: Form
-    state: str
-    final: str
+    form: Form  # which of the three
+    state: str  # name of the input that holds the states
+    final: str  # name of the output that holds them afterwards
+    # query_heads, value_heads, key_size, value_size: the const sizes
     query_heads: int
     value_heads: int
     key_size: int
@@ -44,21 +38,13 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A case in the terms of its form.
+    """A case in the terms of its form."""
 
-    Attributes:
-        id: of the case.
-        size: of the case.
-        lengths: tokens of each sequence.
-        pool: slots of the state pool; used by mtp alone.
-        params: drawing instructions.
-    """
-
-    id: str
-    size: str
-    lengths: tuple[int, ...]
-    pool: int = 0
-    params: Mapping[str, Any] = field(default_factory=dict)
+    id: str  # of the case
+    size: str  # of the case
+    lengths: tuple[int, ...]  # tokens of each sequence
+    pool: int = 0  # slots of the state pool; used by mtp alone
+    params: Mapping[str, Any] = field(default_factory=dict)  # drawing instructions
 
 
 def layout(definition: Definition) -> Layout:

@@ -10,23 +10,15 @@ from traceproof.ops.common.quant import Rounding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """All tokens of all sequences, one after another.
+    """All tokens of all sequences, one after another."""
 
-    Attributes:
-        q: [tokens, query heads, K].
-        k: [tokens, query heads, K].
-        v: [tokens, value heads, V]; value head h belongs to query head h // (value heads / query heads).
-        decay: [tokens, value heads], what is left of the state.
-        rate: [tokens, value heads], how much of the error is corrected.
-        scale: factor of the output.
-    """
-
-    q: torch.Tensor
-    k: torch.Tensor
+    q: torch.Tensor  # [tokens, query heads, K]
+    k: torch.Tensor  # [tokens, query heads, K]
+    # [tokens, value heads, V]; value head h belongs to query head h // (value heads / query heads)
     v: torch.Tensor
-    decay: torch.Tensor
-    rate: torch.Tensor
-    scale: float
+    decay: torch.Tensor  # [tokens, value heads], what is left of the state
+    rate: torch.Tensor  # [tokens, value heads], how much of the error is corrected
+    scale: float  # factor of the output
 
 
 def recur(

@@ -38,22 +38,19 @@ class Form:
 
     `gemm1_weights` holds up in the first half of its rows and gate in the second. Experts `offset ..
     offset + local` of `experts` are here; the others' share is left out.
-
-    Attributes:
-        tokens: name of the var axis.
-        weight_on_input: the routing weight multiplies the token before the first product instead of the result
-            (FlashInfer's per-tensor kernel with Llama 4 routing).
     """
 
     scaling: Scaling
     routing: Routing
-    tokens: str
+    tokens: str  # name of the var axis
     experts: int
     local: int
     hidden: int
     intermediate: int
     has_bias: bool
     has_offset: bool
+    # the routing weight multiplies the token before the first product instead of the result (FlashInfer's
+    # per-tensor kernel with Llama 4 routing)
     weight_on_input: bool
 
     @property

@@ -10,17 +10,11 @@ UNIT = 2.0**-24  # float32's unit roundoff
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What one row may yield.
+    """What one row may yield."""
 
-    Attributes:
-        tokens: int64 [n], those that may be drawn, most probable first.
-        probs: float64 [n], their distribution if all of them belong to the support.
-        optional: bool [n], may be left out: ties at the boundary, or a boundary within rounding of p.
-    """
-
-    tokens: torch.Tensor
-    probs: torch.Tensor
-    optional: torch.Tensor
+    tokens: torch.Tensor  # int64 [n], those that may be drawn, most probable first
+    probs: torch.Tensor  # float64 [n], their distribution if all of them belong to the support
+    optional: torch.Tensor  # bool [n], may be left out: ties at the boundary, or a boundary within rounding of p
 
 
 def support(row: torch.Tensor, k: int | None, p: float | None) -> Support:

@@ -12,21 +12,13 @@ WHOLE_VOCABULARY = -1  # as a k: no filter
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """One row: integer weights (the probability is weight / sum), the filters, and what the row is for.
+    """One row: integer weights (the probability is weight / sum), the filters, and what the row is for."""
 
-    Attributes:
-        name: what the row shows, for the reader.
-        weights: of the tokens that have any mass, in falling order; they are placed at random.
-        k: top_k of the row, or WHOLE_VOCABULARY.
-        p: top_p of the row where it is the only filter.
-        p_after_k: top_p of the row after its top-k, where the shares are larger.
-    """
-
-    name: str
-    weights: tuple[int, ...]
-    k: int
-    p: float
-    p_after_k: float
+    name: str  # what the row shows, for the reader
+    weights: tuple[int, ...]  # of the tokens that have any mass, in falling order; they are placed at random
+    k: int  # top_k of the row, or WHOLE_VOCABULARY
+    p: float  # top_p of the row where it is the only filter
+    p_after_k: float  # top_p of the row after its top-k, where the shares are larger
 
 
 PLAIN = (

@@ -53,27 +53,16 @@ def entries_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Arbitrator:
-    """All that was said of one definition.
+    """All that was said of one definition."""
 
-    Attributes:
-        entry: the definition and its cases, as planned.
-        oracle: the oracle's records by case id.
-        records: each other actor's.
-        outputs: where outputs lie.
-        judged: where finished rows lie.
-        code: digest of the judge's code.
-        dataset: root of the dataset, for workload lines' blobs.
-        tolerance: the user's; ground truths are not held against each other then.
-    """
-
-    entry: PlannedDefinition
-    oracle: Mapping[str, RunRecord]
-    records: Mapping[str, Mapping[str, RunRecord]]
-    outputs: Store
-    judged: Store
-    code: str
-    dataset: str
-    tolerance: float | None = None
+    entry: PlannedDefinition  # the definition and its cases, as planned
+    oracle: Mapping[str, RunRecord]  # the oracle's records by case id
+    records: Mapping[str, Mapping[str, RunRecord]]  # each other actor's
+    outputs: Store  # where outputs lie
+    judged: Store  # where finished rows lie
+    code: str  # digest of the judge's code
+    dataset: str  # root of the dataset, for workload lines' blobs
+    tolerance: float | None = None  # the user's; ground truths are not held against each other then
 
     def arbitrated(self, rows: Rows) -> Rows:
         """The rows, those of numeric failures with who is in the minority, and one per pair of ground truths."""

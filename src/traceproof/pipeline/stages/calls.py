@@ -17,25 +17,15 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Call:
-    """One call of a reference, and what came of it.
+    """One call of a reference, and what came of it."""
 
-    Attributes:
-        planned: the case.
-        key: of its outputs.
-        first: outputs of an earlier call on the same inputs, which this one must meet bit by bit.
-        recall: whether to hold the outputs against those of the call before.
-        fill: what memory without a value holds; None: whatever lies there.
-        threads: torch's.
-        followed: whether it is made again in float64, and once more in another order of summation.
-    """
-
-    planned: PlannedCase
-    key: str
-    first: Path | None = None
-    recall: bool = False
-    fill: float | None = NAN
-    threads: int = 1
-    followed: bool = False
+    planned: PlannedCase  # the case
+    key: str  # of its outputs
+    first: Path | None = None  # outputs of an earlier call on the same inputs, which this one must meet bit by bit
+    recall: bool = False  # whether to hold the outputs against those of the call before
+    fill: float | None = NAN  # what memory without a value holds; None: whatever lies there
+    threads: int = 1  # torch's
+    followed: bool = False  # whether it is made again in float64, and once more in another order of summation
     outcome: ItemOutcome | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     inputs: str = ""

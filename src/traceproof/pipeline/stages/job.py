@@ -15,33 +15,20 @@ from traceproof.worker import Isolation, Limits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one run of an actor needs beside the cases.
+    """What one run of an actor needs beside the cases."""
 
-    Attributes:
-        actor: a name out of traceproof.actors.registry.
-        code: digest of the code that its outputs depend on.
-        stack: the stack's record: `digest`, `versions`, `device`.
-        stack_workers: the workers of its stack.
-        threads: torch threads of a worker.
-        limits: of one case.
-        lanes: definitions of strangers' code that run side by side, each in a worker of its own.
-        force: run what the store already holds.
-        variables: more variables for the workers, this job's own.
-        weak_isolation: whether strangers' code may run where isolation is not whole.
-        workers: how many workers for trusted code the jobs of a stack may have at once; None: one a job.
-    """
-
-    actor: str
-    code: str
-    stack: Mapping[str, Any]
-    threads: int
-    limits: Limits
-    stack_workers: StackWorkers = field(default_factory=StackWorkers)
-    lanes: int = 1
-    force: bool = False
-    variables: Mapping[str, str] = field(default_factory=dict)
+    actor: str  # a name out of traceproof.actors.registry
+    code: str  # digest of the code that its outputs depend on
+    stack: Mapping[str, Any]  # the stack's record: `digest`, `versions`, `device`
+    threads: int  # torch threads of a worker
+    limits: Limits  # of one case
+    stack_workers: StackWorkers = field(default_factory=StackWorkers)  # the workers of its stack
+    lanes: int = 1  # definitions of strangers' code that run side by side, each in a worker of its own
+    force: bool = False  # run what the store already holds
+    variables: Mapping[str, str] = field(default_factory=dict)  # more variables for the workers, this job's own
+    # how many workers for trusted code the jobs of a stack may have at once; None: one a job
     workers: int | None = None
-    weak_isolation: bool = False
+    weak_isolation: bool = False  # whether strangers' code may run where isolation is not whole
 
     @property
     def trusted(self) -> bool:

@@ -11,21 +11,13 @@ REPLAY = "replay"  # folder of a run's replay bundles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeSettings:
-    """What a judge needs beside the cases.
+    """What a judge needs beside the cases."""
 
-    Attributes:
-        store: where outputs and finished rows lie.
-        code: digest of the judge's own code and the ops'.
-        tolerance: the user's atol and rtol, in place of the calibrated gates.
-        options: further options of commands that repeat a case.
-        device: where large cases are judged, `cuda` or `cpu`.
-    """
-
-    store: Path
-    code: str
-    tolerance: float | None
-    device: str = "cpu"
-    options: str = ""
+    store: Path  # where outputs and finished rows lie
+    code: str  # digest of the judge's own code and the ops'
+    tolerance: float | None  # the user's atol and rtol, in place of the calibrated gates
+    device: str = "cpu"  # where large cases are judged, `cuda` or `cpu`
+    options: str = ""  # further options of commands that repeat a case
 
     @property
     def outputs(self) -> Store:

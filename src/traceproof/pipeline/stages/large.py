@@ -36,25 +36,15 @@ CHUNK_ELEMENTS = {"cuda": 1 << 24, "cpu": 1 << 20}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargeCases:
-    """The large cases of one definition, all actors of a case being judged in one go.
+    """The large cases of one definition, all actors of a case being judged in one go."""
 
-    Attributes:
-        definition: the definition.
-        op: its op, which has a `row_axis`.
-        records: every actor's records by actor and case id.
-        outputs: where outputs lie.
-        dataset: root of the dataset, for workload lines' blobs.
-        tolerance: overrides the specification's atol and rtol.
-        device: `cuda` or `cpu`.
-    """
-
-    definition: Definition
-    op: Op
-    records: Mapping[str, Mapping[str, RunRecord]]
-    outputs: Store
-    dataset: str
-    tolerance: float | None
-    device: str
+    definition: Definition  # the definition
+    op: Op  # its op, which has a `row_axis`
+    records: Mapping[str, Mapping[str, RunRecord]]  # every actor's records by actor and case id
+    outputs: Store  # where outputs lie
+    dataset: str  # root of the dataset, for workload lines' blobs
+    tolerance: float | None  # overrides the specification's atol and rtol
+    device: str  # `cuda` or `cpu`
     _found: dict[str, dict[str, Rulings]] = field(default_factory=dict)
 
     def rulings(self, planned: PlannedCase, actor: str) -> Rulings:

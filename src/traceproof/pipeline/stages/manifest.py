@@ -15,21 +15,13 @@ Records = dict[str, RunRecord]  # of one definition, by case id
 
 
 class Manifest(Record):
-    """One (op_type, actor) job's result.
+    """One (op_type, actor) job's result."""
 
-    Attributes:
-        actor: its name.
-        op_type: whose cases were run.
-        code: digest of the code that the outputs depend on.
-        environment: the stack's record (`digest`, `versions`, `device`).
-        cases: records by definition and case id.
-    """
-
-    actor: str
-    op_type: str
-    code: str
-    environment: dict[str, Any]
-    cases: dict[str, Records]
+    actor: str  # its name
+    op_type: str  # whose cases were run
+    code: str  # digest of the code that the outputs depend on
+    environment: dict[str, Any]  # the stack's record (`digest`, `versions`, `device`)
+    cases: dict[str, Records]  # records by definition and case id
 
     def write(self, path: Path) -> None:
         """Write it in one rename.

@@ -15,28 +15,18 @@ PLAN_BYTES = 4 << 30  # beside what the process has by then
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What to plan.
+    """What to plan."""
 
-    Attributes:
-        op_types, definitions: names; empty selects all.
-        cases: case ids; empty selects all.
-        sizes: names out of ops.cases.ALL_SIZES.
-        seed: every case's seed.
-        workloads: whether the dataset's own workload lines are cases too.
-        hidden_seed: what the hidden cases' seeds and sizes follow from.
-        met: case ids of the selected definitions, noted while planning.
-        memory_limit: bytes; a case whose estimate is above it becomes a typed skip.
-    """
-
+    # op_types, definitions: names; empty selects all
     op_types: tuple[str, ...] = ()
     definitions: tuple[str, ...] = ()
-    cases: tuple[str, ...] = ()
-    sizes: tuple[str, ...] = ("small", "medium")
-    seed: int = 0
-    hidden_seed: int = 0
-    workloads: bool = False
-    memory_limit: int = 14 << 30
-    met: set[str] = field(default_factory=set)
+    cases: tuple[str, ...] = ()  # case ids; empty selects all
+    sizes: tuple[str, ...] = ("small", "medium")  # names out of ops.cases.ALL_SIZES
+    seed: int = 0  # every case's seed
+    hidden_seed: int = 0  # what the hidden cases' seeds and sizes follow from
+    workloads: bool = False  # whether the dataset's own workload lines are cases too
+    memory_limit: int = 14 << 30  # bytes; a case whose estimate is above it becomes a typed skip
+    met: set[str] = field(default_factory=set)  # case ids of the selected definitions, noted while planning
 
     def as_json(self) -> dict[str, Any]:
         """What it selects, as a JSON object."""

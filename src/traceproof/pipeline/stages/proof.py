@@ -44,46 +44,31 @@ NAMED = 2  # definitions of an op_type that are named one by one; more are count
 
 
 class Unmet(BaseModel):
-    """A definition that met no ground truth.
-
-    Attributes:
-        reason: a key of WHY.
-        judged: whether the oracle judged its reference.
-    """
+    """A definition that met no ground truth."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     definition: str
     op_type: str
-    reason: str
-    judged: bool
+    reason: str  # a key of WHY
+    judged: bool  # whether the oracle judged its reference
 
 
 class Proof(BaseModel):
-    """What one run proved.
-
-    Attributes:
-        device, capability: the GPU and its compute capability; None without one.
-        truths: versions of the ground truths that were compared, by actor.
-        op_types: definitions by op_type.
-        proved: how many were proved against a ground truth.
-        alone: how many were proved against the oracle alone.
-        grades: how strong the proof of each definition is, that has one.
-        twins: which axes were smaller in what was judged, of those that are too large themselves.
-        wrong: those whose reference has a finding.
-        unmet: those that met no ground truth.
-    """
+    """What one run proved."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    # device, capability: the GPU and its compute capability; None without one
     device: str | None
     capability: str | None
-    truths: dict[str, str | None]
-    op_types: dict[str, int]
-    proved: int
-    alone: int
-    grades: dict[str, Grade] = {}
+    truths: dict[str, str | None]  # versions of the ground truths that were compared, by actor
+    op_types: dict[str, int]  # definitions by op_type
+    proved: int  # how many were proved against a ground truth
+    alone: int  # how many were proved against the oracle alone
+    grades: dict[str, Grade] = {}  # how strong the proof of each definition is, that has one
+    # which axes were smaller in what was judged, of those that are too large themselves
     twins: dict[str, str] = {}
-    wrong: list[str]
-    unmet: list[Unmet]
+    wrong: list[str]  # those whose reference has a finding
+    unmet: list[Unmet]  # those that met no ground truth
 
 
 class Collector:

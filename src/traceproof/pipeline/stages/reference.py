@@ -38,23 +38,16 @@ PATIENCE = 2  # timeouts of one definition after which its other cases are not w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class References:
-    """Runs the references of one op_type's definitions.
-
-    Attributes:
-        pool: workers for strangers' code.
-        measuring: workers of ours.
-        drawing: the device on which they draw inputs that take a CPU long.
-        store: the folder that scratch folders are made in.
-    """
+    """Runs the references of one op_type's definitions."""
 
     job: Job
     outputs: Store
-    pool: Pool
-    measuring: Pool
-    store: Path
+    pool: Pool  # workers for strangers' code
+    measuring: Pool  # workers of ours
+    store: Path  # the folder that scratch folders are made in
     dataset: str
     progress: Progress
-    drawing: str = "cpu"
+    drawing: str = "cpu"  # the device on which they draw inputs that take a CPU long
 
     def run(self, name: str, entry: PlannedDefinition, wanted: Sequence[Call]) -> dict[str, RunRecord]:
         """Records by case id of one definition's calls, each finished one in the store before the next begins."""

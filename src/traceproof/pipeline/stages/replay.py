@@ -21,16 +21,11 @@ class Bundles:
 
     `replay.json` holds the definition, the case with its seed (inputs are a pure function of these), the failing
     rows with digests, versions and device, and the command that repeats it.
-
-    Attributes:
-        run: the run's folder; rows name their bundle relative to it.
-        root: where this op_type's bundles go.
-        outputs: the store that tensors are linked from.
     """
 
-    run: Path
-    root: Path
-    outputs: Store
+    run: Path  # the run's folder; rows name their bundle relative to it
+    root: Path  # where this op_type's bundles go
+    outputs: Store  # the store that tensors are linked from
 
     def write(
         self, rows: Sequence[VerdictRow], entry: PlannedDefinition, arbitrator: Arbitrator

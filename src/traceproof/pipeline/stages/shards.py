@@ -27,17 +27,11 @@ BYTE_SECONDS = 3e-10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """What a split follows from, beside the plan.
+    """What a split follows from, beside the plan."""
 
-    Attributes:
-        slots: how many jobs run at once.
-        actors: folder of the manifests that earlier runs left, a folder per op_type.
-        gpu: whether references run on a GPU.
-    """
-
-    slots: int
-    actors: Path
-    gpu: bool = False
+    slots: int  # how many jobs run at once
+    actors: Path  # folder of the manifests that earlier runs left, a folder per op_type
+    gpu: bool = False  # whether references run on a GPU
 
     def applied(self, plan: OpTypePlan) -> OpTypePlan:
         """The plan with its shards. Manifests of another split are removed."""
