@@ -87,32 +87,21 @@ class Caller:
 
 @contextmanager
 def calling(  # noqa: PLR0913 - one worker, spelled out
-    pool: Pool,
-    source: str,
+    pool: Pool,  # workers that strangers' code runs in; see PRELOAD
+    source: str,  # the code, with a function `run`
     *,
-    name: str,
-    limits: Limits,
-    need: int,
-    root: Path | None = None,
-    device: str = "cpu",
-    fill: float | None = NAN,
+    name: str,  # what messages call it
+    limits: Limits,  # of one call
+    need: int,  # bytes that its largest case takes
+    root: Path | None = None,  # the folder that its own is made in; None: that for temporary files
+    device: str = "cpu",  # where it gets its inputs
+    fill: float | None = NAN,  # what memory without a value holds while it is loaded
+    # files and an entry point in the place of the source, see `unpacked.load`
     solution: Mapping[str, Any] | None = None,
+    # what the solution has compiled before; None: nothing, and nothing is kept
     compiled: CompiledFiles | None = None,
 ) -> Iterator[Caller]:
-    """Load a source, which the policy must have passed, in a new worker at the first call.
-
-    Args:
-        pool: workers that strangers' code runs in; see PRELOAD.
-        source: the code, with a function `run`.
-        name: what messages call it.
-        limits: of one call.
-        need: bytes that its largest case takes.
-        root: the folder that its own is made in; None: that for temporary files.
-        device: where it gets its inputs.
-        fill: what memory without a value holds while it is loaded.
-        solution: files and an entry point in the place of the source, see `unpacked.load`.
-        compiled: what the solution has compiled before; None: nothing, and nothing is kept.
-    """
+    """Load a source, which the policy must have passed, in a new worker at the first call."""
     token = new_name() if compiled is None else compiled.name
     own = replace(limits, file_bytes=need + SCRATCH_ROOM, message_bytes=ANSWER_BYTES)
     payload = {"source": source, "name": token, "device": device, "threads": 1, "fill": fill}

@@ -140,29 +140,19 @@ def strangers(
 
 @contextmanager
 def loaded(  # noqa: PLR0913 - one worker, spelled out
-    definition: Definition,
-    pool: Pool,
+    definition: Definition,  # whose inputs and outputs it takes and gives
+    pool: Pool,  # see `strangers`
     *,
-    limits: Limits,
-    need: int,
-    source: str | None = None,
-    device: str = "cpu",
-    ours: bool = False,
+    limits: Limits,  # of one call
+    need: int,  # bytes that its largest case takes, by the op's estimate
+    source: str | None = None,  # the code; None: the reference
+    device: str = "cpu",  # where it gets its inputs
+    ours: bool = False,  # whether we have added to a text that the policy has passed
+    # files and an entry point in the place of a source, which the policy has passed
     solution: Mapping[str, Any] | None = None,
-    compiled: CompiledFiles | None = None,
+    compiled: CompiledFiles | None = None,  # see `calling`
 ) -> Iterator[Source]:
     """A definition's reference, or another source in its place, read by the policy and loaded in a new worker.
-
-    Args:
-        definition: whose inputs and outputs it takes and gives.
-        pool: see `strangers`.
-        limits: of one call.
-        need: bytes that its largest case takes, by the op's estimate.
-        source: the code; None: the reference.
-        device: where it gets its inputs.
-        ours: whether we have added to a text that the policy has passed.
-        solution: files and an entry point in the place of a source, which the policy has passed.
-        compiled: see `calling`.
 
     Raises:
         CallError: the policy refuses it.

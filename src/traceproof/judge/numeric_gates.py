@@ -250,20 +250,14 @@ def numeric_gate(kind: Close | Backward | Quantised | Exact, dtype: torch.dtype)
 
 
 def gate_of(
-    actual: torch.Tensor,
+    actual: torch.Tensor,  # the output, or a float64 value that stands for one
+    # the oracle's: "" is the value, float64, of `actual`'s shape; beside it `floor`, `bound` or `roundings` as the
+    # kind needs
     entries: Mapping[str, torch.Tensor],
-    kind: Close | Backward | Quantised | Exact,
-    dtype: torch.dtype | None = None,
+    kind: Close | Backward | Quantised | Exact,  # how to compare
+    dtype: torch.dtype | None = None,  # the output's; None: `actual`'s own
 ) -> Gate:
-    """Hold one output against the oracle's entries in one piece.
-
-    Args:
-        actual: the output, or a float64 value that stands for one.
-        entries: the oracle's: "" is the value, float64, of `actual`'s shape; beside it `floor`, `bound` or
-            `roundings` as the kind needs.
-        kind: how to compare.
-        dtype: the output's; None: `actual`'s own.
-    """
+    """Hold one output against the oracle's entries in one piece."""
     gate = numeric_gate(kind, dtype or actual.dtype)
     rows = gate.prepare(actual, entries)
     gate.pool(rows)

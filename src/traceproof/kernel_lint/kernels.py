@@ -41,25 +41,19 @@ def _parameters(function: ast.FunctionDef, pointers: frozenset[str]) -> tuple[fr
 class Kernel:
     """One kernel, walked once.
 
-    Args:
-        path: for findings.
-        function: the kernel.
-        lines: of its file.
-        partial: names of block sizes by which the file divides a length, rounding up: their last block may be
-            partial. None: the file launches nothing, so any block may.
-        given: facts of parameters, where another kernel calls this one.
-
     Attributes:
         calls: calls of plain names, with the facts of their arguments in order and by name.
     """
 
     def __init__(
         self,
-        path: Path,
-        function: ast.FunctionDef,
-        lines: list[str],
+        path: Path,  # for findings
+        function: ast.FunctionDef,  # the kernel
+        lines: list[str],  # of its file
+        # names of block sizes by which the file divides a length, rounding up: their last block may be partial.
+        # None: the file launches nothing, so any block may.
         partial: frozenset[str] | None,
-        given: Known = NO_FACTS,
+        given: Known = NO_FACTS,  # facts of parameters, where another kernel calls this one
     ) -> None:
         self._path = path
         self._function = function

@@ -61,21 +61,14 @@ def chosen(select: Collection[str], ignore: Collection[str]) -> tuple[Rule, ...]
 
 
 def lint(
-    root: Path,
+    root: Path,  # a dataset folder
     *,
-    select: Collection[str] = (),
-    ignore: Collection[str] = (),
-    baseline: Path | None = None,
-    flashinfer: Path | None = None,
+    select: Collection[str] = (),  # codes, or beginnings of codes, to run; empty for all
+    ignore: Collection[str] = (),  # codes, or beginnings of codes, not to run
+    baseline: Path | None = None,  # a file with known findings
+    flashinfer: Path | None = None,  # where an unpacked FlashInfer lies; rules that need it say so without it
 ) -> Report:
     """Run the chosen rules over the dataset at `root`.
-
-    Args:
-        root: a dataset folder.
-        select: codes, or beginnings of codes, to run; empty for all.
-        ignore: codes, or beginnings of codes, not to run.
-        baseline: a file with known findings.
-        flashinfer: where an unpacked FlashInfer lies; rules that need it say so without it.
 
     Raises:
         TraceproofError: no dataset, no baseline or no FlashInfer where one was said to be; unknown codes.

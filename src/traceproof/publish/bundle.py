@@ -105,28 +105,19 @@ class Folder:
 
 
 def assemble(  # noqa: PLR0913 - all that a bundle is made of
-    tree: Tree,
-    ledger: Ledger,
-    names: Sequence[str],
+    tree: Tree,  # the dataset that was verified
+    ledger: Ledger,  # what was proved of it
+    names: Sequence[str],  # the definitions
     *,
-    slug: str,
-    title: str,
-    parts: Path,
+    slug: str,  # of the bundle
+    title: str,  # of the pull request
+    parts: Path,  # folder with `<definition>/` from `write_parts`
+    # further folders in the dataset's layout (measured traces, generated tests); of them only the files that
+    # belong to the definitions are taken
     extra: Sequence[Path] = (),
-    notes: Sequence[str] = (),
+    notes: Sequence[str] = (),  # what was left out before
 ) -> Bundle:
     """A bundle of definitions out of the dataset, the ledger and the parts that were written beside.
-
-    Args:
-        tree: the dataset that was verified.
-        ledger: what was proved of it.
-        names: the definitions.
-        slug: of the bundle.
-        title: of the pull request.
-        parts: folder with `<definition>/` from `write_parts`.
-        extra: further folders in the dataset's layout (measured traces, generated tests); of them only the files
-            that belong to the definitions are taken.
-        notes: what was left out before.
 
     Raises:
         TraceproofError: a definition is not verified, or its parts are missing or of another state.

@@ -39,19 +39,15 @@ MOST_FILES = 500_000
 class Connection:
     """Asking a hub about a dataset repository.
 
-    Args:
-        repository: `<owner>/<name>`.
-        endpoint: the hub's address; empty: HF_ENDPOINT, or the public hub.
-
     Raises:
         TraceproofError: the repository's name is none, the endpoint no address of a hub, or there is no token.
     """
 
     def __init__(
         self,
-        repository: str,
+        repository: str,  # `<owner>/<name>`
         *,
-        endpoint: str = "",
+        endpoint: str = "",  # the hub's address; empty: HF_ENDPOINT, or the public hub
         pause: Callable[[float], None] = time.sleep,
         say: Callable[[str], None] = silent,
     ) -> None:

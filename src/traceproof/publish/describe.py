@@ -14,24 +14,16 @@ SHOWN = 60  # lines of a list; the dry run's file list has all
 
 
 def description(  # noqa: PLR0913 - all that it tells
-    bundle: Bundle,
-    change: Change,
-    ledger: Ledger,
+    bundle: Bundle,  # what is published
+    change: Change,  # what it comes to on top of the base
+    ledger: Ledger,  # the verdicts
+    # where things come from, by what they are called (dataset, models, sources, ...)
     provenance: Mapping[str, str],
     *,
-    rows: Sequence[Row],
-    output: str = "",
+    rows: Sequence[Row],  # model coverage of its definitions
+    output: str = "",  # of the generated tests; empty: they were not run
 ) -> str:
-    """Markdown; the same bytes whenever the bundle, the base and the ledger are.
-
-    Args:
-        bundle: what is published.
-        change: what it comes to on top of the base.
-        ledger: the verdicts.
-        provenance: where things come from, by what they are called (dataset, models, sources, ...).
-        rows: model coverage of its definitions.
-        output: of the generated tests; empty: they were not run.
-    """
+    """Markdown; the same bytes whenever the bundle, the base and the ledger are."""
     if not bundle.definitions:
         return f"{CARD}\n\n{bundle.marker}\n"
     parts = [

@@ -127,32 +127,23 @@ def _parsed(text: str) -> dict[str, tuple[tuple[str, ...] | None, bool]]:
 
 
 class FormulaOp(Op):
-    """An op that a formula says.
-
-    Args:
-        op_type: the folder's name.
-        forms: the forms it knows; the first that fits counts.
-        scalars: what scalar inputs get.
-        sizes: of further var axes by letter, taken in turn.
-        adversarial: cases beside the ordinary ones, by name: `scale`, `offset`, `outlier` of `data`.
-        data: inputs that these befall; empty: all of two axes and more.
-        gates: how outputs are compared, by name, where it is not `Close` (of float32 outputs WIDE).
-        roundings: float32 outputs whose floor is so many roundings of the oracle's value: of one computed naively
-            often none is lost, and right ways lose some.
-        apart: whether the rows (the first axis of the outputs) are computed by themselves.
-    """
+    """An op that a formula says."""
 
     def __init__(  # noqa: PLR0913 - one op, spelled out
         self,
-        op_type: str,
-        *forms: Form,
-        scalars: Mapping[str, float] = NOTHING,
-        sizes: Mapping[str, Sequence[int]] = NOTHING,
+        op_type: str,  # the folder's name
+        *forms: Form,  # the forms it knows; the first that fits counts
+        scalars: Mapping[str, float] = NOTHING,  # what scalar inputs get
+        sizes: Mapping[str, Sequence[int]] = NOTHING,  # of further var axes by letter, taken in turn
+        # cases beside the ordinary ones, by name: `scale`, `offset`, `outlier` of `data`
         adversarial: Mapping[str, Mapping[str, float]] = ADVERSARIAL,
-        data: Iterable[str] = (),
+        data: Iterable[str] = (),  # inputs that these befall; empty: all of two axes and more
+        # how outputs are compared, by name, where it is not `Close` (of float32 outputs WIDE)
         gates: Mapping[str, Comparison] = NOTHING,
+        # float32 outputs whose floor is so many roundings of the oracle's value: of one computed naively often
+        # none is lost, and right ways lose some
         roundings: Mapping[str, float] = NOTHING,
-        apart: bool = True,
+        apart: bool = True,  # whether the rows (the first axis of the outputs) are computed by themselves
     ) -> None:
         self.op_type = op_type  # type: ignore[misc] # one class stands for many op_types
         self.forms, self.scalars, self.sizes = forms, scalars, sizes
