@@ -70,11 +70,7 @@ def claim(results: Path, folder: str, *, environments: str) -> None:
 
 
 def check_free(results: Path, folder: str) -> None:
-    """Fail at once where a run of the same selection is under way.
-
-    Raises:
-        TraceproofError: it is.
-    """
+    """Fail at once where a run of the same selection is under way. Raises TraceproofError: it is."""
     for other in under_way(results):
         if other.folder == folder:
             raise _busy(other)
@@ -82,11 +78,7 @@ def check_free(results: Path, folder: str) -> None:
 
 @contextmanager
 def none_under_way(results: Path) -> Iterator[None]:
-    """Keep runs from starting; there must be none.
-
-    Raises:
-        TraceproofError: there is one.
-    """
+    """Keep runs from starting; there must be none. Raises TraceproofError: there is one."""
     with _registry(results):
         for other in _under_way(results / FOLDER):
             raise TraceproofError(

@@ -96,11 +96,7 @@ def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """What `write_sealed` wrote, without the seal.
-
-    Raises:
-        BorderError: it is absent, or not what was written.
-    """
+    """What `write_sealed` wrote, without the seal. Raises BorderError: it is absent, or not what was written."""
     value = read_json(path, most=SEALED_BYTES)
     if not isinstance(value, dict) or value.pop(SEAL, None) != digest_json(value):
         raise BorderError(f"{path.name} was changed after it was written")
@@ -172,11 +168,7 @@ class Store:
         self.root = root / kind
 
     def record_path(self, digest: str) -> Path:
-        """Where an object's record lies.
-
-        Raises:
-            ValueError: that is no digest.
-        """
+        """Where an object's record lies. Raises ValueError: that is no digest."""
         if not DIGEST.fullmatch(digest):
             raise ValueError(f"{digest!r} is no digest")
         return self.root / digest[:2] / f"{digest}.json"

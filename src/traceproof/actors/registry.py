@@ -83,11 +83,7 @@ ACTORS: Mapping[str, ActorInfo] = MappingProxyType(
 
 
 def get(name: str) -> Actor:
-    """A new actor by name.
-
-    Raises:
-        KeyError: there is none of that name.
-    """
+    """A new actor by name. Raises KeyError: there is none of that name."""
     module, _, kind = ACTORS[name].path.partition(":")
     made = getattr(importlib.import_module(module), kind)
     actor: Actor = made(name) if name in TRUTHS else made()

@@ -115,11 +115,7 @@ def states(folder: Path) -> list[Path]:
 
 
 def load(path: Path) -> Kept:
-    """The state that a file holds.
-
-    Raises:
-        TraceproofError: it holds none.
-    """
+    """The state that a file holds. Raises TraceproofError: it holds none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         return Kept(value["digest"], tuple(value["rows"]), value)

@@ -272,10 +272,6 @@ def environment(*, lfs: bool = False, network: bool = False) -> Mapping[str, str
 
 
 def available() -> None:
-    """Check that there is a git.
-
-    Raises:
-        TraceproofError: there is none.
-    """
+    """Check that there is a git. Raises TraceproofError: there is none."""
     if shutil.which("git") is None:
         raise TraceproofError("git is not installed", todo="Install it (Debian: apt install git) and run again.")

@@ -59,11 +59,7 @@ class Places:
 
     @classmethod
     def of_pip(cls) -> Places:
-        """As pip's configuration and its environment variables say.
-
-        Raises:
-            TraceproofError: pip can not tell.
-        """
+        """As pip's configuration and its environment variables say. Raises TraceproofError: pip can not tell."""
         found = _pip_options()
         indexes = [found.get("index-url", PUBLIC), *found.get("extra-index-url", "").split()]
         if found.get("no-index", "0").lower() in {"1", "true", "yes", "on"}:

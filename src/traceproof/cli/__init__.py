@@ -56,11 +56,7 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command.
-
-    Raises:
-        SystemExit: always, with the exit code.
-    """
+    """Run a command. Raises SystemExit: always, with the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     app = command_line(given)
     loaded()

@@ -97,11 +97,7 @@ def _sizes(given: list[str] | None) -> tuple[str, ...] | None:
 
 
 def _paths(config: Path | None) -> dict[str, Path]:
-    """Folders of the repositories that clone-repos left.
-
-    Raises:
-        TraceproofError: the file can not be used.
-    """
+    """Folders of the repositories that clone-repos left. Raises TraceproofError: the file can not be used."""
     if config is None:
         return {}
     try:
@@ -113,11 +109,7 @@ def _paths(config: Path | None) -> dict[str, Path]:
 
 
 def _checkout(path: Path, stack: str) -> str:
-    """The folder to put in front of installed packages.
-
-    Raises:
-        TraceproofError: the package is not there.
-    """
+    """The folder to put in front of installed packages. Raises TraceproofError: the package is not there."""
     folder = path.expanduser().resolve()
     package, origin = PACKAGES[stack], STACKS[stack].origin
     inner = folder / (origin.place if origin else "")

@@ -124,11 +124,7 @@ def _home() -> Path:
 
 
 def _folder(given: Path) -> Path:
-    """A folder that can be written to, made if it is absent.
-
-    Raises:
-        TraceproofError: it can not be one.
-    """
+    """A folder that can be written to, made if it is absent. Raises TraceproofError: it can not be one."""
     folder = given.expanduser().resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True)

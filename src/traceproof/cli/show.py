@@ -47,11 +47,7 @@ def show(
 
 
 def _rows(results: Path, name: str, selection: str) -> list[VerdictRow]:
-    """Rows of a definition from the run that judged it last.
-
-    Raises:
-        TraceproofError: no run has it.
-    """
+    """Rows of a definition from the run that judged it last. Raises TraceproofError: no run has it."""
     where = results / selection if selection else results
     files = list(where.glob("verdicts/*.jsonl"))
     files += [] if selection else list(results.glob("selections/*/verdicts/*.jsonl"))

@@ -173,11 +173,7 @@ def _known_keys(location: list[str]) -> str:
 
 
 def raw_config(root: Path) -> dict[str, Any]:
-    """What config.yaml holds.
-
-    Raises:
-        TraceproofError: it can not be read, or is no mapping.
-    """
+    """What config.yaml holds. Raises TraceproofError: it can not be read, or is no mapping."""
     path = root / "config.yaml"
     try:
         value = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
@@ -198,10 +194,6 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def config_of(root: Path, changes: Mapping[str, Any]) -> Config:
-    """The configuration of one run.
-
-    Raises:
-        TraceproofError: it can not be used.
-    """
+    """The configuration of one run. Raises TraceproofError: it can not be used."""
     source = "config.yaml with these options" if changes else "config.yaml"
     return read_config(merged(raw_config(root), changes), root=root, source=source)

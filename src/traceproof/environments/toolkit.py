@@ -68,11 +68,7 @@ def home(configured: str = "") -> Path | None:
 
 
 def release(toolkit: Path) -> str:
-    """Version of a toolkit's compiler.
-
-    Raises:
-        TraceproofError: it has no compiler that can be run.
-    """
+    """Version of a toolkit's compiler. Raises TraceproofError: it has no compiler that can be run."""
     nvcc = toolkit / "bin" / "nvcc"
     try:
         done = subprocess.run([nvcc, "--version"], check=True, text=True, capture_output=True)

@@ -95,11 +95,7 @@ def _plain(name: str) -> str:
 
 
 def _checked(definition: Definition, given: Tensors, wanted: Mapping[str, int]) -> Made:
-    """What came back, by the definition's shapes and dtypes.
-
-    Raises:
-        InitError: it does not fit them.
-    """
+    """What came back, by the definition's shapes and dtypes. Raises InitError: it does not fit them."""
     sizes = dict(definition.const_axes)
     scalars: dict[str, bool | int | float] = {}
     tensors: Tensors = {}

@@ -189,11 +189,7 @@ class Bug(BaseModel):
 
 @cache
 def bugs() -> Mapping[str, Bug]:
-    """All bugs by id, sorted.
-
-    Raises:
-        TraceproofError: a file can not be used.
-    """
+    """All bugs by id, sorted. Raises TraceproofError: a file can not be used."""
     folder = resources.files(__package__) / FOLDER
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
     return MappingProxyType(
@@ -210,11 +206,7 @@ def beside(bug: Bug, version: str) -> set[str]:
 
 
 def parsed(name: str, text: str) -> Bug:
-    """The bug that a file of this name describes.
-
-    Raises:
-        TraceproofError: it describes none.
-    """
+    """The bug that a file of this name describes. Raises TraceproofError: it describes none."""
     try:
         return Bug.model_validate({"id": name.removesuffix(".yaml"), **YAML(typ="safe").load(text)})
     except ValidationError as error:
@@ -223,11 +215,7 @@ def parsed(name: str, text: str) -> Bug:
 
 
 def chosen(names: Iterable[str]) -> list[Bug]:
-    """The bugs of these ids; all where none is given.
-
-    Raises:
-        TraceproofError: there is no such bug.
-    """
+    """The bugs of these ids; all where none is given. Raises TraceproofError: there is no such bug."""
     known, wanted = bugs(), list(names)
     absent = [name for name in wanted if name not in known]
     if absent:

@@ -58,11 +58,7 @@ class Releases:
         )
 
     def bring(self, package: str, version: str) -> Path:
-        """The folder of an unpacked release; nothing of it is run.
-
-        Raises:
-            NoReleaseError: it can not be had.
-        """
+        """The folder of an unpacked release; nothing of it is run. Raises NoReleaseError: it can not be had."""
         target = self.folder / f"{canonicalize_name(package)}-{version}"
         self.folder.mkdir(parents=True, exist_ok=True)
         try:

@@ -209,11 +209,7 @@ def sizes(definition: Definition, inputs: Values) -> dict[str, int]:
 
 
 def tensor(inputs: Values, name: str) -> torch.Tensor:
-    """An input that must be a tensor.
-
-    Raises:
-        TypeError: it is none.
-    """
+    """An input that must be a tensor. Raises TypeError: it is none."""
     value = inputs[name]
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name} is a {type(value).__name__}, not a tensor")
@@ -221,11 +217,7 @@ def tensor(inputs: Values, name: str) -> torch.Tensor:
 
 
 def scalar(inputs: Values, name: str) -> float:
-    """An input that must be a Python number, or a tensor of one element.
-
-    Raises:
-        TypeError: it is neither.
-    """
+    """An input that must be a Python number, or a tensor of one element. Raises TypeError: it is neither."""
     value = inputs[name]
     if isinstance(value, torch.Tensor):
         return float(value.item())

@@ -215,9 +215,5 @@ def rounded(definition: Definition, values: Tensors) -> Tensors:
 
 
 def ordered(definition: Definition, values: Mapping[str, Any]) -> Values:
-    """`values` in the order of the definition's inputs.
-
-    Raises:
-        KeyError: an input is missing.
-    """
+    """`values` in the order of the definition's inputs. Raises KeyError: an input is missing."""
     return {name: values[name] for name in definition.inputs}

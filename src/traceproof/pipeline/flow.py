@@ -37,11 +37,7 @@ class Pipeline(CodeDigests, DatasetFiles):
 
     @classmethod
     def of(cls, raw: Mapping[str, Any], *, root: Path) -> Pipeline:
-        """From a raw mapping.
-
-        Raises:
-            TraceproofError: the configuration can not be used.
-        """
+        """From a raw mapping. Raises TraceproofError: the configuration can not be used."""
         return cls(read_config(raw, root=root), root)
 
     @property

@@ -116,11 +116,7 @@ class OpTypePlan(Record):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a plan file.
-
-        Raises:
-            TraceproofError: it is no plan, or another version's.
-        """
+        """Read a plan file. Raises TraceproofError: it is no plan, or another version's."""
         try:
             return cls.model_validate_json(bytes(read_regular(path, most=PLAN_BYTES)))
         except (BorderError, ValidationError) as error:

@@ -71,11 +71,7 @@ class RunRecord(Record):
 
     @classmethod
     def skipped(cls, key: str | None, reason: str, message: str) -> Self:
-        """Not run, for a reason of the closed list.
-
-        Raises:
-            ValueError: the reason is none of them.
-        """
+        """Not run, for a reason of the closed list. Raises ValueError: the reason is none of them."""
         return cls(key=key, status="skip", reason=Skip(reason), message=plain_text(message))
 
     @classmethod

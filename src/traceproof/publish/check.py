@@ -270,11 +270,7 @@ def _shape(code: str) -> str:
 
 
 def _header(data: bytes) -> Mapping[str, Any]:
-    """Tensors of a safetensors file: dtype and shape by name.
-
-    Raises:
-        ValueError: it is none, or is cut short.
-    """
+    """Tensors of a safetensors file: dtype and shape by name. Raises ValueError: it is none, or is cut short."""
     if len(data) < 8:
         raise ValueError("no safetensors file")
     (length,) = struct.unpack("<Q", data[:8])

@@ -76,11 +76,7 @@ class _Clone:
 
     @cached_property
     def default(self) -> str:
-        """The default branch.
-
-        Raises:
-            TraceproofError: the remote has no commits.
-        """
+        """The default branch. Raises TraceproofError: the remote has no commits."""
         name = self.git("symbolic-ref", "--short", "HEAD").strip()
         if self.tip(name) is None:
             raise TraceproofError(f"{self.url} has no commit on its default branch")

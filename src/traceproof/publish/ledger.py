@@ -105,22 +105,14 @@ class Ledger:
         return Standing(truths, "")
 
     def write(self, path: Path) -> None:
-        """One record a line, sorted.
-
-        Raises:
-            TraceproofError: the disk is full.
-        """
+        """One record a line, sorted. Raises TraceproofError: the disk is full."""
         records = (record for _, group in sorted(self.records.items()) for _, record in sorted(group.items()))
         lines = (json.dumps(asdict(record), sort_keys=True, ensure_ascii=False) for record in records)
         write_text(path, "".join(f"{line}\n" for line in lines))
 
     @classmethod
     def read(cls, path: Path) -> Ledger:
-        """Read it back.
-
-        Raises:
-            TraceproofError: it is missing or torn.
-        """
+        """Read it back. Raises TraceproofError: it is missing or torn."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
             return cls(Record(**json.loads(line) | {"cases": tuple(json.loads(line)["cases"])}) for line in lines)

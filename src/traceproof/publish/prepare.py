@@ -113,11 +113,7 @@ def prepare_card(source: Source, ledger: Ledger) -> Prepared:
 
 
 def write_ledger(source: Source, tree: Tree) -> Ledger:
-    """The ledger of a run, written anew.
-
-    Raises:
-        TraceproofError: nothing was verified yet.
-    """
+    """The ledger of a run, written anew. Raises TraceproofError: nothing was verified yet."""
     verdicts = sorted((source.run / "verdicts").glob("*.jsonl"))
     if not verdicts:
         raise TraceproofError(f"no verdicts below {source.run}", todo="Verify first: `traceproof verify`.")

@@ -64,11 +64,7 @@ class Watch:
                 raise _unusable(request, f"a request with {held[0]} would leave {self.origin[1]}")
 
     def answered(self, request: Any, response: Any) -> None:  # noqa: ANN401 - httpx's
-        """Before an answer is read.
-
-        Raises:
-            TraceproofError: its headers lead elsewhere.
-        """
+        """Before an answer is read. Raises TraceproofError: its headers lead elsewhere."""
         self.reached = True
         target = response.headers.get("location")
         if (

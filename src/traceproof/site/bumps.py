@@ -70,11 +70,7 @@ class History:
 
 
 def history(folder: Path) -> History:
-    """Read the kept states, two at a time.
-
-    Raises:
-        TraceproofError: a file in the folder holds none.
-    """
+    """Read the kept states, two at a time. Raises TraceproofError: a file in the folder holds none."""
     found, before = History(), None
     for path in reversed(states(folder)[:MOST]):
         kept = load(path)

@@ -92,11 +92,7 @@ class Finished:
         return "" if kept is None else str(kept["date"])
 
     def audited(self) -> dict[str, Any] | None:
-        """The audit of tests.
-
-        Raises:
-            TraceproofError: the file holds none.
-        """
+        """The audit of tests. Raises TraceproofError: the file holds none."""
         if self.audit is None:
             return None
         try:

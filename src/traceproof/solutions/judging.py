@@ -86,11 +86,7 @@ class JudgeEnvironment:
 
 @contextmanager
 def target_of(name: str, dataset: Path | None) -> Iterator[Target]:
-    """The definition of a name in a dataset, or in a file of its own.
-
-    Raises:
-        TraceproofError: there is none.
-    """
+    """The definition of a name in a dataset, or in a file of its own. Raises TraceproofError: there is none."""
     if name.endswith(".json"):
         file = Path(name).expanduser()
         try:

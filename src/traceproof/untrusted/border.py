@@ -67,11 +67,7 @@ class Answer(BaseModel):
 
 
 def answer_of(value: object) -> Answer:
-    """A worker's answer.
-
-    Raises:
-        BorderError: it is not in the form above.
-    """
+    """A worker's answer. Raises BorderError: it is not in the form above."""
     try:
         return Answer.model_validate(value)
     except ValidationError as error:
@@ -160,11 +156,7 @@ def regular_digest(path: Path, *, most: int) -> str:
 
 
 def read_json(path: Path, *, most: int = JSON_BYTES) -> Any:  # noqa: ANN401 - any JSON value
-    """The JSON value in a regular file.
-
-    Raises:
-        BorderError: it is no such file, or no JSON.
-    """
+    """The JSON value in a regular file. Raises BorderError: it is no such file, or no JSON."""
     try:
         return json.loads(bytes(read_regular(path, most=most)))
     except (ValueError, RecursionError) as error:

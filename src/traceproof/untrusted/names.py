@@ -76,11 +76,7 @@ def fresh_folder(folder: Path, *, within: Path) -> Path:
 
 
 def confined(path: Path, *, within: Path) -> Path:
-    """The path, which lies below a folder, symbolic links followed.
-
-    Raises:
-        TraceproofError: it does not.
-    """
+    """The path, which lies below a folder, symbolic links followed. Raises TraceproofError: it does not."""
     inside, root = path.resolve(), within.resolve()
     if inside == root or not inside.is_relative_to(root):
         raise TraceproofError(f"{path} does not lie in {within}; nothing there is written or deleted")

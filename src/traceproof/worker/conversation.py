@@ -260,11 +260,7 @@ def plain_text(text: str) -> str:
 
 
 def explain(report: dict[str, Any], limits: Limits) -> tuple[Status, str]:
-    """Status and words for the end that a monitor reports.
-
-    Raises:
-        TraceproofError: there was no worker at all.
-    """
+    """Status and words for the end that a monitor reports. Raises TraceproofError: there was no worker at all."""
     match report.get("reason"):
         case "failed":
             raise TraceproofError(f"no worker can be started here: {report['message']}")

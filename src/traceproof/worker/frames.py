@@ -27,11 +27,7 @@ def encode(message: Any) -> bytes:  # noqa: ANN401 - any JSON value
 
 
 def decode(body: bytes | bytearray) -> Any:  # noqa: ANN401 - any JSON value
-    """The message out of its body.
-
-    Raises:
-        BrokenMessageError: it is not JSON.
-    """
+    """The message out of its body. Raises BrokenMessageError: it is not JSON."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -50,11 +50,7 @@ def checked(result: int, what: str) -> int:
 
 
 def syscall(name: str, *arguments: ctypes.c_void_p | ctypes.Array[ctypes.c_char] | bytes | int | None) -> int:
-    """A system call by name.
-
-    Raises:
-        OSError: it is refused, or its number on this processor is not known here.
-    """
+    """A system call by name. Raises OSError: it is refused, or its number on this processor is not known here."""
     if not KNOWN_MACHINE:
         raise OSError(38, f"{name}: not known on {MACHINE}")  # ENOSYS
     number = NUMBERS[name][0 if MACHINE == X86_64 else 1]

@@ -25,11 +25,7 @@ RULE_PATH_BENEATH = 1
 
 
 def version() -> int:
-    """Version of the interface.
-
-    Raises:
-        OSError: the kernel has none, or it is switched off.
-    """
+    """Version of the interface. Raises OSError: the kernel has none, or it is switched off."""
     return kernel.syscall("landlock_create_ruleset", None, 0, VERSION_FLAG)
 
 

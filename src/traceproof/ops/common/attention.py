@@ -162,11 +162,7 @@ def require(definition: Definition, ranks: Mapping[str, int | None], optional: I
 
 
 def const_size(definition: Definition, name: str, axis: int) -> int:
-    """The const size of an axis of an input.
-
-    Raises:
-        Unsupported: the axis is var.
-    """
+    """The const size of an axis of an input. Raises Unsupported: the axis is var."""
     axis_name = (definition.inputs[name].shape or ())[axis]
     if axis_name not in definition.const_axes:
         raise Unsupported(f"axis {axis_name} of {name} is var, known is const")
@@ -189,11 +185,7 @@ def require_ratio(definition: Definition, query: str, key: str, value: str) -> N
 
 
 def tensor_of(values: Values, name: str) -> torch.Tensor:
-    """Input `name` as a tensor.
-
-    Raises:
-        TypeError: it is a scalar or None.
-    """
+    """Input `name` as a tensor. Raises TypeError: it is a scalar or None."""
     value = values[name]
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"input {name} is {type(value).__name__}, expected a tensor")
@@ -201,11 +193,7 @@ def tensor_of(values: Values, name: str) -> torch.Tensor:
 
 
 def scale_of(values: Values) -> float:
-    """The softmax scale `sm_scale`, a number or a 0-d tensor.
-
-    Raises:
-        TypeError: it is None.
-    """
+    """The softmax scale `sm_scale`, a number or a 0-d tensor. Raises TypeError: it is None."""
     value = values["sm_scale"]
     if value is None:
         raise TypeError("input sm_scale is None, expected a number")

@@ -155,11 +155,7 @@ class FormulaOp(Op):
         self.form(definition)
 
     def form(self, definition: Definition) -> Form:
-        """The form that a definition has.
-
-        Raises:
-            Unsupported: it has none; what the last one lacks is said.
-        """
+        """The form that a definition has. Raises Unsupported: it has none; what the last one lacks is said."""
         why = "there is no form"
         for form in self.forms:
             misfit = form.misfit(definition)

@@ -48,11 +48,7 @@ class Plan:
 
 
 def layout(definition: Definition) -> Layout:
-    """What the definition is.
-
-    Raises:
-        Unsupported: none of the three forms.
-    """
+    """What the definition is. Raises Unsupported: none of the three forms."""
     form, state, final = _form(definition)
     if list(definition.outputs) != ["output", final]:
         raise Unsupported(f"outputs are {list(definition.outputs)}, not output and {final}")

@@ -60,11 +60,7 @@ class Form:
 
 
 def form_of(definition: Definition) -> Form:
-    """Read the form.
-
-    Raises:
-        Unsupported: it is none of the known ones; the text says why.
-    """
+    """Read the form. Raises Unsupported: it is none of the known ones; the text says why."""
     if missing := sorted(COMMON - definition.inputs.keys()):
         raise Unsupported(f"inputs {missing} are missing")
     if list(definition.outputs) != ["output"]:

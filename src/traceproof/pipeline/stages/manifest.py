@@ -24,11 +24,7 @@ class Manifest(Record):
     cases: dict[str, Records]  # records by definition and case id
 
     def write(self, path: Path) -> None:
-        """Write it in one rename.
-
-        Raises:
-            TraceproofError: the disk is full.
-        """
+        """Write it in one rename. Raises TraceproofError: the disk is full."""
         write_sealed(path, self.as_json())
 
     @classmethod

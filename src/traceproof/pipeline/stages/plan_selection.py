@@ -79,11 +79,7 @@ def _named(tree: Tree, names: Iterable[str], groups: Mapping[str, list[str]]) ->
 
 
 def check_cases(selection: Selection, groups: Mapping[str, list[str]]) -> None:
-    """Check that every case selected was met while planning.
-
-    Raises:
-        TraceproofError: one was not.
-    """
+    """Check that every case selected was met while planning. Raises TraceproofError: one was not."""
     if not any(groups.values()):
         return
     unknown = [name for name in selection.cases if name not in selection.met]

@@ -233,11 +233,7 @@ class References:
         return outcome, collected.value
 
     def _check_space(self, said: Mapping[str, Any]) -> None:
-        """Raise what a full disk raises.
-
-        Raises:
-            TraceproofError: it is full.
-        """
+        """Raise what a full disk raises. Raises TraceproofError: it is full."""
         if "no_space" in said:
             with disk_errors(self.store / "outputs"):
                 raise OSError(errno.ENOSPC, said["no_space"])

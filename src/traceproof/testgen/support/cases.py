@@ -13,11 +13,7 @@ FOLDER = "definitions"
 
 
 def read_definition(path: Path) -> Definition:
-    """Read a definition's file.
-
-    Raises:
-        OSError, ValueError: it is not there, or no definition.
-    """
+    """Read a definition's file. Raises OSError, ValueError: it is not there, or no definition."""
     return read(json.loads(path.read_text(encoding="utf-8"))).definition
 
 

@@ -23,11 +23,7 @@ DATASET = Path(__file__).resolve().parents[3]  # <dataset>/tests/references/<thi
 
 @cache
 def load_definition(name: str, dataset: Path = DATASET) -> Definition:
-    """The definition of that name.
-
-    Raises:
-        LookupError: the dataset has none, or two.
-    """
+    """The definition of that name. Raises LookupError: the dataset has none, or two."""
     folder = definitions_of(dataset)
     found = sorted(folder.rglob(f"{name}.json"))
     if len(found) != 1:
