@@ -16,6 +16,8 @@ from traceproof.reasons import Skip, Unavailable
 from traceproof.stacks.base import Module, Stack
 from traceproof.text import names
 
+__all__ = ["TORCH_DTYPES", "Definition", "Module", "Values"]  # of other modules, for ground truths
+
 Api = Mapping[str, Any]  # what an adapter's API keys stand for at the installed version
 Outputs = Mapping[str, torch.Tensor]
 STAND_IN = "stands_in"  # attribute of a loader whose modules stand in for a package that is absent

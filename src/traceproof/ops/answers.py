@@ -11,6 +11,8 @@ from traceproof.ops import registry
 from traceproof.ops.base import Op, Tensors, Values, rounded
 from traceproof.ops.cases import Case
 
+__all__ = ["Tensors", "Values"]  # of other modules, for files of bugs
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:

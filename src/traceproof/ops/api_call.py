@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from traceproof.dataset.definition import Definition, Dialect, TensorSpec
-from traceproof.ops.adapter import Adapter, Outputs, Signature, sizes
-from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Outputs, Signature, Values, sizes
 from traceproof.reasons import Skip, Unavailable, UnavailableError
 from traceproof.stacks.base import Stack
 

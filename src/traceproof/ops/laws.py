@@ -7,8 +7,9 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.answers import Subject
-from traceproof.ops.base import Tensors, Values
+from traceproof.ops.answers import Subject, Tensors, Values
+
+__all__ = ["Subject", "Tensors", "Values"]  # of other modules, for files of laws
 
 # Outputs so far: those of the case itself first, then those of the calls in turn.
 Outputs = Sequence[Tensors]

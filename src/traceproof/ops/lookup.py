@@ -3,8 +3,7 @@
 import importlib
 from functools import cache
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter
+from traceproof.ops.adapter import Adapter, Definition
 from traceproof.ops.api_call import api_adapter
 from traceproof.ops.registry import ground_truth, known
 from traceproof.stacks import STACK_OF, STACKS

@@ -6,8 +6,7 @@ import torch
 from torch.nn import functional
 
 from traceproof.ops.activation.forms import GELU, SILU, TANH, activation_of
-from traceproof.ops.answers import Answer, Answers, Subject
-from traceproof.ops.base import Tensors
+from traceproof.ops.answers import Answer, Answers, Subject, Tensors
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     SILU: functional.silu,

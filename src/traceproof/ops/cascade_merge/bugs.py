@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from traceproof.ops.answers import Answer, Answers
-from traceproof.ops.base import Tensors
+from traceproof.ops.answers import Answer, Answers, Tensors
 from traceproof.ops.cascade_merge.oracle import merged, stacked
 from traceproof.ops.common.formula import Wide, by
 

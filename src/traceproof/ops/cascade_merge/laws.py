@@ -2,9 +2,8 @@
 
 import torch
 
-from traceproof.ops.answers import Subject
 from traceproof.ops.common.laws import BATCH, other_inputs, scaled, unchanged
-from traceproof.ops.laws import Experiment, Law
+from traceproof.ops.laws import Experiment, Law, Subject
 
 SHIFT = 2.0  # exact beside the logarithms that are drawn
 

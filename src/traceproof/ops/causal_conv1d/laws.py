@@ -1,8 +1,7 @@
 """Laws of causal_conv1d."""
 
-from traceproof.ops.answers import Subject
 from traceproof.ops.common.laws import BATCH, other_inputs, unchanged
-from traceproof.ops.laws import Experiment, Law, permutation
+from traceproof.ops.laws import Experiment, Law, Subject, permutation
 
 CHANNELS = {"x": 1, "conv_state": 1, "weight": 0, "bias": 0}
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.answers import Answer, Answers, Subject
-from traceproof.ops.base import Tensors, Values
+from traceproof.ops.answers import Answer, Answers, Subject, Tensors, Values
 from traceproof.ops.common.attention import Operands, Precision, Span, attention
 
 Alter = Callable[[Operands], Operands | None]

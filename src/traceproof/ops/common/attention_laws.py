@@ -5,11 +5,9 @@ import math
 
 import torch
 
-from traceproof.ops.answers import Subject
-from traceproof.ops.base import Tensors, Values
 from traceproof.ops.common.batch import QUERIES, Sequences
 from traceproof.ops.common.laws import BATCH, other_inputs, times, unchanged
-from traceproof.ops.laws import Experiment, Law, Outputs, doubled, permutation, taken
+from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, Values, doubled, permutation, taken
 
 CACHES = ("k_cache", "v_cache", "ckv_cache", "kpe_cache", "k_index_cache_fp8")
 LOG2E = math.log2(math.e)

@@ -8,9 +8,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.answers import Subject
-from traceproof.ops.base import Tensors, Values
-from traceproof.ops.laws import taken
+from traceproof.ops.laws import Subject, Tensors, Values, taken
 
 QUERIES = ("q", "q_nope", "q_pe")
 SLOTS = ("initial_state_indices", "state_batch_indices")  # which slot of a pool a row has

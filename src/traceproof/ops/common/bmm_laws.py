@@ -1,8 +1,7 @@
 """Laws of batched products: C[.., M, N] = A[.., M, K] @ B[.., K, N]."""
 
-from traceproof.ops.answers import Subject
 from traceproof.ops.common.laws import BATCH, other_inputs, unchanged
-from traceproof.ops.laws import Experiment, Law, permutation
+from traceproof.ops.laws import Experiment, Law, Subject, permutation
 
 
 def _k_permuted(subject: Subject) -> Experiment:

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from traceproof.ops.answers import Answer, Subject
-from traceproof.ops.base import Tensors
+from traceproof.ops.answers import Answer, Subject, Tensors
 
 Change = Callable[[torch.Tensor], torch.Tensor | None]
 

@@ -4,10 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from traceproof.ops.answers import Subject
-from traceproof.ops.base import Tensors, Values
 from traceproof.ops.common.batch import batch_of
-from traceproof.ops.laws import Experiment, Law, Outputs, permutation
+from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, Values, permutation
 
 Side = Callable[[Tensors], Tensors]
 

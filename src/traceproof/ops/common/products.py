@@ -6,8 +6,7 @@ from collections.abc import Callable
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.answers import Answer
-from traceproof.ops.base import Tensors
+from traceproof.ops.answers import Answer, Tensors
 from traceproof.ops.common.formula import Wide, by
 
 EPS_ACCUMULATE = 2.0**-23

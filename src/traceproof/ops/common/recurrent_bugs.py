@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from traceproof.ops.answers import Answer, Subject, both_precisions
-from traceproof.ops.base import Tensors
+from traceproof.ops.answers import Answer, Subject, Tensors, both_precisions
 
 Alter = Callable[[Subject], dict[str, Any] | None]
 

@@ -2,10 +2,8 @@
 
 import torch
 
-from traceproof.ops.answers import Subject
-from traceproof.ops.base import Tensors
 from traceproof.ops.common.laws import other_inputs, times, unchanged
-from traceproof.ops.laws import Experiment, Law, Outputs, permutation
+from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, permutation
 
 
 def state(subject: Subject) -> tuple[str, str]:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from traceproof.ops.answers import Answer, Answers, Subject
-from traceproof.ops.base import Tensors
 from traceproof.ops.common.formula import ADVERSARIAL, Form, FormulaOp, Wide, by
 from traceproof.ops.common.laws import BATCH, other_inputs, times, unchanged
 from traceproof.ops.compare import Close
-from traceproof.ops.laws import Experiment, Law
+from traceproof.ops.laws import Experiment, Law, Tensors
 
 FORM = "x[n h] -> q[n h] scale[n g]"
 REASON = "right kernels differ where a value lies midway between two codes; cutting off errs twice as much"

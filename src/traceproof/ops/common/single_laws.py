@@ -1,8 +1,7 @@
 """Laws of attention of one request."""
 
-from traceproof.ops.answers import Subject
 from traceproof.ops.common.laws import other_inputs, scaled, times, unchanged
-from traceproof.ops.laws import Experiment, Law, permutation
+from traceproof.ops.laws import Experiment, Law, Subject, permutation
 
 
 def _moved(subject: Subject, *names: str, back: bool = False) -> Experiment:

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from traceproof.ops.answers import Answer, Answers, Make, Subject
-from traceproof.ops.base import Tensors
+from traceproof.ops.answers import Answer, Answers, Make, Subject, Tensors
 from traceproof.ops.common import attention_bugs as attention
 
 SCALE_BYTES = 4  # a float32 behind the keys of a page, one a token

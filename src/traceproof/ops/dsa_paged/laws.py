@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.answers import Subject
 from traceproof.ops.common import attention_laws
 from traceproof.ops.common.attention_laws import moved_pages, moved_rows, page_count
 from traceproof.ops.common.laws import BATCH, other_inputs, unchanged
-from traceproof.ops.laws import Experiment, Law, doubled, permutation, taken
+from traceproof.ops.laws import Experiment, Law, Subject, doubled, permutation, taken
 
 
 def _pages(subject: Subject) -> Experiment | None:

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from traceproof.ops.answers import Answer, Answers
-from traceproof.ops.base import Tensors
+from traceproof.ops.answers import Answer, Answers, Tensors
 from traceproof.ops.common.formula import Wide, by
 from traceproof.ops.common.norms import rms_norm
 

@@ -5,8 +5,7 @@ import itertools
 import torch
 from torch.nn.functional import softplus
 
-from traceproof.ops.answers import Subject
-from traceproof.ops.base import Tensors
+from traceproof.ops.answers import Subject, Tensors
 
 CHUNK = 64  # tokens, as prefill kernels have it
 

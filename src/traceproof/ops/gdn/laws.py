@@ -4,12 +4,10 @@ from typing import Any
 
 import torch
 
-from traceproof.ops.answers import Subject
-from traceproof.ops.base import Tensors, Values
 from traceproof.ops.common.batch import Prefilled
 from traceproof.ops.common.laws import BATCH, other_inputs, scaled, times, unchanged
 from traceproof.ops.common.recurrent_laws import LINEAR, state
-from traceproof.ops.laws import Experiment, Law, Outputs, permutation
+from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, Values, permutation
 
 
 def _gdn_heads(subject: Subject) -> Experiment | None:

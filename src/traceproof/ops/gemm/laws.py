@@ -2,11 +2,9 @@
 
 import torch
 
-from traceproof.ops.answers import Subject
-from traceproof.ops.base import Tensors
 from traceproof.ops.common.laws import BATCH, other_inputs, times, unchanged
 from traceproof.ops.gemm.oracle import roles
-from traceproof.ops.laws import Experiment, Law, Outputs, doubled, permutation
+from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, doubled, permutation
 
 
 def _doubled_a(subject: Subject) -> Experiment | None:

@@ -2,8 +2,7 @@
 
 import torch
 
-from traceproof.ops.answers import Answers
-from traceproof.ops.base import Tensors
+from traceproof.ops.answers import Answers, Tensors
 from traceproof.ops.common.formula import Wide, by
 from traceproof.ops.common.products import product_answers
 

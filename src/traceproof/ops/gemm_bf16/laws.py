@@ -2,9 +2,8 @@
 
 import torch
 
-from traceproof.ops.answers import Subject
 from traceproof.ops.common.laws import BATCH, other_inputs, scaled, times, unchanged
-from traceproof.ops.laws import Experiment, Law, permutation
+from traceproof.ops.laws import Experiment, Law, Subject, permutation
 
 
 def _k_permuted(subject: Subject) -> Experiment:

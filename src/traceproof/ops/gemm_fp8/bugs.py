@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from traceproof.ops.answers import Answer, Answers
-from traceproof.ops.base import Tensors
+from traceproof.ops.answers import Answer, Answers, Tensors
 from traceproof.ops.common.formula import Wide, by
 from traceproof.ops.common.products import product_answers
 from traceproof.ops.gemm_fp8.oracle import factors

@@ -1,8 +1,7 @@
 """Laws of layernorm."""
 
-from traceproof.ops.answers import Subject
 from traceproof.ops.common.laws import BATCH, columns, other_inputs, unchanged
-from traceproof.ops.laws import Experiment, Law
+from traceproof.ops.laws import Experiment, Law, Subject
 
 
 def _opposite(subject: Subject) -> Experiment:

@@ -1,9 +1,8 @@
 """Laws of the selective state update: groups that can be moved."""
 
-from traceproof.ops.answers import Subject
 from traceproof.ops.common.laws import BATCH, other_inputs, scaled, times, unchanged
 from traceproof.ops.common.recurrent_laws import LINEAR
-from traceproof.ops.laws import Experiment, Law, permutation
+from traceproof.ops.laws import Experiment, Law, Subject, permutation
 
 
 def _mamba_groups(subject: Subject) -> Experiment | None:

@@ -7,8 +7,7 @@ from functools import partial
 import torch
 from torch.nn.functional import gelu, silu
 
-from traceproof.ops.answers import Answer, Answers, Subject
-from traceproof.ops.base import Tensors, Values
+from traceproof.ops.answers import Answer, Answers, Subject, Tensors, Values
 from traceproof.ops.common.quant import BLOCK, Rounding, exact, requantise_fp8, to_bf16, to_fp8
 from traceproof.ops.moe import routing_bugs as routing
 from traceproof.ops.moe.experts import chosen

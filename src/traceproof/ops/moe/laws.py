@@ -2,10 +2,8 @@
 
 import torch
 
-from traceproof.ops.answers import Subject
-from traceproof.ops.base import Tensors
 from traceproof.ops.common.laws import BATCH, other_inputs, times, unchanged
-from traceproof.ops.laws import Experiment, Law, Outputs, permutation, taken
+from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, permutation, taken
 from traceproof.ops.moe.form import form_of
 from traceproof.ops.moe.routing import PACKED_SHIFT, Method
 

@@ -2,10 +2,8 @@
 
 import torch
 
-from traceproof.ops.answers import Subject
-from traceproof.ops.base import Tensors
 from traceproof.ops.common.laws import BATCH, other_inputs, unchanged
-from traceproof.ops.laws import Experiment, Law, permutation
+from traceproof.ops.laws import Experiment, Law, Subject, Tensors, permutation
 
 
 def _experts(subject: Subject) -> Experiment:

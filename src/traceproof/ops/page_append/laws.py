@@ -1,9 +1,7 @@
 """Laws of page_append."""
 
-from traceproof.ops.answers import Subject
-from traceproof.ops.base import Tensors
 from traceproof.ops.common.laws import other_inputs, scaled, times, unchanged
-from traceproof.ops.laws import Experiment, Law, permutation
+from traceproof.ops.laws import Experiment, Law, Subject, Tensors, permutation
 
 TOKENS = ("append_key", "append_value", "batch_indices", "positions")
 

@@ -2,8 +2,7 @@
 
 import torch
 
-from traceproof.ops.answers import Answer, Answers, Subject
-from traceproof.ops.base import Tensors
+from traceproof.ops.answers import Answer, Answers, Subject, Tensors
 from traceproof.ops.rmsnorm.oracle import RmsNorm
 
 

@@ -2,10 +2,8 @@
 
 import torch
 
-from traceproof.ops.answers import Subject
-from traceproof.ops.base import Tensors
 from traceproof.ops.common.laws import BATCH, other_inputs, scaled, times, unchanged
-from traceproof.ops.laws import Experiment, Law, Outputs, doubled, permutation
+from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, doubled, permutation
 
 LARGE = 64.0  # of norm 1 data: beside its mean square no eps in use is seen in float32
 

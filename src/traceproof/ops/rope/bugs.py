@@ -2,8 +2,7 @@
 
 import torch
 
-from traceproof.ops.answers import Answer, Answers, Subject, both_precisions
-from traceproof.ops.base import Tensors
+from traceproof.ops.answers import Answer, Answers, Subject, Tensors, both_precisions
 
 
 def _halves(subject: Subject) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from traceproof.ops.answers import Answer, Answers, Subject
-from traceproof.ops.base import Tensors, Values
+from traceproof.ops.answers import Answer, Answers, Subject, Tensors, Values
 
 SEEDS = 1 << 63  # of torch's generators
 Alter = Callable[[Subject], dict[str, Any] | None]

@@ -2,10 +2,8 @@
 
 import torch
 
-from traceproof.ops.answers import Subject
-from traceproof.ops.base import Tensors
 from traceproof.ops.common.laws import other_inputs, unchanged
-from traceproof.ops.laws import Experiment, Law, Outputs, permutation
+from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, permutation
 
 ROWS = ("probs", "top_k", "top_p")
 LEAST_P = 1e-6  # top-p that leaves the most probable token alone

@@ -1,7 +1,6 @@
 """Answers of single_decode."""
 
-from traceproof.ops.answers import Answer, Answers, Subject
-from traceproof.ops.base import Tensors
+from traceproof.ops.answers import Answer, Answers, Subject, Tensors
 from traceproof.ops.common.formula import by
 from traceproof.ops.common.single import answers
 

@@ -2,10 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from traceproof.dataset.definition import Definition
 from traceproof.ops.activation.forms import activation_of
-from traceproof.ops.adapter import Adapter, Api, Outputs, signature
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, signature
 from traceproof.text import names
 
 Call = Callable[[Api, Definition, Values], Outputs]

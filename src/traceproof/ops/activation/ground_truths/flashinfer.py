@@ -1,10 +1,8 @@
 """FlashInfer's gated activations."""
 
-from traceproof.dataset.definition import Definition
 from traceproof.ops.activation.forms import GELU, SILU, TANH, activation_of
 from traceproof.ops.activation.ground_truths import fused
-from traceproof.ops.adapter import Api, Outputs, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Api, Definition, Outputs, Values, tensor
 
 PLACES = {
     SILU: "flashinfer.activation:silu_and_mul",

@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 
-from traceproof.dataset.definition import Definition
 from traceproof.ops.activation.forms import TANH, activation_of
 from traceproof.ops.activation.ground_truths import GATED
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Api, Definition, Outputs, Values, tensor
 
 SILU, GELU = "torch.nn.functional:silu", "torch.nn.functional:gelu"
 

@@ -1,8 +1,6 @@
 """PyTorch's product in float32, rounded once."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.bmm_bf16.ground_truths import PRODUCT
 
 NAME = "torch:bmm"

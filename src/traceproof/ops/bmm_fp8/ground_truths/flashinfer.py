@@ -1,8 +1,6 @@
 """FlashInfer's batched fp8 product, whose B lies in columns."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.bmm_fp8.ground_truths import PRODUCT
 
 NAME = "flashinfer.gemm:bmm_fp8"

@@ -1,8 +1,6 @@
 """FlashInfer's merges."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.cascade_merge.ground_truths import IN_PLACE, MANY, PAIR
 
 ONE, ALL, WITHIN = (f"flashinfer.cascade:merge_{what}" for what in ("state", "states", "state_in_place"))

@@ -5,9 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.cascade_merge.ground_truths import MANY, PAIR
 
 SOFTMAX, SUM = "torch:softmax", "torch:logsumexp"

@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.causal_conv1d.ground_truths import ROWS
 
 CONV, SILU = "torch.nn.functional:conv1d", "torch.nn.functional:silu"

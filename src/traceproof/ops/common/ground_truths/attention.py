@@ -10,9 +10,7 @@ from itertools import pairwise
 import torch
 from torch.nn.attention import SDPBackend
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Api, Outputs, scalar, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Api, Definition, Outputs, Values, scalar, tensor
 
 
 def attend(

@@ -4,10 +4,7 @@ import math
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import tensor
-from traceproof.ops.base import TORCH_DTYPES, Values
-from traceproof.stacks.base import Module
+from traceproof.ops.adapter import TORCH_DTYPES, Definition, Module, Values, tensor
 
 WORKSPACE = 128 << 20  # bytes, FlashInfer's recommended size; zeros, as its documentation asks for
 NO_KEYS = -5e4  # FlashInfer's stand-in for minus infinity

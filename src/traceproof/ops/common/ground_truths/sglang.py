@@ -10,9 +10,7 @@ from itertools import pairwise
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, Signature, dim, scalar, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Signature, Values, dim, scalar, tensor
 
 SM = ((8, 0), (12, 9))
 DTYPES = frozenset({"float16", "bfloat16"})  # products of float32 would be TF32

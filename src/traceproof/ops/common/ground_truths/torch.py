@@ -2,9 +2,7 @@
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Api, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Api, Definition, Values, tensor
 
 LARGEST = "torch:amax"
 

@@ -2,9 +2,7 @@
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, scalar, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, scalar, tensor
 from traceproof.ops.common.ground_truths.attention import attend
 from traceproof.ops.dsa_paged.ground_truths import SPARSE
 

@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, scalar, tensor
-from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Api, Definition, Outputs, Values, scalar, tensor
 from traceproof.ops.gated_residual_next_rmsnorm.ground_truths import GATED
 
 NORM = "torch.nn.functional:rms_norm"

@@ -1,8 +1,6 @@
 """FlashInfer's gated residual norm."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, dim
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, dim
 from traceproof.ops.gated_residual_rmsnorm.ground_truths import GATED
 
 NAME = "flashinfer.norm:gated_residual_rmsnorm"

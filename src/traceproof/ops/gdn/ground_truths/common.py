@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from traceproof.ops.adapter import Api, Outputs, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Api, Outputs, Values, tensor
 
 
 def log_decay(inputs: Values) -> torch.Tensor:

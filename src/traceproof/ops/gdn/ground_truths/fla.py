@@ -6,9 +6,7 @@ transposed on the way in and out: the option that spares it has changed its name
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.gdn.forms import Form, is_form
 from traceproof.ops.gdn.ground_truths import DECODE, MTP, PREFILL
 from traceproof.ops.gdn.ground_truths.common import by_token, in_one_row, state, turned

@@ -2,13 +2,10 @@
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, dim, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Module, Outputs, Values, dim, tensor
 from traceproof.ops.gdn.forms import Form, is_form
 from traceproof.ops.gdn.ground_truths import DECODE, MTP, PREFILL
 from traceproof.ops.gdn.ground_truths.common import beta, log_decay, scale, state, with_tokens
-from traceproof.stacks.base import Module
 
 HOPPER_UP = ((9, 0), (10, 9))
 # Of 64 instances, a source of a minute and more each, calls reach those with a rate of updates, a decay and a

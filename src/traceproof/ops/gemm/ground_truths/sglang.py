@@ -1,8 +1,6 @@
 """SGLang's Triton matrix product, which it uses where results must not depend on the batch."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.gemm.ground_truths import PRODUCT
 
 

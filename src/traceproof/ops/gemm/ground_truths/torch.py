@@ -2,9 +2,7 @@
 
 from dataclasses import replace
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.gemm.ground_truths import PRODUCT
 
 

@@ -1,8 +1,6 @@
 """FlashInfer's product for new GPUs, whose B lies in columns."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.common.ground_truths.flashinfer import in_columns
 from traceproof.ops.gemm_bf16.ground_truths import PRODUCT
 

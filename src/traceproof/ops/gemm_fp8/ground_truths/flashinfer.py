@@ -1,8 +1,6 @@
 """FlashInfer's product with scales per block of 128."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, dim, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, dim, tensor
 from traceproof.ops.common.quant import BLOCK
 from traceproof.ops.gemm_fp8.ground_truths import PRODUCT
 

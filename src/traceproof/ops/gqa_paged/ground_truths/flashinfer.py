@@ -1,8 +1,6 @@
 """FlashInfer's paged attention with shared key heads: decode and causal prefill."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, scalar, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Module, Outputs, Values, scalar, tensor
 from traceproof.ops.common.ground_truths.flashinfer import (
     SM,
     backend,
@@ -14,7 +12,6 @@ from traceproof.ops.common.ground_truths.flashinfer import (
     workspace,
 )
 from traceproof.ops.gqa_paged.ground_truths import DECODE, PREFILL
-from traceproof.stacks.base import Module
 
 # Queries a key head that the CUDA-core decode kernel has in every version; others go through tensor cores.
 CUDA_CORE_RATIOS = frozenset({1, 2, 3, 4, 8})

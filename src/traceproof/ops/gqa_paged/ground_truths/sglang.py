@@ -1,8 +1,6 @@
 """SGLang's attention over pages with shared key heads: decode and causal prefill."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import dim, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Definition, Values, dim, tensor
 from traceproof.ops.common.ground_truths.attention import paged_tokens
 from traceproof.ops.common.ground_truths.sglang import Operands, decoding, extending, heads_fit, wide
 from traceproof.ops.gqa_paged.ground_truths import DECODE, PREFILL

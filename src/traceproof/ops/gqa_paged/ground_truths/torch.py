@@ -1,8 +1,6 @@
 """PyTorch's attention over gathered pages."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.common.ground_truths.attention import by_row, paged_tokens
 from traceproof.ops.gqa_paged.ground_truths import EITHER
 

@@ -1,8 +1,6 @@
 """FlashInfer's layer norm: bfloat16 rows, weights in float32."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.common.constants import named_constants
 from traceproof.ops.layernorm.ground_truths import NORM
 

@@ -1,8 +1,6 @@
 """Liger-Kernel's layer norm in Triton: a row per program, one dtype for rows and outputs."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.common.constants import named_constants
 from traceproof.ops.layernorm.ground_truths import NORM
 

@@ -2,9 +2,7 @@
 
 from dataclasses import replace
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.common.constants import named_constants
 from traceproof.ops.layernorm.ground_truths import NORM
 

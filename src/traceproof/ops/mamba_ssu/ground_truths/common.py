@@ -4,9 +4,7 @@ from typing import Any
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Api, Outputs, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Api, Definition, Outputs, Values, tensor
 
 PAD = -1
 

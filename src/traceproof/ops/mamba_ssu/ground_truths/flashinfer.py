@@ -1,11 +1,9 @@
 """FlashInfer's selective state update."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, dim
+from traceproof.ops.adapter import Adapter, Definition, Module, dim
 from traceproof.ops.common.ground_truths.flashinfer import dtype_name
 from traceproof.ops.mamba_ssu.ground_truths import UPDATE
 from traceproof.ops.mamba_ssu.ground_truths.common import update
-from traceproof.stacks.base import Module
 
 
 def _modules(definition: Definition, capability: tuple[int, int]) -> tuple[Module, ...]:

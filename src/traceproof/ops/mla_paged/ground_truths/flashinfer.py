@@ -2,9 +2,7 @@
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, dim, scalar, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Module, Outputs, Values, dim, scalar, tensor
 from traceproof.ops.common.ground_truths.flashinfer import (
     SM,
     backend,
@@ -15,7 +13,6 @@ from traceproof.ops.common.ground_truths.flashinfer import (
     workspace,
 )
 from traceproof.ops.mla_paged.ground_truths import EITHER
-from traceproof.stacks.base import Module
 
 
 def _accepts(definition: Definition) -> bool:

@@ -5,9 +5,7 @@ One key head: keys are the latent and the rotated part side by side, as SGLang c
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Definition, Values, tensor
 from traceproof.ops.common.ground_truths.attention import paged_tokens
 from traceproof.ops.common.ground_truths.sglang import Operands, decoding, extending, heads_fit, wide
 from traceproof.ops.mla_paged.ground_truths import DECODE, PREFILL

@@ -2,9 +2,7 @@
 
 from functools import partial
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, scalar, signature, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, scalar, signature, tensor
 from traceproof.ops.moe.form import Scaling, form_of
 from traceproof.ops.moe.routing import Method
 

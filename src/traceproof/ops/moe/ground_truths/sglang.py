@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, scalar, signature, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, scalar, signature, tensor
 from traceproof.ops.common.quant import BLOCK
 from traceproof.ops.moe.form import Form, Scaling, form_of
 from traceproof.ops.moe.routing import PACKED_SHIFT, Method

@@ -1,8 +1,6 @@
 """FlashInfer's append, which writes to the caches."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, dim, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, dim, tensor
 from traceproof.ops.page_append.ground_truths import APPEND
 
 NAME = "flashinfer.page:append_paged_kv_cache"

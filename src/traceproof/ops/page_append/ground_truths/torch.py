@@ -1,8 +1,6 @@
 """PyTorch's write by indices."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.page_append.ground_truths import APPEND
 
 NAME = "torch:index_put"

@@ -2,9 +2,7 @@
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, dim, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, dim, tensor
 from traceproof.ops.quantize_fp8.ground_truths import ROWS
 
 NAME = "sgl_kernel:sgl_per_token_quant_fp8"

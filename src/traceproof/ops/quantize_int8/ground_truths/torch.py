@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values
 from traceproof.ops.common.ground_truths.torch import LARGEST, scaled
 from traceproof.ops.quantize_int8.ground_truths import ROWS
 

@@ -2,12 +2,9 @@
 
 from dataclasses import replace
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Module, Outputs, Values, tensor
 from traceproof.ops.rmsnorm.ground_truths import FUSED_ADD, NORM
 from traceproof.ops.rmsnorm.oracle import OP
-from traceproof.stacks.base import Module
 
 MODULES = (Module("gen_norm"),)
 

@@ -1,8 +1,6 @@
 """Liger-Kernel's norms in Triton. Casting mode `gemma` computes a row in float32, with any weight offset."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.rmsnorm.ground_truths import FUSED_ADD, NORM
 from traceproof.ops.rmsnorm.oracle import OP
 

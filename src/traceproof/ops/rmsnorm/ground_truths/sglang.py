@@ -8,12 +8,9 @@ from collections.abc import Mapping
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, dim, tensor
-from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Api, Definition, Module, Outputs, Values, dim, tensor
 from traceproof.ops.rmsnorm.ground_truths import FUSED_ADD, NORM
 from traceproof.ops.rmsnorm.oracle import OP
-from traceproof.stacks.base import Module
 
 SM = ((8, 0), (12, 9))
 HALVES = frozenset({torch.float16, torch.bfloat16})

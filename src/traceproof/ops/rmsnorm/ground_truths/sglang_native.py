@@ -2,9 +2,7 @@
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.rmsnorm.ground_truths import EITHER, NORM
 from traceproof.ops.rmsnorm.oracle import OP
 from traceproof.stacks.sglang.boot import publish

@@ -2,9 +2,7 @@
 
 from dataclasses import replace
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.rmsnorm.ground_truths import EITHER
 from traceproof.ops.rmsnorm.oracle import OP
 

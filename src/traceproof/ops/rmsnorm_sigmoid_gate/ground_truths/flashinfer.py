@@ -1,8 +1,6 @@
 """FlashInfer's gated norm, which writes to its input."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, dim, scalar, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, dim, scalar, tensor
 from traceproof.ops.rmsnorm_sigmoid_gate.ground_truths import GATED
 
 NAME = "flashinfer.norm:rmsnorm_sigmoid_gate"

@@ -2,9 +2,7 @@
 
 from dataclasses import replace
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, scalar, tensor
-from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Api, Definition, Outputs, Values, scalar, tensor
 from traceproof.ops.rmsnorm_sigmoid_gate.ground_truths import GATED
 
 NORM, SIGMOID = "torch.nn.functional:rms_norm", "torch:sigmoid"

@@ -1,11 +1,8 @@
 """FlashInfer's rotary embedding with a cosine and sine cache, in place on copies."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Module, Outputs, Values, tensor
 from traceproof.ops.common.rotary import Pairing, pairing
 from traceproof.ops.rope.ground_truths import ROTARY
-from traceproof.stacks.base import Module
 
 
 def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:

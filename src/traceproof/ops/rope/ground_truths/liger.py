@@ -1,7 +1,6 @@
 """Liger-Kernel's rotary embedding in Triton: halves of the rotated width, in place, on copies."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, tensor
 from traceproof.ops.base import Unsupported, Values
 from traceproof.ops.common.rotary import Pairing, pairing
 from traceproof.ops.rope.ground_truths import ROTARY

@@ -2,9 +2,7 @@
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.common.rotary import Pairing, pairing
 from traceproof.ops.rope.ground_truths import ROTARY
 from traceproof.stacks.sglang.boot import KERNELS

@@ -2,10 +2,7 @@
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, signature, tensor
-from traceproof.ops.base import Values
-from traceproof.stacks.base import Module
+from traceproof.ops.adapter import Adapter, Api, Definition, Module, Outputs, Values, signature, tensor
 
 FILTERS = ("top_k", "top_p")
 PROBABILITIES = 1 << 28  # of one launch, 1 GiB

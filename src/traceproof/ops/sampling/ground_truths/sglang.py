@@ -7,9 +7,7 @@ that needs the server's packages, in exactly a release's versions.
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, signature, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, signature, tensor
 
 PROBABILITIES = 1 << 27  # of one draw, 512 MiB
 

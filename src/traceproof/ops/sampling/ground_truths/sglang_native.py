@@ -5,9 +5,7 @@ With both it holds top-p against the probabilities before top-k, where definitio
 
 import torch
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, signature, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, signature, tensor
 
 PROBABILITIES = 1 << 25  # sorted at once; 12 bytes each and as much again
 

@@ -1,8 +1,6 @@
 """FlashInfer's decode of one request."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, signature, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, signature, tensor
 
 NAME = "flashinfer.decode:single_decode_with_kv_cache"
 KEYWORDS = ("sm_scale", "logits_soft_cap", "window_left")

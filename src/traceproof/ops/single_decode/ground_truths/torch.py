@@ -1,8 +1,6 @@
 """PyTorch's scaled dot product attention."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.single_decode.ground_truths import PLAIN
 
 NAME = "torch.nn.functional:scaled_dot_product_attention"

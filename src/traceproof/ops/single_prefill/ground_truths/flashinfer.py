@@ -1,8 +1,6 @@
 """FlashInfer's prefill of one request."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, signature, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, signature, tensor
 from traceproof.ops.common.constants import named_constants
 
 NAME = "flashinfer.prefill:single_prefill_with_kv_cache"

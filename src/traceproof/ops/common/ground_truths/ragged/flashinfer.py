@@ -1,8 +1,6 @@
 """FlashInfer's causal prefill over ragged keys and values; multi-head latent attention's too."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import Adapter, Api, Outputs, dim, scalar, tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Adapter, Api, Definition, Module, Outputs, Values, dim, scalar, tensor
 from traceproof.ops.common.ground_truths.flashinfer import (
     SM,
     backend,
@@ -13,7 +11,6 @@ from traceproof.ops.common.ground_truths.flashinfer import (
     workspace,
 )
 from traceproof.ops.common.ground_truths.ragged import RAGGED
-from traceproof.stacks.base import Module
 
 
 def _accepts(definition: Definition) -> bool:

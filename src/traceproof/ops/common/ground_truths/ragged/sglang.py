@@ -1,8 +1,6 @@
 """SGLang's causal prefill over ragged keys and values; multi-head latent attention's too."""
 
-from traceproof.dataset.definition import Definition
-from traceproof.ops.adapter import tensor
-from traceproof.ops.base import Values
+from traceproof.ops.adapter import Definition, Values, tensor
 from traceproof.ops.common.ground_truths.ragged import RAGGED
 from traceproof.ops.common.ground_truths.sglang import Operands, extending, ragged, wide
 
