@@ -1,7 +1,5 @@
 """The site of a finished run: one pass over its verdict rows, a page per definition, then what sums them up."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Kept states of earlier runs: what each definition came to in them, and what differs from one to the next."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

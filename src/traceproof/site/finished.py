@@ -1,7 +1,5 @@
 """A finished run as the site reads it: summary, plans, verdict rows, kept states, an audit of tests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Data of the overview: each definition by ground truth, GPU and version, in tables of words and their places."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Building the site: every page written once, by a template that escapes whatever it is given."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence

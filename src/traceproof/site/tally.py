@@ -1,7 +1,5 @@
 """Verdicts of one actor on one definition, counted: a cell of the overview, a point of a history."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What the page of one definition shows, worked out from its plan and its verdict rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The cases that a solution is judged on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from traceproof.dataset.definition import Definition

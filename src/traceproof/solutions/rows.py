@@ -1,7 +1,5 @@
 """Rows of a solution's trial."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from traceproof.execution.source import CallError

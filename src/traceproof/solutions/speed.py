@@ -1,7 +1,5 @@
 """Speed of a solution that has passed: cold cache, new contents and addresses in every call, others in turns."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import subprocess

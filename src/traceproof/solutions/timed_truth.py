@@ -1,7 +1,5 @@
 """The ground truth beside which a solution's speed is measured, called in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 
