@@ -9,10 +9,7 @@ from traceproof.text import printable, redacted
 class TraceproofError(Exception):
     """Bad use or bad input: says what, where, and what to do. Commands exit with 2 on it.
 
-    Args:
-        what: one sentence naming the thing that can not be used and where it stands.
-        problems: every single problem found, one line each; shown as a list under `what`.
-        todo: what the user can do next.
+    `what` is one sentence; `problems` are listed below it, one line each; `todo` is what the user can do next.
     """
 
     def __init__(self, what: str, *, problems: Sequence[str] = (), todo: str = "") -> None:

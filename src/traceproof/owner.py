@@ -60,12 +60,7 @@ def _machine() -> str:
 
 @contextmanager
 def own_folder(kind: str, root: Path | None = None) -> Iterator[Path]:
-    """A new folder of this process's alone, removed whatever is in it.
-
-    Args:
-        kind: `scratch` or `traceproof`: the first part of its name.
-        root: where; None: where temporary files are.
-    """
+    """A new folder of this process's alone (`kind`: `scratch` or `traceproof`), removed whatever is in it."""
     folder = new_folder(kind, root)
     try:
         yield folder

@@ -12,16 +12,7 @@ LAST = 8  # lines of a failed program's output that an error shows; the cause st
 def run(
     command: Sequence[str], *, environment: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, its output captured.
-
-    Args:
-        command: the program and its arguments.
-        environment: None: that of this process, without secrets.
-        cwd: where it runs; None: here.
-
-    Raises:
-        OSError: it can not be started.
-    """
+    """Run a program to its end, its output captured, by default without secrets. Raises OSError: it can not."""
     given = without_secrets() if environment is None else environment
     return subprocess.run(
         command, check=False, text=True, capture_output=True, stdin=subprocess.DEVNULL, env=given, cwd=cwd

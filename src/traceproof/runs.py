@@ -47,10 +47,7 @@ def begin() -> None:
 def claim(results: Path, folder: str, *, environments: str) -> None:
     """Hold a selection's folder until this process ends, and remove what killed runs left behind.
 
-    Args:
-        results: the results folder.
-        folder: the selection's, below it.
-        environments: digest of the configuration of what runs share.
+    `environments` is the digest of the configuration of what runs share.
 
     Raises:
         TraceproofError: another run holds it, or one with other environments is under way.
@@ -113,12 +110,7 @@ def _under_way(place: Path) -> list[Run]:
 
 @contextmanager
 def alone(made: Path, *, root: Path = Path()) -> Iterator[bool]:
-    """Hold what runs share. Gives whether it must be made: not where another run did since this one began.
-
-    Args:
-        made: the file that says that it is whole, relative to the repository.
-        root: the repository.
-    """
+    """Hold what runs share. Gives whether `made` must be made: not where another run did since this one began."""
     if SCHEDULED in os.environ:  # no locks across nodes: its scheduler started it once, and it comes in one rename
         yield True
         return

@@ -112,11 +112,7 @@ def write_if_changed(path: Path, text: str) -> bool:
 
 
 def load_tensors(path: Path, digest: str | None = None) -> dict[str, torch.Tensor]:
-    """The tensors in a file, on the CPU.
-
-    Args:
-        path: a safetensors file.
-        digest: of its content; None: any.
+    """The tensors in a safetensors file, on the CPU; whatever its content where no digest is given.
 
     Raises:
         BorderError: the file is absent, no safetensors, or of another digest.
@@ -240,11 +236,7 @@ class Store:
         return written
 
     def tensors(self, digest: str, record: Mapping[str, Any] | None = None) -> dict[str, torch.Tensor]:
-        """The tensors of an object, on the CPU.
-
-        Args:
-            digest: its key.
-            record: what a manifest says of it, with the digest of the tensors; None: the store's own record.
+        """The tensors of an object, on the CPU, as the record says: a manifest's, or the store's own.
 
         Raises:
             DamagedError: they are absent or not what was written; the object is dropped.

@@ -10,15 +10,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class TestFile:
-    """One file.
-
-    Args:
-        path: relative to the folder that is audited; shown in findings.
-        text: the source.
-
-    Raises:
-        SyntaxError: it is not Python.
-    """
+    """One file, at a path relative to the folder that is audited. Raises SyntaxError: it is not Python."""
 
     __test__ = False  # its name begins as a test's does
 

@@ -112,10 +112,7 @@ def _last_line(report: Any) -> str:  # noqa: ANN401 - pytest's report
 def wrong_answers(path: Path, reference: str | None, tests: Sequence[str]) -> list[dict[str, Any]]:
     """Whether all zeros and the negated answer pass, on the file's own inputs by the file's own tolerance.
 
-    Args:
-        path: the file, which makes inputs by a function named as in GENERATORS.
-        reference: the definition's code where the file has none of its own.
-        tests: functions whose tolerances are tried.
+    `reference` is the definition's code where the file has none of its own.
     """
     module = _module(path)
     make = next((getattr(module, name) for name in GENERATORS if hasattr(module, name)), None)

@@ -75,14 +75,8 @@ def write_records(
     """One record an op_type, `<op_type>.json`; gives the op_types whose digest is new.
 
     A record with the digest that is there already names the version at which the code became what it is. Its
-    `cache` names the folder in which kernels are compiled; op_types share modules, so they share it.
-
-    Args:
-        folder: of the records.
-        record: the stack's.
-        sources: digest of what each op_type can run.
-        op_types: all that get one.
-        cache: that folder's name; None: a new one for what is new, and what is the same keeps its own.
+    `cache` names the folder in which kernels are compiled; op_types share modules, so they share it. None: a new
+    one for what is new, and what is the same keeps its own.
     """
     fresh = digest_json([record["digest"], dict(sorted(sources.items()))])
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,12 +105,8 @@ def _read(path: Path) -> dict[str, Any]:
 def record_stack(stack: Installation, source: str, *, state: str, linked: Path, out: Path) -> None:
     """Write a stack's record; its digest is that of its versions, its device and what its source is.
 
-    Args:
-        stack: whose.
-        source: where its package is taken from: `locked`, a folder, or empty for its environment.
-        state: what that source is now.
-        linked: from where a checkout's package is imported; written.
-        out: the record.
+    The source is `locked`, a folder, or empty for the environment's package; `state` is what it is now. `linked`,
+    from where a checkout's package is imported, is written.
 
     Raises:
         TraceproofError: the interpreter can not be used, or the source holds no such package.

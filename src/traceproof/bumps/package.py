@@ -75,13 +75,7 @@ class Sources:
         return found
 
     def meaning(self, path: str, bound: Bound, seen: set[Key]) -> list[tuple[str, str | None]]:
-        """Files and units (None: the whole module) that a name of a file stands for.
-
-        Args:
-            path: the file.
-            bound: what its name is bound to.
-            seen: what was looked up on the way, against circles; empty for a question of its own.
-        """
+        """Files and units (None: the whole module) that a name of a file stands for; `seen` is against circles."""
         if bound.unit is not None:
             return [(path, bound.unit)]
         assert bound.found is not None

@@ -21,12 +21,7 @@ from traceproof.store import disk_errors
 
 
 def bring(target: Path, wanted: Wanted, git: Git) -> State:
-    """Make `target` a checkout of the commit.
-
-    Args:
-        target: the folder; need not exist.
-        wanted: what shall be there.
-        git: how patient to be and where progress goes; its folder is replaced.
+    """Make `target` a checkout of the commit, in `git` with another folder.
 
     Raises:
         TraceproofError: not possible; says why. An existing folder is as it was, or is put right by the next run.

@@ -99,16 +99,7 @@ class Git:
     lfs: bool = False
 
     def local(self, *arguments: str, data: bytes = b"", index: Path | None = None) -> str:
-        """A command that needs no network; its standard output.
-
-        Args:
-            arguments: those of git.
-            data: what it reads from standard input.
-            index: an index file in place of the repository's own.
-
-        Raises:
-            GitError: it failed.
-        """
+        """Output of a command that needs no network, on the index given, if any. Raises GitError: it failed."""
         return self._once(arguments, watched=False, data=data, index=index).decode(errors="surrogateescape")
 
     def network(self, *arguments: str) -> str:

@@ -19,16 +19,10 @@ FIND = (
 
 
 def interpreter(given: Path | None, *, stack: str, needs: Sequence[str], option: str) -> str:
-    """The path of an interpreter that has the packages `needs`.
-
-    Args:
-        given: what the user gave; None: that of `stack`, which is built first where it is absent.
-        stack: its name.
-        needs: packages that are imported.
-        option: what a user gives another one with.
+    """An interpreter that has the packages `needs`: the given one, else that of `stack`, built where it is absent.
 
     Raises:
-        TraceproofError: there is none, or it lacks one of `needs`.
+        TraceproofError: there is none, or it lacks one of `needs`; `option` gives another one.
     """
     python = _given(given, option) if given is not None else _of(stack)
     lacking = _lacking(python, needs, option)

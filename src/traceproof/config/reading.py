@@ -24,16 +24,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_config(raw: Mapping[str, Any], *, root: Path, source: str = "config.yaml") -> Config:
-    """Check a mapping (config.yaml, overrides already merged in) and freeze it.
-
-    Args:
-        raw: what YAML gave.
-        root: the folder that relative paths in it start from.
-        source: how errors call it.
-
-    Raises:
-        TraceproofError: every problem at once.
-    """
+    """Check config.yaml's mapping, overrides merged in, and freeze it. Raises TraceproofError: all problems."""
     problems: list[str] = []
     config: Config | None = None
     raw = _with_locked_dataset(_without_null_text(raw), root, problems)

@@ -10,12 +10,7 @@ NEEDED = frozenset({"q", "k", "v"})  # parameters of every form of linear attent
 
 
 class Calls:
-    """Wraps the library's functions in test modules, and notes every call.
-
-    Args:
-        library: the package whose functions are watched.
-        note: takes the arguments of a call as the parameters of `recurrent_tests.read`.
-    """
+    """Wraps the library's functions in test modules; `note` takes each call, as `recurrent_tests.read` does."""
 
     def __init__(self, library: str, note: Callable[[Mapping[str, Any]], None]) -> None:
         self._library = library

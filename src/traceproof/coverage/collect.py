@@ -15,12 +15,7 @@ from traceproof.coverage.calls import Calls
 
 
 class Recorder:
-    """A pytest plugin that notes the name and the parameters of tests, and calls of a library.
-
-    Args:
-        ran: whether the tests are run, or collected only.
-        library: the package whose calls are noted.
-    """
+    """A pytest plugin that notes name and parameters of tests, run or only collected, and a library's calls."""
 
     def __init__(self, *, ran: bool, library: str) -> None:
         self._ran = ran

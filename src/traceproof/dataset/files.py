@@ -76,8 +76,7 @@ def deep_recursion(frames: int) -> Iterator[None]:
 def paused_collection(*, kept: bool = False) -> Iterator[None]:
     """Pause the cyclic collector: walking syntax trees takes it half of the reading time.
 
-    Args:
-        kept: whether what is made meanwhile stays; the next collection would walk all of it.
+    What is `kept` is left out of later collections, too, which would walk all of it.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -15,13 +15,7 @@ from traceproof.stacks import MAIN, STACK_OF, STACKS, TRUTHS, distribution
 
 
 def diagnose(config: Config, *, root: Path, seconds: float) -> Diagnosis:
-    """Look and ask, all of it side by side; nothing is built or changed.
-
-    Args:
-        config: what is to be proved.
-        root: the repository.
-        seconds: how long a stack's interpreter may take to import its packages.
-    """
+    """Look and ask, all of it side by side; nothing is built or changed. Imports of a stack have `seconds`."""
     with ThreadPoolExecutor() as threads:
         asked_stacks = threads.submit(environments.examine, config, root=root, seconds=seconds)
         asked_layers = threads.submit(isolation.layers, gpu=has_driver())

@@ -31,10 +31,6 @@ GET_VERSION = "cuDriverGetVersion"
 def compose(prefix: Path, packages: Path) -> Path | None:
     """Make `prefix`/cuda from the wheels in `packages`, in place of what is there; None: no compiler among them.
 
-    Args:
-        prefix: folder of the environment.
-        packages: where its packages are.
-
     Raises:
         TraceproofError: there is no C compiler, without which no kernel can be built either.
     """

@@ -39,13 +39,8 @@ class Pin:
 def bundle(environment: str, folder: Path, *, root: Path, python: str) -> list[str]:
     """Download what an environment's pins name for a version of Python; gives the pins that travel as source.
 
-    A package without a wheel keeps its pinned digest that way, and what builds it travels too.
-
-    Args:
-        environment: name of a file in envs/.
-        folder: gets the files; what it holds already stays.
-        root: of the repository.
-        python: version, e.g. `3.12`.
+    A package without a wheel keeps its pinned digest that way, and what builds it travels too. What the folder
+    holds already stays.
 
     Raises:
         TraceproofError: a file can not be had.

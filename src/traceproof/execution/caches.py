@@ -23,11 +23,7 @@ def readable(environment: Mapping[str, str]) -> list[Path]:
 
 
 def use_own(scratch: Path) -> None:
-    """Point this process's compilers at folders below `scratch`, where kernels of trusted code are linked.
-
-    Args:
-        scratch: the worker's own folder.
-    """
+    """Point this process's compilers at folders below its own, where kernels of trusted code are linked."""
     for name in filter(PLACES.search, list(os.environ)):
         own = scratch / FOLDER / name.lower()
         own.mkdir(parents=True, exist_ok=True)

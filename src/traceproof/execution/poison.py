@@ -28,11 +28,8 @@ def poisoned(fill: float | None = math.nan) -> Iterator[None]:
 
     A reference that forgets to write a part of such memory gives whatever lay there: zeros of a fresh page, or its
     own earlier and right answer. The functions themselves are replaced: to look at every call of torch would cost
-    loops over small tensors half as much again.
-
-    Args:
-        fill: of floating-point memory; integers get the largest one for NaN, else `fill` cut to their range. None:
-            memory is left as it is.
+    loops over small tensors half as much again. `fill` is of floating-point memory; integers get the largest one
+    for NaN, else `fill` cut to their range. None: memory is left as it is.
     """
     if fill is None:
         yield

@@ -56,10 +56,8 @@ def load_module(source: str, name: str) -> ModuleType:
 def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
     """Called once in a worker: loads the source; the result makes one call.
 
-    Args:
-        payload: `source`, or `solution` in its place (see `unpacked.load`), `name` (drawn for this worker),
-            `device`, `threads`, `fill`.
-        scratch: the worker's folder.
+    `payload` has `source`, or `solution` in its place (see `unpacked.load`), `name` (drawn for this worker),
+    `device`, `threads`, `fill`.
     """
     _forget_the_project()
     torch.set_num_threads(payload["threads"])

@@ -23,11 +23,8 @@ LEAST_FLUSH = 128 << 20  # of a GPU's
 class Stopwatch:
     """Makes repetitions of a call, each with a cold cache, inputs of new contents, and at new addresses.
 
-    Args:
-        inputs: on the device; each repetition moves contents of tensors of floats along their last two axes.
-        destinations: how many of the last ones are places of outputs.
-        device: where they lie.
-        seed: of the addresses.
+    Contents of tensors of floats move along their last two axes; the last `destinations` inputs are places of
+    outputs.
     """
 
     def __init__(self, inputs: Sequence[Any], destinations: int, device: torch.device, seed: int) -> None:
@@ -50,9 +47,8 @@ class Stopwatch:
     ) -> tuple[int, int, Any, Sequence[Any]]:
         """One repetition: nanoseconds between events (on a CPU, as the next) and by a wall clock, what it gave.
 
-        Args:
-            call: None: all but the call, for what a clock outside has to take off.
-            turn: which repetition it is: decides contents, and nothing that a call sees besides.
+        Without a call it is all but that, for what a clock outside has to take off. The turn decides contents
+        alone.
         """
         given = self._fresh(turn)
         self._flush.zero_()
@@ -112,10 +108,7 @@ def run(
 ) -> tuple[list[list[int]], Any, Sequence[Any]]:
     """The repetitions that an order asks for: times of each, what the last one returned, and its inputs.
 
-    Args:
-        call: takes the inputs.
-        watch: of these inputs.
-        order: `first` (number of the first repetition), `count`, and whether to `call`.
+    An order has `first` (number of the first repetition), `count`, and whether to `call`.
     """
     times = []
     returned: Any = None

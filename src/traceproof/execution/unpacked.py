@@ -23,13 +23,7 @@ BOUND = re.compile(r"\b(PYBIND11_MODULE|TORCH_LIBRARY|TVM_FFI_DLL_EXPORT_TYPED_F
 
 
 def load(solution: Mapping[str, Any], name: str, scratch: Path) -> Callable[..., Any]:
-    """The function that a solution is called by.
-
-    Args:
-        solution: `files` (text by relative path), `entry` (`<file>::<function>`), `binding` (of compiled code).
-        name: of the module that it becomes.
-        scratch: the worker's folder.
-    """
+    """The function to call of a solution: `files`, text by path; `entry`, `<file>::<function>`; `binding`."""
     folder = scratch / name
     for path, text in solution["files"].items():
         target = folder / path

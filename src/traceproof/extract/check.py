@@ -43,13 +43,7 @@ class Finding:
 def check(
     definitions: Sequence[Definition], *, python: Path, references: Sequence[str] | None = None
 ) -> list[Finding]:
-    """Hold each definition's reference (or the one given in its place) against the definition's oracle.
-
-    Args:
-        definitions: what the oracles are of.
-        python: the torch stack's interpreter.
-        references: one text per definition, a stranger's; None: the definitions' own.
-    """
+    """Hold each definition's reference, or the text given in its place, against the definition's oracle."""
     texts = references if references is not None else [definition.reference for definition in definitions]
     items = [
         {"definition": definition.as_json(), "reference": text}

@@ -18,10 +18,7 @@ def drafts(
 ) -> tuple[list[tuple[Kernel, Draft]], list[Unmapped]]:
     """Definitions of the calls, each with its call, and the calls that the dataset has no form for.
 
-    Args:
-        kernels: the calls.
-        page_sizes: of the paged attention.
-        rank_gemms: projections as one rank launches them, rather than the model's full shapes.
+    `rank_gemms`: projections as one rank launches them, rather than the model's full shapes.
     """
     found: list[tuple[Kernel, Draft]] = []
     unmapped: list[Unmapped] = []

@@ -26,14 +26,10 @@ class Node:
 
 
 def nodes(reading: Reading, definitions: Mapping[str, Sequence[str]]) -> list[Node]:
-    """The modules in model order, each (path, class) once.
+    """The modules in model order, each (path, class) once, with the definitions by module path.
 
     A decoder layer is named by its class, any other module by its place; the second of one name gets its holder's
     name in front. A module that two kinds of layers hold stands under the one that holds more of them.
-
-    Args:
-        reading: the model.
-        definitions: names by module path.
     """
     groups: dict[tuple[str, str], list[Module]] = {}
     for module in reading.modules:

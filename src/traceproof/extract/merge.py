@@ -35,12 +35,7 @@ class Outcome:
 
 
 def merge(extracted: Sequence[Definition], dataset: Path, behaviour: Behaviour) -> list[Outcome]:
-    """Decide about each definition against the dataset; nothing is written yet.
-
-    Args:
-        extracted: checked definitions.
-        dataset: root of a dataset, which may be empty or not there.
-        behaviour: judges strangers' references against the oracles of our definitions.
+    """Decide about each checked definition against the dataset, if there is one; nothing is written yet.
 
     Raises:
         TraceproofError: a file of the same name can not be read as a definition.

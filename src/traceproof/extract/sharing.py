@@ -36,14 +36,7 @@ class Record(RootModel[dict[str, Kernel]]):
 def write_sharing(
     wanted: Sequence[Wanted], clashes: Sequence[Clash], folder: Path, *, keep: bool
 ) -> dict[str, Kernel]:
-    """Write the record and the table of it.
-
-    Args:
-        wanted: what was extracted now; it replaces what is recorded of the same models at the same ranks.
-        clashes: names that mean two things among them.
-        folder: of the report.
-        keep: whether what earlier calls recorded of other models stays.
-    """
+    """Write the record and its table; the wanted replace the same models and ranks, or all if not `keep`."""
     now = {item.name: Kernel(op_type=item.draft.op_type, uses=_uses(item)) for item in wanted}
     found = _merged(_read(folder / RECORD) if keep else {}, now)
     write_text(folder / RECORD, Record(found).model_dump_json(indent=1) + "\n")

@@ -28,10 +28,8 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 def index_set(actual: torch.Tensor, extras: Mapping[str, torch.Tensor], padding: int) -> Gate:
     """Rows of chosen indices: known candidates, none twice, all there, each within rounding of the k-th best.
 
-    Args:
-        actual: int [rows, k].
-        extras: `scores` float64 and `candidates` int64 [rows, candidates], `tolerance` float64 [rows].
-        padding: what fills a row that has fewer candidates than k.
+    `actual` is int [rows, k]; `extras` are `scores` float64 and `candidates` int64 [rows, candidates], `tolerance`
+    float64 [rows]; `padding` fills a row that has fewer candidates than k.
     """
     wrong = 0
     wanted = 0

@@ -14,12 +14,7 @@ TINY = 1e-300  # for a tolerance of 0
 
 
 class Figures:
-    """Errors of an output against float64 values, added up chunk by chunk.
-
-    Args:
-        row: the specification's tolerance for the output.
-        weighed: whether `excess` is wanted.
-    """
+    """Errors of an output against float64 values, added up chunk by chunk; with `excess` where it is `weighed`."""
 
     def __init__(self, row: Row, *, weighed: bool = False) -> None:
         self._row = row

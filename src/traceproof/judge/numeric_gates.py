@@ -44,12 +44,7 @@ Kind = TypeVar("Kind")
 
 
 class _Gate(Generic[Kind]):
-    """What gates begin with.
-
-    Args:
-        kind: the limits.
-        dtype: the output's.
-    """
+    """What gates begin with."""
 
     def __init__(self, kind: Kind, dtype: torch.dtype) -> None:
         self._kind = kind
@@ -200,12 +195,7 @@ class QuantisedGate(_Gate[Quantised]):
 
 
 class ExactGate:
-    """Every element equal.
-
-    Args:
-        kind: takes no limits.
-        dtype: the output's.
-    """
+    """Every element equal."""
 
     two_passes = False
 

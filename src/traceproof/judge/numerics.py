@@ -56,13 +56,8 @@ class Numerics:
     """Everything the judge measures of one output, from chunks of its first axis that cover it in order.
 
     Each chunk goes through `measure`; where `two_passes` says so, each goes through `hold` after that, once all
-    have been measured.
-
-    Args:
-        comparison: how the output is compared.
-        dtype: the output's.
-        row: the specification's tolerance for it.
-        decides: whether `row` decides, being the user's, instead of the calibrated gate.
+    have been measured. `row` is the specification's tolerance; it decides in place of the gate where it is the
+    user's.
     """
 
     def __init__(self, comparison: Numeric, dtype: torch.dtype, row: Row, *, decides: bool = False) -> None:
@@ -79,16 +74,7 @@ class Numerics:
         return self._gate.two_passes
 
     def measure(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor], start: int = 0) -> Rows | None:
-        """First pass over a chunk.
-
-        Args:
-            actual: the chunk, in the output's dtype.
-            entries: the oracle's for the same chunk, on the same device.
-            start: where it begins along the first axis.
-
-        Returns:
-            what `hold_prepared` takes; None for an empty chunk.
-        """
+        """First pass over a chunk that begins at `start`; what `hold_prepared` takes, None for an empty one."""
         value = entries[""]
         self._misplaced.add(actual, value, start)
         self._figures.add(actual.to(torch.float64), value.to(torch.float64), start)

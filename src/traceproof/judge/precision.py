@@ -71,11 +71,8 @@ def examine(
 ) -> Seen | None:
     """Which precision a kernel used for one output; None: it can not be told.
 
-    Args:
-        inputs: its floating-point inputs, wider than eight bits.
-        summed: those whose last axis it sums over.
-        observe: what it gives for such inputs.
-        exact: the float64 oracle's answer to them.
+    The inputs are floating-point ones wider than eight bits, `summed` those whose last axis it sums over.
+    `observe` is what it gives for such inputs, `exact` the float64 oracle's answer.
     """
     actual, right = observe(inputs), exact(inputs)
     if actual.shape != right.shape or actual.numel() < LEAST or not actual.dtype.is_floating_point:

@@ -13,15 +13,7 @@ DEPTH = 20  # re-exports followed before a circle is assumed
 
 
 class Package:
-    """A folder that holds an unpacked package.
-
-    Args:
-        folder: the package's own folder or the one above it (an unpacked wheel, a site-packages).
-        name: the package's name.
-
-    Raises:
-        TraceproofError: the package is not there.
-    """
+    """An unpacked package's own folder, or the one above it. Raises TraceproofError: the package is not there."""
 
     def __init__(self, folder: Path, name: str = PACKAGES[TAGGED]) -> None:
         self.name = name

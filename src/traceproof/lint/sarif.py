@@ -43,13 +43,7 @@ def as_sarif(report: Report) -> dict[str, Any]:
 
 
 class Log:
-    """A log of one run.
-
-    Args:
-        codes: all that was looked for.
-        base: what paths are relative to, as a name,
-        root: and in words.
-    """
+    """A log of one run; `base` names what paths are relative to, `root` says it in words."""
 
     def __init__(self, codes: Sequence[Code], base: str, root: str) -> None:
         self._codes = codes

@@ -34,14 +34,9 @@ class Evidence:
     def differs(
         self, call: Kernel, kind: str, terms: Terms, *, counted: bool = True, **also: object
     ) -> str | None:
-        """What transformers says otherwise of a call; None: it has the same, as often.
+        """What transformers says otherwise of a call; None: it has the same, as often (if that is `counted`).
 
-        Args:
-            call: SGLang's.
-            kind: of transformers' modules that make the call.
-            terms: a module's facts in the call's terms, on one rank.
-            counted: whether there must be as many modules as SGLang has.
-            also: further facts that the module must have.
+        `terms` are a module's facts in the call's terms, on one rank; `also` are further facts that it must have.
         """
         wanted = dict(call.facts) | also
         found = [(module, {"": None, **terms(module.facts)}) for module in self.of(kind)]

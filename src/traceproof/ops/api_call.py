@@ -95,12 +95,7 @@ def _parameters(stack: Stack, named: str, definition: Definition) -> Parameters:
 
 
 def refused(function: Callable[..., Any], bound: Binding | str) -> Unavailable | None:
-    """Why a function can not be called for a definition on this GPU; None: it can.
-
-    Args:
-        function: of the package.
-        bound: how to call it for the definition, or why that is not known.
-    """
+    """Why a function can not be called for a definition on this GPU; None: it can."""
     runs_on = getattr(function, RUNS_ON, None)
     if runs_on is not None and torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()

@@ -135,11 +135,8 @@ class Op(ABC):
     def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
         """Sizes of const axes in a smaller definition that means the same (`traceproof.ops.twins`); empty: none.
 
-        The default divides all large axes of tensors by one power of two, so that their ratios stay.
-
-        Args:
-            definition: one that this op knows.
-            fixed: axes that must keep their size.
+        The default divides all large axes of tensors but `fixed` ones by one power of two, so that their ratios
+        stay.
         """
         specs = (*definition.inputs.values(), *definition.outputs.values())
         used = {axis for spec in specs for axis in spec.shape or ()}

@@ -82,12 +82,8 @@ def lease(
     """Wait for room on a GPU, the emptiest first, and point CUDA at it; gives its index.
 
     Gives None and changes nothing where there is no GPU, or where somebody has assigned one already: a batch
-    system, or whoever started this. Of several assigned ones, it gives one.
-
-    Args:
-        found: the GPUs; None: this machine's.
-        memory_mib: what the job may take of a GPU's memory; a job that none has room for gets a whole one.
-        folder: of the lock files; None: one in the temporary folder, shared by all runs of this user.
+    system, or whoever started this. Of several assigned ones, it gives one. A job that none has room for gets a
+    whole one. Lock files lie in the temporary folder unless another is given, for all runs of this user.
     """
     assigned = os.environ.get(VARIABLE)
     if assigned is not None and "," not in assigned:

@@ -159,12 +159,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def environment(caches: Path, stack: Mapping[str, Any]) -> dict[str, str]:
-    """Environment variables that put all that is compiled on the way where it is found next time.
-
-    Args:
-        caches: folder for all stacks; what this one compiles goes below a name that its versions and GPU decide.
-        stack: its record.
-    """
+    """Environment variables that put all that is compiled where it is found next time: by versions and GPU."""
     folder = (caches / stack.get("cache", stack["digest"])[:16]).absolute()
     compilers = {name: os.environ[name] for name in COMPILERS if name in os.environ}
     home = toolkit.home(stack.get("cuda_home", ""))

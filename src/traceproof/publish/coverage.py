@@ -93,12 +93,7 @@ def totals(rows: Sequence[Row]) -> list[str]:
 
 
 def section(rows: Sequence[Row], origin: str) -> str:
-    """The document's part that is ours, between its two marks.
-
-    Args:
-        rows: of a whole dataset.
-        origin: what the dataset and the checks are, one line.
-    """
+    """The document's part that is ours, between its two marks; `origin` is a line on dataset and checks."""
     parts = [BEGIN, HEADING, "", markdown(origin), "", *totals(rows)]
     for model in dict.fromkeys(row.model for row in rows):
         parts += ["", f"### {markdown(model)}", "", *table([row for row in rows if row.model == model])]

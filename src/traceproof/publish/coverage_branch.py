@@ -31,14 +31,7 @@ class Prepared:
 
 
 def prepare(clone: Path, file: str, rows: Sequence[Row], *, origin: str, out: Path) -> Prepared:
-    """Commit the document to the branch and write the pull request's text.
-
-    Args:
-        clone: a clone of the repository that holds the document.
-        file: the document in it; it is made where it is absent.
-        rows: model coverage of the whole dataset.
-        origin: what the rows come from, one line.
-        out: folder for the text.
+    """Commit the document, made where it is absent, to the branch of a clone, and write the pull request's text.
 
     Raises:
         TraceproofError: it is no clone, the path leaves it, or git knows no author.

@@ -18,11 +18,7 @@ PATIENCE = Patience(stall=900)  # a remote may check long what it is sent
 
 
 class Remote:
-    """A git remote; its default branch is the base, and is never pushed to.
-
-    Args:
-        url: whatever git takes; credentials are git's own business.
-    """
+    """A git remote, with git's own credentials; its default branch is the base, and is never pushed to."""
 
     def __init__(self, url: str) -> None:
         if url.startswith("-"):

@@ -130,11 +130,7 @@ def _supports(truth: Record, reference: Record) -> bool:
 def keep(verdicts: Sequence[Path], path: Path, store: Path, *, references: Mapping[str, str]) -> Ledger:
     """Write the ledger of a run out of its verdict files, and give it back.
 
-    Args:
-        verdicts: the op_types' verdict files.
-        path: where the ledger goes.
-        store: root of the store; it remembers the day on which a record was first written.
-        references: text of each definition's reference, for its digest.
+    The store remembers the day on which a record was first written; references count by their digests.
 
     Raises:
         TraceproofError: a verdict file is missing or torn, or the disk is full.
@@ -151,10 +147,7 @@ def records(
 ) -> Iterator[Record]:
     """The records that verdict rows come to, one per definition and actor.
 
-    Args:
-        rows: all rows of each definition that has any.
-        date: the day on which a record was first written, by the digest of its content.
-        references: text of each definition's reference, for its digest.
+    `date` gives the day on which a record was first written, by the digest of its content.
     """
     groups: dict[tuple[str, str], list[VerdictRow]] = {}
     for row in rows:

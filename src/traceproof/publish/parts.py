@@ -67,14 +67,10 @@ class Answers:
 
 
 def write_parts(cases: Path, ledger: Path, out: Path, *, only: Collection[str], answers: Answers | None) -> None:
-    """Write the parts of every verified definition of one op_type's cases file.
+    """Write the parts of every verified definition of one op_type's cases file into `<out>/<definition>/`.
 
-    Args:
-        cases: the op_type's cases file, as planned.
-        ledger: says which definitions are verified, and by which ground truths.
-        out: folder; `<out>/<definition>/` is replaced, if it is one that was written here.
-        only: names of the definitions wanted.
-        answers: the references', to leave out what no solution can pass in flashinfer-bench; None: not known.
+    `only` is of wanted definitions; `answers` are the references', to leave out what no solution can pass in
+    flashinfer-bench; None: not known.
 
     Raises:
         TraceproofError: the ledger can not be read, the disk is full, or something else is in the way.

@@ -16,12 +16,6 @@ def write_tests(tree: Tree, names: Sequence[str], out: Path, *, generated: Path)
 
     Tests that were generated before are taken as they are, with the settings that they were generated with.
 
-    Args:
-        tree: the dataset; it is only read.
-        names: definitions, all of them verified.
-        out: folder, written anew.
-        generated: the folder in the dataset's layout that earlier generations wrote to; need not exist.
-
     Raises:
         TraceproofError: a definition's file can not be read, or something else is in the way.
     """

@@ -84,11 +84,9 @@ class Watch:
 
 
 def client_factory(watch: Watch, library: type[Exception]) -> Callable[[], Any]:
-    """A function that makes HTTP clients for huggingface_hub.
+    """A function that makes HTTP clients for huggingface_hub, which tell `watch` of every request.
 
-    Args:
-        watch: is told of every request.
-        library: an exception of the HTTP library that huggingface_hub is built on: httpx, or httpx2.
+    `library` is an exception of the HTTP library that it is built on: httpx, or httpx2.
     """
     httpx: Any = importlib.import_module(library.__module__.partition(".")[0])
 

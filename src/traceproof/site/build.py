@@ -78,12 +78,7 @@ class Model:
 
 
 class Site:
-    """One site being built.
-
-    Args:
-        finished: the run.
-        folder: where it goes; made anew.
-    """
+    """The site of a finished run, being built in a folder that is made anew."""
 
     def __init__(self, finished: Finished, folder: Path) -> None:
         self._finished = finished

@@ -30,11 +30,7 @@ class Words:
 
 
 class Overview:
-    """Collects a row per definition and one per result; what `tables.js` makes a table of.
-
-    Args:
-        earlier: labels of kept states before this run's.
-    """
+    """Collects a row per definition and one per result, beside `earlier` states; `tables.js` makes tables."""
 
     def __init__(self, earlier: Sequence[str]) -> None:
         self._earlier = earlier

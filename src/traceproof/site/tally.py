@@ -54,12 +54,7 @@ class Place:
 
 
 def version_of(actor: str, versions: Mapping[str, Mapping[str, str]]) -> str:
-    """Version of the package that an actor's answers come from, of two that are compared both.
-
-    Args:
-        actor: one, or two joined by PAIR.
-        versions: of packages, by stack.
-    """
+    """Version of the package that an actor's answers come from; of two joined by PAIR, of both."""
     stacks = [ACTORS[one].stack if one in ACTORS else one for one in actor.split(PAIR)]
     names = {stack: distribution(stack) for stack in stacks}
     found = {stack: versions.get(stack, {}).get(name) for stack, name in names.items()}

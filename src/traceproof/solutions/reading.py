@@ -118,11 +118,7 @@ class Candidate:
 
 
 def read(where: Path, entry: str | None = None) -> list[Candidate]:
-    """The solutions in a file, or in a folder in order of their paths.
-
-    Args:
-        where: the file or folder.
-        entry: the function to call, of a plain file; None: `run`.
+    """The solutions in a file, or in a folder in order of their paths; a plain file's default entry is `run`.
 
     Raises:
         TraceproofError: there is none, or one can not be read.

@@ -168,12 +168,7 @@ class Certificate(Record):
 
 
 def objections(trial: Trial, outputs: int) -> Iterator[str]:
-    """Why a solution is refused; nothing: it is accepted.
-
-    Args:
-        trial: what was seen.
-        outputs: how many outputs the definition has.
-    """
+    """Why a solution to a definition of so many outputs is refused; nothing: it is accepted."""
     seen: set[tuple[str, str | None, str]] = set()
     for row in trial.rows:
         key = (row.output, row.reason, row.variant)

@@ -214,10 +214,8 @@ def _count(party: _Party, most: int) -> int:
 def doubt(times: Times, outside: float, idle: float) -> str:
     """Why a solution's clocks can not be believed; empty: they agree.
 
-    Args:
-        times: as its worker says.
-        outside: milliseconds per call that went by at the least, by a clock that it can not reach.
-        idle: milliseconds that its wall clock says of no call at all.
+    `outside` is milliseconds per call that went by at the least, by a clock that it can not reach; `idle` is what
+    its wall clock says of no call at all.
     """
     wall = max(0.0, times.wall - idle)
     if wall > 1.5 * times.median + SLACK_MS:

@@ -11,11 +11,7 @@ from traceproof.pipeline.rows import VerdictRow, read_rows
 
 
 class Divergences:
-    """What is known of references, by definition.
-
-    Args:
-        verdicts: a folder of verdict files; None or an absent one holds none.
-        known: the file of known findings; None or an absent one holds none.
+    """What is known of references, by definition; a file or folder that is None or absent holds nothing.
 
     Raises:
         TraceproofError: the file of known findings can not be used.

@@ -108,12 +108,7 @@ class RegularFile:
 
 @contextmanager
 def regular_file(path: Path, *, most: int, exactly: int | None = None) -> Iterator[RegularFile]:
-    """Open a regular file; never waits, and never follows a link in the last part of the path.
-
-    Args:
-        path: the file.
-        most: bytes that it may hold.
-        exactly: bytes that it must hold; None: any number up to `most`.
+    """Open a regular file of `most` bytes, or `exactly` so many; never waits, nor follows a link at its end.
 
     Raises:
         BorderError: it is absent, something else, or of another size.

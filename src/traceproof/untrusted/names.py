@@ -62,12 +62,8 @@ def path_part(text: str, pattern: str = NAME) -> str:
 def fresh_folder(folder: Path, *, within: Path) -> Path:
     """Make an empty folder that this package may delete again; an older one of ours is deleted first.
 
-    Args:
-        folder: the folder.
-        within: a folder that it must lie in.
-
     Raises:
-        TraceproofError: it lies elsewhere, or something that this package did not make is in the way.
+        TraceproofError: it does not lie in `within`, or something that this package did not make is in the way.
     """
     remove_folder(folder, within=within)
     folder.mkdir(parents=True)

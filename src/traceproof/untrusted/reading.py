@@ -12,15 +12,11 @@ class NotPlainError(ValueError):
 
 
 def read_bytes(path: Path, *, most: int) -> bytes:
-    """The content of a regular file.
-
-    Args:
-        path: the file; a symbolic link is followed.
-        most: bytes; a larger file is refused before it is read.
+    """The content of a regular file; a symbolic link is followed.
 
     Raises:
         OSError: it can not be read; a link that leads in a circle, for one.
-        NotPlainError: it is no regular file, or larger.
+        NotPlainError: it is no regular file, or larger than `most` bytes, and then not read.
     """
     target = path.resolve()
     # Looked at before it is opened, since opening a device may do something, and after, since it may be another.

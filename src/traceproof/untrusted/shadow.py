@@ -180,13 +180,8 @@ class Float64(PlainMode):
 def run(mode: str, function: Callable[..., Any], inputs: Sequence[Any], entries: Callable[[Any], Any]) -> Any:
     """What a function returns under a mode, each floating-point output as its shadow under FLOAT64.
 
-    Whole numbers that rounding may have decided are None under FLOAT64: nothing says what is right.
-
-    Args:
-        mode: `traceproof.untrusted.FLOAT64` or OTHER_ORDER.
-        function: the code.
-        inputs: its arguments.
-        entries: takes what it returned apart, into (name, value) pairs.
+    Whole numbers that rounding may have decided are None under FLOAT64: nothing says what is right. `entries`
+    takes what it returned apart, into (name, value) pairs.
 
     Raises:
         UnsupportedError: float64 can not follow the code.

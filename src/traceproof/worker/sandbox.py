@@ -133,9 +133,7 @@ def give_up(plan: IsolationPlan, seen: visible_files.VisibleFiles, *, processes:
 def probe(stage: str, without: Collection[str] = ()) -> tuple[IsolationPlan, dict[str, str]]:
     """Try each layer in a process of its own. Must run in a single thread, before anything heavy is imported.
 
-    Args:
-        stage: an empty folder; its parent is one to make others in.
-        without: layers to leave out.
+    `stage` is an empty folder; its parent is one to make others in.
     """
     states: dict[str, str] = {}
 

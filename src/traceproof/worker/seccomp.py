@@ -132,13 +132,10 @@ class Program:
 
 
 def program(machine: str, *, processes: bool, only_signal: int | None, gpu: bool = False) -> bytes:
-    """The filter.
+    """The filter of a machine (x86_64 or aarch64).
 
-    Args:
-        machine: x86_64 or aarch64.
-        processes: whether new processes may be started; threads always may.
-        only_signal: the one process that may be sent signals; None: any that can be seen.
-        gpu: whether a GPU's driver runs in the process: it makes files in memory, which others may not.
+    Threads may always be started, processes where it is said. `only_signal` is the one process that may be sent
+    signals; None: any that can be seen. A GPU's driver makes files in memory, which others may not.
     """
     built = Program(machine)
     if not gpu:

@@ -21,13 +21,9 @@ DONE = b"0"
 
 
 def run(arguments: Sequence[str], descriptors: Sequence[int], env: Mapping[str, str], *, session: bool) -> None:
-    """Run `python -m MODULE FD ARGUMENT...`, which forks and ends at once.
+    """Run `python -m MODULE FD ARGUMENT...`, which forks and ends at once; FD is the first descriptor's number.
 
-    Args:
-        arguments: the module, and what follows the number of its listening socket.
-        descriptors: that socket, and the log.
-        env: its environment.
-        session: whether it leaves the session of this process.
+    The descriptors are a listening socket and the log; `session` tells whether it leaves this process's session.
 
     Raises:
         subprocess.CalledProcessError: it fails.

@@ -23,13 +23,9 @@ STACK_BYTES = 8 * MIB  # of one thread, which RLIMIT_DATA counts though it is ha
 
 
 def work(spec: WorkerSpec, data: socket.socket, baseline: int, namespaces: Sequence[int]) -> None:
-    """The worker's life, from just after its fork.
+    """The worker's life, from just after its fork, which had `baseline` bytes.
 
-    Args:
-        spec: what to run, and how.
-        data: messages from and to the supervisor.
-        baseline: bytes that the fork started with.
-        namespaces: descriptors of namespaces to enter; empty: make them here, as far as the plan has them.
+    Without descriptors of namespaces to enter, they are made here, as far as the plan has them.
     """
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # the zygote took it away; its own /proc/self is its own again

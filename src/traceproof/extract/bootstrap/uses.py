@@ -21,8 +21,7 @@ FINAL = "final_norm"  # SGLang's function that ends a stack of stages
 def uses(holders: Sequence[tuple[nn.Module, str]]) -> list[str]:
     """`alone`, `adding` or both, sorted; `unknown`; none: nothing calls it.
 
-    Args:
-        holders: the module that holds it with its attribute there, then what holds that, and so on.
+    `holders` are the module that holds it with its attribute there, then what holds that, and so on.
     """
     holder, name = holders[0]
     module = getattr(holder, name, None)

@@ -137,12 +137,7 @@ def comparisons(definition: Definition) -> Mapping[str, Comparison]:
 
 
 def require(definition: Definition, ranks: Mapping[str, int | None], optional: Iterable[str] = ()) -> None:
-    """Check the names and ranks of the inputs and outputs of an attention definition.
-
-    Args:
-        definition: the definition at hand.
-        ranks: every input this form knows and its rank; None for a Python scalar.
-        optional: which of these may be absent.
+    """Check the names and ranks (None: a Python scalar) of the inputs and outputs of an attention definition.
 
     Raises:
         Unsupported: an input is unknown, missing, or of another rank, dtype or head count than this project knows.

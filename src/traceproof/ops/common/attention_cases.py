@@ -142,11 +142,7 @@ class Planner:
         yield self._fixed("adversarial-ties", "adversarial", short, [3, 17], "ties")
 
     def stress(self, pages: int) -> Iterator[Plan]:
-        """Long contexts, extreme logits, all keys alike, objects that served other lengths, pages in a far cache.
-
-        Args:
-            pages: of a far cache; 0: there are no pages.
-        """
+        """Long contexts, extreme logits, all keys alike, objects that served other lengths, a far cache if any."""
         long = [LONG_PREFILL, LONG_PREFILL - 1] if self.prefill else LONG_DECODE
         yield self._fixed("stress-long", STRESS, long, [64, 1])
         if not self.prefill:

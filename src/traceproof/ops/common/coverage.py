@@ -57,12 +57,7 @@ def tame(chosen: Chosen) -> bool:
 
 
 def rows_and(axis: Axis, value: Callable[[Json], str]) -> Space:
-    """ROWS, SCALE, and an axis that a definition sets for all its cases.
-
-    Args:
-        axis: the further one.
-        value: a definition's value of it.
-    """
+    """ROWS, SCALE, and an axis whose value a definition sets for all its cases."""
     return Space(
         axes=(ROWS, SCALE, axis),
         read=lambda definition, case: rows_only(definition, case) | {axis.name: one(value(definition))},

@@ -46,13 +46,7 @@ def _without(columns: slice) -> Product:
 def product_answers(
     name: str | Callable[[Definition], str], factors: Factors, added: Added = lambda _, product: product
 ) -> tuple[tuple[Answer, ...], tuple[Answer, ...]]:
-    """Right and wrong ways of a product.
-
-    Args:
-        name: of the output, or how a definition tells it.
-        factors: of the definition's inputs.
-        added: what is done to the product (a bias, say).
-    """
+    """Right and wrong ways of a product, to which something (a bias, say) may be `added`."""
 
     def answer(label: str, product: Product) -> Answer:
         def formula(wide: Wide) -> Tensors:

@@ -21,13 +21,9 @@ class Pairing(StrEnum):
 def pairing(definition: Definition, cache: str) -> Pairing:
     """How the reference pairs channels.
 
-    Interleaved: it takes every second channel, views pairs as a last axis of 2, stacks the parts on the last
-    axis, or repeats each angle. Halves: none of that, and it cuts or joins channels; cutting something other than
-    the cache at half its size speaks against interleaved. The cache itself is cut in half under both conventions.
-
-    Args:
-        definition: whose reference is read.
-        cache: the name of the input that holds cosines and sines.
+    Interleaved: it takes every second channel, views pairs as a last axis of 2, stacks the parts on the last axis,
+    or repeats each angle. Halves: none of that, and it cuts or joins channels; cutting something other than the
+    cache at half its size speaks against interleaved. The cache itself is cut in half under both conventions.
 
     Raises:
         Unsupported: it shows signs of both or of none, or lets a condition choose.

@@ -132,9 +132,7 @@ def plans(found: Layout, sizes: Sequence[str], *, optional_state: bool, buffer: 
 def stressed(found: Layout, enlarged: Callable[[int], int]) -> Iterator[Plan]:
     """Cases of size `stress`: long sequences, as they come and where nothing is forgotten, and far addresses.
 
-    Args:
-        found: the form.
-        enlarged: how many requests, slots or tokens a kernel gets in place of a number of them.
+    `enlarged` is how many requests, slots or tokens a kernel gets in place of a number of them.
     """
     if found.form is Form.PREFILL:
         yield Plan("stress-long", STRESS, (LONG, 65))

@@ -24,20 +24,10 @@ class Tokens:
 def recur(
     tokens: Tokens, *, starts: Sequence[int], lengths: Sequence[int], state: torch.Tensor, rounding: Rounding
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run every sequence from its state.
+    """Run every sequence from its state; gives outputs [tokens, value heads, V], and final states.
 
     With S the state [V, K], decayed: S += rate * (v - S k) k^T, then output = scale * S q. A sequence without
-    tokens keeps its state.
-
-    Args:
-        tokens: of all sequences.
-        starts: first token of each sequence.
-        lengths: number of tokens of each sequence.
-        state: [sequences, value heads, V, K]; not modified.
-        rounding: what happens to the state and the correction as they enter a product.
-
-    Returns:
-        Outputs [tokens, value heads, V] and final states, shaped like `state`.
+    tokens keeps its state. States are [sequences, value heads, V, K], and not modified.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])  # running sequences are a prefix
     first = torch.tensor([starts[index] for index in order], dtype=torch.int64, device=state.device)

@@ -87,11 +87,7 @@ def margins(
 ) -> torch.Tensor:
     """How far scores could be off before the choice changes: float64 [...], 0 where it is a matter of luck.
 
-    Args:
-        routing: a method that chooses.
-        logits: [..., experts].
-        bias: [..., experts], if there is one.
-        pairs: two scores that tie at the boundary count as one, since their experts are interchangeable.
+    `pairs`: two scores that tie at the boundary count as one, since their experts are interchangeable.
     """
     logits = logits.to(torch.float64)
     margin = _gap(_scores(routing, logits, bias), routing.top_k, pairs=pairs)

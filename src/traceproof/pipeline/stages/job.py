@@ -60,12 +60,7 @@ class Job:
         return ACTORS[self.actor].device(self.device, planned.memory)
 
     def key(self, entry: PlannedDefinition, planned: PlannedCase) -> str:
-        """Key of a case's outputs in the store: a digest of all that they depend on.
-
-        Args:
-            entry: the planned definition.
-            planned: one of its cases.
-        """
+        """Key of a case's outputs in the store: a digest of all that they depend on."""
         return digest_json(
             [
                 entry.digest,

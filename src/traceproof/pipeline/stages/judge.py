@@ -28,15 +28,8 @@ def judge(  # noqa: PLR0913 - a rule's inputs and outputs
 ) -> None:
     """Write the verdict rows of one op_type, one JSON object per line, in a fixed order.
 
-    A definition whose outputs, code and tolerance were judged before is not judged again.
-
-    Args:
-        cases: the plan.
-        manifests: what each actor left.
-        verdicts: the file to write, in a folder of the run's.
-        settings: where outputs lie, and by what to judge.
-        pool: where workers come from.
-        lanes: how many definitions are judged side by side.
+    A definition whose outputs, code and tolerance were judged before is not judged again; `lanes` are judged side
+    by side.
 
     Raises:
         TraceproofError: the disk is full.

@@ -39,9 +39,8 @@ Rows = list[VerdictRow]
 def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Called once in a worker; the result judges one definition, `{"definition": name}`, a call.
 
-    Args:
-        payload: `cases`, `manifests`, `run` (absolute paths), `settings`, `threads`.
-        scratch: not used; what is written goes to the store and the run's folder.
+    `payload` has `cases`, `manifests`, `run` (absolute paths), `settings`, `threads`. What is written goes to the
+    store and the run's folder.
     """
     del scratch
     torch.set_num_threads(payload["threads"])

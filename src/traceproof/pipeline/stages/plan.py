@@ -32,12 +32,8 @@ def plan(
 ) -> list[Path]:
     """Write `out/<op_type>.json` for each op_type selected; an unchanged file keeps its time, a stale one goes.
 
-    Args:
-        dataset: a folder of definitions.
-        out: the folder of the plans.
-        selection: what to plan.
-        inits: what runs definitions' own `init`; None: they are not run, and inputs are drawn by role.
-        split: how to split jobs; None: each actor has one job per op_type.
+    Without `inits` no definition's own `init` is run, and inputs are drawn by role; without `split` each actor has
+    one job per op_type.
 
     Raises:
         TraceproofError: a selected name does not exist, or the dataset has no definitions.

@@ -206,13 +206,7 @@ def _closing(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def absent(family: str, families: Mapping[str, Sequence[str]], planned: Sequence[str]) -> str:
-    """Why nothing of a family was compared, and which families would be.
-
-    Args:
-        family: what was asked for.
-        families: the op_types of each.
-        planned: the op_types that the dataset has and the selection takes.
-    """
+    """Why nothing of a family was compared, and which families would be, by the op_types that are `planned`."""
     there = [name for name, op_types in families.items() if set(op_types) & set(planned)]
     return (
         f"Nothing was compared: the selected definitions of the dataset have no op_type of family {family} "

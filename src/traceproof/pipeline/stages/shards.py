@@ -60,13 +60,7 @@ class Split:
         return dealt(costs, max(1, min(self._most(len(costs)), int(sum(costs.values()) / SHARD_SECONDS))))
 
     def costs(self, plan: OpTypePlan, actor: str, known: Mapping[str, float]) -> dict[str, float]:
-        """Seconds per definition: what it took, else an estimate by what the others took.
-
-        Args:
-            plan: the op_type's definitions.
-            actor: who runs them.
-            known: seconds that an earlier run took, by definition.
-        """
+        """Seconds per definition: what it is known to take, else an estimate by what the others took."""
         guesses = {name: self._estimate(entry, actor) for name, entry in plan.definitions.items()}
         measured = [name for name in guesses if name in known]
         guessed = sum(guesses[name] for name in measured)

@@ -44,12 +44,7 @@ class StackWorkers:
 
     @classmethod
     def of(cls, caches: Path, stack: Mapping[str, Any]) -> Self:
-        """A stack's.
-
-        Args:
-            caches: folder for what is compiled on the way.
-            stack: the stack's record.
-        """
+        """A stack's, by its record; `caches` is for what is compiled on the way."""
         threads = dict.fromkeys(THREADS, "1")
         if stack["device_type"] != "cuda":
             return cls(environment=threads)

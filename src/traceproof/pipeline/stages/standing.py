@@ -87,20 +87,11 @@ def settle(
     """Before a run: remove a summary that is stale with what it can not vouch for, and undo times in the future.
 
     A stack's record that is not what was written goes, too, and a manifest in which a case crashed: its process
-    may have been killed from outside. What is finished of it is in the store.
-
-    Nothing is touched while another run of the same folder is under way. Finished outputs stay in the store, so
-    what is removed is made again without running anything twice.
-
-    Args:
-        root: the repository.
-        results: the results folder in it.
-        run: the run's folder below that; empty: itself.
-        also: further files and folders whose times rules compare, relative to `root`.
-        anew: folders of the run that are to be made again whatever they hold.
-
-    Returns:
-        What was removed, relative to the run's folder.
+    may have been killed from outside. What is finished of it is in the store. Nothing is touched while another run
+    of the same folder is under way. Finished outputs stay in the store, so what is removed is made again without
+    running anything twice. `also` are further files and folders whose times rules compare, relative to `root`;
+    `anew` are folders of the run that are to be made again whatever they hold. Gives what was removed, relative to
+    the run's folder.
     """
     if any(other.folder == run for other in under_way(root / results)):
         return []

@@ -15,13 +15,7 @@ ORACLE_BYTES = 16  # of the oracle per element: the value and what it is judged 
 
 
 def check(plans: Iterable[Path], store: Path, *, actors: int, limit_gb: float | None) -> None:
-    """Tell how much a run may write where that is much.
-
-    Args:
-        plans: the files of the plan.
-        store: where outputs are written.
-        actors: how many actors compute each case, the oracle aside.
-        limit_gb: what the store may grow to; None: no limit.
+    """Tell how much a run of so many actors, the oracle aside, may write where that is much.
 
     Raises:
         TraceproofError: the store may grow beyond its limit.

@@ -57,12 +57,8 @@ def reference_of(definition: Definition) -> Function:
 def get_ground_truth(definition: Definition, device: torch.device | str | None = None) -> Function:
     """The first ground truth that runs on the device, by the order FlashInfer, SGLang, FLA, PyTorch.
 
-    Called with the inputs in the definition's order, it returns the outputs by name. The test is skipped, with
-    the reason of each, where there is none.
-
-    Args:
-        definition: what it has to compute.
-        device: None: a GPU if there is one.
+    Called with the inputs in the definition's order, it returns the outputs by name. The test is skipped, with the
+    reason of each, where there is none. The device is a GPU, if there is one, unless it is given.
     """
     place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     reasons = []

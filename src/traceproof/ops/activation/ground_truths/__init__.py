@@ -11,13 +11,7 @@ GATED = signature("input -> output", rows="input")
 
 
 def fused(places: Mapping[str, str], call: Call, *, packages: tuple[str, ...] = ()) -> tuple[Adapter, ...]:
-    """Adapters of a package with one function per activation, the product with the other half included.
-
-    Args:
-        places: `module:function` by activation.
-        call: as `Adapter` has it.
-        packages: as `Adapter` has them.
-    """
+    """Adapters of a package with a function per activation, the product with the other half included."""
     return tuple(
         Adapter(
             place.replace(":", "."),

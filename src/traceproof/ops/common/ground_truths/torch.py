@@ -10,11 +10,7 @@ LARGEST = "torch:amax"
 def scaled(api: Api, definition: Definition, inputs: Values, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of x over the scales of their blocks, [rows, columns], and these, [rows, blocks], both float32.
 
-    Args:
-        api: functions by their keys.
-        definition: of a quantisation from x to q and scale.
-        inputs: x.
-        largest: what the largest value of a block becomes.
+    The largest value of a block becomes `largest`.
     """
     x, shape = tensor(inputs, "x").float(), definition.outputs["scale"].shape or ()
     count = definition.const_axes[shape[1]]
