@@ -26,25 +26,17 @@ from traceproof.worker.shared import RUN
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Definitions of one op_type and the ground truths of one stack.
+    """Definitions of one op_type and the ground truths of one stack."""
 
-    Attributes:
-        flow: the configuration; its store is shared with ordinary runs, so the oracle is rarely run.
-        root: the repository of traceproof.
-        definitions, op_type, stack: what is tried.
-        work: a folder for plans and verdicts.
-        variables: of the environment of everything that is run.
-        truths: ground truths that are run; empty: all of the stack.
-    """
-
-    flow: Pipeline
-    root: Path
+    flow: Pipeline  # the configuration; its store is shared with ordinary runs, so the oracle is rarely run
+    root: Path  # the repository of traceproof
+    # definitions, op_type, stack: what is tried
     definitions: tuple[str, ...]
     op_type: str
     stack: str
-    work: Path
-    variables: Mapping[str, str] = field(default_factory=dict)
-    truths: tuple[str, ...] = ()
+    work: Path  # a folder for plans and verdicts
+    variables: Mapping[str, str] = field(default_factory=dict)  # of the environment of everything that is run
+    truths: tuple[str, ...] = ()  # ground truths that are run; empty: all of the stack
 
     def verdict(self, package: Path, digest: str) -> dict[str, Any]:
         """What the ground truths in `package` are worth: `verdict` (the worst one) and `rows`.

@@ -105,55 +105,35 @@ class Evidence(BaseModel):
 
 
 class Bug(BaseModel):
-    """One bug.
-
-    Attributes:
-        id: the file's name.
-        title: what was wrong.
-        upstream: number of the issue or change, where it is known.
-        kind: of mistake.
-        op_type: whose ground truth has it.
-        package: the distribution whose releases have it.
-        since: the first release known to have it; None: only `last_bad` is known to.
-        last_bad, first_good: the releases before and after the fix.
-        hardware: the least that shows it.
-        shows: how it shows.
-        cases: the class of cases that shows it.
-        needs: what such a case has to have.
-        definitions: patterns of the definitions to run; empty: all of the op_type.
-        axes: sizes of const axes to run instead of the definition's.
-        dtypes: of inputs and outputs, to run instead of the definition's.
-        in_turn: whether the definition as it is runs before it with those dtypes, in one process.
-        shown_by: ids of the cases that show it, which alone are run and counted; empty: all.
-        ground_truths: of the stack, which alone are run; empty: all.
-        variables: of the environment, that the package's own choice of kernels follows.
-        unreachable: why no adapter's call reaches it; None: one does.
-        evidence: what the releases' sources show.
-    """
+    """One bug."""
 
     model_config = CLOSED | {"strict": False}
-    id: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
-    title: Text
-    upstream: Text | None = None
-    kind: Kind
-    op_type: Text
-    package: Text
-    since: Release | None = None
+    id: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]  # the file's name
+    title: Text  # what was wrong
+    upstream: Text | None = None  # number of the issue or change, where it is known
+    kind: Kind  # of mistake
+    op_type: Text  # whose ground truth has it
+    package: Text  # the distribution whose releases have it
+    since: Release | None = None  # the first release known to have it; None: only `last_bad` is known to
+    # last_bad, first_good: the releases before and after the fix
     last_bad: Release
     first_good: Release
-    hardware: Hardware
-    shows: Shows
-    cases: Cases
-    needs: Text
-    definitions: tuple[Text, ...] = ()
+    hardware: Hardware  # the least that shows it
+    shows: Shows  # how it shows
+    cases: Cases  # the class of cases that shows it
+    needs: Text  # what such a case has to have
+    definitions: tuple[Text, ...] = ()  # patterns of the definitions to run; empty: all of the op_type
+    # sizes of const axes to run instead of the definition's
     axes: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    # of inputs and outputs, to run instead of the definition's
     dtypes: dict[str, Text] = Field(default_factory=dict)
-    in_turn: bool = False
-    shown_by: tuple[Text, ...] = ()
-    ground_truths: tuple[Text, ...] = ()
+    in_turn: bool = False  # whether the definition as it is runs before it with those dtypes, in one process
+    shown_by: tuple[Text, ...] = ()  # ids of the cases that show it, which alone are run and counted; empty: all
+    ground_truths: tuple[Text, ...] = ()  # of the stack, which alone are run; empty: all
+    # of the environment, that the package's own choice of kernels follows
     variables: dict[str, Text] = Field(default_factory=dict)
-    unreachable: Text | None = None
-    evidence: Annotated[tuple[Evidence, ...], Field(min_length=1)]
+    unreachable: Text | None = None  # why no adapter's call reaches it; None: one does
+    evidence: Annotated[tuple[Evidence, ...], Field(min_length=1)]  # what the releases' sources show
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

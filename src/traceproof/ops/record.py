@@ -12,19 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpType:
-    """Facts about an op_type that the driver and the linter read.
+    """Facts about an op_type that the driver and the linter read."""
 
-    Attributes:
-        family: `verify_<family>` and `nox -s test_<family>` cover it.
-        long: its references take the longest and so decide when a run is done: they start first, and more of them
-            run side by side.
-        compiles_late: ground truths that compile something for most of its cases when called; they start first.
-        staged: its definitions have a tag `stage:<stage>`.
-        without_api: whether FlashInfer has no call for a definition, although it has some for the op_type.
-    """
-
-    family: str
+    family: str  # `verify_<family>` and `nox -s test_<family>` cover it
+    # its references take the longest and so decide when a run is done: they start first, and more of them run side
+    # by side
     long: bool = False
+    # ground truths that compile something for most of its cases when called; they start first
     compiles_late: tuple[str, ...] = ()
-    staged: bool = False
+    staged: bool = False  # its definitions have a tag `stage:<stage>`
+    kin: str = ""  # a part that the folder lacks is `ops/common/<kin>_<part>.py`, if there is such a file
+    # whether FlashInfer has no call for a definition, although it has some for the op_type
     without_api: Callable[[Definition], bool] = lambda _: False

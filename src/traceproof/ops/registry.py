@@ -27,8 +27,10 @@ def known() -> tuple[str, ...]:
 
 def module(op_type: str, part: str = ORACLE) -> str | None:
     """Name of the module with one part of an op_type, e.g. `ground_truths.torch`; None: there is none."""
-    path = FOLDER.joinpath(op_type, *part.split(".")).with_suffix(".py")
-    return f"traceproof.ops.{op_type}.{part}" if op_type in known() and path.is_file() else None
+    for place in (f"{op_type}.{part}", f"common.{record(op_type).kin}_{part}"):
+        if op_type in known() and FOLDER.joinpath(*place.split(".")).with_suffix(".py").is_file():
+            return f"traceproof.ops.{place}"
+    return None
 
 
 def attribute(op_type: str, part: str, name: str) -> Any:  # noqa: ANN401 - the caller says what it is

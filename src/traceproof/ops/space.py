@@ -39,6 +39,10 @@ class Space:
 
 @cache
 def space_of(op_type: str) -> Space | None:
-    """The axes of an op_type; None: its folder has no coverage.py."""
-    found: Space | None = registry.attribute(op_type, "coverage", "SPACE")
-    return None if found is None else replace(found, op_type=op_type)
+    """The axes of an op_type, rows and values where its folder has no coverage.py; None: it has no folder."""
+    if op_type not in registry.known():
+        return None
+    from traceproof.ops.common.coverage import ROWS_AND_SCALE
+
+    found: Space = registry.attribute(op_type, "coverage", "SPACE") or ROWS_AND_SCALE
+    return replace(found, op_type=op_type)

@@ -24,15 +24,10 @@ SLACK = 1.25  # estimates were up to a fifth below what was measured
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Of the jobs over some planned cases.
+    """Of the jobs over some planned cases."""
 
-    Attributes:
-        cases: the folder of the plan, a file per op_type.
-        side_by_side: whether definitions run side by side: where there is a GPU.
-    """
-
-    cases: Path
-    side_by_side: bool
+    cases: Path  # the folder of the plan, a file per op_type
+    side_by_side: bool  # whether definitions run side by side: where there is a GPU
 
     def lanes(self, op_type: str, actor: str) -> int:
         """How many definitions an actor's job runs side by side.
@@ -110,23 +105,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What the load follows from.
+    """What the load follows from."""
 
-    Attributes:
-        needs: bytes of each definition's largest case, in ascending order.
-        kernel_needs: the same for a kernel.
-        large: whether there are cases whose oracle the judge computes.
-        most: bytes of the largest of the others.
-        shards: how many jobs an actor has that has several.
-        seconds: what an actor takes for all cases, roughly.
-    """
-
-    needs: tuple[int, ...]
-    kernel_needs: tuple[int, ...]
-    large: bool
-    most: int
-    shards: Mapping[str, int]
-    seconds: float
+    needs: tuple[int, ...]  # bytes of each definition's largest case, in ascending order
+    kernel_needs: tuple[int, ...]  # the same for a kernel
+    large: bool  # whether there are cases whose oracle the judge computes
+    most: int  # bytes of the largest of the others
+    shards: Mapping[str, int]  # how many jobs an actor has that has several
+    seconds: float  # what an actor takes for all cases, roughly
 
 
 def _mb(needs: Sequence[int], lanes: int) -> int:

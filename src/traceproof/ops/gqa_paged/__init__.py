@@ -2,4 +2,4 @@
 
 from traceproof.ops.record import OpType
 
-OP = OpType(family="gqa", long=True, staged=True)
+OP = OpType(family="gqa", kin="attention", long=True, staged=True)

@@ -2,4 +2,4 @@
 
 from traceproof.ops.record import OpType
 
-OP = OpType(family="gqa", staged=True)
+OP = OpType(family="gqa", kin="attention", staged=True)

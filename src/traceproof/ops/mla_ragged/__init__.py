@@ -2,4 +2,4 @@
 
 from traceproof.ops.record import OpType
 
-OP = OpType(family="mla", staged=True)
+OP = OpType(family="mla", kin="attention", staged=True)

@@ -1,5 +1,0 @@
-"""Laws of mla_ragged: those of any attention."""
-
-from traceproof.ops.common.attention_laws import LAWS
-
-__all__ = ["LAWS"]

@@ -1,5 +1,0 @@
-"""Laws of single_prefill."""
-
-from traceproof.ops.common.single_laws import LAWS
-
-__all__ = ["LAWS"]
