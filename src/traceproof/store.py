@@ -51,11 +51,7 @@ OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk below `path` into an error that says so.
-
-    Raises:
-        TraceproofError: no space is left; what was finished before stays.
-    """
+    """Turn a full disk below `path` into an error that says so. Raises TraceproofError: it is full."""
     try:
         yield
     except OSError as error:
@@ -112,11 +108,7 @@ def write_if_changed(path: Path, text: str) -> bool:
 
 
 def load_tensors(path: Path, digest: str | None = None) -> dict[str, torch.Tensor]:
-    """The tensors in a safetensors file, on the CPU; whatever its content where no digest is given.
-
-    Raises:
-        BorderError: the file is absent, no safetensors, or of another digest.
-    """
+    """Tensors of a safetensors file, on the CPU. Raises BorderError: it is absent, none, or of another digest."""
     import torch
 
     with regular_file(path, most=LARGEST) as file:
@@ -236,11 +228,7 @@ class Store:
         return written
 
     def tensors(self, digest: str, record: Mapping[str, Any] | None = None) -> dict[str, torch.Tensor]:
-        """The tensors of an object, on the CPU, as the record says: a manifest's, or the store's own.
-
-        Raises:
-            DamagedError: they are absent or not what was written; the object is dropped.
-        """
+        """An object's tensors, on the CPU. Raises DamagedError: they are not what was written; it is dropped."""
         known = record if record is not None else self.record(digest)
         try:
             return load_tensors(self.tensors_path(digest), (known or {}).get(TENSORS, "none is recorded"))

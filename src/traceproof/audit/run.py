@@ -49,11 +49,7 @@ class Report:
 
 
 def audit(folder: Path, settings: Settings) -> Report:
-    """Audit every test_*.py below a folder.
-
-    Raises:
-        TraceproofError: there is none, the dataset is none, or the FlashInfer is none.
-    """
+    """Audit every test_*.py below a folder. Raises TraceproofError: no tests, dataset, or FlashInfer."""
     paths = sorted(folder.rglob("test_*.py"))
     if not paths:
         raise TraceproofError(f"{folder} holds no test_*.py", todo="Give the folder of the tests.")

@@ -62,11 +62,7 @@ class Bisection:
     _parsed: dict[str, FileUnits] = field(default_factory=dict)
 
     def search(self, good: str, bad: str) -> Found:
-        """Find the first bad commit.
-
-        Raises:
-            TraceproofError: the ends have the same verdict, or nothing that the op_type depends on changed.
-        """
+        """Find the first bad commit. Raises TraceproofError: equal verdicts at the ends, or nothing changed."""
         commits = commits_between(self.repository, good, bad)
         start = Git(self.repository).local("rev-parse", f"{good}^{{commit}}").strip()
         steps = self._touching([start, *commits])

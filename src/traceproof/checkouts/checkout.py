@@ -76,11 +76,7 @@ def _clone(target: Path, wanted: Wanted, git: Git) -> None:
 
 
 def fill(scratch: Path, wanted: Wanted, git: Git) -> None:
-    """Make an absent folder, or what a killed clone left, a checkout of the commit.
-
-    Raises:
-        TraceproofError: not possible.
-    """
+    """Make a new folder, or what a clone left, a checkout of the commit. Raises TraceproofError: not possible."""
     scratch.mkdir(exist_ok=True)
     if (scratch / ".git").is_dir():
         unlock(scratch)

@@ -126,11 +126,7 @@ def _pull_lfs(git: Git) -> None:
 
 
 def _check(folder: Path, wanted: Wanted, git: Git) -> None:
-    """The commit is checked out, every file as it is there, and every wanted submodule has content.
-
-    Raises:
-        GitError: not so.
-    """
+    """Check that commit, files and wanted submodules are there, with content. Raises GitError: not so."""
     head = git.local("rev-parse", "HEAD").strip()
     changed = changes(git)
     empty = [path for path in _submodules(wanted, git) if not any((folder / path).glob("[!.]*"))]

@@ -17,11 +17,7 @@ PEELED = "^{}"  # how ls-remote marks the commit that an annotated tag points at
 
 
 def read_lock(path: Path) -> dict[str, Pin]:
-    """The pins by source name; none where there is no such file yet.
-
-    Raises:
-        TraceproofError: it can not be read, says every problem.
-    """
+    """The pins by source name; none without such a file. Raises TraceproofError: every problem in reading it."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -154,11 +154,7 @@ def _known(names: Sequence[str], others: set[str]) -> None:
 
 
 def _given(name: str, changes: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """What the options say of a source, by option.
-
-    Raises:
-        TraceproofError: they contradict each other, or can not be followed.
-    """
+    """What the options say of a source, by option. Raises TraceproofError: they contradict each other."""
     given = {kind: values[name] for kind, values in changes.items() if name in values}
     if len(given) > 1:
         raise TraceproofError(f"{name}: give one of {', '.join('--' + kind for kind in given)}")

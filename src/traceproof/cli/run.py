@@ -24,11 +24,7 @@ STATE_RESOURCES = frozenset({"--resources", "--res", "--profile", "--workflow-pr
 
 
 def repository() -> Path:
-    """The folder with the Snakefile that belongs to this package.
-
-    Raises:
-        TraceproofError: the package was installed without it.
-    """
+    """The folder with the Snakefile of this package. Raises TraceproofError: it was installed without it."""
     for folder in (Path.cwd(), Path(__file__).resolve().parents[3]):
         if (folder / "Snakefile").is_file() and (folder / "src" / "traceproof").is_dir():
             return folder

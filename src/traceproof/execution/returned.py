@@ -12,11 +12,7 @@ NAME_CHARACTERS = 200
 
 
 def entries_of(returned: Any) -> list[tuple[str | None, Any]]:  # noqa: ANN401 - what strangers return
-    """What was returned, by name where it has names: what a container holds, not what its class makes of it.
-
-    Raises:
-        TypeError: it may compute what it holds when it is looked at.
-    """
+    """What a container that was returned holds, by name if it has names. Raises TypeError: it may compute that."""
     if isinstance(returned, dict):
         return [(str(name)[:NAME_CHARACTERS], value) for name, value in dict.items(returned)]
     if isinstance(returned, tuple):

@@ -19,11 +19,7 @@ PACKED_BYTES = 64 << 20  # of outputs on a GPU that are put together there, to b
 
 
 def plain_tensor(value: Any) -> torch.Tensor:  # noqa: ANN401 - what strangers return
-    """The value as a plain CPU tensor that shares memory with nothing; a Python scalar becomes a 0-d tensor.
-
-    Raises:
-        TypeError: it is neither a tensor nor a number.
-    """
+    """The value as a plain CPU tensor of its own; a scalar becomes a 0-d one. Raises TypeError: it is neither."""
     if isinstance(value, torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - what it holds, not what its class makes of it
             bare = torch.Tensor.as_subclass(value, torch.Tensor)

@@ -130,11 +130,7 @@ class Transfer:
         return found
 
     def take(self, sent: Sent, said: object, case: Case, *, data: str, out: str) -> Taken:
-        """Take what a call left, and remove its files.
-
-        Raises:
-            BorderError: the answer, or a file, is not in its form.
-        """
+        """Take what a call left, and remove its files. Raises BorderError: answer or file is not in its form."""
         answer = answer_of(said)
         outputs, surplus = self._outputs(answer, self.folder / out, case)
         names = self._names(answer)

@@ -11,11 +11,7 @@ LARGEST = 1 << 24  # no count or width of a model comes near; a larger number is
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a config.json, or the one inside a folder.
-
-    Raises:
-        TraceproofError: it is missing, cut off, no JSON object, or names no architecture.
-    """
+    """Read a config.json, or the one in a folder. Raises TraceproofError: it is missing, damaged or no model's."""
     file = path / "config.json" if path.is_dir() else path
     try:
         value = json.loads(file.read_text(encoding="utf-8"))

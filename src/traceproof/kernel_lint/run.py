@@ -33,11 +33,7 @@ class Report:
 
 
 def lint_kernels(root: Path, *, baseline: Path | None = None) -> Report:
-    """Lint a file or every Python file of a folder.
-
-    Raises:
-        TraceproofError: there is none, or the baseline can not be used.
-    """
+    """Lint a file or every Python file of a folder. Raises TraceproofError: no file, or no usable baseline."""
     paths = [root] if root.is_file() else sorted(root.rglob("*.py"))
     if not paths:
         raise TraceproofError(f"{root} holds no Python files", todo="Give a file or a folder of kernels.")

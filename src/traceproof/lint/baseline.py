@@ -27,11 +27,7 @@ Found = TypeVar("Found", bound=Known)
 
 
 def read_baseline(path: Path) -> Counter[str]:
-    """Fingerprints of the known findings, each as often as it is known.
-
-    Raises:
-        TraceproofError: the file can not be read or is no baseline.
-    """
+    """Fingerprints of known findings, each as often as it is known. Raises TraceproofError: it is no baseline."""
     todo = "Write one with --update-baseline."
     try:
         value: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -45,11 +41,7 @@ def read_baseline(path: Path) -> Counter[str]:
 
 
 def write_baseline(path: Path, findings: Iterable[Known]) -> None:
-    """Write all findings as known; sorted, so that a change shows as few lines of a diff.
-
-    Raises:
-        TraceproofError: the file can not be written.
-    """
+    """Write all findings as known, sorted for short diffs. Raises TraceproofError: the file can not be written."""
     stated = [finding.as_json() for finding in findings]
     entries = [{key: entry[key] for key in STATED if key in entry} for entry in stated]
     entries.sort(key=lambda entry: [entry.get(key, "") for key in ("path", "code", "field", "evidence")])

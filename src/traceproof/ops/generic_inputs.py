@@ -31,11 +31,7 @@ SCALARS: Mapping[str, float] = {"eps": 1e-6, "p": 0.9, "theta": 1e4, "offset": 0
 
 
 def draw_spec(definition: Definition, spec: TensorSpec, name: str, case: Case, draw: Draw) -> Value:
-    """A value for an input of which only the schema is known; None where it may be left out.
-
-    Raises:
-        ValueError: nothing can be drawn for its dtype.
-    """
+    """A value by an input's schema; None where it may be left out. Raises ValueError: nothing fits its dtype."""
     if spec.optional and case.params.get("drawn"):
         return None
     shape = definition.shape_of(spec, case.axes)

@@ -77,11 +77,7 @@ def get(op_type: str) -> Op:
 
 
 def _check_whole(definition: Definition) -> None:
-    """Raise where the schema leaves open what every op relies on.
-
-    Raises:
-        Unsupported: an output's dtype is open, or an input is a text.
-    """
+    """Check what every op relies on. Raises Unsupported: an output's dtype is open, or an input is a text."""
     from traceproof.ops.base import TORCH_DTYPES, Unsupported
 
     for name, spec in {**definition.inputs, **definition.outputs}.items():

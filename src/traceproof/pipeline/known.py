@@ -95,11 +95,7 @@ class Known(BaseModel):
 
 
 def read_known(path: Path | None) -> Known:
-    """Read the file; None: nothing is known.
-
-    Raises:
-        TraceproofError: it is missing, no YAML, or not in the form above; all problems at once.
-    """
+    """Read the file; None: nothing is known. Raises TraceproofError: it is not in the form above; all problems."""
     if path is None:
         return Known()
     try:

@@ -94,11 +94,7 @@ class Sources:
 
 
 def pins_of(stacks: Mapping[str, str | None], *, root: Path) -> dict[str, dict[str, Any]]:
-    """The pins of the stacks whose source is `locked`, by name.
-
-    Raises:
-        TraceproofError: sources.lock has none for one of them.
-    """
+    """The pins of the stacks whose source is `locked`, by name. Raises TraceproofError: sources.lock lacks one."""
     names = sorted(name for name, source in stacks.items() if source == LOCKED)
     pins = read_lock(root / NAME) if names else {}
     absent = [name for name in names if name not in pins]

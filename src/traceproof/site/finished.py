@@ -30,11 +30,7 @@ class Finished:
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
-        """What the rule `report` wrote.
-
-        Raises:
-            TraceproofError: there is none, or it is of other verdicts than those that lie beside it.
-        """
+        """What the rule `report` wrote. Raises TraceproofError: there is none, or it is of other verdicts."""
         try:
             found = read_sealed(self.run / "summary.json")
         except (BorderError, OSError) as error:

@@ -119,11 +119,7 @@ def blocked(candidate: Candidate, *, gpu: bool) -> str | None:
 
 
 def judge(candidate: Candidate, target: Target, environment: JudgeEnvironment, *, repeat: str) -> Certificate:
-    """Judge one solution.
-
-    Raises:
-        TraceproofError: it can not be called at all, this machine can not isolate it, or judging broke off.
-    """
+    """Judge one solution. Raises TraceproofError: it can not be called or isolated, or judging broke off."""
     settled = candidate.settled(target.definition)
     refusals = settled.refusals
     if refusals:

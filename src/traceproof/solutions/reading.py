@@ -60,11 +60,7 @@ class Candidate:
         return None if found is None or found.open else found.parameters
 
     def settled(self, definition: Definition) -> Self:
-        """The candidate with its calling style decided for a definition.
-
-        Raises:
-            TraceproofError: it can not be called with the definition's inputs.
-        """
+        """The candidate with its calling style. Raises TraceproofError: it can not be called with these inputs."""
         if self.destinations is not None:
             return self
         inputs, outputs = len(definition.inputs), len(definition.outputs)

@@ -50,11 +50,7 @@ class Session:
     timed: bool = False  # whether what passes is timed
 
     def judge(self, candidate: Candidate, repeat: str) -> Certificate:
-        """Judge one solution, and write its certificate.
-
-        Raises:
-            TraceproofError: it can not be judged here; says why.
-        """
+        """Judge one solution, and write its certificate. Raises TraceproofError: why it can not be judged here."""
         name = self._named(candidate)
         why = blocked(candidate, gpu=has_driver())
         if why is not None:  # found out before an environment is built

@@ -111,11 +111,7 @@ def _expect(pin: Pin, archive: Path, sha256: str) -> None:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """The plain files of a wheel or a source package; links, and paths that lead elsewhere, are left out.
-
-    Raises:
-        TraceproofError: the archive is damaged.
-    """
+    """The plain files of an archive, without links and paths out of it. Raises TraceproofError: it is damaged."""
     target.mkdir(parents=True)
     try:
         if archive.suffix == ".whl":

@@ -31,11 +31,7 @@ class Report(TypedDict):
 
 
 def judged(rows: Iterable[Row], known: Known, versions: Versions) -> Report:
-    """Mark known failures.
-
-    Raises:
-        TraceproofError: known.yaml limits versions of a package that a stack does not hold.
-    """
+    """Mark known failures. Raises TraceproofError: known.yaml limits versions of a package that no stack holds."""
     found: list[Judged] = [
         {**row, "known": row["outcome"] in BAD and _is_known(row, known, versions)} for row in rows
     ]

@@ -220,11 +220,7 @@ def _narrows(source: torch.dtype, target: torch.dtype) -> bool:
 
 
 def _check(name: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Refuse what float64 can not follow.
-
-    Raises:
-        UnsupportedError: an operation draws at random, or has complex numbers.
-    """
+    """Refuse what float64 can not follow. Raises UnsupportedError: it draws at random, or has complex numbers."""
     if name in RANDOM:
         raise UnsupportedError(f"{name} draws at random")
     if any(one.is_complex() for one in tensors):

@@ -47,11 +47,7 @@ class Reader:
         return not self._buffer
 
     def feed(self, data: bytes) -> None:
-        """Take in what arrived.
-
-        Raises:
-            TooLargeError: the message announces, or the sender sent, more than the limit.
-        """
+        """Take in what arrived. Raises TooLargeError: the message announces, or sent, more than the limit."""
         self._buffer += data
         if len(self._buffer) >= LENGTH.size:
             (size,) = LENGTH.unpack_from(self._buffer)

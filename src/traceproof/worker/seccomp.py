@@ -161,11 +161,7 @@ def program(machine: str, *, processes: bool, only_signal: int | None, gpu: bool
 
 
 def install(code: bytes) -> None:
-    """Bind this process and all it starts to the filter. no_new_privs must be set.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Bind this process and its children to the filter, after no_new_privs. Raises OSError: the kernel refuses."""
     buffer = ctypes.create_string_buffer(code, len(code))
     # struct sock_fprog: a 16-bit count, padding, a pointer
     described = struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer))

@@ -290,11 +290,7 @@ def _connect(address: str) -> socket.socket:
 
 
 def _check_private(folder: Path) -> None:
-    """Workers do what comes through this folder: nobody else may write to it.
-
-    Raises:
-        TraceproofError: somebody else may.
-    """
+    """Workers obey what comes through this folder. Raises TraceproofError: somebody else may write to it."""
     found = folder.lstat()
     if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077:
         raise TraceproofError(

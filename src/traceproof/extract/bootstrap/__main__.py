@@ -90,11 +90,7 @@ def listing(version: str, adapter: Any) -> dict[str, Any]:  # noqa: ANN401 - a m
 
 
 def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]:  # noqa: ANN401 - a module
-    """Both readings of a job's config.json: SGLang's model, and transformers'.
-
-    Raises:
-        Refused: SGLang does not accept the config.
-    """
+    """SGLang's and transformers' reading of a job's config.json. Raises Refused: SGLang does not accept it."""
     started = time.monotonic()
     config = job["config"]
     world = {name: job.get(name, 1) for name in ("tp", "ep", "dp")}

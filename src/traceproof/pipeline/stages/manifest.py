@@ -43,11 +43,7 @@ class Manifest(Record):
 
     @classmethod
     def merged(cls, paths: Iterable[Path]) -> dict[str, Self]:
-        """What each actor left, by name, whatever number of jobs it had.
-
-        Raises:
-            TraceproofError: as `read` does.
-        """
+        """What each actor left, by name, in any number of jobs. Raises TraceproofError: as `read` does."""
         found: dict[str, Self] = {}
         for part in map(cls.read, paths):
             whole = found.setdefault(part.actor, part)

@@ -61,11 +61,7 @@ def changed(run: Path, summary: Any) -> list[str]:  # noqa: ANN401 - whatever th
 
 
 def read_summary(path: Path, run: Path) -> dict[str, Any]:
-    """A run's summary, if it is one of the verdicts that are there.
-
-    Raises:
-        TraceproofError: it is absent, not what was written, or stale.
-    """
+    """A run's summary of the verdicts that are there. Raises TraceproofError: it is absent, damaged or stale."""
     again = "Run the same command again; what is finished is kept."
     try:
         value = read_sealed(path)
