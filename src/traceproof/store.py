@@ -234,11 +234,9 @@ class Store:
             return load_tensors(self.tensors_path(digest), (known or {}).get(TENSORS, "none is recorded"))
         except BorderError as error:
             self._dropped(digest, str(error))
-            raise DamagedError(
-                f"finished outputs are damaged: {digest}",
-                problems=[str(error)],
-                todo="They have been dropped. Run the same command again: they are computed anew.",
-            ) from error
+            problems = [str(error)]
+            todo = "They have been dropped. Run the same command again: they are computed anew."
+            raise DamagedError(f"finished outputs are damaged: {digest}", problems=problems, todo=todo) from error
 
 
 def _seal(digest: str, record: Mapping[str, Any]) -> str:

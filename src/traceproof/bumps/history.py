@@ -138,8 +138,6 @@ def find(folder: Path, name: str) -> Kept:
         found = [path for path in files if path.stem.startswith(name)]
     if len(found) == 1:
         return load(found[0])
-    raise TraceproofError(
-        f"{len(found) or 'no'} kept states are called {name!r}",
-        problems=[path.stem for path in found or files][:10],
-        todo="Give the start of one digest, latest, previous, or a file. `traceproof verify` keeps one a state.",
-    )
+    problems = [path.stem for path in found or files][:10]
+    todo = "Give the start of one digest, latest, previous, or a file. `traceproof verify` keeps one a state."
+    raise TraceproofError(f"{len(found) or 'no'} kept states are called {name!r}", problems=problems, todo=todo)

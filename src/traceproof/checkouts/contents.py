@@ -57,12 +57,8 @@ def fetch(git: Git, commit: str) -> None:
         else:
             raise
     if not has_commit(git, commit):
-        raise GitError(
-            f"{git.folder}: {commit} is not a commit of the remote",
-            output="",
-            final=True,
-            todo="Check that the commit (all 40 digits) was pushed there and was not rewritten since.",
-        )
+        todo = "Check that the commit (all 40 digits) was pushed there and was not rewritten since."
+        raise GitError(f"{git.folder}: {commit} is not a commit of the remote", output="", final=True, todo=todo)
 
 
 def bounded_tree(folder: Path, commit: str) -> None:

@@ -69,10 +69,8 @@ def resolve(url: str, ref: str, *, git: Git) -> str:
     names = ("HEAD",) if ref == "HEAD" else (ref, f"refs/tags/{ref}", f"refs/heads/{ref}")
     commits = {found.get(name + PEELED, found[name]) for name in names if name in found}
     if len(commits) > 1:
-        raise TraceproofError(
-            f"{ref!r} is both a tag and a branch of {url}, at different commits",
-            todo=f"Say which: refs/tags/{ref} or refs/heads/{ref}.",
-        )
+        todo = f"Say which: refs/tags/{ref} or refs/heads/{ref}."
+        raise TraceproofError(f"{ref!r} is both a tag and a branch of {url}, at different commits", todo=todo)
     if not commits:
         raise TraceproofError(
             f"{url} has no branch or tag {ref!r}", todo="Check the name; a commit is given with all its 40 digits."

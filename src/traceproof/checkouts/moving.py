@@ -60,11 +60,8 @@ def _move(target: Path, wanted: Wanted, git: Git) -> State:
         _recover(target, moving, git)
     changed = changes(git)
     if changed:
-        raise TraceproofError(
-            f"{target} has local changes; they are left alone",
-            problems=changed[:10],
-            todo="Commit them on a branch or put them elsewhere, then run again; or use another --target-dir.",
-        )
+        todo = "Commit them on a branch or put them elsewhere, then run again; or use another --target-dir."
+        raise TraceproofError(f"{target} has local changes; they are left alone", problems=changed[:10], todo=todo)
     head = git.local("rev-parse", "HEAD").strip()
     if head == wanted.commit and not moving:
         finish(target, wanted, git)  # submodules and LFS files may be newly wanted
@@ -94,10 +91,8 @@ def _move(target: Path, wanted: Wanted, git: Git) -> State:
 def _ours(target: Path, git: Git) -> None:
     """Refuse a folder that is no repository of its own: git would look further up and find another."""
     if not (target / ".git").exists():
-        raise TraceproofError(
-            f"{target} exists and is no git repository; it is left alone",
-            todo="Move it away, or give another --target-dir.",
-        )
+        todo = "Move it away, or give another --target-dir."
+        raise TraceproofError(f"{target} exists and is no git repository; it is left alone", todo=todo)
     try:
         git.local("rev-parse", "--verify", "--quiet", "HEAD^{tree}")
     except GitError as error:

@@ -28,10 +28,8 @@ def repository() -> Path:
     for folder in (Path.cwd(), Path(__file__).resolve().parents[3]):
         if (folder / "Snakefile").is_file() and (folder / "src" / "traceproof").is_dir():
             return folder
-    raise TraceproofError(
-        "there is no traceproof repository here",
-        todo="Run the command inside a clone, installed with `pip install -e`.",
-    )
+    todo = "Run the command inside a clone, installed with `pip install -e`."
+    raise TraceproofError("there is no traceproof repository here", todo=todo)
 
 
 def snakemake(root: Path, changes: Mapping[str, Any], *, cores: int, extra: Sequence[str] = ()) -> int:

@@ -82,11 +82,9 @@ def _whole(folder: Path, fill: Callable[[Path], Path]) -> None:
 
 def _check(folder: Path, what: str) -> None:
     if not is_dataset(folder):
-        raise TraceproofError(
-            f"{what} holds no definitions",
-            problems=[f"expected {folder.name}/definitions/<op_type>/<name>.json"],
-            todo="Give the folder that holds definitions/ in config.yaml (dataset.*.folder or dataset.path).",
-        )
+        problems = [f"expected {folder.name}/definitions/<op_type>/<name>.json"]
+        todo = "Give the folder that holds definitions/ in config.yaml (dataset.*.folder or dataset.path)."
+        raise TraceproofError(f"{what} holds no definitions", problems=problems, todo=todo)
 
 
 def _from_pypi(source: Pypi, scratch: Path) -> Path:

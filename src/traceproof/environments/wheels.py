@@ -112,8 +112,6 @@ def _fetch_source(source: Pin, folder: Path) -> None:
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     if digest not in source.digests:
         file.unlink()
-        raise TraceproofError(
-            f"{file.name} is not the file that was pinned",
-            problems=[f"its sha256 is {digest}"],
-            todo="Find out why first: the pins name the public registry's files.",
-        )
+        problems = [f"its sha256 is {digest}"]
+        todo = "Find out why first: the pins name the public registry's files."
+        raise TraceproofError(f"{file.name} is not the file that was pinned", problems=problems, todo=todo)

@@ -77,8 +77,6 @@ def pairs(tp: Sequence[int], ep: Sequence[int], usual: Sequence[Parallel]) -> tu
     found = tuple(Parallel(one, other) for one, other in product(ranks, spread) if one % other == 0)
     used = {pair.ep for pair in found}
     if unused := [one for one in dict.fromkeys(spread) if one not in used]:
-        raise TraceproofError(
-            f"ep {unused} divides no tp of {ranks}",
-            todo="SGLang spreads the experts over the tensor parallel ranks, so ep must divide tp.",
-        )
+        todo = "SGLang spreads the experts over the tensor parallel ranks, so ep must divide tp."
+        raise TraceproofError(f"ep {unused} divides no tp of {ranks}", todo=todo)
     return found

@@ -99,10 +99,8 @@ def model_of(
     elif name is None:
         raise TraceproofError("no model was named", todo="Give --model-name, --config or --hf-repo-id.")
     else:
-        raise TraceproofError(
-            f"{name!r} is not in the catalogue; {catalogue.suggestion(name)}",
-            todo="Give one of these names, or the model's config.json by --config PATH.",
-        )
+        todo = "Give one of these names, or the model's config.json by --config PATH."
+        raise TraceproofError(f"{name!r} is not in the catalogue; {catalogue.suggestion(name)}", todo=todo)
     if bundled is not None:
         return bundled.slug, bundled.tags, given, bundled.parallel
     label = name or (repository or str(config)).rstrip("/").rpartition("/")[2].removesuffix(".json")
@@ -177,11 +175,9 @@ def definitions_of(label: str, reading: Reading, config: Mapping[str, Any], choi
         counts += other
         left += disagreed
         if choices.strict and disagreed:
-            raise TraceproofError(
-                f"{label}: SGLang and transformers disagree",
-                problems=[told(one) for one in disagreed],
-                todo="Without --strict all other calls are written; --single-reading takes SGLang's word alone.",
-            )
+            problems = [told(one) for one in disagreed]
+            todo = "Without --strict all other calls are written; --single-reading takes SGLang's word alone."
+            raise TraceproofError(f"{label}: SGLang and transformers disagree", problems=problems, todo=todo)
     made, partly = drafts(kernels.merged(calls), page_sizes=pages, rank_gemms=per_rank)
     return Described(made, [*left, *partly], counts)
 

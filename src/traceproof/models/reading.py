@@ -86,8 +86,6 @@ class Reading:
                 if any("ttention" in module.class_name for module in self.modules)
                 else "no language model"
             )
-            raise TraceproofError(
-                f"SGLang's {self.architecture} has no token embedding: it is {kind}",
-                todo="Definitions are those of language models; `--list` names the architectures.",
-            )
+            todo = "Definitions are those of language models; `--list` names the architectures."
+            raise TraceproofError(f"SGLang's {self.architecture} has no token embedding: it is {kind}", todo=todo)
         return max(found, key=lambda facts: int(facts["vocab"]))  # positions have a smaller table

@@ -56,10 +56,8 @@ class Connection:
         self.repository = repository
         self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT", "") or f"https://{HUB}").rstrip("/")
         if not _is_address(self.endpoint):
-            raise TraceproofError(
-                f"{self.endpoint} is no address of a hub",
-                todo="Give it as https://<host>, without user, password or token; the token comes from HF_TOKEN.",
-            )
+            todo = "Give it as https://<host>, without user, password or token; the token comes from HF_TOKEN."
+            raise TraceproofError(f"{self.endpoint} is no address of a hub", todo=todo)
         self.watch = Watch(self.endpoint)
         self.pause, self.say = pause, say
         if urlsplit(self.endpoint).hostname != HUB:
@@ -72,10 +70,8 @@ class Connection:
 
         token = get_token()
         if not token:
-            raise TraceproofError(
-                f"there is no token for {self.endpoint}",
-                todo="Set HF_TOKEN for this command, or log in with `hf auth login`.",
-            )
+            todo = "Set HF_TOKEN for this command, or log in with `hf auth login`."
+            raise TraceproofError(f"there is no token for {self.endpoint}", todo=todo)
         return token
 
     @cached_property

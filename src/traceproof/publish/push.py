@@ -99,10 +99,8 @@ def patiently(
         if lost(state):
             todo = "Check the address and the network."
             raise TraceproofError(f"not published: the other side cannot be reached: {last}", todo=todo) from None
-        raise TraceproofError(
-            f"not published: {tries} attempts failed, the last one on: {last}",
-            todo="Run the same command again later: what was uploaded is not uploaded twice.",
-        )
+        todo = "Run the same command again later: what was uploaded is not uploaded twice."
+        raise TraceproofError(f"not published: {tries} attempts failed, the last one on: {last}", todo=todo)
 
     return Retrying(
         retry=retry_if_exception_type(Again),

@@ -82,10 +82,8 @@ def _present(target: Path) -> Pin | None:
             todo="Move it away, or give another --target-dir.",
         ) from error
     if files != package_digest(target):
-        raise TraceproofError(
-            f"{target} has local changes; they are left alone",
-            todo="Put them elsewhere and delete the folder, then run again; or use another --target-dir.",
-        )
+        todo = "Put them elsewhere and delete the folder, then run again; or use another --target-dir."
+        raise TraceproofError(f"{target} has local changes; they are left alone", todo=todo)
     return pin
 
 

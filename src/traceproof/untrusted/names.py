@@ -91,8 +91,6 @@ def remove_folder(folder: Path, *, within: Path) -> None:
     if not folder.exists() and not folder.is_symlink():
         return
     if folder.is_symlink() or not (folder / MARKER).is_file():
-        raise TraceproofError(
-            f"{folder} is in the way, and was not made by traceproof",
-            todo=f"Move it away. (A folder of traceproof's has a file {MARKER} in it.)",
-        )
+        todo = f"Move it away. (A folder of traceproof's has a file {MARKER} in it.)"
+        raise TraceproofError(f"{folder} is in the way, and was not made by traceproof", todo=todo)
     shutil.rmtree(folder)

@@ -28,10 +28,8 @@ def check(plans: Iterable[Path], store: Path, *, actors: int, limit_gb: float | 
     told = f"up to {needed / GIB:.1f} GiB of outputs; the store {store} holds {there / GIB:.1f} GiB"
     room = "`traceproof clean --unreachable` or `--older-than DAYS` makes room."
     if limit_gb is not None and there + needed > limit_gb * GIB:
-        raise TraceproofError(
-            f"this run may write {told}, and limits.store_gb is {limit_gb:g}",
-            todo=f"Select less, leave workload lines out (workloads: false), or raise the limit. {room}",
-        )
+        todo = f"Select less, leave workload lines out (workloads: false), or raise the limit. {room}"
+        raise TraceproofError(f"this run may write {told}, and limits.store_gb is {limit_gb:g}", todo=todo)
     if needed > TOLD_BYTES:
         sys.stderr.write(f"This run may write {told}; {free / GIB:.1f} GiB are free. {room}\n")
 
