@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
 from traceproof.audit.findings import Finding, at
-from traceproof.audit.source import Function, TestFile, last_name
+from traceproof.audit.source import Function, TestFile, dotted, last_name
 from traceproof.dataset.definition import Definition
 from traceproof.lint.flashinfer_names import Package
 
@@ -157,12 +157,8 @@ def _imported(file: TestFile) -> Iterator[tuple[ast.stmt, str, str, str]]:
 
 
 def _path(node: ast.expr, aliases: Mapping[str, str]) -> str:
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    start = aliases.get(node.id) if isinstance(node, ast.Name) else None
-    return "" if start is None else ".".join([start, *reversed(parts)])
+    first, dot, rest = dotted(node).partition(".")
+    return f"{aliases[first]}{dot}{rest}" if first in aliases else ""
 
 
 def _api_problem(file: TestFile, node: ast.AST, name: str, package: Package) -> Iterator[Finding]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+from traceproof.dependents.facts import dotted_name
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -74,8 +76,4 @@ def last_name(node: ast.expr) -> str:
 
 def dotted(node: ast.expr) -> str:
     """`torch.cuda.is_available` of that attribute chain; empty for anything else."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+    return ".".join(dotted_name(node))

@@ -1,7 +1,5 @@
 """What differs between two kept states."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -170,7 +168,7 @@ class _Series:
     datasets: frozenset[object]
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> _Series:
+    def of(cls, rows: Iterable[Row]) -> "_Series":
         rows = list(rows)
         return cls(
             digests={(str(row["definition"]), row["digest"]): cls.own(row) for row in rows if "digest" in row},

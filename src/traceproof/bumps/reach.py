@@ -5,8 +5,6 @@ by name in every class that is used), registration by decorators, modules and fi
 be known is followed by name, or makes the whole package count: the result may hold too much, not too little.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -44,7 +42,7 @@ class Reach:
     _users: dict[Key, set[Key]] = field(default_factory=lambda: defaultdict(set))
 
     @classmethod
-    def of(cls, sources: Sources, roots: Roots) -> Reach:
+    def of(cls, sources: Sources, roots: Roots) -> "Reach":
         """Follow everything from an adapter's roots."""
         reach = cls(sources)
         reach._attributes |= roots.attributes

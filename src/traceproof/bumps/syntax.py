@@ -55,15 +55,6 @@ def _root(target: ast.expr) -> str | None:
     return target.id if isinstance(target, ast.Name) else None
 
 
-def dotted_name(node: ast.expr) -> tuple[str, ...]:
-    """`a.b.c` as ("a", "b", "c"); empty for anything else."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return (node.id, *reversed(parts)) if isinstance(node, ast.Name) else ()
-
-
 def path_text(node: ast.expr) -> str:
     """A string or a path put together, with ANYTHING for what is not constant."""
     match node:

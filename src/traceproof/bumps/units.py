@@ -16,14 +16,13 @@ from functools import cached_property
 
 from traceproof.bumps.syntax import (
     MUTATORS,
-    dotted_name,
     dump,
     is_literal_assignment,
     is_plain,
     names_changed,
     path_text,
 )
-from traceproof.dependents.facts import Import
+from traceproof.dependents.facts import Import, dotted_name
 from traceproof.digests import digest_json
 
 EFFECTS = ""

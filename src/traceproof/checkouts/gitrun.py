@@ -3,8 +3,6 @@
 GitPython, which reads objects elsewhere, neither ends a stalled command's helpers nor bounds what it writes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -161,7 +159,7 @@ class Git:
             raise self._failure(arguments, process.returncode, said.text(), stalled=stalled)
         return content
 
-    def _watch(self, process: subprocess.Popen[bytes], said: _Listener) -> bool:
+    def _watch(self, process: subprocess.Popen[bytes], said: "_Listener") -> bool:
         """Wait for the end; True: nothing came for too long, and it was ended.
 
         Raises:

@@ -4,8 +4,6 @@
 is read here, by the simple repository API (JSON or HTML), and the file is fetched and its digest checked.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import sys
@@ -58,7 +56,7 @@ class Places:
         return (*self.links, *(f"{index.rstrip('/')}/{name}/" for index in self.indexes))
 
     @classmethod
-    def of_pip(cls) -> Places:
+    def of_pip(cls) -> "Places":
         """As pip's configuration and its environment variables say. Raises TraceproofError: pip can not tell."""
         found = _pip_options()
         indexes = [found.get("index-url", PUBLIC), *found.get("extra-index-url", "").split()]

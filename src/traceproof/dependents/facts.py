@@ -108,3 +108,12 @@ def _cython(content: bytes) -> Iterator[Import]:
             yield Import(module, taken, len(base) - len(module), line)
         else:
             yield from (Import(part.split()[0], (), 0, line) for part in plain.split(",") if part.strip())
+
+
+def dotted_name(node: ast.expr) -> tuple[str, ...]:
+    """`a.b.c` as ("a", "b", "c"); empty for anything else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return (node.id, *reversed(parts)) if isinstance(node, ast.Name) else ()

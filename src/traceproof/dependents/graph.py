@@ -1,7 +1,5 @@
 """The graph of who needs whom in a repository, and what a change in some files reaches."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import defaultdict, deque
@@ -72,7 +70,7 @@ class Graph:
     _contents: dict[str, bytes] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tree: Tree) -> Graph:
+    def of(cls, tree: Tree) -> "Graph":
         """Read a tree."""
         index = Modules(tree)
         with paused_collection(kept=True):

@@ -1,7 +1,5 @@
 """The stacks' environments: which interpreter a stack runs in, how it is built, and what it turned out to be."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -42,7 +40,7 @@ class Installation:
     cuda_home: str = ""  # the CUDA toolkit of this machine that it compiles with; empty: its environment's
 
     @classmethod
-    def at(cls, name: str, python: str, *, cuda_home: str = "") -> Installation:
+    def at(cls, name: str, python: str, *, cuda_home: str = "") -> "Installation":
         """The stack that runs in `python`."""
         path = Path(python)
         ours = path.parts[:1] == FOLDER.parts

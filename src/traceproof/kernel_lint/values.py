@@ -1,7 +1,5 @@
 """What is known of a value inside a Triton kernel: how wide it is, and whether it comes from the grid."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,7 +45,7 @@ class Value:
         offset = self.looped and self.level == PRODUCT
         return self.wrapped or ((self.grid or offset) and not self.wide)
 
-    def merged(self, other: Value) -> Value:
+    def merged(self, other: "Value") -> "Value":
         """Of two branches: whatever may be wrong in one of them."""
         worse = max(self, other, key=lambda value: (value.narrow, value.wrapped, value.level, value.grid))
         return replace(

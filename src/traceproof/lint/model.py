@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -67,17 +67,7 @@ class Finding:
 
     def as_json(self) -> dict[str, str | int]:
         """The finding as a JSON object."""
-        return {
-            "code": self.code,
-            "title": self.title,
-            "severity": self.severity.value,
-            "path": self.path.as_posix(),
-            "line": self.line,
-            "field": self.field,
-            "evidence": self.evidence,
-            "todo": self.todo,
-            "fingerprint": self.fingerprint,
-        }
+        return asdict(self) | {"path": self.path.as_posix(), "fingerprint": self.fingerprint}
 
 
 @dataclass(frozen=True, slots=True)

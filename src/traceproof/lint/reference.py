@@ -4,8 +4,6 @@ Everything here is by name and by line: good enough for straight code with loops
 name's origin is unclear the answer is "unknown", so that a rule stays silent.
 """
 
-from __future__ import annotations
-
 import ast
 import warnings
 from collections.abc import Iterator
@@ -46,7 +44,7 @@ class Reference:
     run: ast.FunctionDef
 
     @classmethod
-    def parse(cls, text: str) -> Reference:
+    def parse(cls, text: str) -> "Reference":
         """Parse a reference that the definition's model already accepted; the last `run` counts."""
         module = parse_quietly(text)
         runs = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "run"]

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from traceproof.dataset.definition import Definition
+from traceproof.dataset.definition import Definition, DType
 from traceproof.draw import Draw
 from traceproof.ops import far
 from traceproof.ops.cases import STRESS, Case
@@ -19,24 +19,7 @@ Tensors = dict[str, torch.Tensor]
 
 TWIN_LEAST = 256  # of an axis of a twin: wide enough for sums to lose what a kernel's precision loses
 
-TORCH_DTYPES: Mapping[str, torch.dtype] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "float8_e5m2": torch.float8_e5m2,
-    "int64": torch.int64,
-    "int32": torch.int32,
-    "int16": torch.int16,
-    "int8": torch.int8,
-    "bool": torch.bool,
-    "float64": torch.float64,
-    "float8_e8m0fnu": torch.float8_e8m0fnu,
-    "uint8": torch.uint8,
-    "uint16": torch.uint16,
-    "uint32": torch.uint32,
-    "uint64": torch.uint64,
-}
+TORCH_DTYPES: Mapping[str, torch.dtype] = {kind: getattr(torch, kind) for kind in DType if hasattr(torch, kind)}
 
 
 class Unsupported(Exception):  # noqa: N818 - an answer, not an error

@@ -1,7 +1,5 @@
 """Putting a definition of a kernel call together: axes, tensors, tags, reference, in the dataset's shape."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -64,7 +62,7 @@ class Draft:
     ep: bool = False
     # a definition of the same form with small const axes, to check the reference by where the real sizes would not
     # fit a few seconds or a gigabyte; None: check the definition itself
-    twin: Draft | None = field(default=None, repr=False)
+    twin: "Draft | None" = field(default=None, repr=False)
 
     @property
     def op_type(self) -> str:

@@ -1,7 +1,5 @@
 """What the Snakemake rules ask: paths, interpreters and digests, all of it from one frozen configuration."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -36,7 +34,7 @@ class Pipeline(CodeDigests, DatasetFiles):
     root: Path
 
     @classmethod
-    def of(cls, raw: Mapping[str, Any], *, root: Path) -> Pipeline:
+    def of(cls, raw: Mapping[str, Any], *, root: Path) -> "Pipeline":
         """From a raw mapping. Raises TraceproofError: the configuration can not be used."""
         return cls(read_config(raw, root=root), root)
 

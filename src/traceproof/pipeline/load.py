@@ -1,7 +1,5 @@
 """What a job takes of the machine: how many definitions run side by side in it, and the memory for that."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -95,7 +93,7 @@ class Load:
         """Memory of a judge of one op_type's cases, in MiB."""
         return _mb(self._plan(op_type).needs, self.judge_lanes(op_type))
 
-    def _plan(self, op_type: str) -> _Plan:
+    def _plan(self, op_type: str) -> "_Plan":
         path = self.cases / f"{op_type}.json"
         try:
             return _read(path, path.stat().st_mtime_ns)

@@ -1,7 +1,6 @@
 """Record of what a run left of one case of one actor."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError
@@ -11,18 +10,10 @@ from traceproof.reasons import Error, Skip
 from traceproof.untrusted.border import plain_text
 from traceproof.worker.model import ItemOutcome, Status
 
-REASONS: Mapping[Status, Error] = MappingProxyType(
-    {
-        Status.ERROR: Error.EXCEPTION,
-        Status.TIMEOUT: Error.TIMEOUT,
-        Status.MEMORY: Error.MEMORY,
-        Status.CRASH: Error.CRASH,
-        Status.OUTPUT: Error.OUTPUT,
-        Status.PROCESSES: Error.PROCESSES,
-        Status.REFUSED: Error.REFUSED,
-        Status.ISOLATION: Error.ISOLATION,
-    }
-)
+REASONS: Mapping[Status, Error] = {
+    Status.ERROR: Error.EXCEPTION,
+    **{status: Error[status.name] for status in Status if status.name in Error.__members__},
+}
 # Outcomes that the same code and inputs would meet again; a timeout or too much memory may be the machine's doing.
 LASTING = frozenset({Status.OK, Status.ERROR, Status.OUTPUT, Status.REFUSED})
 MOST_SECONDS = 1e9

@@ -1,7 +1,5 @@
 """Finding and removing what the store holds and nothing needs: by age, or by keys that no run refers to."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -28,7 +26,7 @@ class Item:
     written: float  # when, seconds since 1970
 
     @classmethod
-    def of(cls, *paths: Path) -> Item | None:
+    def of(cls, *paths: Path) -> "Item | None":
         """From its files; None: somebody else has just removed them."""
         try:
             every = [file for path in paths for file in ([path, *path.rglob("*")] if path.is_dir() else [path])]

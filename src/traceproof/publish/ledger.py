@@ -6,8 +6,6 @@ ground truth passed everything that was compared, on the definition's present di
 truths are needed.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -111,7 +109,7 @@ class Ledger:
         write_text(path, "".join(f"{line}\n" for line in lines))
 
     @classmethod
-    def read(cls, path: Path) -> Ledger:
+    def read(cls, path: Path) -> "Ledger":
         """Read it back. Raises TraceproofError: it is missing or torn."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()

@@ -3,8 +3,6 @@
 Runs in the torch stack; what it writes is a folder in the dataset's layout a definition, and notes beside it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import uuid
@@ -51,7 +49,7 @@ class Answers:
     store: Store
 
     @classmethod
-    def of(cls, manifests: Sequence[Path], store: Path) -> Answers:
+    def of(cls, manifests: Sequence[Path], store: Path) -> "Answers":
         """The references' answers of a run, of which there are some."""
         (manifest,) = Manifest.merged(manifests).values()
         return cls(manifest, Store(store, OUTPUTS))

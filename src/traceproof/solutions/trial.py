@@ -4,8 +4,6 @@ Runs in a process of ours that has torch. The solution runs in others (`tracepro
 the inputs of one call at a time as a file, and nothing that is expected.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -68,7 +66,7 @@ def workers(settings: Settings, scratch: Path) -> Pool:
     return strangers(gpu=settings.gpu, conceal=conceal, weak=settings.weak, environment=settings.environment)
 
 
-def tried(evaluation: Evaluation, cases: Sequence[PlannedCase], *, whole: bool = True) -> Trial:
+def tried(evaluation: "Evaluation", cases: Sequence[PlannedCase], *, whole: bool = True) -> Trial:
     """All cases, the precision that was used, and where nothing speaks against the answers, properties and speed.
 
     What has to be compiled is compiled first, once. If not `whole`, the first bad row ends it.
@@ -114,7 +112,7 @@ class Evaluation:
     compiled: CompiledFiles | None = None
 
     @classmethod
-    def of(cls, definition: Definition, candidate: Candidate, settings: Settings, pool: Pool) -> Evaluation:
+    def of(cls, definition: Definition, candidate: Candidate, settings: Settings, pool: Pool) -> "Evaluation":
         """The evaluation of a solution to a definition."""
         op, unknown = registry.for_definition(definition)
         return cls(

@@ -11,7 +11,7 @@ from functools import cache
 from types import MappingProxyType
 
 import traceproof
-from traceproof.codedigest import PACKAGE, SOURCE
+from traceproof.codedigest import PACKAGE, SOURCE, file_of
 from traceproof.digests import digest_json
 from traceproof.ops import registry
 from traceproof.text import literal
@@ -83,13 +83,11 @@ def _path(module: str) -> str:
     """Where a module's file stands beside the tests."""
     place = module.replace(OWN, NAME).replace(PACKAGE, NAME, 1) if module.startswith(PACKAGE) else module
     folder = place.replace(".", "/")
-    return f"{folder}/__init__.py" if (SOURCE.parent / module.replace(".", "/")).is_dir() else f"{folder}.py"
+    return f"{folder}/__init__.py" if file_of(module).name == "__init__.py" else f"{folder}.py"
 
 
 def _source(module: str) -> str:
-    path = SOURCE.parent / module.replace(".", "/")
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return path.read_text(encoding="utf-8")
+    return file_of(module).read_text(encoding="utf-8")
 
 
 def _closure() -> set[str]:
@@ -128,7 +126,4 @@ def _imports(source: str) -> Iterator[str]:
 
 
 def _exists(module: str) -> bool:
-    if module.partition(".")[0] != PACKAGE:
-        return False
-    path = SOURCE.parent / module.replace(".", "/")
-    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+    return module.partition(".")[0] == PACKAGE and file_of(module).is_file()

@@ -1,7 +1,5 @@
 """The process that runs the items: sets up once, then answers one item after the other."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os
@@ -25,7 +23,7 @@ MESSAGE_CHARACTERS = 4000
 MEMORY_SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc")
 
 
-def serve(channel: socket.socket, scratch: Path, limits: Limits, meter: Meter) -> None:
+def serve(channel: socket.socket, scratch: Path, limits: Limits, meter: "Meter") -> None:
     """Answer the supervisor until it hangs up. A worker may be set up again, for another job."""
     handler: Handler | None = None
     while (request := frames.receive(channel)) is not None:

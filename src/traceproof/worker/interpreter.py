@@ -1,7 +1,5 @@
 """The supervisor's handle on a started interpreter from which workers are forked."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -107,7 +105,7 @@ class Interpreter:
     layers: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, recipe: Recipe) -> Interpreter:
+    def start(cls, recipe: Recipe) -> "Interpreter":
         """Start it and wait until everything is imported.
 
         Raises:

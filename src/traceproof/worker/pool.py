@@ -1,7 +1,5 @@
 """Runs items in worker processes: the part that a caller sees. Needs the standard library only."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
@@ -153,7 +151,7 @@ class Pool:
         limits: Limits | None = None,
         isolation: Isolation = Isolation.UNTRUSTED,
         scratch: Path | None = None,
-    ) -> Iterator[Session]:
+    ) -> "Iterator[Session]":
         """A worker for one item after the other, as `run_items` has it, started at the first."""
         isolation = Isolation(isolation)
         settled = (limits or Limits()).settled(isolation)

@@ -1,7 +1,5 @@
 """What a shut-in worker can see of the file system, and the new root that shows just that."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
@@ -53,7 +51,7 @@ class VisibleFiles:
     devices: tuple[str, ...]
     concealed: tuple[str, ...] = ()
 
-    def concealing(self, paths: Sequence[str]) -> VisibleFiles:
+    def concealing(self, paths: Sequence[str]) -> "VisibleFiles":
         """The view without what lies in some folders, but for a folder that the interpreter itself lies in."""
         own = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, sys.executable)]
         hidden = [path for path in paths if not any(_inside(one, path) for one in own)]

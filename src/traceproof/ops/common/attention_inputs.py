@@ -18,8 +18,6 @@ get an ordinary weight whatever the query is, with values of 50. Not NaN: a kern
 weight of 0, which is right and would give NaN.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +51,7 @@ class Style:
     scale: float  # the softmax scale
 
     @classmethod
-    def of(cls, case: Case, *, width: int, scale: float) -> Style:
+    def of(cls, case: Case, *, width: int, scale: float) -> "Style":
         """The style that a case asks for."""
         params: dict[str, Any] = dict(case.params)
         pattern = str(params["pattern"])

@@ -1,7 +1,5 @@
 """Sequences over pages and over ragged rows: page tables, their axes, and reading them back."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +31,7 @@ class Pages:
     shared: list[int]
 
     @classmethod
-    def of(cls, kv_lens: list[int], page_size: int, *, shared: bool) -> Pages:
+    def of(cls, kv_lens: list[int], page_size: int, *, shared: bool) -> "Pages":
         """Pages of sequences of these lengths; only full pages are shared, half of what could be."""
         counts = [-(-length // page_size) for length in kv_lens]
         full = [length // page_size for length in kv_lens]

@@ -5,8 +5,6 @@ judge draws the inputs again, on the GPU if it has one, and compares chunk by ch
 Chunks, gates and order are the same on either, and so is the verdict.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -115,7 +113,7 @@ class LargeCases:
         assert expected.dtype is not None  # an op with an oracle knows it
         return numerics_of(kind, expected.dtype, self.tolerance)
 
-    def _measure(self, case: Case, inputs: Values, measured: list[_Measured], device: str) -> None:
+    def _measure(self, case: Case, inputs: Values, measured: "list[_Measured]", device: str) -> None:
         """Feed every chunk to all that is measured; once more to what has two passes."""
         twice = [one for one in measured if one.numerics.two_passes]
         for start, length in self._chunks(case, device):
