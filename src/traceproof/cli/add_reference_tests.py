@@ -82,8 +82,7 @@ def _places(definitions: Path | None, output: Path | None) -> tuple[Path, Path]:
         return root, out or root
     if out is not None and (out / "definitions").is_dir():
         return out, out
-    repository = run.repository()
-    config = run.config_of(repository, {})
+    repository, config = run.configured()
     root = repository / Pipeline(config, repository).dataset
     own = root if config.dataset.path is not None else repository / config.results / config.run / GENERATED
     return root, out or own
@@ -137,8 +136,7 @@ _with_checkouts(add_reference_tests)
 def _divergences() -> Divergences:
     """What this repository knows; nothing where the package was installed without one."""
     try:
-        repository = run.repository()
-        config = run.config_of(repository, {})
+        repository, config = run.configured()
     except TraceproofError:
         return Divergences(verdicts=None, known=None)
     known = repository / config.known if config.known is not None else None

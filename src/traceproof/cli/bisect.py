@@ -15,6 +15,7 @@ from traceproof.bumps.trial import Trial
 from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.checkouts.tree import CommitTree
 from traceproof.cli import options, run
+from traceproof.cli.interpreter import say
 from traceproof.dataset.fetch import fetch
 from traceproof.errors import TraceproofError
 from traceproof.pipeline.adapters import op_types
@@ -37,9 +38,8 @@ def bisect(  # noqa: PLR0913 - one parameter per option
 
     Exit codes: 0 found, 2 bad use, or the ends do not differ.
     """
-    root = run.repository()
-    changes = {} if dataset is None else {"dataset": {"path": str(dataset.resolve()), "pypi": None, "git": None}}
-    flow = Pipeline(run.config_of(root, changes), root)
+    root, config = run.configured(dataset=run.dataset_in(dataset))
+    flow = Pipeline(config, root)
     folder = fetch(flow.config.dataset, root=root / flow.config.results / "dataset")
     op_type = _op_type(folder, definition)
     repository = repository.expanduser().resolve()
@@ -66,7 +66,7 @@ def bisect(  # noqa: PLR0913 - one parameter per option
             tree.at(commit)
             return trial.verdict(importable(tree.folder, stack, Path(scratch) / "linked"), found.digest)
 
-        answer = Bisection(repository, stack, op_type, judge, _say).search(good, bad)
+        answer = Bisection(repository, stack, op_type, judge, say).search(good, bad)
     subject = Git(repository).local("log", "-1", "--format=%h %an %as %s", answer.commit).strip()
     run.write_result(
         json_file,
@@ -97,11 +97,6 @@ def _op_type(dataset: Path, definition: str) -> str:
     if not found:
         raise TraceproofError(f"{dataset} has no definition {definition!r}")
     return found[0].parent.name
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
 
 
 class _Worktree:

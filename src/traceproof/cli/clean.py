@@ -28,8 +28,8 @@ def clean(
     """
     if older_than is None and not unreachable:
         raise TraceproofError("nothing says what may go", todo="Give --older-than DAYS, --unreachable, or both.")
-    root = run.repository()
-    results = root / run.config_of(root, {}).results
+    root, config = run.configured()
+    results = root / config.results
     store = results / "store"
     with runs.none_under_way(results):
         found = sweep.older(store, older_than) if older_than is not None else []

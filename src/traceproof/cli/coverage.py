@@ -52,6 +52,5 @@ def coverage(  # noqa: PLR0913 - one parameter per option
 
 
 def _configured() -> Path:
-    root = run.repository()
-    config = run.config_of(root, {})
+    root, config = run.configured()
     return root / config.results / config.run / "cases"

@@ -28,8 +28,8 @@ def diff_command(
 
     Exit codes: 0 nothing got worse, 1 something did, 2 bad use.
     """
-    root = run.repository()
-    folder = root / run.config_of(root, {}).results / "history"
+    root, config = run.configured()
+    folder = root / config.results / "history"
     old, new = find(folder, before), find(folder, after)
     found = diff(old, new)
     if str(json_file) != "-":

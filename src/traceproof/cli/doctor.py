@@ -25,8 +25,7 @@ def doctor(
 
     Exit codes: 0 all that is configured can run, 1 something of it is missing or broken, 2 bad use or input.
     """
-    root = run.repository()
-    config = run.config_of(root, {})
+    root, config = run.configured()
     live = Console(stderr=True)
     with live.status("asking the stacks") if live.is_terminal else contextlib.nullcontext():
         found = diagnose(config, root=root, seconds=seconds)

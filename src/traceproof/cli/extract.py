@@ -1,15 +1,13 @@
 """`traceproof extract-kernel-definitions`: the definitions that a model needs, read off SGLang."""
 
-import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from traceproof.cli import options, run
-from traceproof.environments import building as environments
+from traceproof.cli.interpreter import say, stack_interpreter
 from traceproof.errors import TraceproofError
 from traceproof.extract.parallelism import requested
 from traceproof.extract.pipeline import (
@@ -84,7 +82,7 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
         if json_file is None:
             sys.stdout.write(told_bundled() + told_listing(listing))
         else:
-            _write(listing_json(listing), json_file)
+            run.write_result(json_file, listing_json(listing))
         return
     models = _models(model_name or [], config, hf_repo_id, revision, tp or [], ep or [], dp_attention)
     pages = _page_sizes(page_size or [])
@@ -96,11 +94,10 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
         ),
         flashinfer=flashinfer_path,
     )
-    extraction = extract(models, settings, say=_say)
+    extraction = extract(models, settings, say=say)
     publish(extraction, settings, dataset=dataset or output_dir, out=output_dir, report=report_dir)
     _summary(extraction, output_dir)
-    if json_file is not None:
-        _write(as_json(extraction), json_file)
+    run.write_result(json_file, as_json(extraction))
     conflicts = any(outcome.status == "conflict" for outcome in extraction.outcomes)
     if conflicts or extraction.clashes:
         raise typer.Exit(1)
@@ -108,10 +105,7 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
 
 def interpreter(stack: str, given: Path | None) -> Path:
     """The interpreter that was given, else the one of a stack by config.yaml, built first where it is absent."""
-    if given is not None:
-        return given.absolute()  # links stay, since they tell a virtual environment
-    root = run.repository()
-    return environments.ready(environments.resolve(run.config_of(root, {}), stack), root=root, say=_say)
+    return stack_interpreter(stack) if given is None else given.absolute()  # links tell a virtual environment
 
 
 def _models(  # noqa: PLR0913, PLR0917 - the options that name models
@@ -138,11 +132,6 @@ def _page_sizes(given: list[int]) -> tuple[int, ...]:
     if wrong:
         raise TraceproofError("the page sizes cannot be used", problems=wrong)
     return tuple(dict.fromkeys(given)) or PAGE_SIZES
-
-
-def _write(value: Mapping[str, Any], file: Path) -> None:
-    text = json.dumps(value, indent=1) + "\n"
-    sys.stdout.write(text) if str(file) == "-" else file.write_text(text, encoding="utf-8")
 
 
 def told_bundled() -> str:
@@ -193,24 +182,20 @@ def told_listing(listing: Listing) -> str:
     )
 
 
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-
-
 def _summary(extraction: Extraction, root: Path) -> None:
     counted: dict[str, int] = {}
     for outcome in extraction.outcomes:
         counted[outcome.status] = counted.get(outcome.status, 0) + 1
         if outcome.status == "conflict":
-            _say(f"conflict: {outcome.name}: {'; '.join(outcome.differences)}")
+            say(f"conflict: {outcome.name}: {'; '.join(outcome.differences)}")
     for clash in extraction.clashes:
-        _say(f"conflict between models: {clash.renamed}: {'; '.join(clash.differences)}")
+        say(f"conflict between models: {clash.renamed}: {'; '.join(clash.differences)}")
     for item, finding in extraction.refused:
-        _say(f"not written: {item.name}: no oracle: {finding.no_oracle}")
+        say(f"not written: {item.name}: no oracle: {finding.no_oracle}")
     for line in not_described(extraction):
-        _say(line)
+        say(line)
     if extraction.template_readings:
         differ = sum(bool(said.differences) for said in extraction.template_readings)
-        _say(f"FlashInfer's trace templates differ from {differ} of them: templates.md says how")
+        say(f"FlashInfer's trace templates differ from {differ} of them: templates.md says how")
     said = ", ".join(f"{count} {status}" for status, count in sorted(counted.items()))
     sys.stdout.write(f"{len(extraction.outcomes)} definitions in {root}: {said}\n")

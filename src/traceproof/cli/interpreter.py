@@ -24,7 +24,7 @@ def interpreter(given: Path | None, *, stack: str, needs: Sequence[str], option:
     Raises:
         TraceproofError: there is none, or it lacks one of `needs`; `option` gives another one.
     """
-    python = _given(given, option) if given is not None else _of(stack)
+    python = _given(given, option) if given is not None else str(stack_interpreter(stack))
     lacking = _lacking(python, needs, option)
     if lacking:
         todo = f"Install {' and '.join(lacking)} there, or give an interpreter that has them as {option}."
@@ -42,10 +42,10 @@ def _given(path: Path, option: str) -> str:
     return str(Path(found).absolute())
 
 
-def _of(name: str) -> str:
-    root = run.repository()
-    stack = resolve(run.config_of(root, {}), name)
-    return str(ready(stack, root=root, say=say))
+def stack_interpreter(name: str) -> Path:
+    """A stack's interpreter by config.yaml, built first where it is absent."""
+    root, config = run.configured()
+    return ready(resolve(config, name), root=root, say=say)
 
 
 def say(text: str) -> None:

@@ -4,13 +4,12 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from traceproof.cli import options, run
 from traceproof.cli.interpreter import say
-from traceproof.config.schema import Config
 from traceproof.solutions.reading import read
 from traceproof.solutions.records import Certificate
 from traceproof.solutions.render import table
@@ -48,8 +47,13 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
 
     Exit codes: 0 accepted, 1 refused, 2 bad use or input, or it needs a GPU and there is none.
     """
-    root = run.repository()
-    config = _config(root, dataset, test_sizes, tolerance, seed, weak=allow_weak_isolation)
+    root, config = run.configured(
+        dataset=run.dataset_in(dataset),
+        test_sizes=test_sizes,
+        tolerance=tolerance,
+        seed=seed,
+        allow_weak_isolation=allow_weak_isolation or None,
+    )
     where, _, entry = path.partition("::")
     candidates = read(Path(where).expanduser(), entry or None)
     session = Session(
@@ -75,25 +79,6 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
         )
     run.write_result(json_file, {"certificates": [one.model_dump(mode="json") for one in certificates]})
     raise typer.Exit(run.FINE if all(one.accepted for one in certificates) else run.FINDINGS)
-
-
-def _config(  # noqa: PLR0913 - the options that change it
-    root: Path,
-    dataset: Path | None,
-    sizes: list[str] | None,
-    tolerance: float | None,
-    seed: int | None,
-    *,
-    weak: bool,
-) -> Config:
-    changes: dict[str, Any] = {
-        "dataset": dataset and {"path": str(dataset.expanduser().resolve()), "pypi": None, "git": None},
-        "test_sizes": sizes,
-        "tolerance": tolerance,
-        "seed": seed,
-        "allow_weak_isolation": weak or None,
-    }
-    return run.config_of(root, {key: value for key, value in changes.items() if value is not None})
 
 
 def _repeated(

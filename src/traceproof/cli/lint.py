@@ -57,8 +57,7 @@ def lint_command(  # noqa: PLR0913 - one parameter per option
 
 def _configured() -> Path:
     """The folder of the dataset that config.yaml names, fetched where it is not there yet."""
-    root = run.repository()
-    config = run.config_of(root, {})
+    root, config = run.configured()
     return fetch(config.dataset, root=root / config.results / "dataset")
 
 

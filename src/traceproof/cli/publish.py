@@ -74,8 +74,7 @@ def publish(  # noqa: PLR0913 - one parameter per option
 
     Exit codes: 0 written or pushed, 2 bad use or input, nothing verified, or a push that did not go through.
     """
-    root = run.repository()
-    config = run.config_of(root, {})
+    root, config = run.configured()
     source = _source(root, config, selection, [*(traces or []), *(tests or [])], tests_output)
     if dataset is not None:
         source = replace(source, dataset=dataset.absolute())

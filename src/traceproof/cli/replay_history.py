@@ -41,12 +41,7 @@ def replay_history(  # noqa: PLR0913 - one parameter an option
         if str(json_file) != "-":
             Console(file=sys.stdout).print(table.listed(bugs))
         return
-    root = run.repository()
-    changes = {
-        "dataset": dataset and {"path": str(dataset.expanduser().resolve()), "pypi": None, "git": None},
-        "test_sizes": test_sizes,
-    }
-    config = run.config_of(root, {key: value for key, value in changes.items() if value is not None})
+    root, config = run.configured(dataset=run.dataset_in(dataset), test_sizes=test_sizes)
     folder = (out or root / config.results / REPLAYS).absolute()
     releases = Releases(folder / RELEASES, packages and packages.expanduser().absolute())
     outcomes = Replays(root, config, folder, releases, say).run(bugs, jobs=jobs or max(1, run.all_cores() // 4))

@@ -10,6 +10,7 @@ from typing import Any
 
 from traceproof.cli.supervise import supervise
 from traceproof.config.reading import config_of
+from traceproof.config.schema import Config
 from traceproof.errors import TraceproofError
 from traceproof.owner import own_folder
 from traceproof.pipeline.interrupts import INTERRUPTED
@@ -30,6 +31,17 @@ def repository() -> Path:
             return folder
     todo = "Run the command inside a clone, installed with `pip install -e`."
     raise TraceproofError("there is no traceproof repository here", todo=todo)
+
+
+def configured(**changes: Any) -> tuple[Path, Config]:  # noqa: ANN401 - as config.yaml has them
+    """That folder, and the configuration there, with what options give (None: nothing) in place of some keys."""
+    root = repository()
+    return root, config_of(root, {key: value for key, value in changes.items() if value is not None})
+
+
+def dataset_in(folder: Path | None) -> dict[str, str | None] | None:
+    """A dataset's folder as config.yaml has it; None: none is given."""
+    return None if folder is None else {"path": str(folder.expanduser().resolve()), "pypi": None, "git": None}
 
 
 def snakemake(root: Path, changes: Mapping[str, Any], *, cores: int, extra: Sequence[str] = ()) -> int:

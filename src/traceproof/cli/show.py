@@ -30,8 +30,8 @@ def show(
 
     Exit codes: 0 nothing failed, 1 findings, 2 there are no such verdicts.
     """
-    root = run.repository()
-    results = root / run.config_of(root, {}).results
+    root, config = run.configured()
+    results = root / config.results
     rows = [row for row in _rows(results, name, selection) if not case or row.case in case]
     if not rows:
         cases = sorted({str(row.case) for row in _rows(results, name, selection)})

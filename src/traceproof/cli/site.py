@@ -29,8 +29,8 @@ def site(
 
     Exit codes: 0 written, 2 there is no finished run, or the folder can not be replaced.
     """
-    root = run.repository()
-    results = root / run.config_of(root, {}).results
+    root, config = run.configured()
+    results = root / config.results
     usual = results / AUDIT
     finished = Finished(results, results / selection, audit or (usual if usual.is_file() else None))
     built = build(finished, out or finished.run / "site")

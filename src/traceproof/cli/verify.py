@@ -51,7 +51,7 @@ def verify(  # noqa: PLR0913 - the specification's options
         raise TraceproofError("--all selects everything: give it, or --op-type and --definition-name, not both")
     given = {
         "selection": _selection(op_type=op_type, definition_name=definition_name, case=case, all=everything),
-        "dataset": dataset and {"path": str(dataset.expanduser().resolve()), "pypi": None, "git": None},
+        "dataset": run.dataset_in(dataset),
         "test_sizes": test_sizes,
         "tolerance": tolerance,
         "seed": seed,
@@ -68,8 +68,7 @@ def verify(  # noqa: PLR0913 - the specification's options
 
 def _solutions(changes: Mapping[str, Any]) -> int:
     """Judge the dataset's solutions for the selected definitions."""
-    root = run.repository()
-    config = run.config_of(root, changes)
+    root, config = run.configured(**changes)
     flow = Pipeline(config, root)
     session = Session(
         root=root, config=config, out=root / flow.results / JUDGED, say=say, dataset=root / flow.dataset
