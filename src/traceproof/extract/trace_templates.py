@@ -81,7 +81,7 @@ def _differences(definition: Definition, template: Template) -> Iterator[str]:
 
 
 def _axes(definition: Definition, template: Template) -> Iterator[str]:
-    used = _named(_specs(definition))
+    used = _named([*definition.inputs.values(), *definition.outputs.values()])
     required = _named(
         spec for spec in (*template.inputs.values(), *template.outputs.values()) if not spec.optional
     )
@@ -99,10 +99,6 @@ def _axes(definition: Definition, template: Template) -> Iterator[str]:
 def _named(specs: Iterable[TensorSpec | TemplateTensor]) -> set[str]:
     """Axes in the shapes of some tensors."""
     return {name for spec in specs for name in spec.shape or ()}
-
-
-def _specs(definition: Definition) -> list[TensorSpec]:
-    return [*definition.inputs.values(), *definition.outputs.values()]
 
 
 def _tensors(kind: str, ours: Mapping[str, TensorSpec], theirs: Mapping[str, TemplateTensor]) -> Iterator[str]:

@@ -160,9 +160,7 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
 
 
 def _places(
-    known: Mapping[str, inspect.Parameter],
-    definition: Definition,
-    parameters: Parameters,
+    known: Mapping[str, inspect.Parameter], definition: Definition, parameters: Parameters
 ) -> dict[str, Place]:
     """The place of every input that has one: by the template, by its name, then by its name in lower case."""
     lower = {name.lower(): name for name in known}

@@ -55,7 +55,8 @@ def unreachable(store: Path, results: Path) -> list[Item]:
     needed = set(_keys(results))
     limit = time.time() - FRESH_SECONDS
     found = [item for key, item in _objects(store / "outputs") if key not in needed]
-    found += [item for path in _left(store) if (item := Item.of(path)) is not None]
+    left = (path for pattern in SCRATCH for path in store.glob(pattern))
+    found += [item for path in left if (item := Item.of(path)) is not None]
     return [item for item in found if item.written < limit]
 
 
@@ -86,8 +87,3 @@ def _manifests(results: Path) -> Iterator[Path]:
         below[:] = [name for name in below if name not in APART]
         if "actors" in below:
             yield from Path(folder, "actors").glob("*/*.json")
-
-
-def _left(store: Path) -> Iterator[Path]:
-    for pattern in SCRATCH:
-        yield from store.glob(pattern)

@@ -14,13 +14,7 @@ from traceproof.solutions.records import PrecisionResult
 from traceproof.solutions.trial import Evaluation
 
 LARGEST = 64 << 20  # bytes that the case may need: the oracle solves it some ten times
-ODD = (
-    CallError,
-    RuntimeError,
-    ValueError,
-    IndexError,
-    KeyError,
-)  # of inputs that nobody planned
+ODD = (CallError, RuntimeError, ValueError, IndexError, KeyError)  # of inputs that nobody planned
 
 
 def precision(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> Iterator[PrecisionResult]:

@@ -153,11 +153,7 @@ def trace_lines(certificate: Certificate) -> Iterator[str]:
         line = {
             "definition": certificate.definition,
             "solution": certificate.solution,
-            "workload": {
-                "uuid": one.case.removeprefix("workload-"),
-                "axes": one.axes,
-                "inputs": one.inputs,
-            },
+            "workload": {"uuid": one.case.removeprefix("workload-"), "axes": one.axes, "inputs": one.inputs},
             "evaluation": {
                 "status": "PASSED",
                 "log": "",

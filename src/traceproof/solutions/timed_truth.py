@@ -43,13 +43,7 @@ def ground_truth(evaluation: Evaluation, subject: Subject) -> tuple[str, Request
     return None
 
 
-def _called_here(
-    evaluation: Evaluation,
-    actor: Actor,
-    inputs: Values,
-    device: torch.device,
-    seed: int,
-) -> Request:
+def _called_here(evaluation: Evaluation, actor: Actor, inputs: Values, device: torch.device, seed: int) -> Request:
     names = list(inputs)
     placed = [v.to(device) if isinstance(v, torch.Tensor) else v for v in inputs.values()]
     watch = timing.Stopwatch(placed, 0, device, seed)

@@ -271,11 +271,7 @@ class Evaluation:
             (taken.aliased, Failure.ALIAS, "outputs {} share memory with others"),
             (taken.subclassed, Failure.SUBCLASS, "outputs {} are no plain tensors"),
             (taken.overrun, Failure.OVERRUN, "wrote beside {}, out of bounds"),
-            (
-                taken.late,
-                Failure.LATE,
-                "outputs {} changed after the call's stream was done",
-            ),
+            (taken.late, Failure.LATE, "outputs {} changed after the call's stream was done"),
         ):
             if names:
                 yield row_of(subject.case, WHOLE, Ruling(Verdict.FAIL, reason, told.format(names), {}), variant)

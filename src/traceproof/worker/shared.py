@@ -260,10 +260,7 @@ def start_server(folder: Path, module: str, order: str, *, env: Mapping[str, str
     """
     address = folder / "socket"
     address.unlink(missing_ok=True)
-    with (
-        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
-        (folder / "log").open("ab") as log,
-    ):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, (folder / "log").open("ab") as log:
         listener.bind(str(address))
         listener.listen(WAITING)
         arguments, descriptors = [module, str(folder), order], [listener.fileno(), log.fileno()]

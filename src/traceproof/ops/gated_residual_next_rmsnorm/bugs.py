@@ -36,10 +36,7 @@ def _fast(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 ANSWERS = Answers(
-    right=(
-        _answer("float32 throughout"),
-        _answer("a reciprocal root", _fast, _fast),
-    ),
+    right=(_answer("float32 throughout"), _answer("a reciprocal root", _fast, _fast)),
     wrong=(
         _answer("first eps x 10", post=lambda x, eps: rms_norm(x, eps * 10)),
         _answer("second eps x 10", after=lambda x, eps: rms_norm(x, eps * 10)),

@@ -16,8 +16,5 @@ def product(wide: Wide) -> Tensors:
 
 
 OP = FormulaOp(
-    "gemm_bf16",
-    Form("A[m k] B[k n] bias[n]? -> C[m n]", product),
-    data=("A",),
-    gates={"C": Backward()},
+    "gemm_bf16", Form("A[m k] B[k n] bias[n]? -> C[m n]", product), data=("A",), gates={"C": Backward()}
 )

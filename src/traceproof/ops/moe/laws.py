@@ -18,10 +18,6 @@ DOWN = (
 )  # the first that is there scales the result
 
 
-def _experts_of(subject: Subject) -> list[str]:
-    return [name for name in OF_EXPERTS if name in subject.inputs]
-
-
 def _expert_order(subject: Subject) -> Experiment:
     """Local experts moved within their groups, routing with them. All experts' columns: those elsewhere stay."""
     form = form_of(subject.definition)
@@ -33,7 +29,7 @@ def _expert_order(subject: Subject) -> Experiment:
         if high > low:
             order[low:high] = low + permutation(subject, high - low)
     local = order[offset : offset + form.local] - offset
-    changes = {name: taken(subject.tensor(name), 0, local) for name in _experts_of(subject)}
+    changes = {name: taken(subject.tensor(name), 0, local) for name in OF_EXPERTS if name in subject.inputs}
     if form.routing.given:
         changes["topk_ids"] = _renamed(subject.tensor("topk_ids"), torch.argsort(order), form.routing.method)
     else:

@@ -70,9 +70,7 @@ def recurrent(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """FLA's recurrent kernel, also in SGLang's copy: output, and the states after it."""
     output, after = api["recurrent"](
-        **arguments(inputs),
-        initial_state=turned(states, flipped=flipped),
-        output_final_state=True,
+        **arguments(inputs), initial_state=turned(states, flipped=flipped), output_final_state=True
     )
     return output, turned(after, flipped=flipped)
 

@@ -35,10 +35,7 @@ def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
     if not tensor(inputs, "q").shape[0]:
         return {"output": torch.empty_like(tensor(inputs, "v")), "new_state": states}
     returned = api["chunk"](
-        **in_one_row(inputs),
-        initial_state=states,
-        initial_state_indices=rows.to(torch.int32),
-        cu_seqlens=bounds,
+        **in_one_row(inputs), initial_state=states, initial_state_indices=rows.to(torch.int32), cu_seqlens=bounds
     )
     return {"output": returned[0][0], "new_state": states}
 
