@@ -30,19 +30,12 @@ CALLER = "traceproof.execution.init_inputs"  # what is kept follows from its cod
 
 @dataclass(frozen=True)
 class Inits:
-    """Calls of `init`; the store keeps what each gave.
+    """Calls of `init`; the store keeps what each gave."""
 
-    Attributes:
-        store: of the results.
-        conceal: folders that strangers' code does not see.
-        weak: whether it may run where isolation is not whole.
-        lanes: how many run side by side.
-    """
-
-    store: Path
-    conceal: Sequence[Path] = ()
-    weak: bool = False
-    lanes: int = 1
+    store: Path  # of the results
+    conceal: Sequence[Path] = ()  # folders that strangers' code does not see
+    weak: bool = False  # whether it may run where isolation is not whole
+    lanes: int = 1  # how many run side by side
 
     def filled(self, planned: Iterable[tuple[Definition, Sequence[PlannedCase]]]) -> list[Sequence[PlannedCase]]:
         """The cases of several definitions, in their order, as `_filled` has them."""
