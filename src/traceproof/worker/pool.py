@@ -23,36 +23,31 @@ class Pool:
 
     Use it as a context manager; `run_items` may be called from several threads at once. Trusted and untrusted
     workers come from interpreters of their own, each started when it is first needed.
-
-    Args:
-        preload: modules to import before the first fork. They must not start threads, run tensor operations
-            or touch CUDA on import.
-        python: the interpreter; None: this one.
-        env: environment variables for the worker beside the few that are passed on. Foreign code sees them.
-        gpu: whether workers may use CUDA devices; if not, they see none, and memory limits hold more exactly.
-        readable: files and folders that shut-in workers may read beside the interpreter and installed software.
-        without: layers (keys of `layers`) to leave out: where one stands in the way, and to see what is left.
-        conceal: files and folders that shut-in workers do not see even where they lie inside of what they see.
-        weak: whether untrusted code may run where isolation is not whole; if not, each item's status says so.
-        shared: whether to use, inside a run that announced itself, the interpreters that its jobs share.
-        most: how many trusted workers such an interpreter may have at once; None: any number.
-        lasting: whether its trusted workers serve other jobs too, before and afterwards.
     """
 
     def __init__(  # noqa: PLR0913 - all have defaults
         self,
         *,
+        # modules to import before the first fork. They must not start threads, run tensor operations or touch CUDA
+        # on import.
         preload: Sequence[str] = ("torch",),
-        python: str | os.PathLike[str] | None = None,
+        python: str | os.PathLike[str] | None = None,  # the interpreter; None: this one
+        # environment variables for the worker beside the few that are passed on. Foreign code sees them.
         env: Mapping[str, str] | None = None,
+        # whether workers may use CUDA devices; if not, they see none, and memory limits hold more exactly
         gpu: bool = False,
+        # files and folders that shut-in workers may read beside the interpreter and installed software
         readable: Sequence[Path] = (),
+        # layers (keys of `layers`) to leave out: where one stands in the way, and to see what is left
         without: Collection[str] = (),
+        # files and folders that shut-in workers do not see even where they lie inside of what they see
         conceal: Sequence[Path] = (),
+        # whether untrusted code may run where isolation is not whole; if not, each item's status says so
         weak: bool = True,
+        # whether to use, inside a run that announced itself, the interpreters that its jobs share
         shared: bool = False,
-        most: int | None = None,
-        lasting: bool = True,
+        most: int | None = None,  # how many trusted workers such an interpreter may have at once; None: any number
+        lasting: bool = True,  # whether its trusted workers serve other jobs too, before and afterwards
     ) -> None:
         # Nothing shuts trusted code in; without what would, recipes of different jobs are equal and share a host.
         layers: dict[Isolation, dict[str, list[str]]] = {
@@ -113,23 +108,18 @@ class Pool:
     def run_items(  # noqa: PLR0913 - one request, spelled out
         self,
         *,
+        # "module:function"; in the worker `function(payload, scratch)` returns the handler, and `handler(item)`
+        # the item's value
         setup: str,
+        # a JSON value
         payload: Any,  # noqa: ANN401 - any JSON value
-        items: Sequence[Any],
-        limits: Limits | None = None,
-        isolation: Isolation = Isolation.UNTRUSTED,
+        items: Sequence[Any],  # JSON values
+        limits: Limits | None = None,  # None: the defaults
+        isolation: Isolation = Isolation.UNTRUSTED,  # how far the worker is shut in
+        # an existing folder that the worker may write to and that stays; None: one that is removed
         scratch: Path | None = None,
     ) -> Iterator[ItemOutcome]:
         """Run the items in order in one worker, replaced whenever it dies; one outcome per item.
-
-        Args:
-            setup: "module:function"; in the worker `function(payload, scratch)` returns the handler, and
-                `handler(item)` the item's value.
-            payload: a JSON value.
-            items: JSON values.
-            limits: None: the defaults.
-            isolation: how far the worker is shut in.
-            scratch: an existing folder that the worker may write to and that stays; None: one that is removed.
 
         Raises:
             TraceproofError: the interpreter does not start, a module to preload does not import, or no worker

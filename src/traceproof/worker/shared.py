@@ -136,21 +136,15 @@ class Host:
 
     def borrow(
         self,
-        limits: Limits,
-        scratch: Path,
+        limits: Limits,  # of the worker
+        scratch: Path,  # its folder
         *,
+        # how many trusted workers may be there at once; more jobs than that wait. None: any number.
         most: int | None = None,
-        conceal: Sequence[str] = (),
-        lasting: bool = True,
+        conceal: Sequence[str] = (),  # what a shut-in worker does not see
+        lasting: bool = True,  # whether a trusted one goes back
     ) -> BorrowedWorker:
         """A worker; a trusted one may have served other jobs, and serves others later if it is a lasting one.
-
-        Args:
-            limits: of the worker.
-            scratch: its folder.
-            most: how many trusted workers may be there at once; more jobs than that wait. None: any number.
-            conceal: what a shut-in worker does not see.
-            lasting: whether a trusted one goes back.
 
         Raises:
             TraceproofError: the interpreter does not start.

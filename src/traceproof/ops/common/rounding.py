@@ -46,17 +46,11 @@ def quantising_op(op_type: str, largest: float, codes: Close) -> FormulaOp:
 
 @dataclass(frozen=True, slots=True)
 class Quantiser:
-    """A format to quantise to.
+    """A format to quantise to."""
 
-    Attributes:
-        largest: value of the format.
-        to_code: rounds to its codes, in float32.
-        cut: takes the next code toward zero.
-    """
-
-    largest: float
-    to_code: Code
-    cut: Code
+    largest: float  # value of the format
+    to_code: Code  # rounds to its codes, in float32
+    cut: Code  # takes the next code toward zero
 
     def exact(self, blocks: torch.Tensor) -> torch.Tensor:
         """The scales that the op asks for."""
