@@ -62,9 +62,9 @@ class Load:
     def priority(self, op_type: str, actor: str) -> int:
         """Priority of an actor's job: those that decide when a run is done start first, of equals the longest.
 
-        SGLang and FLA take long to import, FlashInfer compiles something for most cases of some op_types, as cuDNN
-        does for PyTorch's attention, and references run one small kernel after the other from Python. The judge of
-        large cases takes longest of all judges. Oracles keep cores busy while those wait.
+        SGLang and FLA take long to import, FlashInfer less, and it compiles something for most cases of some
+        op_types, as cuDNN does for PyTorch's attention; references run one small kernel after the other.
+        The judge of large cases takes longest of all judges. Oracles keep cores busy while those wait.
         """
         return CLASS * self._class(op_type, actor) + min(CLASS - 1, int(self._plan(op_type).seconds))
 
@@ -75,7 +75,9 @@ class Load:
             return 7
         if stack is None:
             return 6 if facts.long else 5
-        return 6 if stack.imports_long or self._plan(op_type).large else 0
+        if stack.imports_long or self._plan(op_type).large:
+            return 6
+        return 5 if stack.needs_nvcc else 0
 
     def judge_lanes(self, op_type: str) -> int:
         """How many definitions of an op_type are judged side by side.
