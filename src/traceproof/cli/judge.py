@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -15,32 +15,37 @@ from traceproof.solutions.records import Certificate
 from traceproof.solutions.render import table
 from traceproof.solutions.session import JUDGED, Session, new_hidden_seed
 
+Solution = Annotated[
+    str,
+    typer.Argument(metavar="FILE_OR_FOLDER", help="A solution: .json, .py, .cu, FILE::FUNCTION, or a folder."),
+]
+DefinitionOf = Annotated[
+    str | None,
+    typer.Option(help="Name of the definition in the dataset, or its file; a JSON solution names it."),
+]
+Sizes = Annotated[list[str] | None, typer.Option(help="Sizes: small medium large.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the public cases.")]
+HiddenSeed = Annotated[int | None, typer.Option(min=1, help="What hidden cases follow from; drawn if not given.")]
+StackName = Annotated[
+    str | None, typer.Option(help="Environment to run in; that of the package it imports, else torch.")
+]
+Timed = Annotated[bool, typer.Option("--time", help="Time what passes, in turns with the ground truth's kernel.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for certificates; results/judged if left out.")]
+
 
 def judge_command(  # noqa: PLR0913 - one parameter per option
-    path: Annotated[
-        str,
-        typer.Argument(metavar="FILE_OR_FOLDER", help="A solution: .json, .py, .cu, FILE::FUNCTION, or a folder."),
-    ],
+    path: Solution,
     *,
-    definition: Annotated[
-        str | None,
-        typer.Option(help="Name of the definition in the dataset, or its file; a JSON solution names it."),
-    ] = None,
+    definition: DefinitionOf = None,
     dataset: options.Dataset = None,
-    test_sizes: Annotated[list[str] | None, typer.Option(help="Sizes: small medium large.")] = None,
+    test_sizes: Sizes = None,
     tolerance: options.Tolerance = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the public cases.")] = None,
-    hidden_seed: Annotated[
-        int | None, typer.Option(min=1, help="What hidden cases follow from; drawn if not given.")
-    ] = None,
-    stack: Annotated[
-        str | None, typer.Option(help="Environment to run in; that of the package it imports, else torch.")
-    ] = None,
+    seed: Seed = None,
+    hidden_seed: HiddenSeed = None,
+    stack: StackName = None,
     allow_weak_isolation: options.WeakIsolation = False,
-    timed: Annotated[
-        bool, typer.Option("--time", help="Time what passes, in turns with the ground truth's kernel.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for certificates; results/judged if left out.")] = None,
+    timed: Timed = False,
+    out: Out = None,
     json_file: options.JsonFile = None,
 ) -> None:
     """Judge a kernel by the float64 oracle of its definition, on cases that it can not know; writes a certificate.
@@ -54,8 +59,6 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
         seed=seed,
         allow_weak_isolation=allow_weak_isolation or None,
     )
-    where, _, entry = path.partition("::")
-    candidates = read(Path(where).expanduser(), entry or None)
     session = Session(
         root=root,
         config=config,
@@ -68,17 +71,24 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
         timed=timed,
     )
     given = [*_repeated(definition, dataset, test_sizes, tolerance, seed), *(["--time"] if timed else [])]
+    told = sys.stderr if str(json_file) == "-" else sys.stdout
+    certificates = _judged(session, path, given, told)
+    run.write_result(json_file, {"certificates": [one.model_dump(mode="json") for one in certificates]})
+    raise typer.Exit(run.FINE if all(one.accepted for one in certificates) else run.FINDINGS)
+
+
+def _judged(session: Session, path: str, given: Sequence[str], told: TextIO) -> list[Certificate]:
+    """Certificates of the solutions at a path, told one by one; `given` are the options that repeat one."""
+    where, _, entry = path.partition("::")
+    candidates = read(Path(where).expanduser(), entry or None)
     certificates: list[Certificate] = []
     for candidate in candidates:
         named = path if len(candidates) == 1 else candidate.path
         certificate = session.judge(candidate, shlex.join(["traceproof", "judge", named, *given]))
         certificates.append(certificate)
         place = session.place(certificate).with_suffix(".html")
-        (sys.stderr if str(json_file) == "-" else sys.stdout).write(
-            f"{table(certificate)}certificate: {place} and .json\n"
-        )
-    run.write_result(json_file, {"certificates": [one.model_dump(mode="json") for one in certificates]})
-    raise typer.Exit(run.FINE if all(one.accepted for one in certificates) else run.FINDINGS)
+        told.write(f"{table(certificate)}certificate: {place} and .json\n")
+    return certificates
 
 
 def _repeated(

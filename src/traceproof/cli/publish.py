@@ -3,9 +3,8 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -17,7 +16,7 @@ from traceproof.errors import TraceproofError
 from traceproof.publish.coverage_branch import prepare as prepare_branch
 from traceproof.publish.git import Remote
 from traceproof.publish.hub import Hub
-from traceproof.publish.prepare import Prepared, Source, dry_run, pinned, prepare, prepare_card, source_commit
+from traceproof.publish.prepare import Per, Prepared, Source, dry_run, pinned, prepare, prepare_card, source_commit
 from traceproof.stacks import MAIN
 from traceproof.text import printable, redacted
 
@@ -25,79 +24,94 @@ DATASET = "flashinfer-ai/flashinfer-trace"
 COVERAGE = "docs/model_coverage.mdx"
 
 
+Definitions = Annotated[list[str] | None, typer.Option(help="Publish these definitions.")]
+OpTypes = Annotated[list[str] | None, typer.Option(help="Publish what is verified of these op_types.")]
+PerWhat = Annotated[Per, typer.Option(help="One pull request for each of what.")]
+Push = Annotated[bool, typer.Option("--push", help="Open the pull requests, or bring them up to date.")]
+Repository = Annotated[str, typer.Option(help="The dataset on the hub, <owner>/<name>.")]
+Endpoint = Annotated[str, typer.Option(help="The hub's address; HF_ENDPOINT if left out.")]
+GitRemote = Annotated[
+    str, typer.Option(metavar="URL", help="Push branches to this git remote instead of the hub.")
+]
+AllowChanges = Annotated[
+    bool, typer.Option("--allow-changes", help="Let existing files change; the description says how.")
+]
+Traces = Annotated[list[Path] | None, typer.Option(help="Folder with measured traces, in the dataset's layout.")]
+Tests = Annotated[list[Path] | None, typer.Option(help="Folder with generated tests, in the dataset's layout.")]
+WithoutTests = Annotated[
+    bool, typer.Option("--without-tests", help="Generate no reference tests for definitions that have none.")
+]
+TestsOutput = Annotated[Path | None, typer.Option(help="What the tests printed, for the description.")]
+Card = Annotated[
+    bool, typer.Option("--card", help="Also the card that the hub's viewer needs; never over another's.")
+]
+CoverageClone = Annotated[
+    Path | None, typer.Option(help="Prepare the coverage document's pull request as a branch of this clone.")
+]
+CoverageFile = Annotated[str, typer.Option(help="The coverage document in that clone.")]
+Dataset = Annotated[
+    Path | None, typer.Option(help="The dataset that was verified, if not the configured one; with --selection.")
+]
+Selection = Annotated[str, typer.Option(help="Folder below results of a narrower run.")]
+Out = Annotated[Path | None, typer.Option(help="Where the dry run goes; <results>/publish if left out.")]
+
+
 def publish(  # noqa: PLR0913 - one parameter per option
     *,
-    definition_name: Annotated[list[str] | None, typer.Option(help="Publish these definitions.")] = None,
-    op_type: Annotated[list[str] | None, typer.Option(help="Publish what is verified of these op_types.")] = None,
-    per: Annotated[
-        Literal["definition", "op_type", "all"], typer.Option(help="One pull request for each of what.")
-    ] = "definition",
-    push: Annotated[
-        bool, typer.Option("--push", help="Open the pull requests, or bring them up to date.")
-    ] = False,
-    repository: Annotated[str, typer.Option(help="The dataset on the hub, <owner>/<name>.")] = DATASET,
-    endpoint: Annotated[str, typer.Option(help="The hub's address; HF_ENDPOINT if left out.")] = "",
-    git_remote: Annotated[
-        str, typer.Option(metavar="URL", help="Push branches to this git remote instead of the hub.")
-    ] = "",
-    allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="Let existing files change; the description says how.")
-    ] = False,
-    traces: Annotated[
-        list[Path] | None, typer.Option(help="Folder with measured traces, in the dataset's layout.")
-    ] = None,
-    tests: Annotated[
-        list[Path] | None, typer.Option(help="Folder with generated tests, in the dataset's layout.")
-    ] = None,
-    without_tests: Annotated[
-        bool, typer.Option("--without-tests", help="Generate no reference tests for definitions that have none.")
-    ] = False,
-    tests_output: Annotated[Path | None, typer.Option(help="What the tests printed, for the description.")] = None,
-    card: Annotated[
-        bool, typer.Option("--card", help="Also the card that the hub's viewer needs; never over another's.")
-    ] = False,
-    coverage_clone: Annotated[
-        Path | None, typer.Option(help="Prepare the coverage document's pull request as a branch of this clone.")
-    ] = None,
-    coverage_file: Annotated[str, typer.Option(help="The coverage document in that clone.")] = COVERAGE,
-    dataset: Annotated[
-        Path | None,
-        typer.Option(help="The dataset that was verified, if not the configured one; with --selection."),
-    ] = None,
-    selection: Annotated[str, typer.Option(help="Folder below results of a narrower run.")] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="Where the dry run goes; <results>/publish if left out.")
-    ] = None,
+    definition_name: Definitions = None,
+    op_type: OpTypes = None,
+    per: PerWhat = "definition",
+    push: Push = False,
+    repository: Repository = DATASET,
+    endpoint: Endpoint = "",
+    git_remote: GitRemote = "",
+    allow_changes: AllowChanges = False,
+    traces: Traces = None,
+    tests: Tests = None,
+    without_tests: WithoutTests = False,
+    tests_output: TestsOutput = None,
+    card: Card = False,
+    coverage_clone: CoverageClone = None,
+    coverage_file: CoverageFile = COVERAGE,
+    dataset: Dataset = None,
+    selection: Selection = "",
+    out: Out = None,
     json_file: options.JsonFile = None,
 ) -> None:
     """Publish what was verified; a dry run unless --push is given.
 
     Exit codes: 0 written or pushed, 2 bad use or input, nothing verified, or a push that did not go through.
     """
-    root, config = run.configured()
-    source = _source(root, config, selection, [*(traces or []), *(tests or [])], tests_output)
-    if dataset is not None:
-        source = replace(source, dataset=dataset.absolute())
-    source = replace(source, tests=not without_tests)
-    _say("preparing what is verified: baselines, workloads, tests")
+    source = _source(dataset, selection, [*(traces or []), *(tests or [])], tests_output, tests=not without_tests)
     folder = out or source.run / "publish"
     with _writable():
-        made = prepare(source, definitions=definition_name or [], op_types=op_type or [], per=per)
-        made += [prepare_card(source, made[0].ledger)] if card else []
+        made = _prepared(source, definition_name or [], op_type or [], per, card=card)
         listed = [dry_run(item, folder, allow_changes=allow_changes) for item in made]
     told = sys.stderr if str(json_file) == "-" else sys.stdout
-    for item in listed:
-        size = sum(int(file["size"]) for file in item["files"])
-        told.write(f"{item['bundle']}: {len(item['files'])} files, {size} bytes: {folder / item['bundle']}\n")
+    _tell(listed, folder, told, pushing=push)
     pushed: list[dict[str, Any]] = []
     if push:
         target = Remote(git_remote) if git_remote else Hub(repository, endpoint=endpoint, say=_say)
         pushed = _push(target, made, allow_changes=allow_changes)
-    else:
-        told.write("dry run: nothing was sent; --push opens the pull requests\n")
     if coverage_clone is not None:
         _coverage(coverage_clone, coverage_file, made[0], folder, told)
     run.write_result(json_file, {"exit_code": run.FINE, "bundles": listed, "pushed": pushed})
+
+
+def _prepared(
+    source: Source, definitions: Sequence[str], op_types: Sequence[str], per: Per, *, card: bool
+) -> list[Prepared]:
+    _say("preparing what is verified: baselines, workloads, tests")
+    made = prepare(source, definitions=definitions, op_types=op_types, per=per)
+    return [*made, prepare_card(source, made[0].ledger)] if card else made
+
+
+def _tell(listed: Sequence[dict[str, Any]], folder: Path, told: TextIO, *, pushing: bool) -> None:
+    for item in listed:
+        size = sum(int(file["size"]) for file in item["files"])
+        told.write(f"{item['bundle']}: {len(item['files'])} files, {size} bytes: {folder / item['bundle']}\n")
+    if not pushing:
+        told.write("dry run: nothing was sent; --push opens the pull requests\n")
 
 
 @contextmanager
@@ -136,22 +150,27 @@ def _coverage(clone: Path, file: str, made: Prepared, folder: Path, told: TextIO
     told.write(f"coverage: to push it: {branch.command}\n")
 
 
-def _source(root: Path, config: Config, selection: str, extra: list[Path], tests_output: Path | None) -> Source:
+def _source(
+    dataset: Path | None, selection: str, extra: list[Path], tests_output: Path | None, *, tests: bool
+) -> Source:
+    root, config = run.configured()
     results = root / config.results
     missing = [str(path) for path in (*extra, *([tests_output] if tests_output else [])) if not path.exists()]
     if missing:
         raise TraceproofError("some paths given do not exist", problems=missing)
     published = root / folder_of(config.dataset, root=results / "dataset")
     python = Path(resolve(config, MAIN).python)
+    verified = results / "extract" / "dataset" if config.models else published
     return Source(
         root=root,
-        dataset=results / "extract" / "dataset" if config.models else published,
+        dataset=verified if dataset is None else dataset.absolute(),
         base=published,
         run=results / (selection or config.run),
         store=results / "store",
         python=str(python if python.is_absolute() else root / python),
         provenance=provenance(root, config),
         extra=tuple(path.absolute() for path in extra),
+        tests=tests,
         tests_output=tests_output.read_text(encoding="utf-8") if tests_output else "",
     )
 

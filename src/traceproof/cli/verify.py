@@ -15,7 +15,6 @@ from traceproof.config.schema import Config
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.pipeline.flow import Pipeline
-from traceproof.solutions.session import JUDGED, SUMMARY, Session
 
 SLUG_LENGTH = 60  # of the readable part of a folder's name
 
@@ -68,6 +67,8 @@ def verify(  # noqa: PLR0913 - the specification's options
 
 def _solutions(changes: Mapping[str, Any]) -> int:
     """Judge the dataset's solutions for the selected definitions."""
+    from traceproof.solutions.session import JUDGED, SUMMARY, Session  # a fifth of what the command imports
+
     root, config = run.configured(**changes)
     flow = Pipeline(config, root)
     session = Session(
