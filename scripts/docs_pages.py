@@ -6,6 +6,8 @@ page per lint code.
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,6 +79,10 @@ def _lint(one: Code) -> str:
     )
 
 
+# What a field of a record is: beside it, or above several of them, which it names.
+MEANING = re.compile(r"^    (?:([a-z_]+): .*  # |# ([a-z_, ]+): )(.+)$", re.MULTILINE)
+
+
 def _command_line() -> str:
     command = typer.main.get_command(command_line(()))
     context = typer.Context(command, info_name="traceproof")
@@ -88,11 +94,10 @@ def _verdicts() -> str:
         f"| `{field.alias or name}` | `{_type(field.annotation)}` | {'always' if field.is_required() else ''} |"
         for name, field in VerdictRow.model_fields.items()
     ]
-    text = (VerdictRow.__doc__ or "").partition("Attributes:")
-    meanings = "\n".join(f"- {line.strip()}" for line in text[2].splitlines() if line.strip())
-    head = (
-        f"# Verdict rows\n\n{text[0].strip()} `results/verdicts/<op_type>.jsonl` holds one JSON object per row.\n"
-    )
+    source = inspect.getsource(VerdictRow)
+    meanings = "\n".join(f"- {names or listed}: {said}" for names, listed, said in MEANING.findall(source))
+    text = (VerdictRow.__doc__ or "").strip()
+    head = f"# Verdict rows\n\n{text} `results/verdicts/<op_type>.jsonl` holds one JSON object per row.\n"
     return "\n".join([head, meanings, "", "| column | type | there |", "|---|---|---|", *rows, ""])
 
 
