@@ -65,11 +65,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in one rename: readers see the old content or the new one, never a part.
-
-    Raises:
-        TraceproofError: the disk is full.
-    """
+    """Write a file in one rename: readers see old or new, no part. Raises TraceproofError: the disk is full."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -37,11 +37,7 @@ def markdown(text: str) -> str:
 
 
 def literal(value: object) -> str:
-    """A string or a number (or a tuple of them) as Python source means it, strings in double quotes.
-
-    Raises:
-        TypeError: it is neither.
-    """
+    """A string, number or tuple of them as Python source, in double quotes. Raises TypeError: it is none."""
     if isinstance(value, str):
         return f'"{unquoted(value)}"'
     if isinstance(value, float) and not math.isfinite(value):

@@ -21,11 +21,7 @@ class Reference(Actor):
         self._run: Callable[..., Any] | None = None
 
     def prepare(self, definition: Definition) -> None:
-        """Load the code as a module of its own; its lines show in tracebacks.
-
-        Raises:
-            Refused: it says something that the policy refuses.
-        """
+        """Load the code as a module of its own, shown in tracebacks. Raises Refused: the policy refuses it."""
         refusals = policy.check(definition.reference)
         if refusals:
             raise Refused("; ".join(str(refusal) for refusal in refusals))

@@ -49,11 +49,7 @@ class Truth(Actor):
         return None
 
     def prepare(self, definition: Definition) -> None:
-        """Check that what was built ahead was built.
-
-        Raises:
-            RuntimeError: a kernel module that the definition needs could not be built, or took too long.
-        """
+        """Check that modules built ahead were built. Raises RuntimeError: one was not, or not in time."""
         assert self._adapter is not None
         if self.device == "cuda":
             problem = failure(self._adapter.modules(definition, torch.cuda.get_device_capability()))

@@ -42,11 +42,7 @@ def has_commit(git: Git, commit: str) -> bool:
 
 
 def fetch(git: Git, commit: str) -> None:
-    """Bring one commit, without history and where possible without file contents.
-
-    Raises:
-        GitError: the remote does not have it, or can not be reached.
-    """
+    """Bring one commit, without history and, if possible, files. Raises GitError: the remote does not give it."""
     plain = ("fetch", "--progress", "--no-tags", "--depth=1")
     try:
         git.network(*plain, PARTIAL, "origin", commit)

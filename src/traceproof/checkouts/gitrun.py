@@ -101,11 +101,7 @@ class Git:
         return self._once(arguments, watched=False, data=data, index=index).decode(errors="surrogateescape")
 
     def network(self, *arguments: str) -> str:
-        """A command that talks to a remote: watched, and tried again where that may help.
-
-        Raises:
-            GitError: every attempt failed.
-        """
+        """Output of a command to a remote: watched, tried again if that may help. Raises GitError: it did not."""
         return self.content(*arguments).decode(errors="replace")
 
     def content(self, *arguments: str) -> bytes:

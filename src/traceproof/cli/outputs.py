@@ -12,11 +12,7 @@ STDOUT = "-"
 
 
 def check(arguments: Sequence[str]) -> None:
-    """Fail where an output that the arguments name can not be written.
-
-    Raises:
-        TraceproofError: the first such one.
-    """
+    """Fail where an output that arguments name can not be written. Raises TraceproofError: the first such one."""
     for option, value in _given(arguments):
         path = Path(value).expanduser()
         try:

@@ -90,11 +90,7 @@ def all_cores() -> int:
 
 
 def write_result(target: Path | None, value: Mapping[str, Any], *, option: str = "--json") -> None:
-    """Write what `--json FILE` asks for, or another option; `-` is stdout.
-
-    Raises:
-        TraceproofError: the file can not be written.
-    """
+    """Write what `--json FILE`, say, asks for; `-` is stdout. Raises TraceproofError: it can not be written."""
     if target is None:
         return
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"

@@ -61,11 +61,7 @@ class Maker:
 
 @contextmanager
 def maker(definition: Definition, pool: Pool, limits: Limits) -> Iterator[Maker]:
-    """Load a definition's `init` in a new worker.
-
-    Raises:
-        InitError: it has none that can be called, or the policy refuses it.
-    """
+    """Load a definition's `init` in a new worker. Raises InitError: it has none, or the policy refuses it."""
     entry = entry_of(definition.init or "", (definition.init_entry or "",), handed_on=True)
     refused = refusal(definition.init or "")
     if entry is None or refused is not None:

@@ -152,11 +152,7 @@ def loaded(  # noqa: PLR0913 - one worker, spelled out
     solution: Mapping[str, Any] | None = None,
     compiled: CompiledFiles | None = None,  # see `calling`
 ) -> Iterator[Source]:
-    """A definition's reference, or another source in its place, read by the policy and loaded in a new worker.
-
-    Raises:
-        CallError: the policy refuses it.
-    """
+    """A definition's reference, or another source, in a new worker. Raises CallError: the policy refuses it."""
     text = definition.reference if source is None else source
     refused = None if ours or solution is not None else refusal(text)
     if refused is not None:

@@ -30,11 +30,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def fetch(repository: str, revision: str | None) -> dict[str, Any]:
-    """The config.json of a HuggingFace repository at a revision; only that one file is fetched.
-
-    Raises:
-        TraceproofError: it can not be fetched.
-    """
+    """Only config.json of a HuggingFace repository at a revision. Raises TraceproofError: it can not be had."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

@@ -70,11 +70,7 @@ class Templates:
 
 
 def read_templates(path: Path) -> Templates:
-    """The templates of a FlashInfer: a wheel, or a folder that holds the package.
-
-    Raises:
-        TraceproofError: there is no FlashInfer, or it is one from before there were templates.
-    """
+    """The templates of a FlashInfer, a wheel or a folder. Raises TraceproofError: it has none, or is none."""
     texts = dict(_texts(path))
     if not any(name.startswith(TEMPLATES) for name in texts):
         raise TraceproofError(

@@ -128,11 +128,7 @@ class OpTypePlan(Record):
         return json.dumps(self.model_dump(), indent=1, ensure_ascii=False) + "\n"
 
     def of_shard(self, actor: str, shard: str) -> Self:
-        """The plan of one of an actor's jobs; an empty shard is all of it.
-
-        Raises:
-            TraceproofError: the plan has no such shard.
-        """
+        """The plan of one of an actor's jobs; an empty shard: all of it. Raises TraceproofError: no such shard."""
         if not shard:
             return self
         parts = self.shards.get(actor, ())

@@ -100,11 +100,7 @@ def read_rows(path: Path) -> list[VerdictRow]:
 
 
 def each_row(path: Path) -> Iterator[VerdictRow]:
-    """The rows of a verdict file, one after the other: a file may hold more than fits into memory.
-
-    Raises:
-        TraceproofError: it can not be read, or holds something else.
-    """
+    """A verdict file's rows, one by one: there may be many. Raises TraceproofError: it can not be read."""
     try:
         with path.open("rb") as file:
             for line in file:

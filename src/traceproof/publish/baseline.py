@@ -28,11 +28,7 @@ OURS = "traceproof"
 
 
 def solution(definition: Definition, truth: str, version: str | None) -> Solution:
-    """The baseline of a definition by the ground truth `truth`.
-
-    Raises:
-        Unemittable: the truth has no adapter for the definition, or its code can not stand alone.
-    """
+    """The baseline of a definition by a truth. Raises Unemittable: none, or its code can not stand alone."""
     adapter = lookup.adapter(truth, definition)
     if adapter is None:
         raise Unemittable(f"{truth} has no adapter for {definition.name}")

@@ -129,11 +129,7 @@ class _Clone:
         return bool(self.git("rev-list", "--max-count=1", base, f"^{tip}").strip())
 
     def push(self, commit: str, branch: str, tip: str | None) -> None:
-        """Push to the bundle's branch, if it still is where it was.
-
-        Raises:
-            ValueError: it is the default branch.
-        """
+        """Push to the bundle's branch, if it is where it was. Raises ValueError: it is the default branch."""
         if branch == self.default or not branch.startswith(PREFIX):
             raise ValueError(f"{branch} is not a bundle's branch; nothing else is ever pushed to")
         lease = f"--force-with-lease=refs/heads/{branch}:{tip or ''}"

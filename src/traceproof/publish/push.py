@@ -43,11 +43,7 @@ class Outcome:
 
 
 def planned(bundle: Bundle, base: Base, *, allow_changes: bool) -> Change:
-    """The bundle on top of a base, checked.
-
-    Raises:
-        TraceproofError: it breaks a rule, or changes what is there without being allowed to.
-    """
+    """The bundle on top of a base, checked. Raises TraceproofError: it breaks a rule, or changes what is there."""
     change = resolve(bundle, base, allow_changes=allow_changes)
     found = problems(bundle, change, base)
     if found:

@@ -93,11 +93,7 @@ class Site:
         self._models: list[Row] = []
 
     def build(self) -> Built:
-        """Write all of it.
-
-        Raises:
-            TraceproofError: a file of the run is missing or torn, or the folder is not this package's to replace.
-        """
+        """Write it. Raises TraceproofError: files of the run are missing or torn, or the folder is not ours."""
         for op_type in self._finished.op_types:
             self._op_type(op_type)
         self._index()

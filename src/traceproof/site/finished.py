@@ -61,11 +61,7 @@ class Finished:
         return OpTypePlan.read(self.run / "cases" / f"{op_type}.json")
 
     def verdicts(self, op_type: str) -> Iterator[tuple[str, list[VerdictRow]]]:
-        """The rows of one definition after the other, as the judge wrote them.
-
-        Raises:
-            TraceproofError: rows of a definition stand in two places.
-        """
+        """The rows of one definition after the other. Raises TraceproofError: one's rows stand in two places."""
         path, seen = self.run / "verdicts" / f"{op_type}.jsonl", set()
         for name, rows in groupby(each_row(path), key=lambda row: row.definition):
             if name in seen:

@@ -104,11 +104,7 @@ class Session:
         return self.dataset or fetch(self.config.dataset, root=self.root / self.config.results / "dataset")
 
     def selected(self) -> list[Candidate]:
-        """The dataset's solutions to the selected definitions; none where it holds no solutions.
-
-        Raises:
-            TraceproofError: one can not be read.
-        """
+        """The dataset's solutions to the selected definitions. Raises TraceproofError: one can not be read."""
         place, chosen = self.folder / FOLDER, self.config.selection
         if not place.is_dir():
             return []

@@ -81,11 +81,7 @@ def clone_all(order: CloneRequest, progress: Progress) -> tuple[dict[str, Any], 
 
 
 def write_records(target_dir: Path, repositories: Mapping[str, Any]) -> dict[str, Any]:
-    """Put records into `<target_dir>/repos_config.json` beside those of other sources that are there; its content.
-
-    Raises:
-        TraceproofError: the disk is full.
-    """
+    """Put records into `<target_dir>/repos_config.json`; its content. Raises TraceproofError: the disk is full."""
     path = target_dir / CONFIG
     try:
         before = json.loads(path.read_text(encoding="utf-8"))["repositories"]

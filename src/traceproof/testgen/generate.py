@@ -108,11 +108,7 @@ def generate(order: GenerateOptions, divergences: Divergences) -> Result:
 
 
 def generate_file(op_type: str, order: GenerateOptions, divergences: Divergences) -> Result:
-    """Write the tests of an op_type's definitions, all of them in one file, which is written anew.
-
-    Raises:
-        TraceproofError: the folder is no dataset or can not be written.
-    """
+    """Write an op_type's tests, in one file. Raises TraceproofError: no dataset, or it can not be written."""
     tree = read_tree(order.root)
     result = Result()
     entries = [tree.definitions[name] for name in order.definitions if name in tree.definitions]
@@ -125,11 +121,7 @@ def generate_file(op_type: str, order: GenerateOptions, divergences: Divergences
 
 
 def write_support(out: Path) -> None:
-    """Write what generated tests need beside them, into a folder that gets tests/references.
-
-    Raises:
-        TraceproofError: something of somebody else's stands in the way, or the folder can not be written.
-    """
+    """Write what generated tests need beside them. Raises TraceproofError: something else is in the way."""
     order = GenerateOptions(root=out)
     _clear_way(order.place, {}, force=False)
     _write(_support(order), Result(), order.place)

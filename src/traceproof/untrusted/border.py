@@ -90,11 +90,7 @@ class RegularFile:
     size: int
 
     def fill(self, room: memoryview, start: int) -> None:
-        """Read the bytes from `start` on into `room`.
-
-        Raises:
-            BorderError: the file holds fewer by now, or can not be read.
-        """
+        """Read the bytes from `start` on into `room`. Raises BorderError: it holds fewer, or can not be read."""
         done = 0
         while done < len(room):
             try:

@@ -106,11 +106,7 @@ class Interpreter:
 
     @classmethod
     def start(cls, recipe: Recipe) -> "Interpreter":
-        """Start it and wait until everything is imported.
-
-        Raises:
-            TraceproofError: it does not start, or a module does not import.
-        """
+        """Start it, with all imported. Raises TraceproofError: it does not start, or a module does not import."""
         folder = new_folder("traceproof")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [

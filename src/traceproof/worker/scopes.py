@@ -25,11 +25,7 @@ MODULE = _Scope(frozenset(), safe=False)
 
 
 def locals_of(tree: ast.Module) -> frozenset[int]:
-    """`id` of every `ast.Name` that is a local of a function, an enclosing one's included.
-
-    Raises:
-        RecursionError: the code is nested too deeply.
-    """
+    """`id` of every `ast.Name` that is a local of a function around it. Raises RecursionError: too deep."""
     return frozenset(_walk(tree.body, (MODULE,)))
 
 

@@ -31,11 +31,7 @@ class RmsNorm(Op):
 
     @staticmethod
     def eps(definition: Definition) -> float:
-        """The constant under the root.
-
-        Raises:
-            Unsupported: the reference assigns no single number to such a name.
-        """
+        """The constant under the root. Raises Unsupported: the reference gives no single number such a name."""
         constants = named_constants(definition)
         for name in ("eps", "epsilon", "variance_epsilon"):
             if name in constants:

@@ -115,11 +115,7 @@ for _truth in TRUTHS.values():
 
 
 def run(file: str) -> None:
-    """Run a test file that was started as a script, with the options of the command line.
-
-    Raises:
-        SystemExit: pytest's exit code.
-    """
+    """Run a test file started as a script, with its options. Raises SystemExit: always, with pytest's code."""
     sys.exit(pytest.main([file, *sys.argv[1:]]))
 
 
