@@ -8,7 +8,7 @@ from typing import Any
 
 from traceproof.extract import kernels
 from traceproof.extract.collect import Use
-from traceproof.extract.definitions import drafts
+from traceproof.extract.kernels import drafts
 from traceproof.extract.reading import parse
 from traceproof.models.reading import Reading
 from traceproof.ops.drafts import Draft

@@ -13,7 +13,6 @@ from repository import Repository, own_dataset
 from traceproof.config.reading import config_of
 from traceproof.config.repeat_options import options
 from traceproof.pipeline.rows import VerdictRow
-from traceproof.pipeline.stages.repeat import command
 from traceproof.reasons import Verdict
 
 pytestmark = pytest.mark.slow
@@ -38,8 +37,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 
 def test_a_row_names_its_definition_case_and_seed() -> None:
     start = "traceproof verify --definition-name rmsnorm_h96 --case medium-1 --seed 7"
-    assert command(ROW, "") == start
-    assert command(ROW, "--tolerance 0.1") == f"{start} --tolerance 0.1"
+    assert ROW.command("") == start
+    assert ROW.command("--tolerance 0.1") == f"{start} --tolerance 0.1"
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ SGLang's modules give them (`from_reading`); transformers' model of the same con
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from traceproof.models.evidence import Evidence
 from traceproof.models.kernel import Fact, Kernel
 from traceproof.models.reading import Module, Reading
-from traceproof.ops.extraction import extractions
+from traceproof.ops.drafts import Draft
+from traceproof.ops.extraction import Choice, extractions
 
 STRUCTURE = ("block", "embedding")  # modules that make no call of their own
 HOLDERS = ("block", "weights")  # modules that may hold others
@@ -150,3 +152,26 @@ def confirmed(
             )
         )
     return agreed, unmapped, evidence.notes
+
+
+def drafts(
+    kernels: Iterable[Kernel], *, page_sizes: Sequence[int], rank_gemms: bool
+) -> tuple[list[tuple[Kernel, Draft]], list[Unmapped]]:
+    """Definitions of the calls, each with its call, and the calls that the dataset has no form for.
+
+    They have the dataset's conventions, which were read off the published definitions of each op_type. A `Draft`
+    holds one before it knows which models share it. `rank_gemms`: projections as one rank launches them, rather
+    than the model's full shapes.
+    """
+    found: list[tuple[Kernel, Draft]] = []
+    unmapped: list[Unmapped] = []
+    choice = Choice(page_sizes=page_sizes, per_rank=rank_gemms)
+    makers = [extraction.drafts for extraction in extractions()]
+    for kernel in kernels:
+        own = (made[kernel.kind](kernel, choice) for made in makers if kernel.kind in made)
+        for draft in chain.from_iterable(own):
+            if isinstance(draft, str):
+                unmapped.append(Unmapped(", ".join(kernel.paths), kernel.kind, kernel.count, draft))
+            else:
+                found.append((kernel, draft))
+    return found, unmapped

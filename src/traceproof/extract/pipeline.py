@@ -13,8 +13,7 @@ from traceproof.errors import TraceproofError
 from traceproof.extract import config_json, formulas, kernels
 from traceproof.extract.check import Finding, check
 from traceproof.extract.collect import Clash, Use, Wanted, collect
-from traceproof.extract.definitions import drafts
-from traceproof.extract.kernels import Unmapped
+from traceproof.extract.kernels import Unmapped, drafts
 from traceproof.extract.merge import Outcome, merge, write
 from traceproof.extract.reading import Environment
 from traceproof.extract.recall import recall_table

@@ -1,6 +1,7 @@
 """Verdict rows: typed, checked once where they are read."""
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -82,6 +83,14 @@ class VerdictRow(Record):
     def changed(self, **values: Any) -> Self:  # noqa: ANN401 - fields
         """The row with other values of some fields."""
         return self.model_copy(update=values)
+
+    def command(self, further: str) -> str:
+        """The command that repeats it when pasted in the repository's folder; `further` options are its run's.
+
+        `traceproof.config.repeat_options` says those: stacks, which judge, have nothing to read config.yaml with.
+        """
+        parts = ["traceproof", "verify", "--definition-name", self.definition, "--case", str(self.case)]
+        return " ".join([shlex.join(parts), self.repeat, *([further] if further else [])])
 
     @property
     def bad(self) -> bool:

@@ -28,7 +28,6 @@ from traceproof.pipeline.stages.grades import graded
 from traceproof.pipeline.stages.judge_settings import REPLAY, JudgeSettings
 from traceproof.pipeline.stages.large import LargeCases, Rulings
 from traceproof.pipeline.stages.manifest import Manifest
-from traceproof.pipeline.stages.repeat import command
 from traceproof.pipeline.stages.replay import Bundles
 from traceproof.reasons import Error, Failure, Skip, Verdict
 from traceproof.store import DamagedError
@@ -120,7 +119,7 @@ class OpTypeJudge:
             dataset=self.planned.dataset,
             tolerance=self.settings.tolerance,
         )
-        rows = [row.changed(repeat=command(row, self.settings.options)) for row in arbitrator.arbitrated(rows)]
+        rows = [row.changed(repeat=row.command(self.settings.options)) for row in arbitrator.arbitrated(rows)]
         return self.bundles.write(graded(rows), entry, arbitrator)
 
     def _oracle(self, entry: PlannedDefinition) -> Manifest:
