@@ -21,6 +21,7 @@ from traceproof.publish.prepare import Prepared, Source
 REPOSITORY = "owner/trace"
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = {"torch": "2.13.0"}
+ACTORS = ("reference", "torch")
 CASES = ("small-0", "small-1")
 BATCH = {"small-0": 1, "small-1": 2}
 

@@ -93,7 +93,8 @@ def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[st
     names = _names(tree, ledger, definitions, op_types)
     parts = source.run / "publish" / "parts"
     verified = [name for name in names if ledger.standing(tree.definitions[name].definition).verified]
-    _write_parts(source, tree, verified, parts)  # assembling tells what is wrong with the others
+    if verified:  # assembling tells what is wrong with the others
+        _write_parts(source, tree, verified, parts)
     rows = coverage((entry.definition for entry in tree.definitions.values()), ledger)
     made = []
     for slug, title, group in _groups(tree, names, per):

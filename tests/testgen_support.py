@@ -1,0 +1,29 @@
+"""Datasets to write tests for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from definitions import rmsnorm, write
+
+from traceproof.testgen.generate import GenerateOptions, Result, generate
+from traceproof.testgen.known import Divergences
+
+NOTHING_KNOWN = Divergences(verdicts=None, known=None)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """Two definitions."""
+    for name in ("rmsnorm_a", "rmsnorm_b"):
+        write(tmp_path, rmsnorm(name))
+    return tmp_path
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def everything(root: Path, *, force: bool = False) -> Result:
+    return generate(GenerateOptions(root=root, everything=True, force=force), NOTHING_KNOWN)
