@@ -154,7 +154,7 @@ def test_a_kernel_gets_more_elements_than_32_bits_count(definition: Definition, 
     specs = [spec for spec in definition.inputs.values() if found.axis in (spec.shape or ())]
     most = max(torch.Size(definition.shape_of(spec, axes) or ()).numel() for spec in specs)
     if one.id in {"stress-far", "stress-far-apart"}:
-        assert most >= far.LEAST
+        assert most > (1 << 32 if found.slots or found.unsigned else 1 << 31)
     assert found.bytes(definition, one) > most
     assert (
         registry.get(definition.op_type).memory(definition, one) < CHEAP
@@ -187,6 +187,11 @@ def test_a_slot_whose_address_wraps_is_refused(name: str) -> None:
     wrong = answers.right[0].make(replace(subject, inputs={**given, slots: named % (size // 2)}))
     assert wrong is not None
     assert refused(subject, found.kept(definition, one, wrong))
+
+
+def test_norms_have_a_far_case_past_32_bits_without_a_sign() -> None:
+    assert enlarged(OURS["rmsnorm_h96"]).unsigned
+    assert not enlarged(OURS["fused_add_rmsnorm_h96"]).unsigned
 
 
 def test_far_tokens_forget_what_comes_before_them() -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SIZE = "far"  # key of a case's drawing instructions: the size of the axis that a kernel gets
 BEFORE = "before"  # key: entries in front of which others are inserted, as many before each; else the first
 LEAST = (1 << 31) + (1 << 29)  # elements of a tensor of which a fifth lies where 31 bits do not reach
-POOL_LEAST = 2 * LEAST  # of a pool: where 32 bits do not reach, since kernels often number slots without a sign
+UNSIGNED_LEAST = 2 * LEAST  # where 32 bits do not reach either, since kernels often number slots without a sign
 ROWS = 67  # rows of a small case: no power of two divides it, so an address that wraps is another row's
 
 
@@ -38,22 +38,24 @@ class Far:
             the end, and all others are zeros: a pool.
         bounds: inputs that cut the axis into parts; what is inserted belongs to the part of the entry after it.
         copies: how often a kernel's call holds what has the axis, optional inputs apart.
+        unsigned: whether 32 bits without a sign do not count the elements either, as always in a pool.
     """
 
     axis: str
     slots: tuple[str, ...] = ()
     bounds: tuple[str, ...] = ()
     copies: int = 2
+    unsigned: bool = False
 
     def size(self, definition: Definition, own: int, axes: Mapping[str, int] = MappingProxyType({})) -> int:
-        """Size of the axis at which the largest input has LEAST or POOL_LEAST elements: a multiple of `own`."""
+        """Size of the axis at which the largest input has as many elements as are meant: a multiple of `own`."""
         const = {**dict.fromkeys(definition.var_axes, 1), **definition.const_axes, **axes}
         widths = (
             math.prod(const[axis] for axis in spec.shape or () if axis != self.axis)
             for spec in definition.inputs.values()
             if self.axis in (spec.shape or ())
         )
-        least = POOL_LEAST if self.slots else LEAST
+        least = UNSIGNED_LEAST if self.slots or self.unsigned else LEAST
         return own * -(-least // (own * max(widths, default=least)))
 
     def bytes(self, definition: Definition, case: Case) -> int:

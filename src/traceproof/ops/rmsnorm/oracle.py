@@ -12,6 +12,7 @@ from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Values, 
 from traceproof.ops.cases import Case, by_size
 from traceproof.ops.common.constants import named_constants
 from traceproof.ops.compare import Close, Comparison
+from traceproof.ops.far import Far
 
 SIZES = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
 
@@ -59,6 +60,13 @@ class RmsNorm(Op):
     def row_axis(self, definition: Definition) -> str:
         """The rows are normed by themselves."""
         return definition.var_axes[0]
+
+    def enlarged(self, definition: Definition) -> Far:
+        """Rows, past 32 bits without a sign: of block numbers, compilers know that none is negative.
+
+        A residual's norm holds twice as many tensors, which few GPUs have memory for.
+        """
+        return Far(axis=self.row_axis(definition), unsigned="residual" not in definition.inputs)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal data; weights around 1 of both signs."""
