@@ -13,12 +13,12 @@ DEFINITIONS = 12
 GIB = 1 << 30
 
 
-def entry(name: str, *, large: bool, memory: int) -> PlannedDefinition:
+def entry(name: str, *, large: bool, memory: int, trials: int) -> PlannedDefinition:
     case = PlannedCase(
         case=Case("small-0", "small", {}, 0, {}),
         digest="0" * 32,
         memory=memory,
-        trials=0,
+        trials=trials,
         skip=None,
         large=large,
         nonce=0,
@@ -29,9 +29,10 @@ def entry(name: str, *, large: bool, memory: int) -> PlannedDefinition:
     )
 
 
-def load(folder: Path, *, large: bool, gpu: bool = True, memory: int = 1 << 20) -> Load:
+def load(folder: Path, *, large: bool, gpu: bool = True, memory: int = 1 << 20, trials: int = 0) -> Load:
     entries = {
-        name: entry(name, large=large, memory=memory) for name in map("gemm_n{}".format, range(DEFINITIONS))
+        name: entry(name, large=large, memory=memory, trials=trials)
+        for name in map("gemm_n{}".format, range(DEFINITIONS))
     }
     plan = OpTypePlan(op_type=OP_TYPE, dataset="", definitions=entries, broken=())
     (folder / f"{OP_TYPE}.json").write_text(plan.as_text())
@@ -60,3 +61,10 @@ def test_of_jobs_alike_the_one_with_more_to_do_starts_first(tmp_path: Path) -> N
     found = [load(tmp_path, large=True, memory=memory).priority(OP_TYPE, "torch") for memory in (GIB, 2 * GIB)]
     assert found == sorted(set(found))
     assert max(found) < load(tmp_path, large=True).priority(OP_TYPE, "reference")
+
+
+def test_of_references_alike_the_one_with_more_draws_starts_first(tmp_path: Path) -> None:
+    draws = (0, 500)
+    of_references = [load(tmp_path, large=True, trials=trials).priority(OP_TYPE, "reference") for trials in draws]
+    assert of_references == sorted(set(of_references))
+    assert len({load(tmp_path, large=True, trials=trials).priority(OP_TYPE, "torch") for trials in draws}) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from traceproof.actors.registry import ACTORS
 from traceproof.ops.registry import record
-from traceproof.pipeline.records import OpTypePlan, PlannedCase, shard_names
+from traceproof.pipeline.records import REFERENCE, OpTypePlan, PlannedCase, shard_names
 from traceproof.stacks import STACK_OF, STACKS, TRUTHS
 
 MIB = 1 << 20
@@ -15,7 +15,8 @@ BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and to
 LANES = 4  # definitions of one op_type side by side: long references on a GPU, and the judge beside one
 FEW_LANES = 2  # other references
 CLASS = 100  # priorities between one class of jobs and the next; `rules/` has the judge's and those of builds
-CASE_SECONDS, BYTE_SECONDS = 0.03, 3e-10  # of a case, and of each byte that it needs: enough to order jobs by
+# Of a case, of each byte that it needs, and of a reference's draw: enough to order jobs by.
+CASE_SECONDS, BYTE_SECONDS, TRIAL_SECONDS = 0.03, 3e-10, 0.015
 SHARED = 8  # jobs of one actor in an allocation of a batch system; profiles give as much in `group-components`
 SLACK = 1.25  # estimates were up to a fifth below what was measured
 
@@ -66,12 +67,14 @@ class Load:
         op_types, as cuDNN does for PyTorch's attention; references run one small kernel after the other.
         The judge of large cases takes longest of all judges. Oracles keep cores busy while those wait.
         """
-        return CLASS * self._class(op_type, actor) + min(CLASS - 1, int(self._plan(op_type).seconds))
+        plan = self._plan(op_type)
+        seconds = plan.seconds + TRIAL_SECONDS * plan.trials * (actor == REFERENCE)
+        return CLASS * self._class(op_type, actor) + min(CLASS - 1, int(seconds))
 
     def _class(self, op_type: str, actor: str) -> int:
         facts = record(op_type)
         stack = STACKS[STACK_OF[actor]] if actor in TRUTHS else None
-        if (actor == "reference" and facts.long) or actor in facts.compiles_late:
+        if (actor == REFERENCE and facts.long) or actor in facts.compiles_late:
             return 7
         if stack is None:
             return 6 if facts.long else 5
@@ -100,7 +103,7 @@ class Load:
         try:
             return _read(path, path.stat().st_mtime_ns)
         except FileNotFoundError:  # a dry run before anything is planned
-            return _Plan(needs=(), kernel_needs=(), large=False, most=0, shards={}, seconds=0.0)
+            return _Plan(needs=(), kernel_needs=(), large=False, most=0, shards={}, seconds=0.0, trials=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,8 @@ class _Plan:
     large: bool  # whether there are cases whose oracle the judge computes
     most: int  # bytes of the largest of the others
     shards: Mapping[str, int]  # how many jobs an actor has that has several
-    seconds: float  # what an actor takes for all cases, roughly
+    seconds: float  # what an actor takes for all cases, draws aside, roughly
+    trials: int  # draws of all cases
 
 
 def _mb(needs: Sequence[int], lanes: int) -> int:
@@ -140,4 +144,5 @@ def _read(cases: Path, stamp: int) -> _Plan:
         most=max((case.memory for case in plan.to_run if not case.large), default=0),
         shards={actor: len(parts) for actor, parts in plan.shards.items()},
         seconds=sum(CASE_SECONDS + BYTE_SECONDS * case.memory for case in plan.to_run),
+        trials=sum(case.trials for case in plan.to_run),
     )
