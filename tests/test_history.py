@@ -17,7 +17,7 @@ from traceproof.config.schema import Config
 from traceproof.dataset.source import Dataset
 from traceproof.errors import TraceproofError
 from traceproof.history import catalogue
-from traceproof.history.catalogue import Bug, Cases, Kind, bugs, chosen, parsed
+from traceproof.history.catalogue import Bug, Cases, Hardware, Kind, bugs, chosen, parsed
 from traceproof.history.outcome import Found, Why, judged
 from traceproof.history.releases import NoReleaseError, Releases
 from traceproof.history.replay import Replays
@@ -60,7 +60,8 @@ def bug(**changes: Any) -> Bug:  # noqa: ANN401 - fields
 
 def test_every_bug_of_the_catalogue_can_be_read() -> None:
     assert len(bugs()) >= 40
-    assert sum(one.runnable for one in bugs().values()) >= 25
+    runnable = (one for one in bugs().values() if one.unreachable is None and one.hardware is not Hardware.SM100)
+    assert sum(1 for _ in runnable) >= 25
     assert {one.kind for one in bugs().values()} == set(Kind)
 
 

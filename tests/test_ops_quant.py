@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import op_support as ops
 import torch
+from planted_fp4 import requantise_fp4, to_fp4
 
 from traceproof.ops.common.quant import (
     FP4_VALUES,
     FP8_BITS_RMS,
-    requantise_fp4,
     requantise_fp8,
     scale_blocks,
-    to_fp4,
     to_fp8,
 )
 from traceproof.ops.moe.experts import tensor

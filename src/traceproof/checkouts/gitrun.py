@@ -61,20 +61,14 @@ CORRUPT = re.compile(
 
 
 class GitError(TraceproofError):
-    """A failed git command.
-
-    Attributes:
-        final: whether a second attempt would meet the same.
-        corrupt: whether git found damaged objects.
-        output: all it said.
-    """
+    """A failed git command."""
 
     def __init__(self, what: str, *, output: str, final: bool, todo: str) -> None:
         lines = [line.strip() for line in re.split(r"[\r\n]+", output) if line.strip()]
         super().__init__(what, problems=[line for line in lines if "%" not in line][-TAIL:], todo=todo)
-        self.output = output
-        self.final = final
-        self.corrupt = bool(CORRUPT.search(output))
+        self.output = output  # all it said
+        self.final = final  # whether a second attempt would meet the same
+        self.corrupt = bool(CORRUPT.search(output))  # whether git found damaged objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

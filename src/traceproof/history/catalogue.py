@@ -161,11 +161,6 @@ class Bug(BaseModel):
         """Whether a release has it, as far as is known."""
         return self.oldest_bad <= Version(version) <= Version(self.last_bad)
 
-    @property
-    def runnable(self) -> bool:
-        """Whether it can be run on a CPU or on a GPU of compute capability 9.0."""
-        return self.unreachable is None and self.hardware is not Hardware.SM100
-
 
 @cache
 def bugs() -> Mapping[str, Bug]:

@@ -39,11 +39,7 @@ def _parameters(function: ast.FunctionDef, pointers: frozenset[str]) -> tuple[fr
 
 
 class Kernel:
-    """One kernel, walked once.
-
-    Attributes:
-        calls: calls of plain names, with the facts of their arguments in order and by name.
-    """
+    """One kernel, walked once."""
 
     def __init__(
         self,
@@ -63,6 +59,7 @@ class Kernel:
         self._branched: dict[str, tuple[dict[str, Value], dict[str, Value], dict[str, Value]]] = {}
         self._constants, numbers = _parameters(function, self._pointers)
         self._known: dict[str, Value] = {name: Value(runtime=True) for name in numbers} | dict(given)
+        # calls of plain names, with the facts of their arguments in order and by name
         self.calls: list[tuple[str, list[Value], dict[str, Value]]] = []
         self._found: dict[tuple[int, int, str], Finding] = {}
         self._unmasked: list[tuple[ast.Call, Value]] = []

@@ -12,19 +12,14 @@ FUSED = 8  # projections that one of SGLang's may be made of
 
 
 class Evidence:
-    """The second reading of a model, asked for one call at a time.
-
-    Attributes:
-        config: the config.json, for what no module says (its quantisation).
-        notes: calls that both have, but not as often.
-        parallel: at which SGLang laid the model out; transformers' facts are those of all ranks.
-        loads: what SGLang's loader changes in the checkpoint's weights.
-    """
+    """The second reading of a model, asked for one call at a time."""
 
     def __init__(self, reading: Reading, config: Mapping[str, Any], calls: Sequence[Kernel]) -> None:
-        self.second, self.config, self.parallel = reading.second, config, reading.parallel
-        self.loads = reading.loads
-        self.notes: list[str] = []
+        self.second = reading.second
+        self.config = config  # config.json, for what no module says (its quantisation)
+        self.parallel = reading.parallel  # of SGLang's layout; transformers' facts are those of all ranks
+        self.loads = reading.loads  # what SGLang's loader changes in the checkpoint's weights
+        self.notes: list[str] = []  # calls that both have, but not as often
         self._calls = calls
 
     def of(self, kind: str) -> list[Seen]:

@@ -30,22 +30,16 @@ ROWS = 67  # rows of a small case: no power of two divides it, so an address tha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Far:
-    """Which axis of a definition is enlarged, and what the entries added are.
+    """Which axis of a definition is enlarged, and what the entries added are."""
 
-    Attributes:
-        axis: a var axis. What is inserted repeats the case's own entries in turn.
-        slots: inputs that number entries of the axis. The case's own entries then lie apart, every other one near
-            the end, and all others are zeros: a pool.
-        bounds: inputs that cut the axis into parts; what is inserted belongs to the part of the entry after it.
-        copies: how often a kernel's call holds what has the axis, optional inputs apart.
-        unsigned: whether 32 bits without a sign do not count the elements either, as always in a pool.
-    """
-
-    axis: str
+    axis: str  # a var axis. What is inserted repeats the case's own entries in turn
+    # inputs that number entries of the axis. The case's own entries then lie apart, every other one near the end,
+    # and all others are zeros: a pool
     slots: tuple[str, ...] = ()
+    # inputs that cut the axis into parts; what is inserted belongs to the part of the entry after it
     bounds: tuple[str, ...] = ()
-    copies: int = 2
-    unsigned: bool = False
+    copies: int = 2  # how often a kernel's call holds what has the axis, optional inputs apart
+    unsigned: bool = False  # whether 32 bits without a sign do not count the elements either, as always in a pool
 
     def size(self, definition: Definition, own: int, axes: Mapping[str, int] = MappingProxyType({})) -> int:
         """Size of the axis at which the largest input has as many elements as are meant: a multiple of `own`."""

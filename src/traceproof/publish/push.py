@@ -19,17 +19,12 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds; the hub's rate limit is count
 
 
 class Again(Exception):  # noqa: N818 - no error: the same attempt may well succeed
-    """A passing failure: too many requests, a server that is down, a base that moved.
-
-    Attributes:
-        wait: seconds that the other side asked for; None: the usual pause.
-        reached: whether the other side ever answered.
-    """
+    """A passing failure: too many requests, a server that is down, a base that moved."""
 
     def __init__(self, what: str, *, wait: float | None = None, reached: bool = True) -> None:
         super().__init__(what)
-        self.wait = wait
-        self.reached = reached
+        self.wait = wait  # seconds that the other side asked for; None: the usual pause
+        self.reached = reached  # whether the other side ever answered
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,18 +26,12 @@ CREDENTIALS = ("authorization", "cookie")
 
 
 class Watch:
-    """What is known of the requests of a process to one hub.
-
-    Attributes:
-        origin: scheme, host and port of the hub.
-        reached: whether it ever answered.
-        left: how many requests the listing at hand may still make; None: no listing is made.
-    """
+    """What is known of the requests of a process to one hub."""
 
     def __init__(self, endpoint: str) -> None:
-        self.origin = _origin(endpoint)
-        self.reached = False
-        self.left: int | None = None
+        self.origin = _origin(endpoint)  # scheme, host and port of the hub
+        self.reached = False  # whether it ever answered
+        self.left: int | None = None  # requests that the listing at hand may still make; None: no listing is made
 
     @contextmanager
     def listing(self) -> Iterator[None]:

@@ -38,27 +38,19 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one item may use; all are per item but `setup_seconds`.
+    """What one item may use; all are per item but `setup_seconds`."""
 
-    Attributes:
-        seconds: wall clock of one item.
-        setup_seconds: wall clock of the setup function, imports included.
-        memory_bytes: host memory beyond what the preloaded modules take, over all processes of the worker;
-            None: not limited. GPU memory is not counted.
-        processes: processes that the worker may have at once beside itself; 0: none at all; None: 32 for untrusted
-            code, no limit for trusted code, which compiles with all cores. Threads are not counted.
-        output_bytes: what may be printed on stdout and stderr together.
-        file_bytes: largest single file, and what the scratch folder may hold in all.
-        message_bytes: largest answer.
-    """
-
-    seconds: float = 60.0
-    setup_seconds: float = 60.0
+    seconds: float = 60.0  # wall clock of one item
+    setup_seconds: float = 60.0  # wall clock of the setup function, imports included
+    # host memory beyond what the preloaded modules take, over all processes of the worker; None: not limited. GPU
+    # memory is not counted.
     memory_bytes: int | None = 8 * GIB
+    # processes that the worker may have at once beside itself; 0: none at all; None: 32 for untrusted code, no
+    # limit for trusted code, which compiles with all cores. Threads are not counted.
     processes: int | None = None
-    output_bytes: int = MIB
-    file_bytes: int = 4 * GIB
-    message_bytes: int = 64 * MIB
+    output_bytes: int = MIB  # what may be printed on stdout and stderr together
+    file_bytes: int = 4 * GIB  # largest single file, and what the scratch folder may hold in all
+    message_bytes: int = 64 * MIB  # largest answer
 
     def __post_init__(self) -> None:
         for name, value in self.as_json().items():

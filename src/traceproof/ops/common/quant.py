@@ -1,7 +1,6 @@
 """Quantised number formats: block scales, fp8, fp4, and what they cost. Shared by the ops and their tests."""
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 
@@ -13,9 +12,7 @@ FP8_BITS_RMS = 107.24  # RMS of fp8 values whose bit patterns are uniform, as `D
 BLOCK = 128  # fp8 block scale: weights share a scale over 128 x 128, activations over 1 x 128
 
 FP4_BLOCK = 16  # nvfp4: 16 neighbours share an e4m3 scale
-FP4_MAX = 6.0
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1; bit 3 is the sign
-FP4_MIDPOINTS = tuple((low + high) / 2 for low, high in pairwise(FP4_VALUES))
 
 
 def scale_blocks(rows: torch.Tensor, scales: torch.Tensor, *, height: int, width: int = BLOCK) -> torch.Tensor:
@@ -49,32 +46,6 @@ def requantise_fp8(values: torch.Tensor, block: int = BLOCK) -> torch.Tensor:
     scale = blocks.abs().amax(-1, keepdim=True) / FP8_MAX
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     return (to_fp8(blocks / scale) * scale).reshape(values.shape)
-
-
-def to_fp4(values: torch.Tensor) -> torch.Tensor:
-    """Round to the nearest e2m1 value, saturating at +-6; of two equally near ones the one of even code."""
-    magnitude = values.abs().clamp(max=FP4_MAX)
-    upper = torch.zeros_like(magnitude, dtype=torch.int64)
-    for code, midpoint in enumerate(FP4_MIDPOINTS):
-        # between codes n and n + 1 a tie goes to the even one: up if n is odd
-        upper += (magnitude >= midpoint) if code % 2 else (magnitude > midpoint)
-    table = torch.tensor(FP4_VALUES, dtype=values.dtype, device=values.device)
-    return torch.copysign(table[upper], values)
-
-
-def requantise_fp4(values: torch.Tensor) -> torch.Tensor:
-    """What is left of `values` after nvfp4: blocks of 16 with an e4m3 scale under one float32 scale for all.
-
-    Values made of e2m1 codes and powers of two, with a 6 in every block, come back unchanged; normal ones lose
-    about a tenth of their RMS.
-    """
-    blocks = _in_blocks(values, FP4_BLOCK)
-    peak = blocks.abs().amax(-1, keepdim=True)
-    largest = float(peak.max()) if peak.numel() else 0.0
-    whole = largest / (FP4_MAX * FP8_MAX) if largest > 0 else 1.0
-    scale = to_fp8(peak / (FP4_MAX * whole)) * whole
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    return (to_fp4(blocks / scale) * scale).reshape(values.shape)
 
 
 def _in_blocks(values: torch.Tensor, block: int) -> torch.Tensor:

@@ -30,17 +30,12 @@ OWN_CODE = Limits(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackWorkers:
-    """What is the same for all jobs of a stack, however many cores one has; jobs that differ in it share nothing.
+    """What is the same for all jobs of a stack, whatever their cores; jobs that differ in it share nothing."""
 
-    Attributes:
-        preload: modules that workers find imported.
-        environment: variables for the workers, beside the few that are always passed on.
-        gpu: whether there is a GPU for them.
-    """
-
-    preload: Sequence[str] = PRELOAD
+    preload: Sequence[str] = PRELOAD  # modules that workers find imported
+    # variables for the workers, beside the few that are always passed on
     environment: Mapping[str, str] = field(default_factory=dict)
-    gpu: bool = False
+    gpu: bool = False  # whether there is a GPU for them
 
     @classmethod
     def of(cls, caches: Path, stack: Mapping[str, Any]) -> Self:
