@@ -11,7 +11,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops import lookup
-from traceproof.ops.adapter import resolve
+from traceproof.ops.adapter import Values, resolve
 from traceproof.ops.common.ground_truths.flashinfer import outputs_of
 from traceproof.ops.gdn.ground_truths import flashinfer as gdn
 from traceproof.reasons import Skip, Unavailable
@@ -101,10 +101,17 @@ def test_the_newest_name_that_exists_is_taken() -> None:
     assert found["call"] is json.loads
 
 
-def test_the_stand_in_for_minus_infinity_is_mapped_and_nothing_else() -> None:
+@pytest.mark.parametrize("queries", [None, [0, 1, 3, 4]])
+def test_the_stand_in_for_minus_infinity_is_mapped_in_rows_without_keys_alone(queries: list[int] | None) -> None:
     definition = read(next(path for path in FILES if path.stem.startswith("gqa_paged_decode")))
-    lse = torch.tensor([-5e4, -49998.4141, -6369.2866, 3.0])
-    assert outputs_of(definition, (torch.zeros(1), lse))["lse"].isinf().tolist() == [True, True, False, False]
+    inputs: Values = {"kv_indptr": torch.tensor([0, 0, 2, 2], dtype=torch.int32)}
+    own = [0, 1, 2]
+    if queries is not None:
+        inputs["qo_indptr"] = torch.tensor(queries, dtype=torch.int32)
+        own = [0, 1, 1, 2]
+    lse = torch.tensor([[-5e4, -49998.4141], [-63742.9952, -5e4], [-5e4, 3.0]])[own]
+    mapped = outputs_of(definition, inputs, (torch.zeros(1), lse))["lse"].isinf()
+    assert mapped.tolist() == torch.tensor([[True, True], [False, False], [True, False]])[own].tolist()
 
 
 def test_pairs_are_sorted_into_blocks_of_one_expert() -> None:

@@ -45,15 +45,22 @@ def prefill_module(which: str, q: str, kv: str, index: str, head_dims: tuple[int
     return Module(generator, (which, q, kv, q, index, *head_dims, 0, False, False, False), OTHER_MASKS)
 
 
-def outputs_of(definition: Definition, returned: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+def outputs_of(
+    definition: Definition, inputs: Values, returned: tuple[torch.Tensor, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """The outputs that the definition asks for. The log-sum-exp is base 2, as definitions have it.
 
-    A row without keys comes with NO_KEYS for minus infinity, plus log2 of how many partial results it was merged
-    from (3 and 5 were seen). A row whose keys are all masked does not, and what
-    FlashInfer gives for it (the mean of the masked values) is left as it is.
+    Up to 0.6, a row without keys comes with NO_KEYS for minus infinity, plus log2 of how many partial results it
+    was merged from (3 and 5 were seen). A row with keys may be as low, and is left as it is. So is a row whose
+    keys are all masked, for which FlashInfer gives the mean of the masked values.
     """
     output, lse = returned
-    outputs = {"output": output, "lse": lse.masked_fill(lse <= NO_KEYS + MERGED, -math.inf)}
+    bounds = tensor(inputs, "kv_indptr")
+    empty = bounds[1:] == bounds[:-1]
+    if "qo_indptr" in inputs:
+        empty = empty.repeat_interleave(tensor(inputs, "qo_indptr").diff())
+    stood_for = empty[:, None] & (lse <= NO_KEYS + MERGED)
+    outputs = {"output": output, "lse": lse.masked_fill(stood_for, -math.inf)}
     return {name: outputs[name] for name in definition.outputs}
 
 

@@ -52,7 +52,7 @@ def _decode(api: Api, definition: Definition, inputs: Values) -> Outputs:
         kv_data_type=k.dtype,
         sm_scale=scalar(inputs, "sm_scale"),
     )
-    return outputs_of(definition, wrapper.run(q, (k, v), return_lse=True))
+    return outputs_of(definition, inputs, wrapper.run(q, (k, v), return_lse=True))
 
 
 def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
@@ -70,7 +70,7 @@ def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
         q_data_type=q.dtype,
         kv_data_type=k.dtype,
     )
-    return outputs_of(definition, wrapper.run(q, (k, v), return_lse=True))
+    return outputs_of(definition, inputs, wrapper.run(q, (k, v), return_lse=True))
 
 
 def _dtypes(definition: Definition) -> tuple[str, str, str]:

@@ -42,7 +42,7 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
         q_nope.dtype,
         ckv.dtype,
     )
-    return outputs_of(definition, wrapper.run(q_nope, q_pe, ckv, kpe, return_lse=True))
+    return outputs_of(definition, inputs, wrapper.run(q_nope, q_pe, ckv, kpe, return_lse=True))
 
 
 def _modules(definition: Definition, capability: tuple[int, int]) -> tuple[Module, ...]:

@@ -32,7 +32,7 @@ def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
         q_data_type=q.dtype,
         kv_data_type=k.dtype,
     )
-    return outputs_of(definition, wrapper.run(q, k, v, return_lse=True))
+    return outputs_of(definition, inputs, wrapper.run(q, k, v, return_lse=True))
 
 
 def _modules(definition: Definition, capability: tuple[int, int]) -> tuple[Module, ...]:
