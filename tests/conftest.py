@@ -8,15 +8,18 @@ import pytest
 
 from traceproof.worker import Pool
 
-# Files that take longest, by processor time: where several processes take a file at a time, none is left with one
-# of these at the end. After them come the other slow ones.
-LONGEST = ("test_chain", "test_exploits", "test_pipeline", "test_interrupts", "test_bumps_bisect", "test_history")
+# The files that take longest: several processes take a file at a time, and none is left with one of these at last.
+LONGEST = (
+    *("chain", "exploits", "interrupts", "pipeline", "stages", "scorecard", "doctor", "bumps_bisect", "history"),
+    *("bumps_pipeline", "repeat", "solutions", "testgen_runs", "wheels", "audit", "metamorphic", "publish_hub"),
+    *("stacks", "sources_checkout", "ops_moe", "shadow", "extract_definitions"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, each of them whole."""
+    """Put the longest files first, then other slow ones, each of them whole."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    order = {f"{name}.py": place for place, name in enumerate(LONGEST)}
+    order = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (order.get(item.path.name, len(order)), item.path not in slow))
 
 

@@ -15,6 +15,7 @@ from traceproof.audit.run import CODES, Settings, audit
 from traceproof.cli.audit_tests import _closing
 from traceproof.errors import TraceproofError
 
+pytestmark = pytest.mark.slow
 RIGHT = """
 import json
 import torch

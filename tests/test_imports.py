@@ -12,6 +12,7 @@ from traceproof.environments import building as environments
 from traceproof.environments import imports
 from traceproof.environments.imports import Imports, check
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parent.parent
 RULES = "def chunk_gated_delta_rule(): ...\ndef fused_recurrent_gated_delta_rule(): ...\n"
 OPENS_DRIVER = "import ctypes\nctypes.CDLL('libcuda.so.1').cuInit\n"

@@ -20,7 +20,7 @@ from traceproof.dataset.tree import read_tree
 from traceproof.ops.answers import answers_of
 from traceproof.solutions.cases import planned
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 TESTS = Path(__file__).parent / "dataset"
 
 

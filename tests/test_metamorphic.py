@@ -175,6 +175,7 @@ def test_two_samples_are_told_apart_by_more_than_chance() -> None:
     assert agree(subject, "samples", one, other // 2, None)[0] == Agreement.NONE
 
 
+@pytest.mark.slow
 def test_laws_run_in_a_worker_and_a_crash_breaks_the_law_at_hand() -> None:
     # So many iterators inside one another exhaust the stack.
     nesting = "for _ in range(2_000_000):\n            it = itertools.chain(it, ())"

@@ -89,6 +89,7 @@ def test_a_description_counts_rows_of_this_state_of_a_definition_only() -> None:
     assert described(rows, {"gemm_a": "0" * 32}, ["gemm_a"]) == "gemm_a in torch: 1 passed, 1 skipped"
 
 
+@pytest.mark.slow
 def test_definitions_side_by_side_give_their_rows_in_the_file_s_order_and_share_an_interpreter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

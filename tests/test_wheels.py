@@ -18,6 +18,7 @@ from traceproof.environments.building import build
 from traceproof.environments.wheels import Pin, bundle, pins
 from traceproof.errors import TraceproofError
 
+pytestmark = pytest.mark.slow
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 
