@@ -171,7 +171,8 @@ class Replays:
         key = digest_json([str(trial.work), name])
         if key not in self._rows:
             try:
-                self._rows[key] = trial.rows(package, digest_json(["release", trial.stack, name]))
+                digest = digest_json(["release", trial.stack, name, dict(trial.variables)])
+                self._rows[key] = trial.rows(package, digest)
             except TraceproofError as error:
                 raise _NotHereError(Why.NOT_RUN, f"{name}: {error}") from error
         return self._rows[key]
