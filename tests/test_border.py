@@ -17,6 +17,7 @@ from test_hostile import NORM
 from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.worker import Limits, policy
 
+pytestmark = pytest.mark.slow
 HEAD = """
 import errno, os, socket, struct, json, signal, threading, time
 import torch

@@ -11,6 +11,7 @@ from pipeline import Rows, Run, verdicts
 
 from traceproof.worker import Limits
 
+pytestmark = pytest.mark.slow
 BODY = GOOD.removeprefix(PREAMBLE).strip()
 NORM = BODY.replace("def run(", "def norm(")
 

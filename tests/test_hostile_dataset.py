@@ -24,6 +24,8 @@ from traceproof.testgen.known import Divergences
 from traceproof.untrusted.bounded import bounded
 from traceproof.worker import Limits
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
