@@ -3,7 +3,6 @@
 import inspect
 import json
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,7 +65,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
         force=force,
     )
     result = generate(order, _divergences())
-    _say(result, order, to=sys.stderr if str(json_file) == "-" else sys.stdout)
+    _say(result, order, to=run.told(json_file))
     run.write_result(json_file, result.as_json())
     raise typer.Exit(run.FINDINGS if result.problems else run.FINE)
 

@@ -1,6 +1,5 @@
 """`traceproof clean`: make room in the store."""
 
-import sys
 from typing import Annotated
 
 import typer
@@ -41,5 +40,5 @@ def clean(
     size = sum(item.size for item in items)
     verb = "would be removed" if dry_run else "removed"
     told = f"{len(items)} objects, {size} bytes ({size / 2**30:.2f} GiB) {verb} from {store}\n"
-    (sys.stderr if str(json_file) == "-" else sys.stdout).write(told)
+    run.told(json_file).write(told)
     run.write_result(json_file, {"exit_code": run.FINE, "objects": len(items), "bytes": size, "dry_run": dry_run})

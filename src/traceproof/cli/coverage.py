@@ -1,6 +1,5 @@
 """`traceproof coverage`: which combinations of what matters were exercised, and what would close the gaps."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -48,7 +47,7 @@ def coverage(  # noqa: PLR0913 - one parameter per option
     else:
         found = of_plan(cases if cases is not None else _configured())
     run.write_result(json_file, as_json(found))
-    (sys.stderr if str(json_file) == "-" else sys.stdout).write(as_text(found, gaps=gaps))
+    run.told(json_file).write(as_text(found, gaps=gaps))
 
 
 def _configured() -> Path:

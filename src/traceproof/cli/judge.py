@@ -1,10 +1,9 @@
 """`traceproof judge`: whether a kernel computes what a definition says, with a certificate."""
 
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
@@ -70,24 +69,23 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
         stack=stack,
         timed=timed,
     )
-    given = [*_repeated(definition, dataset, test_sizes, tolerance, seed), *(["--time"] if timed else [])]
-    told = sys.stderr if str(json_file) == "-" else sys.stdout
-    certificates = _judged(session, path, given, told)
+    certificates = _judged(session, path, _repeated(definition, dataset, test_sizes, tolerance, seed), json_file)
     run.write_result(json_file, {"certificates": [one.model_dump(mode="json") for one in certificates]})
     raise typer.Exit(run.FINE if all(one.accepted for one in certificates) else run.FINDINGS)
 
 
-def _judged(session: Session, path: str, given: Sequence[str], told: TextIO) -> list[Certificate]:
+def _judged(session: Session, path: str, given: Sequence[str], json_file: Path | None) -> list[Certificate]:
     """Certificates of the solutions at a path, told one by one; `given` are the options that repeat one."""
+    repeats = [*given, "--time"] if session.timed else given
     where, _, entry = path.partition("::")
     candidates = read(Path(where).expanduser(), entry or None)
     certificates: list[Certificate] = []
     for candidate in candidates:
         named = path if len(candidates) == 1 else candidate.path
-        certificate = session.judge(candidate, shlex.join(["traceproof", "judge", named, *given]))
+        certificate = session.judge(candidate, shlex.join(["traceproof", "judge", named, *repeats]))
         certificates.append(certificate)
         place = session.place(certificate).with_suffix(".html")
-        told.write(f"{table(certificate)}certificate: {place} and .json\n")
+        run.told(json_file).write(f"{table(certificate)}certificate: {place} and .json\n")
     return certificates
 
 

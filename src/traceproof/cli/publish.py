@@ -87,7 +87,7 @@ def publish(  # noqa: PLR0913 - one parameter per option
     with _writable():
         made = _prepared(source, definition_name or [], op_type or [], per, card=card)
         listed = [dry_run(item, folder, allow_changes=allow_changes) for item in made]
-    told = sys.stderr if str(json_file) == "-" else sys.stdout
+    told = run.told(json_file)
     _tell(listed, folder, told, pushing=push)
     pushed: list[dict[str, Any]] = []
     if push:

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from traceproof.cli.supervise import supervise
 from traceproof.config.reading import config_of
@@ -87,6 +87,11 @@ def memory_of_jobs(extra: Sequence[str]) -> list[str]:
 def all_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def told(json_file: Path | None) -> TextIO:
+    """Where what is for people goes: stderr where stdout has the result."""
+    return sys.stderr if str(json_file) == "-" else sys.stdout
 
 
 def write_result(target: Path | None, value: Mapping[str, Any], *, option: str = "--json") -> None:

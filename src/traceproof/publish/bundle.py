@@ -112,8 +112,7 @@ def assemble(  # noqa: PLR0913 - all that a bundle is made of
     slug: str,  # of the bundle
     title: str,  # of the pull request
     parts: Path,  # folder with `<definition>/` from `write_parts`
-    # further folders in the dataset's layout (measured traces, generated tests); of them only the files that
-    # belong to the definitions are taken
+    # further folders in the dataset's layout (measured traces, generated tests): the definitions' files alone
     extra: Sequence[Path] = (),
     notes: Sequence[str] = (),  # what was left out before
 ) -> Bundle:
@@ -123,11 +122,7 @@ def assemble(  # noqa: PLR0913 - all that a bundle is made of
         TraceproofError: a definition is not verified, or its parts are missing or of another state.
     """
     given = {name: tree.definitions[name].definition for name in names}
-    standings = {name: ledger.standing(definition) for name, definition in given.items()}
-    unproved = [f"{name} is not verified: {one.reason}" for name, one in standings.items() if not one.verified]
-    if unproved:
-        todo = "Verify them (`traceproof verify`), on a machine with a GPU for kernels that need one."
-        raise TraceproofError(f"{slug} cannot be published", problems=unproved, todo=todo)
+    standings = _verified(given, ledger, slug)
     definitions = {
         name: definition.model_copy(update={"tags": tagged(definition, standings[name])})
         for name, definition in given.items()
@@ -149,6 +144,20 @@ def assemble(  # noqa: PLR0913 - all that a bundle is made of
         pieces=tuple(pieces[path] for path in sorted(pieces)),
         notes=tuple(said),
     )
+
+
+def _verified(given: Mapping[str, Definition], ledger: Ledger, slug: str) -> dict[str, Standing]:
+    """What the ledger says of each definition: that it is verified.
+
+    Raises:
+        TraceproofError: one is not.
+    """
+    standings = {name: ledger.standing(definition) for name, definition in given.items()}
+    unproved = [f"{name} is not verified: {one.reason}" for name, one in standings.items() if not one.verified]
+    if unproved:
+        todo = "Verify them (`traceproof verify`), on a machine with a GPU for kernels that need one."
+        raise TraceproofError(f"{slug} cannot be published", problems=unproved, todo=todo)
+    return standings
 
 
 def _parts(folder: Path, definition: Definition) -> dict[str, Any]:
