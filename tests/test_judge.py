@@ -108,6 +108,62 @@ def test_an_element_that_the_floor_hits_may_be_rounded_twice_and_once_more() -> 
         assert gate.ok == ok, gate.detail
 
 
+@pytest.mark.parametrize(("spacings", "ok"), [(0.92, True), (1.5, True), (1.7, False)])
+def test_a_row_decided_by_one_element_that_the_floor_hits_may_lose_what_one_rounding_can(
+    spacings: float, *, ok: bool
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    expected = 0.02 * torch.randn((5, 96), generator=generator, dtype=torch.float64)
+    expected[:, 32] = 14.6934  # between 8 and 16 bfloat16 has steps of 1/16
+    floor = expected.to(torch.bfloat16)  # off by 0.09 of a step there, and so in every row
+    actual = floor.to(torch.float64)
+    actual[:, 32] = expected[:, 32] + spacings / 16
+    gate = gate_of(actual, {"": expected, "floor": floor}, Close(), torch.bfloat16)
+    assert gate.ok == ok, gate.detail
+    assert gate.detail.startswith("row RMS"), "a single element may lose 2.8 steps"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_row_of_thousands_of_alike_elements_keeps_its_floor_within_3_per_cent(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    value = 1 + torch.rand((3, 4096), generator=generator, dtype=torch.float64)
+    realised = (value.to(dtype).to(torch.float64) - value).square().mean(-1).sqrt()
+    assert ((gates.rounding_rms(value, dtype) / realised - 1).abs() <= 0.03).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_one_rounding_of_one_element_is_off_by_half_a_step_at_most(dtype: torch.dtype) -> None:
+    steps = {
+        "normal": torch.finfo(dtype).eps,
+        "least": torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps,
+    }
+    for value, step in ((1.0 + 0.3 * steps["normal"], steps["normal"]), (0.3 * steps["least"], steps["least"])):
+        row = torch.tensor(
+            [[-value, 0.0, 1.0, steps["least"]]], dtype=torch.float64
+        )  # the others are held exactly
+        assert gates.rounding_rms(row, dtype).item() == pytest.approx(step / 2 / row.numel() ** 0.5, rel=1e-12)
+
+
+def test_luck_allows_nothing_where_nothing_is_rounded() -> None:
+    value = torch.arange(1.0, 97.0, dtype=torch.float64).repeat(5, 1)
+    for held in (value, torch.zeros_like(value)):
+        assert not gates.rounding_rms(held, torch.bfloat16).any()
+    assert not gates.rounding_rms(value + 0.3, torch.int8).any()
+    actual = value * (1 + torch.finfo(torch.bfloat16).eps)
+    assert not gate_of(actual, {"": value, "floor": value}, Close(), torch.bfloat16).ok
+
+
+def test_luck_leaves_rows_with_nan_and_infinities_to_their_finite_elements() -> None:
+    value = torch.full((2, 96), 1e-3, dtype=torch.float64)
+    value[:, 32], value[0, 0], value[1, 1] = 14.6934, float("nan"), float("-inf")
+    actual = value.clone()
+    actual[:, 32] += 0.92 / 16
+    for spread, ok in ((1.0, True), (2.0, False)):
+        off = value + spread * (actual - value).nan_to_num()
+        gate = gate_of(off, {"": value, "floor": value.to(torch.bfloat16)}, Close(), torch.bfloat16)
+        assert gate.ok == ok, gate.detail
+
+
 def test_a_missing_output_fails() -> None:
     assert rule(None).reason == Failure.PRESENCE
 

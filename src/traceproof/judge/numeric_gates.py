@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from traceproof.judge.gates import Gate, unit_roundoff
+from traceproof.judge.gates import Gate, rounding_rms, unit_roundoff
 from traceproof.judge.metrics import all_finite
 from traceproof.ops.compare import Backward, Close, Exact, Quantised
 
@@ -48,14 +48,16 @@ class _Gate(Generic[Kind]):
 
     def __init__(self, kind: Kind, dtype: torch.dtype) -> None:
         self._kind = kind
-        self._rounding = unit_roundoff(dtype)
+        self._dtype, self._rounding = dtype, unit_roundoff(dtype)
 
 
 class CloseGate(_Gate[Close]):
     """Error against the oracle, elementwise and by row, at most `factor` times the floor's, plus one rounding.
 
     A row's own floor may be small by luck, so a row is also allowed what the whole output's floor loses in
-    proportion to its magnitude. That is why every chunk is pooled before the first one is held.
+    proportion to its magnitude. That is why every chunk is pooled before the first one is held. Where few elements
+    decide a row, all rows may be small by the same luck, so a row that is over its limit is held against what one
+    rounding of the oracle's values may lose (`gates.rounding_rms`), if that is more.
     """
 
     two_passes = True
@@ -94,10 +96,15 @@ class CloseGate(_Gate[Close]):
         once = self._rounding * rows.expected.abs()
         peak = torch.maximum(rows.allowed.amax(-1, keepdim=True), PEAK * pooled * scale[:, None])
         limit = factor * torch.maximum(peak, once) + once + TINY
-        by_row = factor * torch.maximum(_rms(rows.allowed), pooled * scale)
-        row_limit = by_row + self._rounding * scale / 3**0.5 + TINY
         self._largest("largest error", rows.error / limit)
-        self._largest("row RMS", _rms(rows.error) / row_limit)
+        floor, error = torch.maximum(_rms(rows.allowed), pooled * scale), _rms(rows.error)
+        rounded = self._rounding * scale / 3**0.5 + TINY
+        ratios = error / (factor * floor + rounded)
+        over = ratios > 1
+        if over.any():  # mostly none is, and spacings cost as much as the rest of the gate
+            floor = torch.maximum(floor[over], rounding_rms(rows.expected[over], self._dtype))
+            ratios[over] = (error[over] / (factor * floor + rounded[over])).clamp_min(1.0)
+        self._largest("row RMS", ratios)
 
     def _largest(self, name: str, ratios: torch.Tensor) -> None:
         self._ratios[name] = max(self._ratios[name], float(ratios.max()))
