@@ -264,7 +264,7 @@ def test_a_full_disk_ends_the_job_and_is_no_verdict(dataset: Path, tmp_path: Pat
     job = Job(actor="oracle", code="0", stack=STACK, threads=1, limits=LIMITS)
     store = Store(run.out / "store", "outputs")
     with Pool() as pool:
-        runner = _Trusted(job, store, pool, tmp_path, str(dataset), Progress("", 1), "rmsnorm")
+        runner = _Trusted(job, store, pool, tmp_path, str(dataset), Progress("", 1))
         outcome = ItemOutcome(index=0, status=Status.OK, value={"no_space": full})
         with pytest.raises(TraceproofError, match="no space left while writing"):
             runner._record("0" * 64, outcome)

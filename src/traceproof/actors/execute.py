@@ -22,7 +22,6 @@ from traceproof.digests import digest_json
 from traceproof.execution import caches
 from traceproof.execution.bits import same_bits
 from traceproof.execution.device import ending_if_lost, set_seed
-from traceproof.execution.gpu_alone import admit
 from traceproof.execution.inputs import drawing_device, fingerprints, make_inputs, place
 from traceproof.execution.tensor_files import plain_tensor, plain_tensors
 from traceproof.ops import far
@@ -43,7 +42,7 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
 
     Args:
         payload: `definition` (JSON), `actor`, `device` (of items that name none), `threads`, `dataset` (root of
-            the blobs, or null), `variables` of the environment, and `alone` (see `gpu_alone`, or null).
+            the blobs, or null), and `variables` of the environment.
         scratch: the only folder that may be written; outputs go there as `<key>.safetensors`.
     """
     _begin(payload)
@@ -98,7 +97,6 @@ def _load(
         actor=actor,
         dataset=Path(payload["dataset"]) if payload["dataset"] else None,
         scratch=scratch,
-        alone=Path(payload["alone"]) if payload.get("alone") else None,
     )
     actor.prepare(definition)
 
@@ -116,7 +114,6 @@ class _Runner:
     device: torch.device
     dataset: Path | None
     scratch: Path
-    alone: Path | None
 
     def run(self, item: dict[str, Any]) -> dict[str, Any]:
         """Run one case: `{"case": ..., "key": ..., "repeat": bool}`; gives what the manifest says of it."""
@@ -128,8 +125,6 @@ class _Runner:
 
     def _run(self, item: dict[str, Any]) -> dict[str, Any]:
         case = Case(**item["case"])
-        if self.alone is not None and self.device.type == "cuda":
-            admit(self.alone)
         drawn = self._drawn(case)
         seen = fingerprints(drawn)
         inputs = self._given(case, drawn)

@@ -68,13 +68,6 @@ class Caller:
     def __init__(self, session: Session, folder: Path, token: str, name: str) -> None:
         self.folder = folder
         self._session, self._token, self._name = session, token, name
-        self._begun = False
-
-    def begin(self) -> None:
-        """Start the worker, load the source and open the GPU, if there is one, ahead of the first call."""
-        if not self._begun:
-            self._session.ask({})
-        self._begun = True
 
     def call(self, request: CallRequest) -> ItemOutcome:
         """Make one call; its time is taken here."""

@@ -108,11 +108,6 @@ def lease(
         _release(locks)
 
 
-def alone_file() -> Path:
-    """The lock of this job's GPU, for calls that want it to themselves (`traceproof.execution.gpu_alone`)."""
-    return _folder() / f"{os.environ.get(VARIABLE, '0')}-alone.lock"
-
-
 def _locked(path: Path, how: int) -> int | None:
     """A lock on a file; None: somebody else has it, and it was not to be waited for."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,6 +1,7 @@
 """Run: one actor over the cases of one op_type, in worker processes, into the store."""
 
 import errno
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.execution import caches
-from traceproof.ops.registry import record
 from traceproof.owner import own_folder
-from traceproof.pipeline.gpu_lease import alone_file
 from traceproof.pipeline.records import ORACLE, OpTypePlan, PlannedCase, PlannedDefinition
 from traceproof.pipeline.run_record import LASTING, RunRecord
 from traceproof.pipeline.stages.calls import Call
@@ -70,7 +69,7 @@ def _run_trusted(
 ) -> dict[str, Records]:
     """Records of all definitions of an actor that is ours or a pinned package's, by name."""
     with own_folder("scratch", store) as scratch, job.stack_workers.pool(most=job.workers) as pool:
-        trusted = _Trusted(job, outputs, pool, scratch, planned.dataset, progress, planned.op_type)
+        trusted = _Trusted(job, outputs, pool, scratch, planned.dataset, progress)
         return trusted.together(planned.definitions)
 
 
@@ -100,6 +99,11 @@ def _parts(cases: Sequence[PlannedCase], *, apart: bool) -> list[Sequence[Planne
     return parts + [part for part in ([together, rest] if many else [[*rest, *together]]) if part]
 
 
+def _rows_drawn(planned: PlannedCase) -> int:
+    """About how many draws of one row a reference makes for a case: it often takes row after row."""
+    return planned.trials * math.prod(planned.case.axes.values())
+
+
 def _apart(references: References, entries: Mapping[str, PlannedDefinition]) -> dict[str, Records]:
     """Records of all definitions, each run in workers of its own, `lanes` of them at a time.
 
@@ -112,7 +116,7 @@ def _apart(references: References, entries: Mapping[str, PlannedDefinition]) -> 
         for name, entry in entries.items()
         for cases in _parts(entry.cases, apart=apart)
     ]
-    parts.sort(key=lambda part: -sum(planned.trials for planned in part[1].cases) if apart else 0)
+    parts.sort(key=lambda part: -sum(map(_rows_drawn, part[1].cases)) if apart else 0)
     with lanes_of(references.job.lanes) as lanes:
         started = [(name, lanes.submit(partial(_definition, references, name, part))) for name, part in parts]
         found: dict[str, Records] = {name: {} for name in entries}
@@ -177,7 +181,6 @@ class _Trusted:
     scratch: Path
     dataset: str
     progress: Progress
-    op_type: str
 
     def together(self, entries: Mapping[str, PlannedDefinition]) -> dict[str, Records]:
         """Records of all definitions, run in one worker: most of a short case's time would be starting up."""
@@ -220,13 +223,7 @@ class _Trusted:
             "threads": self.job.threads,
             "dataset": self.dataset,
             "variables": self.job.variables,
-            "alone": str(alone_file()) if self._gives_way else None,
         }
-
-    @property
-    def _gives_way(self) -> bool:
-        """Whether cases wait for calls that want the GPU to themselves: what compiles when called does not."""
-        return self.job.device != "cpu" and self.job.actor not in record(self.op_type).compiles_late
 
     def _outcomes(self, payload: Mapping[str, Any], items: list[dict[str, Any]]) -> Iterator[ItemOutcome]:
         return self.pool.run_items(

@@ -6,11 +6,9 @@ the record is written here.
 """
 
 import errno
-import os
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -18,9 +16,7 @@ from typing import Any
 
 from traceproof.digests import digest_json
 from traceproof.execution.caller import Caller, CallRequest, calling, refusal
-from traceproof.execution.gpu_alone import admit, alone
 from traceproof.owner import own_folder
-from traceproof.pipeline.gpu_lease import alone_file
 from traceproof.pipeline.records import FLOOR, SHADOW, PlannedDefinition
 from traceproof.pipeline.run_record import LASTING, RunRecord
 from traceproof.pipeline.stages.calls import Call, drawn_fill, join, seeds_of
@@ -29,10 +25,8 @@ from traceproof.pipeline.stages.progress import Progress
 from traceproof.store import Store, disk_errors
 from traceproof.untrusted import FLOAT64, OTHER_ORDER
 from traceproof.worker import MIB, Isolation, ItemOutcome, Pool, Session, Status
-from traceproof.worker.shared import RUN
 
 MEASURE = "traceproof.actors.measure:setup"
-SMALL_BYTES = 64 << 20  # that a case of many draws needs at most if its time on a GPU is launches and waits
 PATIENCE = 2  # timeouts of one definition after which its other cases are not waited for
 
 
@@ -167,8 +161,6 @@ class References:
         """Draw, call, collect: how it ended, and what was measured."""
         token = secrets.token_hex(8)
         case, files = call.planned.case.as_json(), {"data": f"{token}.in", "out": f"{token}.out"}
-        if self.drawing != "cpu" and call.planned.memory >= SMALL_BYTES:
-            admit(alone_file())
         drawn = measure.ask({"do": "draw", "case": case, "data": files["data"]})
         if drawn.status is not Status.OK or "digest" not in drawn.value:
             return self._not_drawn(drawn), {}
@@ -184,24 +176,13 @@ class References:
             data=files["data"],
             out=files["out"],
         )
-        with self._on_gpu(call, caller):
-            outcome = caller.call(request)
+        outcome = caller.call(request)
         if outcome.status is not Status.OK:
             return self._not_ours(outcome), {}
         item = {"do": "collect", "case": case, "key": call.key, "returned": outcome.value, "recall": call.recall}
         item["beside"] = beside
         first = None if call.first is None else str(call.first)
         return self._collected(outcome, measure.ask(item | files | {"first": first}))
-
-    def _on_gpu(self, call: Call, caller: Caller) -> AbstractContextManager[None]:
-        """A GPU to itself for a call of many draws, as far as the run has time for that; others wait for those."""
-        if self.job.device == "cpu":
-            return nullcontext()
-        if call.planned.trials and call.planned.memory < SMALL_BYTES:
-            caller.begin()
-            return alone(alone_file(), os.environ.get(RUN) or "-")
-        admit(alone_file())
-        return nullcontext()
 
     def _not_drawn(self, drawn: ItemOutcome) -> ItemOutcome:
         """The case's outcome where its inputs could not be drawn."""
