@@ -188,6 +188,35 @@ def test_an_assignment_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert os.environ[gpu_lease.VARIABLE] == "3"
 
 
+def test_a_single_assigned_gpu_is_waited_for_by_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Gpu("0", 40_000, "GPU-aa"), Gpu("1", 3 * gpu_lease.PLACE_MIB, "GPU-bb")]
+    with other_process(found[1:], tmp_path, memory_mib=2 * gpu_lease.PLACE_MIB) as other:
+        assert place_of(other) == "1"
+        for name in ("1", "GPU-bb"):
+            monkeypatch.setenv(gpu_lease.VARIABLE, name)
+            with lease(found, folder=tmp_path) as place:
+                assert place == "1"
+                assert os.environ[gpu_lease.VARIABLE] == name
+        with other_process(found[1:], tmp_path, memory_mib=2 * gpu_lease.PLACE_MIB) as large:
+            with pytest.raises(subprocess.TimeoutExpired):
+                large.wait(0.3)
+            other.communicate()
+            assert place_of(large) == "1"
+            large.communicate()
+
+
+def test_one_number_for_two_gpus_of_a_batch_system_is_no_conflict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = gpu_lease.PLACE_MIB
+    with other_process([Gpu("0", whole, "GPU-aa")], tmp_path) as other:
+        assert place_of(other) == "0"
+        monkeypatch.setenv(gpu_lease.VARIABLE, "0")
+        with lease([Gpu("0", whole, "GPU-bb")], folder=tmp_path) as place:
+            assert place == "0"
+        other.communicate()
+
+
 def test_of_several_assigned_gpus_one_is_leased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(gpu_lease.VARIABLE, "1,2")
     with lease([Gpu("0", 90_000), Gpu("1", 40_000), Gpu("2", 60_000)], folder=tmp_path) as place:

@@ -26,10 +26,21 @@ QUERY_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as nvidia-smi lists it."""
+    """A GPU as nvidia-smi lists it; the name that a driver gives it holds whatever else a process is shown."""
 
     index: str
     memory_mib: int
+    uuid: str = ""
+
+    @property
+    def name(self) -> str:
+        """What its lock files are called by."""
+        return self.uuid or self.index
+
+    def named(self, assigned: str) -> bool:
+        """Whether a list as CUDA reads it names this one: by its number, or by the beginning of its UUID."""
+        words = assigned.split(",")
+        return self.index in words or any(len(word) > 4 and self.uuid.startswith(word) for word in words)
 
     @property
     def places(self) -> int:
@@ -52,7 +63,7 @@ def gpus(folder: Path | None = None) -> list[Gpu]:
             return [Gpu(*said) for said in json.loads(kept.read_text(encoding="utf-8"))]
         found = _asked()
         if found:
-            write_text(kept, json.dumps([[gpu.index, gpu.memory_mib] for gpu in found]))
+            write_text(kept, json.dumps([[gpu.index, gpu.memory_mib, gpu.uuid] for gpu in found]))
         return found
 
 
@@ -60,13 +71,13 @@ def _asked() -> list[Gpu]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
-    command = [program, "--query-gpu=index,memory.total", "--format=csv,noheader,nounits"]
+    command = [program, "--query-gpu=index,memory.total,uuid", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, check=True, text=True, capture_output=True, timeout=QUERY_SECONDS)
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = [line.split(",") for line in done.stdout.splitlines() if line.count(",") == 1]
-    return [Gpu(index.strip(), int(memory)) for index, memory in rows]
+    rows = [line.split(",") for line in done.stdout.splitlines() if line.count(",") == 2]
+    return [Gpu(index.strip(), int(memory), uuid.strip()) for index, memory, uuid in rows]
 
 
 def workers(found: Sequence[Gpu]) -> int:
@@ -81,23 +92,22 @@ def lease(
 ) -> Iterator[str | None]:
     """Wait for room on a GPU, the emptiest first, and point CUDA at it; gives its index.
 
-    Gives None and changes nothing where there is no GPU, or where somebody has assigned one already: a batch
-    system, or whoever started this. Of several assigned ones, it gives one. A job that none has room for gets a
-    whole one. Lock files lie in the temporary folder unless another is given, for all runs of this user.
+    Gives None and changes nothing where there is no GPU, or none that somebody has assigned: a batch system, or
+    whoever started this. Of several assigned ones, it gives one; a single one is waited for and named as it was.
+    A job that none has room for gets a whole one. Lock files lie in the temporary folder unless another is given,
+    for all runs of this user. They are called by the GPU's UUID, since a batch system may give two jobs of a
+    machine different GPUs under one number.
     """
     assigned = os.environ.get(VARIABLE)
-    if assigned is not None and "," not in assigned:
-        yield None
-        return
     available = gpus() if found is None else list(found)
     if assigned is not None:
-        available = [gpu for gpu in available if gpu.index in assigned.split(",")]
+        available = [gpu for gpu in available if gpu.named(assigned)]
     if not available:
         yield None
         return
     folder = folder or _folder()
     place, locks = _wait(available, max(1, math.ceil(memory_mib / PLACE_MIB)), folder)
-    os.environ[VARIABLE] = place.index
+    os.environ[VARIABLE] = place.index if assigned is None or "," in assigned else assigned
     try:
         yield place.index
     finally:
@@ -146,7 +156,7 @@ def _take(gpu: Gpu, folder: Path) -> list[int]:
     """Locks on the GPU's free places."""
     taken = []
     for number in range(gpu.places):
-        lock = _locked(folder / f"{gpu.index}-{number}.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = _locked(folder / f"{gpu.name}-{number}.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
         if lock is not None:
             taken.append(lock)
     return taken
