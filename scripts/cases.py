@@ -53,7 +53,7 @@ def running_init(selection: Selection, split: Split) -> list[Path]:
     from traceproof.pipeline.stages.plan import plan  # imports torch
     from traceproof.pipeline.stages.plan_inits import MEMORY_BYTES, Inits
 
-    lanes = max(1, min(os.cpu_count() or 1, available_memory() // MEMORY_BYTES))
+    lanes = max(1, min(len(os.sched_getaffinity(0)), available_memory() // MEMORY_BYTES))
     inits = Inits(options.store, (options.dataset,), weak=options.allow_weak_isolation, lanes=lanes)
     try:
         return plan(options.dataset, options.out, selection, inits, split)

@@ -26,11 +26,11 @@ QUERY_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as nvidia-smi lists it; the name that a driver gives it holds whatever else a process is shown."""
+    """A GPU as nvidia-smi lists it."""
 
     index: str
     memory_mib: int
-    uuid: str = ""
+    uuid: str = ""  # the same in every process, unlike the index where a process is shown some GPUs alone
 
     @property
     def name(self) -> str:

@@ -26,7 +26,7 @@ class Job:
     lanes: int = 1  # definitions of strangers' code that run side by side, each in a worker of its own
     force: bool = False  # run what the store already holds
     variables: Mapping[str, str] = field(default_factory=dict)  # more variables for the workers, this job's own
-    # how many workers for trusted code the jobs of a stack may have at once; None: one a job
+    # how many workers for trusted code the jobs of a stack may have at once; None: one per job
     workers: int | None = None
     weak_isolation: bool = False  # whether strangers' code may run where isolation is not whole
 
