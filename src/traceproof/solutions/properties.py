@@ -21,7 +21,7 @@ from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.ops.laws import laws_of
 from traceproof.pipeline.records import PlannedCase
 from traceproof.solutions.records import BROKEN, HOLDS, UNMEASURED, PropertyResult, Row
-from traceproof.solutions.rows import refused
+from traceproof.solutions.rows import left_behind, refused
 from traceproof.solutions.trial import Evaluation
 
 LARGEST = 256 << 20  # bytes that the case of these calls may need
@@ -29,7 +29,6 @@ OTHER_BYTE = 0x3C  # small positive floats, and large whole numbers
 OTHER_FILL = 96.0
 FAR = 64 * 129  # bytes: another room around inputs, so other addresses with the same alignment
 OTHERS = 3  # sizes between two calls that must agree
-STREAMS = 3  # calls on a stream each: a GPU's queues are fewer than streams, and what shares one waits in it
 DRAWS = 4  # of a sampler, in these calls
 SPLIT = "batch split and concatenated"
 
@@ -56,7 +55,10 @@ class _Measured:
             taken = self.evaluation.call(source, given, trials=min(given.trials, DRAWS), **order)
         except CallError as error:
             self.states[name] = BROKEN, f"the call failed: {error.told}"
-            if PROPERTIES[name].must_run:
+            left = left_behind(given.case, error, name)
+            if left is not None:
+                self.rows.append(left)
+            elif PROPERTIES[name].must_run:
                 self.rows.append(refused(given.case, error, name))
             return None
         wrong = [] if given.trials else [row for row in self.evaluation.rule(given, taken, name) if row.bad]
@@ -199,11 +201,7 @@ def _on_gpu(found: _Measured, source: Source, name: str, how: str) -> None:
     elif found.subject.trials:
         found.states[name] = UNMEASURED, "a sampler draws"
     else:
-        for _ in range(STREAMS if how == STREAM else 1):
-            taken = found.call(source, name, how=how)
-            found.same(name, taken)
-            if found.states[name][0] == BROKEN:
-                return
+        found.same(name, found.call(source, name, how=how))
 
 
 def _batch(found: _Measured, source: Source) -> None:

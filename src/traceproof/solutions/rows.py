@@ -7,14 +7,24 @@ from traceproof.judge.output import Ruling
 from traceproof.ops.cases import Case
 from traceproof.pipeline.records import WHOLE
 from traceproof.pipeline.run_record import REASONS
-from traceproof.reasons import Verdict
+from traceproof.reasons import Failure, Verdict
 from traceproof.solutions.records import Row
+
+UNJOINED = "capturing stream has unjoined work"  # in CUDA's words
 
 
 def refused(case: Case, error: CallError, variant: str = "") -> Row:
     """The row of a call that left no outputs."""
     ruling = Ruling(Verdict.ERROR, REASONS[error.outcome.status], error.outcome.message, {})
     return row_of(case, WHOLE, ruling, variant)
+
+
+def left_behind(case: Case, error: CallError, variant: str) -> Row | None:
+    """The row of a call whose capture CUDA refused since it left work on another stream; None: another failure."""
+    if UNJOINED not in error.outcome.message:
+        return None
+    message = f"work is left on a stream that nothing waits for: {error.told}"
+    return row_of(case, WHOLE, Ruling(Verdict.FAIL, Failure.LATE, message, {}), variant)
 
 
 def bad(rows: Iterable[Row]) -> list[Row]:

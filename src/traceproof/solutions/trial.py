@@ -35,6 +35,7 @@ from traceproof.solutions.records import Row, Settings, Trial
 from traceproof.solutions.rows import bad, refused, row_of
 from traceproof.untrusted import FLOAT64, OTHER_ORDER
 from traceproof.worker import Limits, Pool, Status
+from traceproof.worker.interpreter import MOST_CHANNELS
 
 ROOM, BYTE = 4096, 0xFF  # around inputs: NaN as a float, out of range as a place
 SETUP_FAILED = "setup: "  # how the message begins where a solution could not be loaded
@@ -63,7 +64,8 @@ def judged(candidate: Candidate, name: str, settings: Settings, scratch: Path) -
 def workers(settings: Settings, scratch: Path) -> Pool:
     """The workers that solutions run in, which see nothing of what is judged by."""
     conceal = [scratch, *map(Path, settings.conceal)]
-    return strangers(gpu=settings.gpu, conceal=conceal, weak=settings.weak, environment=settings.environment)
+    environment = {**settings.environment, **MOST_CHANNELS}
+    return strangers(gpu=settings.gpu, conceal=conceal, weak=settings.weak, environment=environment)
 
 
 def tried(evaluation: "Evaluation", cases: Sequence[PlannedCase], *, whole: bool = True) -> Trial:
