@@ -11,6 +11,7 @@ import time
 import types
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from traceproof.actors import built
 from traceproof.ops.gdn.ground_truths.flashinfer import PREFILL_SM90
 from traceproof.pipeline import gpu_lease, jit
 from traceproof.pipeline.gpu_lease import Gpu, lease, workers
+from traceproof.reasons import UnavailableError
 from traceproof.stacks import STACKS, flashinfer
 from traceproof.stacks.base import LIBRARIES, Module
 
@@ -87,6 +89,20 @@ def test_workers_load_what_was_built_as_it_is(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv(LIBRARIES, str(libraries))
     flashinfer.prepare()
     assert (environment.FLASHINFER_AOT_DIR / "norm" / "norm.so").read_bytes() == b"built"
+
+
+def test_a_kernel_that_no_network_gives_is_absent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader: Any = types.ModuleType(flashinfer.LOADER)
+    loader.FLASHINFER_CUBINS_REPOSITORY = "https://kernels.invalid/artifacts"
+    for name in ("flashinfer", "flashinfer.jit"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, flashinfer.LOADER, loader)
+    monkeypatch.setenv("FLASHINFER_USE_CUDA_NORM", "1")
+    flashinfer.prepare()
+    with pytest.raises(UnavailableError, match=r"from kernels\.invalid, which is not reached"):
+        loader.time.sleep(60.0)
+    loader.FLASHINFER_CUBINS_REPOSITORY = "https://localhost/artifacts"
+    loader.time.sleep(0.0)
 
 
 def test_memory_bounds_what_is_built_at_once() -> None:

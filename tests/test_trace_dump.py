@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 from test_grades import ROWS
 
-from dump_table import judged, table
+from dump_table import judged, left, main, table
 from dumped_source import completed
+from traceproof.ops.cases import Case
+from traceproof.pipeline.records import OpTypePlan, PlannedCase, PlannedDefinition
 from traceproof.pipeline.rows import VerdictRow
+from traceproof.pipeline.run_record import RunRecord
 from traceproof.pipeline.stages.grades import graded
+from traceproof.pipeline.stages.manifest import Manifest
 
 FILES = {
     "__init__.py": "",
@@ -92,6 +96,25 @@ def test_a_kernel_that_has_a_template_is_its_template_s_reference(templates: Any
     assert ran(found["init"], "_init", 4.0) == {"x": 8.0}
 
 
+def planned(op_type: str, *names: str) -> OpTypePlan:
+    """A plan of one case per definition, and of none where the name says so."""
+    one = PlannedCase(
+        case=Case("small-0", "small", {}, 0), digest="d", memory=1, trials=0, skip=None, large=False, nonce=0
+    )
+    definitions = {
+        name: PlannedDefinition(
+            path=f"{name}.json",
+            digest="d",
+            no_oracle=None,
+            nonce=0,
+            definition={},
+            cases=() if "without" in name else (one,),
+        )
+        for name in names
+    }
+    return OpTypePlan(op_type=op_type, dataset="d", definitions=definitions, broken=())
+
+
 def test_the_table_says_the_grade_or_the_reason(tmp_path: Path) -> None:
     rows = [row for name in ("a_proved", "b_agreed", "b_lonely", "b_consistent") for row in ROWS[name]]
     raised = {
@@ -106,8 +129,9 @@ def test_the_table_says_the_grade_or_the_reason(tmp_path: Path) -> None:
     found = [row for name in names for row in graded([row for row in typed if row.definition == name])]
     path = tmp_path / "b.jsonl"
     path.write_text("".join(json.dumps(row.as_json()) + "\n" for row in found))
-    made, reasons = judged(path, "torch")
+    made, reasons = judged(path, planned("b", "c_without_a_case"), "torch")
     assert made == {
+        "c_without_a_case": ("no case", ""),
         "a_proved": ("proved", "pass"),
         "b_agreed": ("agreed", "pass"),
         "b_consistent": ("consistent", ""),
@@ -116,4 +140,32 @@ def test_the_table_says_the_grade_or_the_reason(tmp_path: Path) -> None:
     }
     assert any(line.endswith("ValueError: no such size") for line in reasons)
     text = table({"b": made}, "torch")
-    assert "| b | 5 | consistent 2, proved 1, agreed 1, raises 1 | pass 2, fails 1 |" in text
+    assert "| b | 6 | consistent 2, no case 1, proved 1, agreed 1, raises 1 | pass 2, fails 1 |" in text
+
+
+def test_a_run_that_was_cut_off_has_a_table_of_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = planned("op", "ran", "raised", "skipped")
+    actors = tmp_path / "actors" / "op"
+    actors.mkdir(parents=True)
+    skipped = RunRecord.skipped("k", "needs_sm", "it needs SM 10.0")
+    raised = RunRecord(key="k", status="error", reason="exception", message="Traceback\nValueError: no")
+    reference = {"ran": RunRecord(key="k", status="ok"), "raised": raised, "skipped": skipped}
+    Manifest(
+        actor="reference",
+        op_type="op",
+        code="c",
+        environment={},
+        cases={name: {"small-0": one} for name, one in reference.items()},
+    ).write(actors / "reference.json")
+    made, reasons = left(actors, plan, "flashinfer")
+    words = {"ran": "ran", "raised": "raises", "skipped": "needs_sm"}
+    assert made == {name: (word, "not reached") for name, word in words.items()}
+    assert "op\traised\treference\tsmall-0\t*\terror\texception\tValueError: no" in reasons
+    for name in ("op", "untouched"):
+        (tmp_path / "cases").mkdir(exist_ok=True)
+        (tmp_path / "cases" / f"{name}.json").write_text(planned(name, "one", "two").as_text())
+    monkeypatch.setattr(sys, "argv", ["dump_table.py", str(tmp_path)])
+    main()
+    assert "| untouched | 2 | not reached 2 | not reached 2 |" in capsys.readouterr().out

@@ -4,13 +4,19 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
+from traceproof.reasons import Skip, Unavailable, UnavailableError
 from traceproof.stacks.base import LIBRARIES, GroundTruth, Origin, Stack
 
 ENVIRONMENT = "flashinfer.jit.env"  # where its folders are named
+LOADER = "flashinfer.jit.cubin_loader"  # of kernels that it downloads as they are called
 SSU = "flashinfer.jit.mamba.selective_state_update"
 
 APIS = {
@@ -70,6 +76,24 @@ def prepare() -> None:
         with contextlib.suppress(ImportError):  # whoever looks for an API says what is missing
             environment: Any = importlib.import_module(ENVIRONMENT)
             environment.FLASHINFER_AOT_DIR = Path(libraries)
+    with contextlib.suppress(ImportError):
+        loader: Any = importlib.import_module(LOADER)
+        loader.time = SimpleNamespace(sleep=lambda seconds: _wait(seconds, loader.FLASHINFER_CUBINS_REPOSITORY))
+
+
+def _wait(seconds: float, repository: str) -> None:
+    """Wait before a download is tried again, which FlashInfer does for 35 to 70 s in all.
+
+    Raises:
+        UnavailableError: this machine does not know the host, as without a network: no later try will do better.
+    """
+    host = urlsplit(repository).hostname or repository
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        message = f"this kernel is downloaded from {host}, which is not reached; flashinfer-cubin has it"
+        raise UnavailableError(Unavailable(Skip.PACKAGE_ABSENT, message)) from error
+    time.sleep(seconds)
 
 
 def parameters(function: str, inputs: tuple[str, ...]) -> Mapping[str, tuple[str, int | None]]:
