@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from traceproof.models.evidence import Evidence
-from traceproof.models.kernel import Kernel
+from traceproof.models.kernel import Kernel, kernel
 from traceproof.models.reading import Module, Reading
 from traceproof.ops import registry
 from traceproof.ops.drafts import Draft
@@ -21,6 +21,7 @@ class Choice:
 
 
 Facts = dict[str, Any]
+Differs = Callable[[Kernel, Evidence], str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +35,34 @@ class Extraction:
     calls: Mapping[str, Callable[[Module, Reading], Kernel | str | None]] = field(default_factory=dict)
     once: Callable[[Reading], Kernel] | None = None  # the call that a whole model makes once
     # kind of call -> what transformers' model says otherwise of one, both numbers; None: it agrees
-    differs: Mapping[str, Callable[[Kernel, Evidence], str | None]] = field(default_factory=dict)
+    differs: Mapping[str, Differs] = field(default_factory=dict)
     # kind of call -> its definitions, or why the dataset has no form for it
     drafts: Mapping[str, Callable[[Kernel, Choice], Iterable[Draft | str]]] = field(default_factory=dict)
+
+
+def call_of(module: Module, kind: str, *names: str, note: str = "", **facts: Any) -> Kernel:  # noqa: ANN401 - constants
+    """The call that a module makes: the module's facts of these names, and further ones."""
+    own = {name: module.facts[name] for name in names}
+    return kernel(kind, count=module.count, path=module.path, note=note, **own, **facts)
+
+
+def dtype_name(held: Any) -> str:  # noqa: ANN401 - a tensor or a parameter
+    """Name of a tensor's dtype, as definitions have it."""
+    return str(held.dtype).removeprefix("torch.")
+
+
+def held_against(
+    kind: str, terms: Callable[[Mapping[str, Any], Evidence], Facts], *, counted: bool = True, **also: object
+) -> Differs:
+    """What transformers says otherwise by its modules of a kind, whose facts are on one rank `terms` of the call.
+
+    `counted`: the call must be made as often; `also` are further facts that it must have.
+    """
+
+    def differs(call: Kernel, evidence: Evidence) -> str | None:
+        return evidence.differs(call, kind, lambda facts: terms(facts, evidence), counted=counted, **also)
+
+    return differs
 
 
 @cache

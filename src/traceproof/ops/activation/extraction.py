@@ -1,17 +1,13 @@
 """Activations of gated MLPs in models, and their definitions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from traceproof.models.kernel import Kernel, kernel
+from traceproof.models.evidence import Evidence
+from traceproof.models.kernel import Kernel
+from traceproof.models.reading import Module, Reading
 from traceproof.ops.drafts import Draft, const, fill, tensor, var
-from traceproof.ops.extraction import Extraction
-
-if TYPE_CHECKING:
-    from traceproof.models.evidence import Evidence
-    from traceproof.models.reading import Module, Reading
+from traceproof.ops.extraction import Extraction, Facts, call_of, held_against
 
 # Activations of SGLang without a gate; a config names them by their function.
 UNGATED = ("ReLU2", "NewGELU", "QuickGELU", "XIELU", "GELU", "ReLU", "SiLU", "GeluAndMulSparse")
@@ -22,7 +18,7 @@ TEXTS = {
 }
 
 
-def _gated(module: Any, parent: Any) -> dict[str, Any]:  # noqa: ANN401 - SGLang's objects
+def _gated(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
     """The function, and its width: that of each half of the projection which its holder has."""
     by_tanh = {"none": "gelu", "tanh": "gelu_tanh"}
     beside = parent.children() if parent is not None else ()
@@ -37,17 +33,13 @@ def _gated(module: Any, parent: Any) -> dict[str, Any]:  # noqa: ANN401 - SGLang
 def _call(module: Module, _: Reading) -> Kernel | str | None:
     if not module.facts:
         return f"activation {module.class_name} without a gate: no op_type"
-    kind, width = module.facts["function"], module.facts["width"]
-    if width is None:
+    if module.facts["width"] is None:
         return "no single projection of two halves stands beside it, so its width is not known"
-    return kernel("activation", count=module.count, path=module.path, kind_of=kind, hidden=width)
+    return call_of(module, "activation", kind_of=module.facts["function"], hidden=module.facts["width"])
 
 
-def _differs(call: Kernel, evidence: Evidence) -> str | None:
-    def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"kind_of": facts["function"], "hidden": facts["width"] // evidence.parallel.tp}
-
-    return evidence.differs(call, "pointwise", terms)
+def _terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
+    return {"kind_of": facts["function"], "hidden": facts["width"] // evidence.parallel.tp}
 
 
 def activation(kind: str, hidden: int) -> Draft:
@@ -72,6 +64,6 @@ EXTRACTION = Extraction(
     readers=dict.fromkeys(("SiluAndMul", "GeluAndMul"), ("pointwise", _gated))
     | dict.fromkeys(UNGATED, ("pointwise", lambda _module, _parent: {})),
     calls={"pointwise": _call},
-    differs={"activation": _differs},
+    differs={"activation": held_against("pointwise", _terms)},
     drafts={"activation": lambda call, _: [activation(call["kind_of"], call["hidden"])]},
 )

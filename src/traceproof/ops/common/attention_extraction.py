@@ -3,15 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from traceproof.models.kernel import Kernel, kernel
+from traceproof.models.evidence import Evidence
+from traceproof.models.kernel import Kernel
 from traceproof.models.reading import Module
 from traceproof.ops.drafts import Axes, Tensors, const, scalar, tensor, var
-
-Facts = dict[str, Any]
-
-
-def _dtype(tensor: Any) -> str:  # noqa: ANN401 - a tensor or a parameter
-    return str(tensor.dtype).removeprefix("torch.")
+from traceproof.ops.extraction import Facts, call_of, held_against
 
 
 def read_attention(module: Any, parent: Any) -> Facts:  # noqa: ANN401
@@ -65,8 +61,7 @@ def called(module: Module, kind: str, **sizes: str) -> Kernel | str:
     refusal = no_form(module.facts)
     if refusal is not None:
         return refusal
-    found = {name: module.facts[fact] for name, fact in sizes.items()}
-    return kernel(kind, count=module.count, path=module.path, **found)
+    return call_of(module, kind, **{name: module.facts[fact] for name, fact in sizes.items()})
 
 
 PLAIN: Mapping[str, Any] = {"window": None, "logit_cap": None, "sinks": False}
@@ -75,6 +70,14 @@ PLAIN: Mapping[str, Any] = {"window": None, "logit_cap": None, "sinks": False}
 def plain(facts: Mapping[str, Any]) -> Facts:
     """What transformers gives an attention beside queries, keys and values; `PLAIN` where that is nothing."""
     return {name: facts[name] or nothing for name, nothing in PLAIN.items()}
+
+
+def _latent(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
+    ckv, kpe = facts.get("kv_lora_rank"), facts.get("qk_rope_head_dim")
+    return {"heads": facts["heads"] // evidence.parallel.attention, "ckv": ckv, "kpe": kpe} | plain(facts)
+
+
+against_latent = held_against("attention", _latent, **PLAIN)  # of absorbed attention
 
 
 def page_constants(page_size: int) -> Mapping[str, str]:

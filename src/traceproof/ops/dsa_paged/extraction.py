@@ -1,25 +1,20 @@
 """DeepSeek's sparse attention in models: the indexer, and absorbed attention over what it names."""
 
-from __future__ import annotations
+from typing import Any
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
-
-from traceproof.models.kernel import Kernel, kernel
-from traceproof.ops.common.attention_extraction import NUM_PAGES, PLAIN, outputs, page_size_axis, plain
+from traceproof.models.evidence import Evidence
+from traceproof.models.kernel import Kernel
+from traceproof.models.reading import Module, Reading
+from traceproof.ops.common.attention_extraction import NUM_PAGES, against_latent, outputs, page_size_axis
 from traceproof.ops.drafts import Draft, const, fill, scalar, tensor, var
-from traceproof.ops.extraction import Choice, Extraction
-
-if TYPE_CHECKING:
-    from traceproof.models.evidence import Evidence
-    from traceproof.models.reading import Module, Reading
+from traceproof.ops.extraction import Extraction, Facts, call_of, held_against
 
 PAGED = 64  # tokens of a page of the indexer's cache: DeepGEMM has no other
 SCALE_BYTES = 4
 SPARSE = ("sparse:topk",)
 
 
-def _indexer(module: Any, _parent: Any) -> dict[str, Any]:  # noqa: ANN401 - SGLang's objects
+def _indexer(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
     return {"heads": module.n_heads, "dim": module.head_dim, "topk": module.index_topk}
 
 
@@ -102,43 +97,26 @@ def _attention(module: Module, _: Reading) -> Kernel | None:
     facts = module.facts
     if not (facts.get("sparse") and facts.get("absorbed") and facts.get("topk")):
         return None
-    sizes = {
-        "heads": facts["heads"],
-        "ckv": facts["kv_lora_rank"],
-        "kpe": facts["rope_dim"],
-        "topk": facts["topk"],
-    }
-    return kernel("dsa", count=module.count, path=module.path, **sizes)
-
-
-def _call(module: Module, _: Reading) -> Kernel:
-    return kernel("dsa_indexer", count=module.count, path=module.path, **module.facts)
+    return call_of(module, "dsa", "heads", "topk", ckv=facts["kv_lora_rank"], kpe=facts["rope_dim"])
 
 
 def _differs(call: Kernel, evidence: Evidence) -> str | None:
-    tp = evidence.parallel.attention
-
-    def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        ckv, kpe = facts.get("kv_lora_rank"), facts.get("qk_rope_head_dim")
-        return {"heads": facts["heads"] // tp, "ckv": ckv, "kpe": kpe} | plain(facts)
-
     named = {module.facts["topk"] for module in evidence.of("indexer")}
-    wrong = evidence.differs(call, "attention", terms, **PLAIN)
+    wrong = against_latent(call, evidence)
     if wrong is None and call["topk"] not in named:
         return f"topk: SGLang {call['topk']}, transformers {sorted(named)}"
     return wrong
 
 
-def _drafts(call: Kernel, choice: Choice) -> Iterator[Draft]:
-    yield from (sparse_attention(call, page_size) for page_size in choice.page_sizes)
-
-
 EXTRACTION = Extraction(
     readers={"Indexer": ("indexer", _indexer)},
-    calls={"attention": _attention, "indexer": _call},
+    calls={"attention": _attention, "indexer": lambda module, _: call_of(module, "dsa_indexer", *module.facts)},
     differs={
         "dsa": _differs,
-        "dsa_indexer": lambda call, evidence: evidence.differs(call, "indexer", lambda facts: facts),
+        "dsa_indexer": held_against("indexer", lambda facts, _: dict(facts)),
     },
-    drafts={"dsa": _drafts, "dsa_indexer": lambda call, _: [topk_indexer(call)]},
+    drafts={
+        "dsa": lambda call, choice: [sparse_attention(call, page_size) for page_size in choice.page_sizes],
+        "dsa_indexer": lambda call, _: [topk_indexer(call)],
+    },
 )

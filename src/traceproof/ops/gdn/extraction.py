@@ -1,24 +1,13 @@
 """The gated delta rule in models, and its definitions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from traceproof.models.kernel import Kernel, kernel
+from traceproof.models.evidence import Evidence
+from traceproof.models.kernel import Kernel
+from traceproof.models.reading import Module, Reading
 from traceproof.ops.drafts import Axes, Draft, Tensors, const, fill, scalar, tensor, var
-from traceproof.ops.extraction import Extraction
-
-if TYPE_CHECKING:
-    from traceproof.models.evidence import Evidence
-    from traceproof.models.reading import Module, Reading
-
-
-Facts = dict[str, Any]
-
-
-def _dtype(tensor: Any) -> str:  # noqa: ANN401 - a tensor or a parameter
-    return str(tensor.dtype).removeprefix("torch.")
+from traceproof.ops.extraction import Extraction, Facts, call_of, dtype_name
 
 
 def _delta_net(module: Any, parent: Any) -> Facts:  # noqa: ANN401
@@ -31,7 +20,7 @@ def _delta_net(module: Any, parent: Any) -> Facts:  # noqa: ANN401
         "v_heads": module.num_v_heads,
         "k_dim": module.head_k_dim,
         "v_dim": module.head_v_dim,
-        "dt_bias_dtype": _dtype(parent.dt_bias),
+        "dt_bias_dtype": dtype_name(parent.dt_bias),
     }
 
 
@@ -186,8 +175,7 @@ def _call(module: Module, _: Reading) -> Kernel | str:
     facts = module.facts
     if facts["form"] != "gated_delta_net" or facts["k_dim"] != facts["v_dim"]:
         return f"the dataset describes no linear attention of the form {facts['form']}"
-    sizes: dict[str, Any] = {"q_heads": facts["q_heads"], "v_heads": facts["v_heads"], "dim": facts["k_dim"]}
-    return kernel("gdn", count=module.count, path=module.path, **sizes)
+    return call_of(module, "gdn", "q_heads", "v_heads", dim=facts["k_dim"])
 
 
 def _differs(call: Kernel, evidence: Evidence) -> str | None:

@@ -1,29 +1,18 @@
 """Projections in models, and their definitions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from traceproof.models.kernel import Kernel, kernel
+from traceproof.models.evidence import Evidence
+from traceproof.models.kernel import Kernel
+from traceproof.models.reading import Module, Reading
 from traceproof.ops.drafts import Draft, const, fill, tensor, var
-from traceproof.ops.extraction import Choice, Extraction
-
-if TYPE_CHECKING:
-    from traceproof.models.evidence import Evidence
-    from traceproof.models.reading import Module, Reading
-
-
-Facts = dict[str, Any]
-
-
-def _dtype(tensor: Any) -> str:  # noqa: ANN401 - a tensor or a parameter
-    return str(tensor.dtype).removeprefix("torch.")
+from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name
 
 
 def _linear(module: Any, _parent: Any) -> Facts:  # noqa: ANN401
     rows, *columns = module.weight.shape
-    dtype = _dtype(module.weight)
+    dtype = dtype_name(module.weight)
     facts: Facts = {
         "dtype": dtype,
         "rank_n": getattr(module, "output_size_per_partition", rows),
@@ -88,17 +77,15 @@ def _call(module: Module, _: Reading) -> Kernel | str:
         note = (
             f"SGLang launches it with {facts['dtype']} weights; the definition keeps the dataset's float16 form."
         )
-    names = {name: facts[name] for name in ("full_n", "full_k", "rank_n", "rank_k")}
-    names |= {"scheme": facts["scheme"]} if "scheme" in facts else {}
-    return kernel("linear", count=module.count, path=module.path, note=note, **names)
+    scheme = ["scheme"] if "scheme" in facts else []
+    return call_of(module, "linear", "full_n", "full_k", "rank_n", "rank_k", *scheme, note=note)
 
 
 def _head(module: Module, _: Reading) -> Kernel:
     """The logits projection, split by tokens of the vocabulary."""
     facts = module.facts
     n, k = facts["vocab"], facts["hidden"]
-    sizes = {"full_n": n, "full_k": k, "rank_n": facts.get("rank_vocab", n), "rank_k": k}
-    return kernel("linear", count=module.count, path=module.path, **sizes)
+    return call_of(module, "linear", full_n=n, full_k=k, rank_n=facts.get("rank_vocab", n), rank_k=k)
 
 
 def _differs(call: Kernel, evidence: Evidence) -> str | None:

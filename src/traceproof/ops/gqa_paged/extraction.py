@@ -1,34 +1,14 @@
 """Grouped-query attention in models, and its definitions over a paged cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from traceproof.models.evidence import Evidence
 from traceproof.models.kernel import Kernel
-from traceproof.ops.common.attention_extraction import (
-    KV_PAGES,
-    LEN_INDPTR,
-    NUM_INDICES,
-    NUM_PAGES,
-    PLAIN,
-    Q_ENDS,
-    READERS,
-    TOTAL_Q,
-    called,
-    heads_of,
-    outputs,
-    page_constants,
-    page_size_axis,
-    plain,
-    table,
-)
+from traceproof.models.reading import Module, Reading
+from traceproof.ops.common import attention_extraction as attention
 from traceproof.ops.drafts import Draft, Tensors, fill, scalar, tensor, var
 from traceproof.ops.extraction import Choice, Extraction
-
-if TYPE_CHECKING:
-    from traceproof.models.evidence import Evidence
-    from traceproof.models.reading import Module, Reading
 
 PAGED_DECODE = "decode.BatchDecodeWithPagedKVCacheWrapper"
 PAGED_PREFILL = "prefill.BatchPrefillWithPagedKVCacheWrapper"
@@ -40,21 +20,25 @@ def _gqa_data(rows: str, page_size: int, *, prefill: bool) -> Tensors:
         "q": tensor(f"{rows} num_qo_heads head_dim", "bfloat16", "Queries."),
         "k_cache": tensor(cache, "bfloat16", "Paged key cache."),
         "v_cache": tensor(cache, "bfloat16", "Paged value cache."),
-        **table(page_size, prefill=prefill),
+        **attention.table(page_size, prefill=prefill),
         "sm_scale": scalar("float32", "Softmax scale. Default is (1/sqrt(head_dim))."),
     }
 
 
 def _gqa(heads: int, kv_heads: int, dim: int, page_size: int, *, prefill: bool) -> Draft:
     """One query token a sequence; in prefill several, the last of its tokens, causal."""
-    size, wide = page_size_axis(page_size), heads_of(heads, kv_heads, dim)
+    size, wide = attention.page_size_axis(page_size), attention.heads_of(heads, kv_heads, dim)
     if prefill:
-        axes = {**wide, "page_size": size, "len_indptr": LEN_INDPTR, "total_q": TOTAL_Q}
-        axes |= {"num_kv_indices": NUM_INDICES, "num_pages": NUM_PAGES}
+        axes = {**wide, "page_size": size, "len_indptr": attention.LEN_INDPTR, "total_q": attention.TOTAL_Q}
+        axes |= {"num_kv_indices": attention.NUM_INDICES, "num_pages": attention.NUM_PAGES}
         axes |= {"batch_size": var("Number of sequences in the batch.")} if page_size > 1 else {}
     else:
-        axes = {"batch_size": var("Number of sequences, one query token each."), **wide, "num_pages": NUM_PAGES}
-        axes |= {"page_size": size, "len_indptr": LEN_INDPTR, "num_kv_indices": NUM_INDICES}
+        axes = {
+            "batch_size": var("Number of sequences, one query token each."),
+            **wide,
+            "num_pages": attention.NUM_PAGES,
+        }
+        axes |= {"page_size": size, "len_indptr": attention.LEN_INDPTR, "num_kv_indices": attention.NUM_INDICES}
     rows, stage = ("total_q", "prefill") if prefill else ("batch_size", "decode")
     kind = "prefill_causal" if prefill else "decode"
     what = "causal grouped-query attention prefill," if prefill else "grouped-query attention decode over a"
@@ -63,10 +47,10 @@ def _gqa(heads: int, kv_heads: int, dim: int, page_size: int, *, prefill: bool) 
         name=f"gqa_paged_{kind}_h{heads}_kv{kv_heads}_d{dim}_ps{page_size}",
         description=f"Batched {what} paged KV cache (page_size={page_size}).",
         axes=axes,
-        constraints=[Q_ENDS if prefill else "len_indptr == batch_size + 1", *KV_PAGES],
+        constraints=[attention.Q_ENDS if prefill else "len_indptr == batch_size + 1", *attention.KV_PAGES],
         inputs=_gqa_data(rows, page_size, prefill=prefill),
-        outputs=outputs(rows, "head_dim"),
-        filled=fill(__package__, f"gqa_paged_{stage}", **sizes, **page_constants(page_size)),
+        outputs=attention.outputs(rows, "head_dim"),
+        filled=fill(__package__, f"gqa_paged_{stage}", **sizes, **attention.page_constants(page_size)),
         stage=stage,
         fi_api=PAGED_PREFILL if prefill else PAGED_DECODE,
         tp=True,
@@ -76,7 +60,7 @@ def _gqa(heads: int, kv_heads: int, dim: int, page_size: int, *, prefill: bool) 
 def _call(module: Module, _: Reading) -> Kernel | str | None:
     if "kv_lora_rank" in module.facts:
         return None
-    return called(module, "gqa", heads="heads", kv_heads="kv_heads", dim="qk_dim")
+    return attention.called(module, "gqa", heads="heads", kv_heads="kv_heads", dim="qk_dim")
 
 
 def _drafts(call: Kernel, choice: Choice) -> Iterator[Draft]:
@@ -92,11 +76,11 @@ def _differs(call: Kernel, evidence: Evidence) -> str | None:
     def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
         kv_heads = max(1, facts["kv_heads"] // tp)  # with more ranks than KV heads, ranks hold copies
         sizes = {"heads": facts["heads"] // tp, "kv_heads": kv_heads, "dim": facts["qk_dim"]}
-        return sizes | {"vo_dim": facts["vo_dim"]} | plain(facts)
+        return sizes | {"vo_dim": facts["vo_dim"]} | attention.plain(facts)
 
-    return evidence.differs(call, "attention", terms, vo_dim=call["dim"], **PLAIN)
+    return evidence.differs(call, "attention", terms, vo_dim=call["dim"], **attention.PLAIN)
 
 
 EXTRACTION = Extraction(
-    readers=READERS, calls={"attention": _call}, differs={"gqa": _differs}, drafts={"gqa": _drafts}
+    readers=attention.READERS, calls={"attention": _call}, differs={"gqa": _differs}, drafts={"gqa": _drafts}
 )

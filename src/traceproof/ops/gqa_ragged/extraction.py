@@ -1,13 +1,6 @@
 """Definitions of grouped-query attention over ragged keys and values."""
 
-from traceproof.ops.common.attention_extraction import (
-    RAGGED,
-    RAGGED_AXES,
-    RAGGED_CONSTRAINTS,
-    heads_of,
-    outputs,
-    ragged,
-)
+from traceproof.ops.common import attention_extraction as attention
 from traceproof.ops.drafts import Draft, fill
 from traceproof.ops.extraction import Extraction
 
@@ -18,13 +11,13 @@ def gqa_ragged(heads: int, kv_heads: int, dim: int) -> Draft:
     return Draft(
         name=f"gqa_ragged_prefill_causal_h{heads}_kv{kv_heads}_d{dim}",
         description="Batched grouped-query attention prefill over ragged inputs, causal.",
-        axes=heads_of(heads, kv_heads, dim) | RAGGED_AXES,
-        constraints=RAGGED_CONSTRAINTS,
-        inputs=ragged("head_dim", "head_dim"),
-        outputs=outputs("total_q", "head_dim"),
+        axes=attention.heads_of(heads, kv_heads, dim) | attention.RAGGED_AXES,
+        constraints=attention.RAGGED_CONSTRAINTS,
+        inputs=attention.ragged("head_dim", "head_dim"),
+        outputs=attention.outputs("total_q", "head_dim"),
         filled=fill(__package__, "ragged_prefill", **sizes),
         stage="prefill",
-        fi_api=RAGGED,
+        fi_api=attention.RAGGED,
         tp=True,
     )
 

@@ -1,20 +1,14 @@
 """The Mamba state update in models, and its definition."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from traceproof.models.kernel import Kernel, kernel
+from traceproof.models.evidence import Evidence
+from traceproof.models.kernel import Kernel
 from traceproof.ops.drafts import Draft, const, fill, tensor, var
-from traceproof.ops.extraction import Extraction
+from traceproof.ops.extraction import Extraction, Facts, call_of, held_against
 
-if TYPE_CHECKING:
-    from traceproof.models.evidence import Evidence
-    from traceproof.models.reading import Module, Reading
-
-
-Facts = dict[str, Any]
+SIZES = ("heads", "head_dim", "state", "groups")
 
 
 def read_mixer(module: Any, _parent: Any) -> Facts:  # noqa: ANN401
@@ -33,7 +27,7 @@ def read_mixer(module: Any, _parent: Any) -> Facts:  # noqa: ANN401
 
 def mamba(call: Kernel) -> Draft:
     """One token per sequence, states in the slots of a cache."""
-    heads, dim, state, groups = (call[name] for name in ("heads", "head_dim", "state", "groups"))
+    heads, dim, state, groups = (call[name] for name in SIZES)
     # The twin keeps how many heads share a group; a real slot is a million cells, in float64 seconds a case.
     twin = _mamba(2 * heads // groups, 8, 16, 2) if heads * dim * state > TWIN_CELLS else None
     return _mamba(heads, dim, state, groups, twin=twin)
@@ -79,24 +73,14 @@ def _mamba(heads: int, dim: int, state: int, groups: int, *, twin: Draft | None 
     )
 
 
-def _call(module: Module, _: Reading) -> Kernel:
-    sizes: dict[str, Any] = {name: module.facts[name] for name in ("heads", "head_dim", "state", "groups")}
-    return kernel("mamba", count=module.count, path=module.path, **sizes)
-
-
-def _differs(call: Kernel, evidence: Evidence) -> str | None:
-    tp = evidence.parallel.attention
-
-    def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        known: dict[str, Any] = {name: facts.get(name, 0) for name in ("heads", "head_dim", "state", "groups")}
-        return known | {name: known[name] // tp for name in ("heads", "groups")}
-
-    return evidence.differs(call, "state", terms)
+def _terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
+    known: Facts = {name: facts.get(name, 0) for name in SIZES}
+    return known | {name: known[name] // evidence.parallel.attention for name in ("heads", "groups")}
 
 
 EXTRACTION = Extraction(
     readers={"MambaMixer2": ("mamba", read_mixer)},
-    calls={"mamba": _call},
-    differs={"mamba": _differs},
+    calls={"mamba": lambda module, _: call_of(module, "mamba", *SIZES)},
+    differs={"mamba": held_against("state", _terms)},
     drafts={"mamba": lambda call, _: [mamba(call)]},
 )

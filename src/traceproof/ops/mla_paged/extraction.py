@@ -1,18 +1,12 @@
 """Multi-head latent attention in models, and its absorbed definitions over a paged cache."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
 
 from traceproof.models.kernel import Kernel
+from traceproof.models.reading import Module, Reading
 from traceproof.ops.common import attention_extraction as attention
 from traceproof.ops.drafts import Axes, Draft, const, fill, scalar, tensor, var
 from traceproof.ops.extraction import Choice, Extraction
-
-if TYPE_CHECKING:
-    from traceproof.models.evidence import Evidence
-    from traceproof.models.reading import Module, Reading
 
 MLA = "mla.BatchMLAPagedAttentionWrapper"
 
@@ -75,19 +69,9 @@ def _call(module: Module, _: Reading) -> Kernel | str | None:
     return attention.called(module, "mla_absorbed", heads="heads", ckv="kv_lora_rank", kpe="rope_dim")
 
 
-def _differs(call: Kernel, evidence: Evidence) -> str | None:
-    tp = evidence.parallel.attention
-
-    def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        ckv, kpe = facts.get("kv_lora_rank"), facts.get("qk_rope_head_dim")
-        return {"heads": facts["heads"] // tp, "ckv": ckv, "kpe": kpe} | attention.plain(facts)
-
-    return evidence.differs(call, "attention", terms, **attention.PLAIN)
-
-
 EXTRACTION = Extraction(
     readers=attention.READERS,
     calls={"attention": _call},
-    differs={"mla_absorbed": _differs},
+    differs={"mla_absorbed": attention.against_latent},
     drafts={"mla_absorbed": mla_paged},
 )

@@ -1,25 +1,13 @@
 """Mixtures of experts in models: what they do, and which of their calls the dataset has a form for."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from traceproof.models.kernel import Kernel, kernel
-from traceproof.ops.extraction import Extraction
+from traceproof.models.evidence import Evidence
+from traceproof.models.kernel import Kernel
+from traceproof.models.reading import Module, Reading
+from traceproof.ops.extraction import Extraction, Facts, call_of, dtype_name, held_against
 from traceproof.ops.moe.drafts import moe
-
-if TYPE_CHECKING:
-    from traceproof.models.evidence import Evidence
-    from traceproof.models.reading import Module, Reading
-
-
-Facts = dict[str, Any]
-
-
-def _dtype(tensor: Any) -> str:  # noqa: ANN401 - a tensor or a parameter
-    return str(tensor.dtype).removeprefix("torch.")
-
 
 BESIDE = ("gemm1_alpha", "gemm1_clamp_limit", "swiglu_limit")  # numbers of an activation that is more than silu
 
@@ -46,7 +34,7 @@ def _experts(module: Any, _parent: Any) -> Facts:  # noqa: ANN401
 
 def _expert_quantisation(module: Any) -> str:  # noqa: ANN401
     config = getattr(module, "quant_config", None)
-    dtype = _dtype(module.w13_weight) if hasattr(module, "w13_weight") else "packed"
+    dtype = dtype_name(module.w13_weight) if hasattr(module, "w13_weight") else "packed"
     block = getattr(config, "weight_block_size", None)
     if dtype == "float8_e4m3fn" and block:
         return f"float8_e4m3fn block {block[0]}x{block[1]}"
@@ -66,7 +54,7 @@ def _top_k(module: Any, _parent: Any) -> Facts:  # noqa: ANN401
         "renormalise": config.renormalize,
         "scoring": config.scoring_func,
         "own": config.custom_routing_function is not None,
-        "bias": None if bias is None else _dtype(bias),
+        "bias": None if bias is None else dtype_name(bias),
         "scaling_factor": config.routed_scaling_factor,
     }
 
@@ -91,16 +79,14 @@ def _call(module: Module, reading: Reading) -> Kernel | str:
     routing = ROUTINGS.get((_scoring(chosen), chosen["renormalise"], grouped))
     if without := _formless(facts, chosen, routing):
         return f"experts with {without}"
-    names = ("experts", "local_experts", "hidden", "intermediate", "quantisation")
-    return kernel(
+    return call_of(
+        module,
         "experts",
-        count=module.count,
-        path=module.path,
+        *("experts", "local_experts", "hidden", "intermediate", "quantisation"),
         routing=routing,
         top_k=chosen["top_k"],
         groups=chosen["groups"] or 1,
         kept_groups=chosen["kept_groups"] or 1,
-        **{name: facts[name] for name in names},
     )
 
 
@@ -135,24 +121,18 @@ def _routing(module: Module, _: Reading) -> str:
     return f"{', '.join(parts)}: no op_type"
 
 
-def _differs(call: Kernel, evidence: Evidence) -> str | None:
-    tp, ep = evidence.parallel.tp, evidence.parallel.ep
-
-    def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        grouped = facts.get("groups", 1) > 1
-        routing = ROUTINGS.get((facts.get("scoring"), facts.get("renormalise"), grouped))
-        return {
-            "experts": facts["experts"],
-            "local_experts": facts["experts"] // ep,
-            "hidden": facts["hidden"],
-            "intermediate": facts["intermediate"] // max(1, tp // ep),
-            "gated": facts["gated"],
-            "routing": routing,
-            "quantisation": _quantisation(evidence.config),
-            **{name: facts.get(name) for name in ("top_k", "groups", "kept_groups")},
-        }
-
-    return evidence.differs(call, "experts", terms, gated=True)
+def _terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
+    tp, ep, grouped = evidence.parallel.tp, evidence.parallel.ep, facts.get("groups", 1) > 1
+    return {
+        "experts": facts["experts"],
+        "local_experts": facts["experts"] // ep,
+        "hidden": facts["hidden"],
+        "intermediate": facts["intermediate"] // max(1, tp // ep),
+        "gated": facts["gated"],
+        "routing": ROUTINGS.get((facts.get("scoring"), facts.get("renormalise"), grouped)),
+        "quantisation": _quantisation(evidence.config),
+        **{name: facts.get(name) for name in ("top_k", "groups", "kept_groups")},
+    }
 
 
 def _quantisation(config: Mapping[str, Any]) -> str:
@@ -169,6 +149,6 @@ def _quantisation(config: Mapping[str, Any]) -> str:
 EXTRACTION = Extraction(
     readers={"FusedMoE": ("experts", _experts), "TopK": ("top_k", _top_k)},
     calls={"experts": _call, "top_k": _routing},
-    differs={"experts": _differs},
+    differs={"experts": held_against("experts", _terms, gated=True)},
     drafts={"experts": lambda call, _: [moe(call)]},
 )

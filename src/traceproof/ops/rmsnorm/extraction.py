@@ -1,24 +1,13 @@
 """Norms in models, and their definitions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from traceproof.models.kernel import Kernel, kernel
+from traceproof.models.evidence import Evidence
+from traceproof.models.kernel import Kernel
+from traceproof.models.reading import Module, Reading
 from traceproof.ops.drafts import Draft, const, fill, tensor, var
-from traceproof.ops.extraction import Extraction
-
-if TYPE_CHECKING:
-    from traceproof.models.evidence import Evidence
-    from traceproof.models.reading import Module, Reading
-
-
-Facts = dict[str, Any]
-
-
-def _dtype(tensor: Any) -> str:  # noqa: ANN401 - a tensor or a parameter
-    return str(tensor.dtype).removeprefix("torch.")
+from traceproof.ops.extraction import Extraction, Facts, call_of, dtype_name, held_against
 
 
 def _norm(variant: str) -> Callable[[Any, Any], Facts]:
@@ -29,7 +18,7 @@ def _norm(variant: str) -> Callable[[Any, Any], Facts]:
             "variant": "gated" if hasattr(module, "norm_before_gate") else variant,  # a class of the same name
             "hidden": weight.shape[0] if weight is not None else int(getattr(module, "hidden_size", None) or 0),
             "eps": eps,
-            "dtype": None if weight is None else _dtype(weight),
+            "dtype": None if weight is None else dtype_name(weight),
         }
 
     return read
@@ -52,7 +41,6 @@ def norm(hidden: int, eps: float, *, variant: str, fused: bool, note: str = "") 
         inputs["residual"] = tensor(rows, "bfloat16", "Residual stream, added to hidden_states first.")
     factor = "Factor of each channel, stored minus one." if prefix else "Factor of each channel."
     inputs["weight"] = tensor("hidden_size", "bfloat16", factor)
-    api = f"{prefix}fused_add_rmsnorm" if fused else f"{prefix}rmsnorm"
     what = "Fused add and root mean square norm" if fused else "Root mean square norm"
     form = " with the weight stored minus one (Gemma)" if prefix else ""
     return Draft(
@@ -65,7 +53,7 @@ def norm(hidden: int, eps: float, *, variant: str, fused: bool, note: str = "") 
         inputs=inputs,
         outputs={"output": tensor(rows, "bfloat16", "Normalised rows.")},
         filled=fill(__package__, kind, hidden_size=hidden, eps=repr(eps)),
-        fi_api=f"norm.{api}",
+        fi_api=f"norm.{kind}",
         extra_tags=("fused",) if fused else (),
     )
 
@@ -80,18 +68,14 @@ def _call(module: Module, reading: Reading) -> Kernel | str:
         return "norm that nothing calls: SGLang holds it only"
     if "unknown" in module.uses:
         return "norm of which it is not known how it is called: no form chosen"
-    names = {name: facts[name] for name in ("variant", "hidden", "eps")}
     note = "SGLang adds one to the stored weight when it loads it." if "norms plus one" in reading.loads else ""
-    return kernel("norm", count=module.count, path=module.path, note=note, uses=" ".join(module.uses), **names)
+    return call_of(module, "norm", "variant", "hidden", "eps", note=note, uses=" ".join(module.uses))
 
 
-def _differs(call: Kernel, evidence: Evidence) -> str | None:
-    def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        stored = facts["variant"]
-        loaded = "plain" if stored == "gemma" and "norms plus one" in evidence.loads else stored
-        return {"variant": loaded, "hidden": facts["hidden"], "eps": facts["eps"]}
-
-    return evidence.differs(call, "norm", terms)
+def _terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
+    stored = facts["variant"]
+    loaded = "plain" if stored == "gemma" and "norms plus one" in evidence.loads else stored
+    return {"variant": loaded, "hidden": facts["hidden"], "eps": facts["eps"]}
 
 
 EXTRACTION = Extraction(
@@ -106,6 +90,6 @@ EXTRACTION = Extraction(
         "Cohere2MoeLayerNorm": ("norm", _norm("layer")),
     },
     calls={"norm": _call},
-    differs={"norm": _differs},
+    differs={"norm": held_against("norm", _terms)},
     drafts={"norm": lambda call, _: norms(call)},
 )

@@ -1,20 +1,12 @@
 """Rotary embeddings in models, and their definitions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from traceproof.models.kernel import Kernel, kernel
+from traceproof.models.evidence import Evidence
+from traceproof.models.kernel import Kernel
 from traceproof.ops.drafts import Draft, const, fill, tensor, var
-from traceproof.ops.extraction import Extraction
-
-if TYPE_CHECKING:
-    from traceproof.models.evidence import Evidence
-    from traceproof.models.reading import Module, Reading
-
-
-Facts = dict[str, Any]
+from traceproof.ops.extraction import Extraction, Facts, call_of, held_against
 
 
 def _rope(module: Any, _parent: Any) -> Facts:  # noqa: ANN401
@@ -56,20 +48,15 @@ def rope(call: Kernel) -> Draft:
     )
 
 
-def _call(module: Module, _: Reading) -> Kernel:
-    names: dict[str, Any] = {name: module.facts[name] for name in ("head_dim", "rotary_dim", "style")}
-    return kernel("rotary", count=module.count, path=module.path, **names)
+def _terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
+    stored = facts["style"]
+    loaded = "neox" if stored == "gptj" and "rotary halves" in evidence.loads else stored
+    return {"rotary_dim": facts["rotary_dim"], "style": loaded}
 
 
 def _differs(call: Kernel, evidence: Evidence) -> str | None:
     """A function of transformers is given a head, or those of its channels alone that it turns."""
-
-    def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        stored = facts["style"]
-        loaded = "neox" if stored == "gptj" and "rotary halves" in evidence.loads else stored
-        return {"rotary_dim": facts["rotary_dim"], "style": loaded}
-
-    wrong = evidence.differs(call, "rotary", terms, counted=False)
+    wrong = held_against("rotary", _terms, counted=False)(call, evidence)
     heads = {module.facts["head_dim"] for module in evidence.of("rotary")}
     heads |= {module.facts["qk_dim"] for module in evidence.of("attention")}
     if wrong is None and call["head_dim"] not in heads:
@@ -79,7 +66,7 @@ def _differs(call: Kernel, evidence: Evidence) -> str | None:
 
 EXTRACTION = Extraction(
     readers={"RotaryEmbedding": ("rope", _rope)},
-    calls={"rope": _call},
+    calls={"rope": lambda module, _: call_of(module, "rotary", "head_dim", "rotary_dim", "style")},
     differs={"rotary": _differs},
     drafts={"rotary": lambda call, _: [rope(call)]},
 )

@@ -1,17 +1,10 @@
 """The sampler that follows a model, and its definitions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from traceproof.models.kernel import Kernel, kernel
 from traceproof.ops.drafts import Draft, const, fill, tensor, var
-from traceproof.ops.extraction import Extraction
-
-if TYPE_CHECKING:
-    from traceproof.models.evidence import Evidence
-
+from traceproof.ops.extraction import Extraction, held_against
 
 FILTERS = {
     "top_k": ("int32", "How many of the most probable tokens may be drawn, per row."),
@@ -46,12 +39,8 @@ def sampler(names: tuple[str, ...], vocab: int) -> Draft:
     )
 
 
-def _differs(call: Kernel, evidence: Evidence) -> str | None:
-    return evidence.differs(call, "embedding", lambda facts: {"vocab": facts["vocab"]}, counted=False)
-
-
 EXTRACTION = Extraction(
     once=lambda reading: kernel("sampling", count=1, path="logits_processor", vocab=reading.vocab),
-    differs={"sampling": _differs},
+    differs={"sampling": held_against("embedding", lambda facts, _: {"vocab": facts["vocab"]}, counted=False)},
     drafts={"sampling": lambda call, _: samplers(call)},
 )
