@@ -2,19 +2,19 @@
 
 import torch
 
-from traceproof.ops.common.laws import BATCH, other_inputs, times, unchanged
+from traceproof.ops.common.laws import BATCH, other_inputs, reordered, times
 from traceproof.ops.laws import Experiment, Law, Subject, permutation
 
 
 def _doubled(subject: Subject) -> Experiment:
     """What the activated gate is multiplied by, doubled."""
     gate, up = subject.tensor("input").chunk(2, -1)
-    return other_inputs(subject.with_inputs(input=torch.cat([gate, up * 2], -1)), times(0.5, "output"), unchanged)
+    return other_inputs(subject.with_inputs(input=torch.cat([gate, up * 2], -1)), times(0.5, "output"))
 
 
 def _sign(subject: Subject) -> Experiment:
     gate, up = subject.tensor("input").chunk(2, -1)
-    return other_inputs(subject.with_inputs(input=torch.cat([gate, -up], -1)), times(-1.0, "output"), unchanged)
+    return other_inputs(subject.with_inputs(input=torch.cat([gate, -up], -1)), times(-1.0, "output"))
 
 
 def _columns(subject: Subject) -> Experiment:
@@ -23,8 +23,7 @@ def _columns(subject: Subject) -> Experiment:
     order = permutation(subject, gate.shape[1])
     return other_inputs(
         subject.with_inputs(input=torch.cat([gate[:, order], up[:, order]], -1)),
-        unchanged,
-        lambda outputs: {name: value[:, order] for name, value in outputs.items()},
+        right=reordered(order, 1),
     )
 
 

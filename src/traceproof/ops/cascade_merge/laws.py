@@ -2,7 +2,7 @@
 
 import torch
 
-from traceproof.ops.common.laws import BATCH, other_inputs, scaled, unchanged
+from traceproof.ops.common.laws import BATCH, other_inputs, scaled
 from traceproof.ops.laws import Experiment, Law, Subject
 
 SHIFT = 2.0  # exact beside the logarithms that are drawn
@@ -18,7 +18,6 @@ def _shifted(subject: Subject) -> Experiment | None:
     return other_inputs(
         values,
         lambda outputs: {name: value - SHIFT if name == merged else value for name, value in outputs.items()},
-        unchanged,
     )
 
 
@@ -32,9 +31,9 @@ def _exchanged(subject: Subject) -> Experiment | None:
         order = {"v": "v_other", "v_other": "v", "s": "s_other", "s_other": "s"}
     else:
         values = subject.with_inputs(v=subject.tensor("v").flip(1), s=subject.tensor("s").flip(1))
-        return other_inputs(values, unchanged, unchanged)
+        return other_inputs(values)
     values = subject.with_inputs(**{name: subject.tensor(other) for name, other in order.items()})
-    return other_inputs(values, unchanged, unchanged)
+    return other_inputs(values)
 
 
 def _doubled(subject: Subject) -> Experiment | None:

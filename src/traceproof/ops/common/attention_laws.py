@@ -6,7 +6,7 @@ import math
 import torch
 
 from traceproof.ops.common.batch import QUERIES, Sequences
-from traceproof.ops.common.laws import BATCH, other_inputs, times, unchanged
+from traceproof.ops.common.laws import BATCH, other_inputs, reordered, times
 from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, Values, doubled, permutation, taken
 
 CACHES = ("k_cache", "v_cache", "ckv_cache", "kpe_cache", "k_index_cache_fp8")
@@ -41,7 +41,7 @@ def _pages(subject: Subject) -> Experiment | None:
     else:
         page_size = subject.tensor("ckv_cache").shape[1]
         changes["sparse_indices"] = moved_rows(subject.tensor("sparse_indices"), order, page_size)
-    return other_inputs(subject.with_inputs(**changes), unchanged, unchanged)
+    return other_inputs(subject.with_inputs(**changes))
 
 
 def merged(one: Tensors, other: Tensors) -> Tensors:
@@ -110,15 +110,14 @@ def _heads(subject: Subject) -> Experiment | None:
     changes |= {name: subject.tensor(name).index_select(-2, of_keys) for name in keys}
     return other_inputs(
         subject.with_inputs(**changes),
-        unchanged,
-        lambda outputs: {name: value[:, order] for name, value in outputs.items()},
+        right=reordered(order, 1),
     )
 
 
 def _query_scale(subject: Subject) -> Experiment:
     changes = {name: doubled(subject.tensor(name)) for name in QUERIES if name in subject.inputs}
     scale = float(subject.inputs["sm_scale"] or 0.0) / 2
-    return other_inputs(subject.with_inputs(**changes, sm_scale=scale), unchanged, unchanged)
+    return other_inputs(subject.with_inputs(**changes, sm_scale=scale))
 
 
 def _value_scale(subject: Subject) -> Experiment:
@@ -127,7 +126,7 @@ def _value_scale(subject: Subject) -> Experiment:
     else:
         name = "v_cache" if "v_cache" in subject.inputs else "v"
         changes = {name: doubled(subject.tensor(name))}
-    return other_inputs(subject.with_inputs(**changes), unchanged, times(2, "output"))
+    return other_inputs(subject.with_inputs(**changes), right=times(2, "output"))
 
 
 def _shift(subject: Subject) -> Experiment | None:
@@ -161,7 +160,7 @@ def _last_queries(subject: Subject) -> Experiment | None:
     counts = torch.tensor([0, *(min(1, stop - start) for start, stop in bounds)]).cumsum(0)
     changes = {name: subject.tensor(name)[rows] for name in QUERIES if name in subject.inputs}
     values = subject.with_inputs(**changes, qo_indptr=counts.to(subject.tensor("qo_indptr").dtype))
-    return other_inputs(values, unchanged, lambda outputs: {name: value[rows] for name, value in outputs.items()})
+    return other_inputs(values, right=lambda outputs: {name: value[rows] for name, value in outputs.items()})
 
 
 LAWS = (

@@ -1,23 +1,37 @@
 """Laws of every op whose parts are independent, and what laws are made of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from traceproof.ops.common.batch import batch_of
-from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, Values, permutation
+from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, Values, permutation, taken
 
 Side = Callable[[Tensors], Tensors]
-
-
-def other_inputs(values: Values, left: Side, right: Side) -> Experiment:
-    """One further call: `left` of its outputs equals `right` of the case's own."""
-    return Experiment((values,), lambda outputs: (left(outputs[1]), right(outputs[0])))
 
 
 def unchanged(outputs: Tensors) -> Tensors:
     """The outputs as they are."""
     return dict(outputs)
+
+
+def other_inputs(values: Values, left: Side = unchanged, right: Side = unchanged) -> Experiment:
+    """One further call: `left` of its outputs equals `right` of the case's own."""
+    return Experiment((values,), lambda outputs: (left(outputs[1]), right(outputs[0])))
+
+
+def added(outputs: Outputs) -> tuple[Tensors, Tensors]:
+    """Sides of two further calls whose outputs add up to the case's own."""
+    total = {
+        name: (outputs[1][name].double() + outputs[2][name].double()).to(value.dtype)
+        for name, value in outputs[0].items()
+    }
+    return total, dict(outputs[0])
+
+
+def reordered(order: torch.Tensor, axis: int) -> Side:
+    """All outputs with the entries of one axis in another order."""
+    return lambda outputs: {name: taken(value, axis, order) for name, value in outputs.items()}
 
 
 def times(factor: float, *names: str) -> Side:
@@ -67,17 +81,37 @@ def scaled(*names: str, output: Side, factor: float = 2.0) -> Callable[[Subject]
         if any(not isinstance(subject.inputs.get(name), torch.Tensor) for name in names):
             return None
         changes = {name: subject.tensor(name) * factor for name in names}
-        return other_inputs(subject.with_inputs(**changes), output, unchanged)
+        return other_inputs(subject.with_inputs(**changes), output)
 
     return design
 
 
 def negated(*names: str) -> Callable[[Subject], Experiment]:
-    """Some inputs with the other sign, and so every output."""
+    """Those of some inputs that are there with the other sign, and so every output."""
 
     def design(subject: Subject) -> Experiment:
-        values = subject.with_inputs(**{name: -subject.tensor(name) for name in names})
-        return other_inputs(values, lambda outputs: {name: -value for name, value in outputs.items()}, unchanged)
+        values = subject.with_inputs(**{name: -subject.tensor(name) for name in names if name in subject.inputs})
+        return other_inputs(values, lambda outputs: {name: -value for name, value in outputs.items()})
+
+    return design
+
+
+def permuted(axes: Mapping[str, int], outputs: int | None = None) -> Callable[[Subject], Experiment | None]:
+    """One axis of some inputs, those that are there, in another order, and so an axis of the outputs, if any is.
+
+    None where there is nothing to permute.
+    """
+
+    def design(subject: Subject) -> Experiment | None:
+        there = {name: axis for name, axis in axes.items() if isinstance(subject.inputs.get(name), torch.Tensor)}
+        first, axis = next(iter(there.items()))
+        order = permutation(subject, subject.tensor(first).shape[axis])
+        if len(order) < 2:
+            return None
+        values = subject.with_inputs(
+            **{name: taken(subject.tensor(name), at, order) for name, at in there.items()}
+        )
+        return other_inputs(values, right=unchanged if outputs is None else reordered(order, outputs))
 
     return design
 
@@ -91,8 +125,7 @@ def columns(subject: Subject) -> Experiment:
     order = permutation(subject, subject.tensor(moved[0]).shape[-1])
     return other_inputs(
         subject.with_inputs(**{name: subject.tensor(name)[..., order] for name in moved}),
-        unchanged,
-        lambda outputs: {
+        right=lambda outputs: {
             name: value[..., order] if (specs[name].shape or ("",))[-1] == last else value
             for name, value in outputs.items()
         },

@@ -35,21 +35,22 @@ def full(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda tensor: torch.full_like(tensor, value)
 
 
-def _state_names(subject: Subject) -> tuple[str, str]:
+def state_names(subject: Subject) -> tuple[str, str]:
+    """Names of the states, before and after."""
     source = "initial_state" if "initial_state" in subject.inputs else "state"
     return source, next(name for name in subject.definition.outputs if name.endswith("_state"))
 
 
 def _stale(subject: Subject) -> Tensors | None:
     """The state is read and not written back."""
-    source, final = _state_names(subject)
+    source, final = state_names(subject)
     state = subject.inputs[source]
     outputs = subject.floor()
     return outputs | {final: state.to(outputs[final].dtype)} if isinstance(state, torch.Tensor) else None
 
 
 def _transposed_state(subject: Subject) -> Tensors:
-    _, final = _state_names(subject)
+    _, final = state_names(subject)
     outputs = subject.floor()
     value = outputs[final]
     if value.shape[-1] == value.shape[-2]:
@@ -58,7 +59,7 @@ def _transposed_state(subject: Subject) -> Tensors:
 
 
 def _forgotten(subject: Subject) -> dict[str, Any] | None:
-    source, _ = _state_names(subject)
+    source, _ = state_names(subject)
     state = subject.inputs[source]
     return {source: torch.zeros_like(state)} if isinstance(state, torch.Tensor) else None
 

@@ -2,46 +2,35 @@
 
 import torch
 
-from traceproof.ops.common.laws import other_inputs, times, unchanged
-from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, permutation
-
-
-def state(subject: Subject) -> tuple[str, str]:
-    """Names of the states, before and after."""
-    before = "initial_state" if "initial_state" in subject.inputs else "state"
-    return before, next(name for name in subject.definition.outputs if name.endswith("_state"))
+from traceproof.ops.common.laws import added, other_inputs, times
+from traceproof.ops.common.recurrent_bugs import state_names
+from traceproof.ops.laws import Experiment, Law, Subject, permutation
 
 
 def _doubled(subject: Subject) -> Experiment:
     """Values and state doubled: everything doubles."""
     source = "v" if "v" in subject.inputs else "x"
-    names = [name for name in (source, state(subject)[0]) if isinstance(subject.inputs.get(name), torch.Tensor)]
+    names = [
+        name for name in (source, state_names(subject)[0]) if isinstance(subject.inputs.get(name), torch.Tensor)
+    ]
     changes = {name: subject.tensor(name) * 2 for name in names}
-    return other_inputs(subject.with_inputs(**changes), times(0.5, *subject.definition.outputs), unchanged)
+    return other_inputs(subject.with_inputs(**changes), times(0.5, *subject.definition.outputs))
 
 
 def _superposed(subject: Subject) -> Experiment | None:
     """The answer to values without a state plus that to a state without values."""
-    source, (before, _) = ("v" if "v" in subject.inputs else "x"), state(subject)
+    source, (before, _) = ("v" if "v" in subject.inputs else "x"), state_names(subject)
     if not isinstance(subject.inputs[before], torch.Tensor):
         return None
     calls = tuple(
         subject.with_inputs(**{name: torch.zeros_like(subject.tensor(name))}) for name in (before, source)
     )
-
-    def sides(outputs: Outputs) -> tuple[Tensors, Tensors]:
-        total = {
-            name: (outputs[1][name].double() + outputs[2][name].double()).to(value.dtype)
-            for name, value in outputs[0].items()
-        }
-        return total, dict(outputs[0])
-
-    return Experiment(calls, sides)
+    return Experiment(calls, added)
 
 
 def _slots(subject: Subject) -> Experiment | None:
     """The pool's slots moved, the indices with them."""
-    before, after = state(subject)
+    before, after = state_names(subject)
     index = next((name for name in ("initial_state_indices", "state_batch_indices") if name in subject.inputs), "")
     if not index or len(subject.tensor(before)) < 2:
         return None
@@ -50,7 +39,7 @@ def _slots(subject: Subject) -> Experiment | None:
     moved = torch.where(old < 0, old, order[old.clamp_min(0).long()].to(old.dtype))
     values = subject.with_inputs(**{before: subject.tensor(before)[back], index: moved})
     return other_inputs(
-        values, unchanged, lambda outputs: {n: v[back] if n == after else v for n, v in outputs.items()}
+        values, right=lambda outputs: {n: v[back] if n == after else v for n, v in outputs.items()}
     )
 
 

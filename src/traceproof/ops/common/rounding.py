@@ -7,7 +7,7 @@ import torch
 
 from traceproof.ops.answers import Answer, Answers, Subject
 from traceproof.ops.common.formula import ADVERSARIAL, Form, FormulaOp, Wide, by
-from traceproof.ops.common.laws import BATCH, other_inputs, times, unchanged
+from traceproof.ops.common.laws import BATCH, other_inputs, times
 from traceproof.ops.compare import Close
 from traceproof.ops.laws import Experiment, Law, Tensors
 
@@ -110,7 +110,7 @@ def _peak(blocks: torch.Tensor) -> torch.Tensor:
 
 def _doubled(subject: Subject) -> Experiment:
     values = subject.with_inputs(x=subject.tensor("x") * 2)
-    return other_inputs(values, times(0.5, "scale"), unchanged)
+    return other_inputs(values, times(0.5, "scale"))
 
 
 def _opposite(subject: Subject) -> Experiment:
@@ -119,7 +119,7 @@ def _opposite(subject: Subject) -> Experiment:
     def sides(outputs: Tensors) -> Tensors:
         return {**outputs, "q": (-outputs["q"].float()).to(outputs["q"].dtype)}
 
-    return other_inputs(values, sides, unchanged)
+    return other_inputs(values, sides)
 
 
 LAWS = (*BATCH, Law("x doubled", _doubled, exact=True), Law("sign of x", _opposite, exact=True))

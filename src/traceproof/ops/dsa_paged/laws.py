@@ -5,8 +5,8 @@ from dataclasses import replace
 from traceproof.dataset.definition import Definition
 from traceproof.ops.common import attention_laws
 from traceproof.ops.common.attention_laws import moved_pages, moved_rows, page_count
-from traceproof.ops.common.laws import BATCH, other_inputs, unchanged
-from traceproof.ops.laws import Experiment, Law, Subject, doubled, permutation, taken
+from traceproof.ops.common.laws import BATCH, other_inputs, permuted
+from traceproof.ops.laws import Experiment, Law, Subject, doubled, permutation
 
 
 def _pages(subject: Subject) -> Experiment | None:
@@ -17,20 +17,12 @@ def _pages(subject: Subject) -> Experiment | None:
     changes = {**moved_pages(subject, order), "block_table": order[table.long()].to(table.dtype)}
     return other_inputs(
         subject.with_inputs(**changes),
-        unchanged,
-        lambda outputs: {name: moved_rows(value, order, page_size) for name, value in outputs.items()},
+        right=lambda outputs: {name: moved_rows(value, order, page_size) for name, value in outputs.items()},
     )
 
 
-def _heads(subject: Subject) -> Experiment:
-    order = permutation(subject, subject.tensor("weights").shape[1])
-    changes = {name: taken(subject.tensor(name), 1, order) for name in ("q_index_fp8", "weights")}
-    return other_inputs(subject.with_inputs(**changes), unchanged, unchanged)
-
-
 def _weights(subject: Subject) -> Experiment:
-    values = subject.with_inputs(weights=doubled(subject.tensor("weights")))
-    return other_inputs(values, unchanged, unchanged)
+    return other_inputs(subject.with_inputs(weights=doubled(subject.tensor("weights"))))
 
 
 def _indexer(definition: Definition) -> bool:
@@ -44,7 +36,7 @@ LAWS = (
         for law in (
             *BATCH,
             Law("pages permuted", _pages),
-            Law("heads permuted", _heads),
+            Law("heads permuted", permuted({"weights": 1, "q_index_fp8": 1})),
             Law("weights doubled", _weights),
         )
     ),

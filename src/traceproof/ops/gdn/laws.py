@@ -5,8 +5,9 @@ from typing import Any
 import torch
 
 from traceproof.ops.common.batch import Prefilled
-from traceproof.ops.common.laws import BATCH, other_inputs, scaled, times, unchanged
-from traceproof.ops.common.recurrent_laws import LINEAR, state
+from traceproof.ops.common.laws import BATCH, other_inputs, scaled, times
+from traceproof.ops.common.recurrent_bugs import state_names
+from traceproof.ops.common.recurrent_laws import LINEAR
 from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, Values, permutation
 
 
@@ -15,7 +16,7 @@ def _gdn_heads(subject: Subject) -> Experiment | None:
     heads, values = subject.tensor("q").shape[-2], subject.tensor("v").shape[-2]
     if values < 2:
         return None
-    before, after = state(subject)
+    before, after = state_names(subject)
     outer, inner = permutation(subject, heads), permutation(subject, values // heads)
     order = (outer[:, None] * (values // heads) + inner).flatten()
     axes = {"q": (-2, outer), "k": (-2, outer), "v": (-2, order), before: (1, order)}
@@ -27,8 +28,7 @@ def _gdn_heads(subject: Subject) -> Experiment | None:
     }
     return other_inputs(
         subject.with_inputs(**changes),
-        unchanged,
-        lambda outputs: {
+        right=lambda outputs: {
             name: value.index_select(1 if name == after else -2, order) for name, value in outputs.items()
         },
     )

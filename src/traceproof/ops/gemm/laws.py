@@ -2,9 +2,9 @@
 
 import torch
 
-from traceproof.ops.common.laws import BATCH, other_inputs, times, unchanged
+from traceproof.ops.common.laws import BATCH, added, other_inputs, permuted, times
 from traceproof.ops.gemm.oracle import roles
-from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, doubled, permutation
+from traceproof.ops.laws import Experiment, Law, Subject, doubled
 
 
 def _doubled_a(subject: Subject) -> Experiment | None:
@@ -12,21 +12,16 @@ def _doubled_a(subject: Subject) -> Experiment | None:
         return None  # products below float16's normal numbers round more coarsely than their doubles
     names = roles(subject.definition)
     values = subject.with_inputs(**{names.a: doubled(subject.tensor(names.a))})
-    return other_inputs(values, unchanged, times(2, names.c))
+    return other_inputs(values, right=times(2, names.c))
 
 
-def _k_permuted(subject: Subject) -> Experiment:
+def _k_permuted(subject: Subject) -> Experiment | None:
     names = roles(subject.definition)
-    order = permutation(subject, subject.tensor(names.a).shape[1])
-    values = subject.with_inputs(**{name: subject.tensor(name)[:, order] for name in (names.a, names.b)})
-    return other_inputs(values, unchanged, unchanged)
+    return permuted({names.a: 1, names.b: 1})(subject)
 
 
-def _n_permuted(subject: Subject) -> Experiment:
-    names = roles(subject.definition)
-    order = permutation(subject, len(subject.tensor(names.b)))
-    values = subject.with_inputs(**{names.b: subject.tensor(names.b)[order]})
-    return other_inputs(values, unchanged, lambda outputs: {names.c: outputs[names.c][:, order]})
+def _n_permuted(subject: Subject) -> Experiment | None:
+    return permuted({roles(subject.definition).b: 0}, 1)(subject)
 
 
 def _k_split(subject: Subject) -> Experiment:
@@ -35,13 +30,7 @@ def _k_split(subject: Subject) -> Experiment:
     a = subject.tensor(names.a)
     first = torch.arange(a.shape[1]) < a.shape[1] // 2
     halves = (a.masked_fill(~first, 0), a.masked_fill(first, 0))
-    calls = tuple(subject.with_inputs(**{names.a: half}) for half in halves)
-
-    def sides(outputs: Outputs) -> tuple[Tensors, Tensors]:
-        total = outputs[1][names.c].double() + outputs[2][names.c].double()
-        return {names.c: total.to(outputs[0][names.c].dtype)}, dict(outputs[0])
-
-    return Experiment(calls, sides)
+    return Experiment(tuple(subject.with_inputs(**{names.a: half}) for half in halves), added)
 
 
 LAWS = (

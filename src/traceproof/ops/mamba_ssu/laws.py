@@ -1,6 +1,6 @@
 """Laws of the selective state update: groups that can be moved."""
 
-from traceproof.ops.common.laws import BATCH, other_inputs, scaled, times, unchanged
+from traceproof.ops.common.laws import BATCH, other_inputs, reordered, scaled, times
 from traceproof.ops.common.recurrent_laws import LINEAR
 from traceproof.ops.laws import Experiment, Law, Subject, permutation
 
@@ -17,8 +17,7 @@ def _mamba_groups(subject: Subject) -> Experiment | None:
     changes |= {name: subject.tensor(name)[order] for name in ("A", "D", "dt_bias")}
     return other_inputs(
         subject.with_inputs(**changes),
-        unchanged,
-        lambda outputs: {name: value[:, order] for name, value in outputs.items()},
+        right=reordered(order, 1),
     )
 
 

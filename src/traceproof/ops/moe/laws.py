@@ -2,8 +2,8 @@
 
 import torch
 
-from traceproof.ops.common.laws import BATCH, other_inputs, times, unchanged
-from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, permutation, taken
+from traceproof.ops.common.laws import BATCH, added, other_inputs, times
+from traceproof.ops.laws import Experiment, Law, Subject, permutation, taken
 from traceproof.ops.moe.form import form_of
 from traceproof.ops.moe.routing import PACKED_SHIFT, Method
 
@@ -36,7 +36,7 @@ def _expert_order(subject: Subject) -> Experiment:
         changes["routing_logits"] = subject.tensor("routing_logits")[:, order]
         if "routing_bias" in subject.inputs:
             changes["routing_bias"] = subject.tensor("routing_bias")[order]
-    return other_inputs(subject.with_inputs(**changes), unchanged, unchanged)
+    return other_inputs(subject.with_inputs(**changes))
 
 
 def _renamed(ids: torch.Tensor, names: torch.Tensor, method: Method) -> torch.Tensor:
@@ -48,7 +48,7 @@ def _renamed(ids: torch.Tensor, names: torch.Tensor, method: Method) -> torch.Te
 def _down_doubled(subject: Subject) -> Experiment:
     name = next(name for name in DOWN if name in subject.inputs)
     values = subject.with_inputs(**{name: subject.tensor(name) * 2})
-    return other_inputs(values, times(0.5, "output"), unchanged)
+    return other_inputs(values, times(0.5, "output"))
 
 
 def _factor_doubled(subject: Subject) -> Experiment | None:
@@ -56,7 +56,7 @@ def _factor_doubled(subject: Subject) -> Experiment | None:
     if not isinstance(factor, int | float):
         return None
     values = subject.with_inputs(routed_scaling_factor=factor * 2)
-    return other_inputs(values, times(0.5, "output"), unchanged)
+    return other_inputs(values, times(0.5, "output"))
 
 
 def _experts_split(subject: Subject) -> Experiment | None:
@@ -70,12 +70,7 @@ def _experts_split(subject: Subject) -> Experiment | None:
         subject.with_inputs(**{name: torch.where(mask, scale, torch.zeros_like(scale))})
         for mask in (first, ~first)
     )
-
-    def sides(outputs: Outputs) -> tuple[Tensors, Tensors]:
-        total = outputs[1]["output"].double() + outputs[2]["output"].double()
-        return {"output": total.to(outputs[0]["output"].dtype)}, dict(outputs[0])
-
-    return Experiment(calls, sides)
+    return Experiment(calls, added)
 
 
 LAWS = (

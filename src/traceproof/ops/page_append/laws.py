@@ -1,20 +1,9 @@
 """Laws of page_append."""
 
-from traceproof.ops.common.laws import other_inputs, scaled, times, unchanged
-from traceproof.ops.laws import Experiment, Law, Subject, Tensors, permutation
+from traceproof.ops.common.laws import other_inputs, permuted, reordered, scaled, times
+from traceproof.ops.laws import Experiment, Law, Subject, permutation
 
-TOKENS = ("append_key", "append_value", "batch_indices", "positions")
-
-
-def _tokens(subject: Subject) -> Experiment | None:
-    """The tokens in another order."""
-    count = len(subject.tensor("positions"))
-    if count < 2:
-        return None
-    order = permutation(subject, count)
-    return other_inputs(
-        subject.with_inputs(**{name: subject.tensor(name)[order] for name in TOKENS}), unchanged, unchanged
-    )
+TOKENS = ("positions", "batch_indices", "append_key", "append_value")
 
 
 def _pages(subject: Subject) -> Experiment:
@@ -23,15 +12,11 @@ def _pages(subject: Subject) -> Experiment:
     table = subject.tensor("kv_indices")
     moved = {name: subject.tensor(name)[order] for name in ("k_cache", "v_cache")}
     values = subject.with_inputs(**moved, kv_indices=order.argsort()[table.long()].to(table.dtype))
-
-    def back(outputs: Tensors) -> Tensors:
-        return {name: value[order] for name, value in outputs.items()}
-
-    return other_inputs(values, unchanged, back)
+    return other_inputs(values, right=reordered(order, 0))
 
 
 LAWS = (
-    Law("tokens in another order", _tokens, exact=True),
+    Law("tokens in another order", permuted(dict.fromkeys(TOKENS, 0)), exact=True),
     Law("pages permuted", _pages, exact=True),
     Law("keys doubled", scaled("append_key", "k_cache", output=times(0.5, "k_cache_out")), exact=True),
 )

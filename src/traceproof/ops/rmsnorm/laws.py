@@ -1,9 +1,7 @@
 """Laws of norms."""
 
-import torch
-
-from traceproof.ops.common.laws import BATCH, other_inputs, scaled, times, unchanged
-from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, doubled, permutation
+from traceproof.ops.common.laws import BATCH, columns, negated, other_inputs, scaled, times
+from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, doubled
 
 LARGE = 64.0  # of norm 1 data: beside its mean square no eps in use is seen in float32
 
@@ -23,36 +21,18 @@ def _norm_scale(subject: Subject) -> Experiment:
     return Experiment(calls, sides)
 
 
-def _sign(subject: Subject) -> Experiment:
-    names = [name for name in ("hidden_states", "residual") if name in subject.inputs]
-    values = subject.with_inputs(**{name: -subject.tensor(name) for name in names})
-    return other_inputs(values, lambda outputs: {name: -value for name, value in outputs.items()}, unchanged)
-
-
-def _columns(subject: Subject) -> Experiment:
-    order = permutation(subject, subject.tensor("hidden_states").shape[1])
-    changes = {
-        name: value[..., order] for name, value in subject.inputs.items() if isinstance(value, torch.Tensor)
-    }
-    return other_inputs(
-        subject.with_inputs(**changes),
-        unchanged,
-        lambda outputs: {name: value[..., order] for name, value in outputs.items()},
-    )
-
-
 def _exchanged(subject: Subject) -> Experiment | None:
     if "residual" not in subject.inputs:
         return None
     one, other = subject.tensor("hidden_states"), subject.tensor("residual")
-    return other_inputs(subject.with_inputs(hidden_states=other, residual=one), unchanged, unchanged)
+    return other_inputs(subject.with_inputs(hidden_states=other, residual=one))
 
 
 LAWS = (
     *BATCH,
     Law("x doubled, far from eps", _norm_scale),
     Law("weight doubled", scaled("weight", output=times(0.5, "output")), exact=True),
-    Law("sign of x", _sign, exact=True),
-    Law("columns permuted", _columns),
+    Law("sign of x", negated("hidden_states", "residual"), exact=True),
+    Law("columns permuted", columns),
     Law("hidden states and residual exchanged", _exchanged, exact=True),
 )

@@ -2,8 +2,8 @@
 
 import torch
 
-from traceproof.ops.common.laws import BATCH, other_inputs, times, unchanged
-from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, doubled, permutation
+from traceproof.ops.common.laws import BATCH, added, other_inputs, times
+from traceproof.ops.laws import Experiment, Law, Subject, doubled, permutation
 
 
 def _rope_heads(subject: Subject) -> Experiment | None:
@@ -14,7 +14,7 @@ def _rope_heads(subject: Subject) -> Experiment | None:
     values = subject.with_inputs(**{name: subject.tensor(name)[:, order] for name, order in orders.items()})
     outs = dict(zip(subject.definition.outputs, orders.values(), strict=True))
     return other_inputs(
-        values, unchanged, lambda outputs: {name: value[:, outs[name]] for name, value in outputs.items()}
+        values, right=lambda outputs: {name: value[:, outs[name]] for name, value in outputs.items()}
     )
 
 
@@ -25,20 +25,12 @@ def _rope_sum(subject: Subject) -> Experiment:
         subject.with_inputs(**{name: subject.tensor(name).masked_fill(mask, 0) for name in ("q", "k")})
         for mask in (even, ~even)
     ]
-
-    def sides(outputs: Outputs) -> tuple[Tensors, Tensors]:
-        total = {
-            name: (outputs[1][name].double() + outputs[2][name].double()).to(value.dtype)
-            for name, value in outputs[0].items()
-        }
-        return total, dict(outputs[0])
-
-    return Experiment(tuple(parts), sides)
+    return Experiment(tuple(parts), added)
 
 
 def _rope_double(subject: Subject) -> Experiment:
     values = subject.with_inputs(**{name: doubled(subject.tensor(name)) for name in ("q", "k")})
-    return other_inputs(values, unchanged, times(2, *subject.definition.outputs))
+    return other_inputs(values, right=times(2, *subject.definition.outputs))
 
 
 LAWS = (

@@ -2,8 +2,8 @@
 
 import torch
 
-from traceproof.ops.common.laws import other_inputs, unchanged
-from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, permutation
+from traceproof.ops.common.laws import other_inputs, permuted
+from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors
 
 ROWS = ("probs", "top_k", "top_p")
 LEAST_P = 1e-6  # top-p that leaves the most probable token alone
@@ -14,16 +14,7 @@ def _prefix(subject: Subject) -> Experiment | None:
     if len(subject.tensor("probs")) < 2:
         return None
     values = subject.with_inputs(**{name: subject.tensor(name)[:1] for name in ROWS if name in subject.inputs})
-    return other_inputs(values, unchanged, lambda outputs: {"samples": outputs["samples"][..., :1]})
-
-
-def _rows(subject: Subject) -> Experiment | None:
-    probs = subject.tensor("probs")
-    if len(probs) < 2:
-        return None
-    order = permutation(subject, len(probs))
-    values = subject.with_inputs(**{name: subject.tensor(name)[order] for name in ROWS if name in subject.inputs})
-    return other_inputs(values, unchanged, lambda outputs: {"samples": outputs["samples"][..., order]})
+    return other_inputs(values, right=lambda outputs: {"samples": outputs["samples"][..., :1]})
 
 
 def _greedy(subject: Subject) -> Experiment | None:
@@ -57,7 +48,7 @@ def _wide_k(subject: Subject) -> Experiment | None:
 
 LAWS = (
     Law("first row alone, same seed", _prefix, exact=True, once=True),
-    Law("rows permuted", _rows),
+    Law("rows permuted", permuted(dict.fromkeys(ROWS, 0), -1)),
     Law("one token left", _greedy, exact=True, once=True),
     Law("k of the vocabulary and beyond", _wide_k, exact=True, once=True),
 )
