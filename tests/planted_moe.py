@@ -9,9 +9,8 @@ from functools import partial
 import torch
 from planted_fp4 import requantise_fp4
 
-from traceproof.ops.base import Values
+from traceproof.ops.base import Values, tensor
 from traceproof.ops.common.quant import BLOCK, requantise_fp8, to_fp8
-from traceproof.ops.moe.experts import tensor
 from traceproof.ops.moe.form import Form, Scaling
 from traceproof.ops.moe.routing import Choice, Method, choose, read
 

@@ -14,11 +14,11 @@ from planted_moe import applies
 from traceproof.dataset.definition import Definition
 from traceproof.draw import fingerprint
 from traceproof.execution.case import solved
-from traceproof.ops.base import Tensors, Unsupported, Values
+from traceproof.ops.base import Tensors, Unsupported, Values, tensor
 from traceproof.ops.cases import Case
 from traceproof.ops.moe import experts
 from traceproof.ops.moe.cases import HEAVY
-from traceproof.ops.moe.experts import chosen, mixture, tensor
+from traceproof.ops.moe.experts import chosen, mixture
 from traceproof.ops.moe.form import Scaling, form_of
 from traceproof.ops.moe.oracle import OP
 from traceproof.ops.moe.routing import Choice, Method, Routing, choose, margins, pack, read

@@ -1,5 +1,6 @@
 """Drawing tensors and plan-time integers from named streams."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -64,7 +65,7 @@ class Draw:
         self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, scale: float = 1.0
     ) -> torch.Tensor:
         """Standard normal times `scale` (65,536 quantiles, |x| <= 4.33), rounded once to `dtype`."""
-        count = _numel(shape)
+        count = math.prod(shape)
         table = normal_table(self.device)
         if scale != 1.0:
             table = table * scale
@@ -90,7 +91,7 @@ class Draw:
 
         Where a step is finer than the dtype, rounding may reach `high` itself.
         """
-        count = _numel(shape)
+        count = math.prod(shape)
         out = torch.empty(count, dtype=dtype, device=self.device)
         for start, words in self._chunks(name, -(-count // 2)):
             part = out[2 * start : 2 * (start + len(words))]
@@ -104,7 +105,7 @@ class Draw:
         self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.int32, *, low: int, high: int
     ) -> torch.Tensor:
         """Integers in [low, high), nearly uniform; high - low <= 2**31."""
-        count = _numel(shape)
+        count = math.prod(shape)
         out = torch.empty(count, dtype=dtype, device=self.device)
         for start, words in self._chunks(name, count):
             words.bitwise_and_((1 << 32) - 1).mul_(high - low).bitwise_right_shift_(32).add_(low)
@@ -114,7 +115,7 @@ class Draw:
     def bits(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Random bit patterns of any dtype; NaN codes of float8_e4m3fn are replaced by the largest value."""
         size = torch.empty(0, dtype=dtype).element_size()
-        count = _numel(shape)
+        count = math.prod(shape)
         words = self.words(name, -(-count * size // 8))
         if dtype in FP8_NAN_CODES:
             _lower_nan_codes(words)
@@ -142,13 +143,6 @@ def _lower_nan_codes(words: torch.Tensor) -> None:
         found >>= 7
         found &= EACH_BYTE
         part -= found
-
-
-def _numel(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def fingerprint(tensor: torch.Tensor) -> str:

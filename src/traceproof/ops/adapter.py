@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.base import TORCH_DTYPES, Values, scalar, tensor
 from traceproof.reasons import Skip, Unavailable
 from traceproof.stacks.base import Module, Stack
 from traceproof.text import names
 
-__all__ = ["TORCH_DTYPES", "Definition", "Module", "Values"]  # of other modules, for ground truths
+__all__ = ["TORCH_DTYPES", "Definition", "Module", "Values", "scalar", "tensor"]  # for ground truths
 
 Api = Mapping[str, Any]  # what an adapter's API keys stand for at the installed version
 Outputs = Mapping[str, torch.Tensor]
@@ -208,24 +208,6 @@ def sizes(definition: Definition, inputs: Values) -> dict[str, int]:
         if isinstance(value, torch.Tensor) and spec.shape is not None:
             found.update(zip(spec.shape, value.shape, strict=True))
     return found
-
-
-def tensor(inputs: Values, name: str) -> torch.Tensor:
-    """An input that must be a tensor. Raises TypeError: it is none."""
-    value = inputs[name]
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name} is a {type(value).__name__}, not a tensor")
-    return value
-
-
-def scalar(inputs: Values, name: str) -> float:
-    """An input that must be a Python number, or a tensor of one element. Raises TypeError: it is neither."""
-    value = inputs[name]
-    if isinstance(value, torch.Tensor):
-        return float(value.item())
-    if value is None:
-        raise TypeError(f"{name} is None, not a number")
-    return float(value)
 
 
 def dim(definition: Definition, name: str, axis: int) -> int | None:

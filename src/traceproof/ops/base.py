@@ -1,5 +1,6 @@
 """What an op is: the one place that knows an op_type."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -10,7 +11,7 @@ from traceproof.dataset.definition import Definition, DType
 from traceproof.draw import Draw
 from traceproof.ops import far
 from traceproof.ops.cases import STRESS, Case
-from traceproof.ops.compare import Comparison, IndexSet
+from traceproof.ops.compare import Close, Comparison, IndexSet
 from traceproof.ops.far import Far
 
 Value = torch.Tensor | int | float | bool | None
@@ -20,6 +21,24 @@ Tensors = dict[str, torch.Tensor]
 TWIN_LEAST = 256  # of an axis of a twin: wide enough for sums to lose what a kernel's precision loses
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {kind: getattr(torch, kind) for kind in DType if hasattr(torch, kind)}
+
+
+def tensor(inputs: Values, name: str) -> torch.Tensor:
+    """An input that must be a tensor. Raises TypeError: it is none."""
+    value = inputs[name]
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} is a {type(value).__name__}, not a tensor")
+    return value
+
+
+def scalar(inputs: Values, name: str) -> float:
+    """An input that must be a Python number, or a tensor of one element. Raises TypeError: it is neither."""
+    value = inputs[name]
+    if isinstance(value, torch.Tensor):
+        return float(value.item())
+    if value is None:
+        raise TypeError(f"{name} is None, not a number")
+    return float(value)
 
 
 class Unsupported(Exception):  # noqa: N818 - an answer, not an error
@@ -97,23 +116,19 @@ class Op(ABC):
         floors = self.floor(definition, inputs)
         return {**self.oracle(definition, inputs), **{f"{name}@floor": value for name, value in floors.items()}}
 
-    @abstractmethod
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """How each output is compared."""
+        """How each output is compared. The default is Close: one rounding of the output is the whole floor."""
+        return {name: Close() for name in definition.outputs}
 
     def memory(self, definition: Definition, case: Case) -> int:
         """Estimated peak in bytes of running the reference or the oracle once, inputs included.
 
         The default: all inputs and outputs once as stored and twice in float64.
         """
-        total = 0
-        for spec in (*definition.inputs.values(), *definition.outputs.values()):
-            shape = definition.shape_of(spec, case.axes)
-            count = 1
-            for size in shape or ():
-                count *= size
-            total += count * (spec.dtype.bits + 128) // 8
-        return total
+        return sum(
+            math.prod(definition.shape_of(spec, case.axes) or ()) * (spec.dtype.bits + 128) // 8
+            for spec in (*definition.inputs.values(), *definition.outputs.values())
+        )
 
     def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
         """Sizes of const axes in a smaller definition that means the same (`traceproof.ops.twins`); empty: none.

@@ -1,7 +1,7 @@
 """silu_and_mul, gelu_and_mul, gelu_tanh_and_mul: act(x[:, :d]) * x[:, d:] for rows of 2 d channels."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -10,7 +10,6 @@ from traceproof.draw import Draw
 from traceproof.ops.activation.forms import GELU, SILU, activation_of
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Values, ordered
 from traceproof.ops.cases import Case, by_size
-from traceproof.ops.compare import Close, Comparison
 
 SIZES = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
 
@@ -78,10 +77,6 @@ class Activation(Op):
                 inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
                 activated = gate / 2 * (1 + torch.tanh(inner))
         return activated * up
-
-    def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """Close: one rounding of the output is the whole floor."""
-        return {name: Close() for name in definition.outputs}
 
 
 OP = Activation()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.base import Tensors, Unsupported, Values, rounded
+from traceproof.ops.base import Tensors, Unsupported, rounded
 from traceproof.ops.compare import Close, Comparison
 
 MAX_LOGITS = 1 << 22  # logits held at once: 32 MiB in float64, three such arrays live at a time
@@ -177,22 +177,6 @@ def require_ratio(definition: Definition, query: str, key: str, value: str) -> N
         raise Unsupported(f"{query} and {key} differ in their last axis")
     if kv_heads != const_size(definition, value, -2):
         raise Unsupported(f"{key} and {value} differ in their number of heads")
-
-
-def tensor_of(values: Values, name: str) -> torch.Tensor:
-    """Input `name` as a tensor. Raises TypeError: it is a scalar or None."""
-    value = values[name]
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"input {name} is {type(value).__name__}, expected a tensor")
-    return value
-
-
-def scale_of(values: Values) -> float:
-    """The softmax scale `sm_scale`, a number or a 0-d tensor. Raises TypeError: it is None."""
-    value = values["sm_scale"]
-    if value is None:
-        raise TypeError("input sm_scale is None, expected a number")
-    return float(value)
 
 
 def float32(value: float) -> float:

@@ -1,9 +1,10 @@
 """What the four batched attention ops share; each adds the names of its tensors and how they are drawn."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
-from traceproof.dataset.definition import Definition, TensorSpec
+from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.common.attention import MAX_LOGITS, Operands, comparisons, const_size, floor, oracle
@@ -15,7 +16,27 @@ from traceproof.ops.far import Far
 SOFTMAX_COPIES = 4  # logits, masked logits, probabilities and one temporary, as a reference in float32 holds them
 
 
-class AttentionOp(Op):
+class AttentionFormula(Op):
+    """An op whose oracle and floor are those of attention over its operands."""
+
+    @abstractmethod
+    def operands(self, definition: Definition, inputs: Values) -> Operands:
+        """The inputs as queries, flattened keys and values, and spans."""
+
+    def oracle(self, definition: Definition, inputs: Values) -> Tensors:
+        """The formula in float64, sequence by sequence."""
+        return oracle(definition, self.operands(definition, inputs))
+
+    def floor(self, definition: Definition, inputs: Values) -> Tensors:
+        """The formula with float32 sums and softmax weights in the inputs' dtype."""
+        return floor(definition, self.operands(definition, inputs))
+
+    def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
+        """Close, both."""
+        return comparisons(definition)
+
+
+class AttentionOp(AttentionFormula):
     """Attention over a batch of sequences: softmax(q k^T * sm_scale) v, and the base-2 log-sum-exp of the logits.
 
     With a qo_indptr a sequence has several queries and a causal mask aligned to its end (the last query sees all);
@@ -29,10 +50,6 @@ class AttentionOp(Op):
     @abstractmethod
     def axes(self, definition: Definition, plan: Plan) -> Mapping[str, int]:
         """Sizes of the definition's var axes for a plan."""
-
-    @abstractmethod
-    def operands(self, definition: Definition, inputs: Values) -> Operands:
-        """The inputs as queries, flattened keys and values, and spans."""
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The specification's sizes, boundary lengths, empty rows, and the adversarial pack."""
@@ -49,18 +66,6 @@ class AttentionOp(Op):
     def _planner(self, definition: Definition, seed: int) -> Planner:
         return Planner(definition, seed, self.page_size(definition), "qo_indptr" in definition.inputs)
 
-    def oracle(self, definition: Definition, inputs: Values) -> Tensors:
-        """The formula in float64, sequence by sequence."""
-        return oracle(definition, self.operands(definition, inputs))
-
-    def floor(self, definition: Definition, inputs: Values) -> Tensors:
-        """The formula with float32 sums and softmax weights in the inputs' dtype."""
-        return floor(definition, self.operands(definition, inputs))
-
-    def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """Close, both."""
-        return comparisons(definition)
-
     def memory(self, definition: Definition, case: Case) -> int:
         """Inputs as stored and once in float32, and the longest sequence with its logits.
 
@@ -68,7 +73,8 @@ class AttentionOp(Op):
         holds one sequence in float64 and a bounded number of logits.
         """
         specs = [*definition.inputs.values(), *definition.outputs.values()]
-        stored = sum(_elements(definition, spec, case) * (spec.dtype.bits + 32) // 8 for spec in specs)
+        elements = [(math.prod(definition.shape_of(spec, case.axes) or ()), spec.dtype.bits) for spec in specs]
+        stored = sum(count * (bits + 32) // 8 for count, bits in elements)
         query = next(iter(definition.inputs.values()))
         rows, heads, *_ = definition.shape_of(query, case.axes) or (0, 0)
         kv_len, pairs = self._longest(definition, case, rows)
@@ -89,13 +95,6 @@ class AttentionOp(Op):
             q_lens = [-(-rows // batch)]
         pairs = [query * length for query, length in zip(q_lens, kv_lens, strict=True)]
         return max(kv_lens, default=0), max(pairs, default=0)
-
-
-def _elements(definition: Definition, spec: TensorSpec, case: Case) -> int:
-    count = 1
-    for size in definition.shape_of(spec, case.axes) or ():
-        count *= size
-    return count
 
 
 class PagedAttention(AttentionOp):

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.ops.base import Values, ordered, specified
+from traceproof.ops.base import Values, ordered, scalar, specified, tensor
 from traceproof.ops.cases import Case
-from traceproof.ops.common.attention import Operands, require, require_ratio, scale_by, scale_of, tensor_of
+from traceproof.ops.common.attention import Operands, require, require_ratio, scale_by
 from traceproof.ops.common.attention_cases import Plan
 from traceproof.ops.common.attention_inputs import Style, lean
 from traceproof.ops.common.attention_op import AttentionOp
@@ -57,5 +57,5 @@ class RaggedAttention(AttentionOp):
     def operands(self, definition: Definition, inputs: Values) -> Operands:
         """The tensors as they are."""
         del definition
-        q, k, v = (tensor_of(inputs, name) for name in ("q", "k", "v"))
-        return Operands(q, k, v, read_spans(inputs, page_size=1), scale_of(inputs))
+        q, k, v = (tensor(inputs, name) for name in ("q", "k", "v"))
+        return Operands(q, k, v, read_spans(inputs, page_size=1), scalar(inputs, "sm_scale"))

@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from traceproof.dataset.definition import Definition
+from traceproof.ops.base import tensor
 from traceproof.ops.laws import Subject, Tensors, Values, taken
 
 QUERIES = ("q", "q_nope", "q_pe")
@@ -54,12 +55,6 @@ def _pool_axis(definition: Definition) -> str:
     return (definition.inputs[state].shape or ("",))[0]
 
 
-def _tensor(values: Values, name: str) -> torch.Tensor:
-    value = values[name]
-    assert isinstance(value, torch.Tensor)
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Parts along one var axis, wherever it stands in a shape."""
@@ -72,7 +67,7 @@ class Rows:
     def count(self) -> int:
         """Size of the axis."""
         name, spec = next((n, s) for n, s in self.definition.inputs.items() if self.axis in (s.shape or ()))
-        return _tensor(self.values, name).shape[(spec.shape or ()).index(self.axis)]
+        return tensor(self.values, name).shape[(spec.shape or ()).index(self.axis)]
 
     def select(self, parts: Sequence[int]) -> Values:
         """All inputs that have the axis, cut down."""
@@ -98,7 +93,7 @@ class Rows:
 
     def _slots(self, index: torch.Tensor) -> torch.Tensor:
         name = next(name for name in SLOTS if name in self.values)
-        slots = _tensor(self.values, name).long()[index]
+        slots = tensor(self.values, name).long()[index]
         return slots[slots >= 0]
 
 
@@ -128,7 +123,7 @@ class _Batch:
     @property
     def count(self) -> int:
         """Number of sequences."""
-        return len(_tensor(self.values, self.ends)) - 1
+        return len(tensor(self.values, self.ends)) - 1
 
 
 class Sequences(_Batch):
@@ -140,23 +135,23 @@ class Sequences(_Batch):
     def queries(self) -> list[tuple[int, int]]:
         """First and last query row of each sequence."""
         if "qo_indptr" in self.values:
-            return _bounds(_tensor(self.values, "qo_indptr"))
+            return _bounds(tensor(self.values, "qo_indptr"))
         return [(row, row + 1) for row in range(self.count)]
 
     def select(self, parts: Sequence[int]) -> Values:
         """Queries, keys or page table entries, and the indptrs; caches stay whole."""
         chosen = dict(self.values)
         rows = _places(self.queries, parts)
-        keys = _bounds(_tensor(self.values, "kv_indptr"))
+        keys = _bounds(tensor(self.values, "kv_indptr"))
         for name in (*QUERIES, "kv_indices", "k", "v"):
             if name in chosen:
                 index = rows if name in QUERIES else _places(keys, parts)
-                chosen[name] = _tensor(self.values, name)[index]
-        chosen["kv_indptr"] = _indptr(keys, parts, _tensor(self.values, "kv_indptr"))
+                chosen[name] = tensor(self.values, name)[index]
+        chosen["kv_indptr"] = _indptr(keys, parts, tensor(self.values, "kv_indptr"))
         if "qo_indptr" in chosen:
-            chosen["qo_indptr"] = _indptr(self.queries, parts, _tensor(self.values, "qo_indptr"))
+            chosen["qo_indptr"] = _indptr(self.queries, parts, tensor(self.values, "qo_indptr"))
         if "kv_last_page_len" in chosen:
-            last = _tensor(self.values, "kv_last_page_len")
+            last = tensor(self.values, "kv_last_page_len")
             spare = last[self.count :]  # some definitions shape it like an indptr
             chosen["kv_last_page_len"] = torch.cat([last[list(parts)], spare])
         return chosen
@@ -174,7 +169,7 @@ class Prefilled(_Batch):
     @property
     def bounds(self) -> list[tuple[int, int]]:
         """First and last token of each sequence."""
-        return _bounds(_tensor(self.values, "cu_seqlens"))
+        return _bounds(tensor(self.values, "cu_seqlens"))
 
     def _has_tokens(self, shape: Sequence[str] | None) -> bool:
         return bool(shape) and (shape or ("",))[0] == (self.definition.inputs["q"].shape or ("",))[0]
@@ -188,7 +183,7 @@ class Prefilled(_Batch):
                 chosen[name] = value[_places(self.bounds, parts)]
         state = self.values["state"]
         chosen["state"] = state[list(parts)] if isinstance(state, torch.Tensor) else None
-        chosen["cu_seqlens"] = _indptr(self.bounds, parts, _tensor(self.values, "cu_seqlens"))
+        chosen["cu_seqlens"] = _indptr(self.bounds, parts, tensor(self.values, "cu_seqlens"))
         return chosen
 
     def pick(self, outputs: Tensors, parts: Sequence[int]) -> Tensors:

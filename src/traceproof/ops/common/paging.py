@@ -6,9 +6,9 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.ops.base import Unsupported, Values
+from traceproof.ops.base import Unsupported, Values, tensor
 from traceproof.ops.cases import Case
-from traceproof.ops.common.attention import Span, const_size, tensor_of
+from traceproof.ops.common.attention import Span, const_size
 from traceproof.ops.common.attention_cases import Plan
 from traceproof.ops.common.attention_inputs import Sequences
 
@@ -152,21 +152,21 @@ def _lengths(case: Case) -> tuple[list[int], list[int]]:
 
 def read_spans(inputs: Values, *, page_size: int) -> tuple[Span, ...]:
     """The sequences that the structure tensors describe: paged if there are kv_indices, causal if a qo_indptr."""
-    kv_indptr: list[int] = tensor_of(inputs, "kv_indptr").tolist()
+    kv_indptr: list[int] = tensor(inputs, "kv_indptr").tolist()
     batch = len(kv_indptr) - 1
     causal = "qo_indptr" in inputs
-    queries: list[int] = tensor_of(inputs, "qo_indptr").tolist() if causal else list(range(batch + 1))
-    last = tensor_of(inputs, "kv_last_page_len").tolist() if "kv_last_page_len" in inputs else [page_size] * batch
+    queries: list[int] = tensor(inputs, "qo_indptr").tolist() if causal else list(range(batch + 1))
+    last = tensor(inputs, "kv_last_page_len").tolist() if "kv_last_page_len" in inputs else [page_size] * batch
     spans = []
     for row in range(batch):
         first, stop = kv_indptr[row], kv_indptr[row + 1]
         if "kv_indices" in inputs:
-            ids = tensor_of(inputs, "kv_indices")[first:stop].to(torch.int64)
+            ids = tensor(inputs, "kv_indices")[first:stop].to(torch.int64)
             slots = ids[:, None] * page_size + torch.arange(page_size, device=ids.device)
             length = (stop - first - 1) * page_size + last[row] if stop > first else 0
             rows = slots.view(-1)[: max(0, length)]
         else:
-            rows = torch.arange(first, stop, device=tensor_of(inputs, "kv_indptr").device)
+            rows = torch.arange(first, stop, device=tensor(inputs, "kv_indptr").device)
         spans.append(Span(queries[row], queries[row + 1], rows, causal))
     return tuple(spans)
 

@@ -13,9 +13,9 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, HostDraw
-from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered
+from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered, tensor
 from traceproof.ops.cases import Case
-from traceproof.ops.common.attention import const_size, tensor_of
+from traceproof.ops.common.attention import const_size
 from traceproof.ops.common.paging import Pages
 from traceproof.ops.compare import Comparison, IndexSet
 
@@ -127,10 +127,10 @@ class TopkIndexer(Op):
     def oracle(self, definition: Definition, inputs: Values) -> Tensors:
         """Scores of all candidates in float64, their indices, and the best topk of them."""
         name, topk = next(iter(definition.outputs)), self._topk(definition)
-        q = tensor_of(inputs, "q_index_fp8").to(torch.float64)
-        weights = tensor_of(inputs, "weights").to(torch.float64)
-        table, lens = tensor_of(inputs, "block_table").to(torch.int64), tensor_of(inputs, "seq_lens").tolist()
-        cache = tensor_of(inputs, "k_index_cache_fp8")
+        q = tensor(inputs, "q_index_fp8").to(torch.float64)
+        weights = tensor(inputs, "weights").to(torch.float64)
+        table, lens = tensor(inputs, "block_table").to(torch.int64), tensor(inputs, "seq_lens").tolist()
+        cache = tensor(inputs, "k_index_cache_fp8")
         page_size, widest = cache.shape[1], max(lens, default=0)
         scores = torch.full((len(lens), widest), -math.inf, dtype=torch.float64, device=q.device)
         candidates = torch.full((len(lens), widest), -1, dtype=torch.int64, device=q.device)

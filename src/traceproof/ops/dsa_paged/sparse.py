@@ -4,31 +4,21 @@ An index is page * page_size + offset, that is a row of the flattened cache; -1 
 mask: who made the list has seen to that. A token whose list is all -1 gives 0 and -inf.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, HostDraw
-from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered, specified
+from traceproof.ops.base import Unsupported, Values, ordered, scalar, specified, tensor
 from traceproof.ops.cases import Case
 from traceproof.ops.common import mla
-from traceproof.ops.common.attention import (
-    Operands,
-    Span,
-    comparisons,
-    const_size,
-    floor,
-    oracle,
-    require,
-    scale_of,
-    tensor_of,
-)
+from traceproof.ops.common.attention import Operands, Span, const_size, require
 from traceproof.ops.common.attention_cases import tiny
 from traceproof.ops.common.attention_inputs import Sequences
+from traceproof.ops.common.attention_op import AttentionFormula
 from traceproof.ops.common.paging import starts, unread
-from traceproof.ops.compare import Comparison
 
 RANKS = {"q_nope": 3, "q_pe": 3, "ckv_cache": 3, "kpe_cache": 3, "sparse_indices": 2, "sm_scale": None}
 DRAWN = ("q_nope", "q_pe", "ckv_cache", "kpe_cache")
@@ -47,7 +37,7 @@ class Plan:
     holes: bool = False  # the -1 stand between the indices instead of behind them
 
 
-class SparseAttention(Op):
+class SparseAttention(AttentionFormula):
     """The form with `sparse_indices`."""
 
     op_type = "dsa_paged"
@@ -103,30 +93,18 @@ class SparseAttention(Op):
     def operands(self, definition: Definition, inputs: Values) -> Operands:
         """The inputs as queries, flattened keys and values, and one span per token."""
         del definition
-        ckv, kpe = tensor_of(inputs, "ckv_cache"), tensor_of(inputs, "kpe_cache")
-        q = torch.cat([tensor_of(inputs, "q_nope"), tensor_of(inputs, "q_pe")], -1)
+        ckv, kpe = tensor(inputs, "ckv_cache"), tensor(inputs, "kpe_cache")
+        q = torch.cat([tensor(inputs, "q_nope"), tensor(inputs, "q_pe")], -1)
         k, v = mla.keys(ckv.flatten(0, 1), kpe.flatten(0, 1))
-        lists = tensor_of(inputs, "sparse_indices").to(torch.int64)
+        lists = tensor(inputs, "sparse_indices").to(torch.int64)
         spans = (Span(token, token + 1, row[row >= 0], causal=False) for token, row in enumerate(lists))
-        return Operands(q, k, v, tuple(spans), scale_of(inputs))
-
-    def oracle(self, definition: Definition, inputs: Values) -> Tensors:
-        """The formula in float64, token by token."""
-        return oracle(definition, self.operands(definition, inputs))
-
-    def floor(self, definition: Definition, inputs: Values) -> Tensors:
-        """The formula with float32 sums and softmax weights in the inputs' dtype."""
-        return floor(definition, self.operands(definition, inputs))
+        return Operands(q, k, v, tuple(spans), scalar(inputs, "sm_scale"))
 
     def memory(self, definition: Definition, case: Case) -> int:
         """Caches and queries as stored and in float32, and one token's gathered keys, in float64 four times."""
         topk = const_size(definition, "sparse_indices", 1)
         width = sum(const_size(definition, name, -1) for name in ("q_nope", "q_pe"))
         return super().memory(definition, case) + 4 * 8 * topk * width
-
-    def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """Close, both."""
-        return comparisons(definition)
 
 
 def _plans(definition: Definition, sizes: Sequence[str], *, topk: int, seed: int) -> Iterator[Plan]:

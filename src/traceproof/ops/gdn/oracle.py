@@ -10,7 +10,7 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, HostDraw
 from traceproof.ops import far
-from traceproof.ops.base import Op, Tensors, Unsupported, Value, Values, ordered, rounded, specified
+from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered, rounded, specified, tensor
 from traceproof.ops.cases import Case
 from traceproof.ops.common.gates import FAST_EXP, FAST_EXP_FACTOR, plain_softplus, sigmoid, softplus
 from traceproof.ops.common.quant import Rounding, exact, to_bf16
@@ -168,14 +168,9 @@ def _gates(draw: Draw, shapes: Mapping[str, tuple[int, ...]], kind: str | None) 
     return gates
 
 
-def _tensor(value: Value) -> torch.Tensor:
-    assert isinstance(value, torch.Tensor)
-    return value
-
-
 def _run(found: Layout, inputs: Values, dtype: torch.dtype, rounding: Rounding) -> Tensors:
     q, k, v, a, b, dt_bias, A_log = (
-        _tensor(inputs[name]).to(dtype) for name in ("q", "k", "v", "a", "b", "dt_bias", "A_log")
+        tensor(inputs, name).to(dtype) for name in ("q", "k", "v", "a", "b", "dt_bias", "A_log")
     )
     step = (softplus if dtype == torch.float64 else plain_softplus)(a + dt_bias)
     scale = inputs["scale"]
@@ -190,7 +185,7 @@ def _run(found: Layout, inputs: Values, dtype: torch.dtype, rounding: Rounding) 
         scale=float(scale or found.key_size**-0.5),
     )
     if found.form is Form.PREFILL:
-        bounds = _tensor(inputs["cu_seqlens"]).tolist()
+        bounds = tensor(inputs, "cu_seqlens").tolist()
     else:
         bounds = [row * q.shape[1] for row in range(len(q) + 1)]
     lengths = [end - start for start, end in itertools.pairwise(bounds)]
@@ -199,7 +194,7 @@ def _run(found: Layout, inputs: Values, dtype: torch.dtype, rounding: Rounding) 
     pool = given.to(dtype) if isinstance(given, torch.Tensor) else torch.zeros(shape, dtype=dtype, device=q.device)
     state = pool
     if found.form is Form.MTP:
-        slots = _tensor(inputs["initial_state_indices"]).to(torch.int64)
+        slots = tensor(inputs, "initial_state_indices").to(torch.int64)
         state = pool[slots]
     output, final = recur(tokens, starts=bounds[:-1], lengths=lengths, state=state, rounding=rounding)
     if found.form is Form.MTP:

@@ -2,9 +2,9 @@
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.ops.base import Values, ordered, specified
+from traceproof.ops.base import Values, ordered, scalar, specified, tensor
 from traceproof.ops.cases import Case
-from traceproof.ops.common.attention import Operands, require, require_ratio, scale_by, scale_of, tensor_of
+from traceproof.ops.common.attention import Operands, require, require_ratio, scale_by
 from traceproof.ops.common.attention_inputs import POISON, Style, lean
 from traceproof.ops.common.attention_op import PagedAttention
 from traceproof.ops.common.paging import check_paged, paged_layout, read_spans, unread
@@ -54,9 +54,9 @@ class GqaPaged(PagedAttention):
     def operands(self, definition: Definition, inputs: Values) -> Operands:
         """The caches flattened to tokens."""
         del definition
-        q, k, v = (tensor_of(inputs, name) for name in ("q", "k_cache", "v_cache"))
+        q, k, v = (tensor(inputs, name) for name in ("q", "k_cache", "v_cache"))
         spans = read_spans(inputs, page_size=k.shape[1])
-        return Operands(q, k.flatten(0, 1), v.flatten(0, 1), spans, scale_of(inputs))
+        return Operands(q, k.flatten(0, 1), v.flatten(0, 1), spans, scalar(inputs, "sm_scale"))
 
 
 OP = GqaPaged()

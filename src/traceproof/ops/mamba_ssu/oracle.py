@@ -1,5 +1,6 @@
 """mamba_ssu: one decode step of a selective state space model, states picked out of a cache."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, HostDraw
 from traceproof.ops import far
-from traceproof.ops.base import Op, Tensors, Unsupported, Value, Values, ordered, rounded, specified
+from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered, rounded, specified, tensor
 from traceproof.ops.cases import STRESS, Case
 from traceproof.ops.common.gates import FAST_EXP, FAST_EXP_FACTOR, plain_softplus, softplus
 from traceproof.ops.compare import Close, Comparison
@@ -142,21 +143,13 @@ class MambaSsu(Op):
     def memory(self, definition: Definition, case: Case) -> int:
         """All tensors once as stored, the cache four times more in float64, the rows' states thrice."""
         total = super().memory(definition, case)
-        cells = 1
-        for size in definition.shape_of(definition.inputs["state"], case.axes) or ():
-            cells *= size
-        return total + 24 * cells
-
-
-def _tensor(value: Value) -> torch.Tensor:
-    assert isinstance(value, torch.Tensor)
-    return value
+        return total + 24 * math.prod(definition.shape_of(definition.inputs["state"], case.axes) or ())
 
 
 def _step(inputs: Values, dtype: torch.dtype) -> Tensors:
     """Output [rows, heads, head_dim] and new_state [slots, heads, head_dim, dstate] in `dtype`."""
-    cache, x, dt, a, b, c, d, bias = (_tensor(inputs[name]).to(dtype) for name in INPUTS[:-1])
-    index = _tensor(inputs["state_batch_indices"]).to(torch.int64)
+    cache, x, dt, a, b, c, d, bias = (tensor(inputs, name).to(dtype) for name in INPUTS[:-1])
+    index = tensor(inputs, "state_batch_indices").to(torch.int64)
     heads, groups = x.shape[1], b.shape[1]
     b, c = (rows.repeat_interleave(heads // groups, dim=1) for rows in (b, c))
     named = index != PAD

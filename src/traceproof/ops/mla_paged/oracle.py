@@ -4,10 +4,10 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.ops.base import Unsupported, Values, ordered, specified
+from traceproof.ops.base import Unsupported, Values, ordered, scalar, specified, tensor
 from traceproof.ops.cases import Case
 from traceproof.ops.common import mla
-from traceproof.ops.common.attention import Operands, const_size, require, scale_of, tensor_of
+from traceproof.ops.common.attention import Operands, const_size, require
 from traceproof.ops.common.attention_op import PagedAttention
 from traceproof.ops.common.paging import check_paged, paged_layout, read_spans, unread
 
@@ -63,10 +63,10 @@ class MlaPaged(PagedAttention):
     def operands(self, definition: Definition, inputs: Values) -> Operands:
         """Both parts side by side, one key head."""
         del definition
-        ckv, kpe = tensor_of(inputs, "ckv_cache"), tensor_of(inputs, "kpe_cache")
-        q = torch.cat([tensor_of(inputs, "q_nope"), tensor_of(inputs, "q_pe")], -1)
+        ckv, kpe = tensor(inputs, "ckv_cache"), tensor(inputs, "kpe_cache")
+        q = torch.cat([tensor(inputs, "q_nope"), tensor(inputs, "q_pe")], -1)
         k, v = mla.keys(ckv.flatten(0, 1), kpe.flatten(0, 1))
-        return Operands(q, k, v, read_spans(inputs, page_size=ckv.shape[1]), scale_of(inputs))
+        return Operands(q, k, v, read_spans(inputs, page_size=ckv.shape[1]), scalar(inputs, "sm_scale"))
 
 
 OP = MlaPaged()

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import gelu, silu
 
 from traceproof.ops.answers import Answer, Answers, Subject, Tensors, Values
+from traceproof.ops.base import tensor
 from traceproof.ops.common.quant import BLOCK, Rounding, exact, requantise_fp8, to_bf16, to_fp8
 from traceproof.ops.moe import routing_bugs as routing
 from traceproof.ops.moe.experts import chosen
@@ -44,9 +45,9 @@ def compute(
     form = form or form_of(subject.definition)
     inputs = subject.inputs if inputs is None else inputs
     choice = choice or chosen(form, inputs)
-    hidden = _tensor(inputs, "hidden_states").float()
+    hidden = tensor(inputs, "hidden_states").float()
     if form.scaling == Scaling.FP8_BLOCK:
-        hidden = hidden * _tensor(inputs, "hidden_states_scale").T.repeat_interleave(BLOCK, 1)
+        hidden = hidden * tensor(inputs, "hidden_states_scale").T.repeat_interleave(BLOCK, 1)
     hidden = kernel.token(hidden)
     local = choice.experts - int(inputs.get("local_expert_offset") or 0)
     output = torch.zeros_like(hidden)
@@ -61,27 +62,21 @@ def compute(
     return subject.rounded({"output": output})
 
 
-def _tensor(inputs: Values, name: str) -> torch.Tensor:
-    value = inputs[name]
-    assert isinstance(value, torch.Tensor)
-    return value
-
-
 def _expert(form: Form, inputs: Values, expert: int, x: torch.Tensor, kernel: Kernel) -> torch.Tensor:
     def product(name: str, rows: torch.Tensor) -> torch.Tensor:
-        weights = _tensor(inputs, name)[expert].float()
+        weights = tensor(inputs, name)[expert].float()
         if name + "_scale" in inputs:
-            scale = _tensor(inputs, name + "_scale")[expert]
+            scale = tensor(inputs, name + "_scale")[expert]
             weights = weights * scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
         return rows.flip(1) @ weights.flip(1).T if kernel.backwards else rows @ weights.T
 
     up, gate = kernel.first(product("gemm1_weights", x)).chunk(2, -1)
     if form.scaling == Scaling.FP8_TENSOR:
-        up = up * _tensor(inputs, "output1_scales_scalar")[expert]
-        gate = gate * _tensor(inputs, "output1_scales_gate_scalar")[expert]
+        up = up * tensor(inputs, "output1_scales_scalar")[expert]
+        gate = gate * tensor(inputs, "output1_scales_gate_scalar")[expert]
     y = product("gemm2_weights", kernel.active(kernel.activation(gate) * up))
     if form.scaling == Scaling.FP8_TENSOR:
-        y = y * _tensor(inputs, "output2_scales_scalar")[expert]
+        y = y * tensor(inputs, "output2_scales_scalar")[expert]
     return kernel.result(y)
 
 

@@ -5,19 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from traceproof.ops.base import Values
+from traceproof.ops.base import Values, tensor
 from traceproof.ops.common.quant import BLOCK, scale_blocks
 from traceproof.ops.moe.form import Form, Scaling
 from traceproof.ops.moe.routing import Choice, choose, read
 
 SLICE = 1 << 22  # weight elements widened at a time: 32 MiB in float64, and a multiple of any block row
-
-
-def tensor(inputs: Values, name: str) -> torch.Tensor:
-    """An input that is a tensor."""
-    value = inputs[name]
-    assert isinstance(value, torch.Tensor), name
-    return value
 
 
 def chosen(form: Form, inputs: Values) -> Choice:

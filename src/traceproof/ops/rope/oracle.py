@@ -1,6 +1,6 @@
 """rope: q and k rotated by the cosines and sines that a cache holds for each token's position."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -9,7 +9,6 @@ from traceproof.draw import Draw
 from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered, rounded, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.common.rotary import Pairing, pairing
-from traceproof.ops.compare import Close, Comparison
 
 TOKENS = {"small": (1, 16), "medium": (64, 250), "large": (512, 2048)}
 HEADS = ((8, 2), (4, 4), (6, 1))  # of queries and of keys: shared, equal, a single one
@@ -97,10 +96,6 @@ class Rope(Op):
         """The rotation in float32, rounded once to the output's dtype, as kernels do it."""
         low = _rotate(definition, inputs, torch.float32)
         return rounded(definition, low)
-
-    def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """Close: one rounding of the output is the whole floor."""
-        return {name: Close() for name in definition.outputs}
 
 
 def _circle(draw: Draw, count: int, half: int) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """How much a plan's outputs take on disk: told before a run writes much, and refused past a limit."""
 
+import math
 import shutil
 import sys
 from collections.abc import Iterable
@@ -46,9 +47,7 @@ def estimate(planned: OpTypePlan, *, actors: int) -> int:
 def _case(definition: Definition, planned: PlannedCase, actors: int) -> int:
     total = 0
     for spec in definition.outputs.values():
-        elements = max(1, planned.trials)
-        for size in definition.shape_of(spec, planned.case.axes) or ():
-            elements *= size
+        elements = max(1, planned.trials) * math.prod(definition.shape_of(spec, planned.case.axes) or ())
         own = actors * -(-spec.dtype.bits // 8)
         total += elements * (own + (0 if planned.large else ORACLE_BYTES))
     return total
