@@ -1,0 +1,109 @@
+"""Findings of docs/findings-gpu.md that the newest releases show, each in a few lines: `python gpu-findings.py G6 G8 ...`.
+
+Needs torch, a GPU of compute capability 9.0, and FlashInfer (G6, G7, G8, G10, G11; nvcc too), SGLang (G5) or sglang-kernel (G9).
+Each prints what it got and what is right. G7 never returns: it is stopped after 60 seconds.
+"""
+
+import signal
+import sys
+
+import torch
+
+torch.manual_seed(0)
+
+
+def g5():
+    from sglang.kernels.ops.attention.fla.chunk import chunk_gated_delta_rule
+
+    def call(bounds):
+        states = torch.zeros(len(bounds) - 1, 1, 32, 32, device="cuda")
+        slots = torch.arange(len(states), dtype=torch.int32, device="cuda")
+        bounds = torch.tensor(bounds, device="cuda")
+        output, *_ = chunk_gated_delta_rule(
+            *given, scale=1.0, initial_state=states, initial_state_indices=slots, cu_seqlens=bounds
+        )
+        return output.float()
+
+    q, k, v = (torch.randn(1, 128, 1, 32, device="cuda").bfloat16() / 6 for _ in range(3))
+    given = (q, k, v, torch.zeros(1, 128, 1, device="cuda"), torch.ones(1, 128, 1, device="cuda"))
+    right, got = call([0, 64, 128]), call([0, 64, 64, 128])
+    off = float((got - right)[0, 64:].norm() / right[0, 64:].norm())
+    print(f"G5: behind an empty sequence, off by {off:.2f} of its length (right: 0)")
+
+
+def g6():
+    from flashinfer.sampling import top_p_sampling_from_probs
+
+    probs = torch.full((4, 1000), 0.0005, device="cuda")
+    probs[:, 7] = 1 - 0.0005 * 999
+    drawn = top_p_sampling_from_probs(probs, torch.zeros(4, device="cuda"))
+    print(f"G6: tokens {drawn.tolist()} for p = 0 (right: the likeliest, 7)")
+
+
+def gdn_prefill(bounds, gates, rates):
+    """Output and states after prefill with states that were drawn."""
+    from flashinfer.gdn_prefill import chunk_gated_delta_rule
+
+    tokens, states = bounds[-1], torch.randn(len(bounds) - 1, 8, 128, 128, device="cuda")
+    q, k, v = (torch.randn(tokens, heads, 128, device="cuda").bfloat16() / 11 for heads in (4, 4, 8))
+    g, beta = (torch.full((tokens, 8), value, device="cuda") for value in (gates, rates))
+    bounds = torch.tensor(bounds, dtype=torch.int64, device="cuda")
+    given = {"initial_state": states, "output_final_state": True, "cu_seqlens": bounds}
+    output, after = chunk_gated_delta_rule(q, k, v, g=g, beta=beta, scale=1.0, **given)
+    torch.cuda.synchronize()
+    return output, after
+
+
+def g7():
+    gdn_prefill([0, 64, 128], 1.0, 1.0)
+    print("G7: the kernel is built; now a sequence is empty (right: returns at once)", flush=True)
+    signal.alarm(60)
+    gdn_prefill([0, 0, 128], 1.0, 1.0)
+    signal.alarm(0)
+    print("G7: returned")
+
+
+def g8():
+    _, after = gdn_prefill([0, 1], 0.0, 0.0)
+    print(f"G8: states of up to {float(after.abs().max()):.2g} where all was erased (right: 0)")
+
+
+def g9():
+    from sgl_kernel import rotary_embedding
+
+    tokens, heads, size, width = 4096, 4, 64, 32
+    angles = torch.rand(tokens, width // 2, device="cuda") * 6.28
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    q = torch.randn(tokens, heads, size, device="cuda").bfloat16()
+    one, other, rest = q.float().split([width // 2, width // 2, size - width], -1)
+    right = torch.cat([one * cos - other * sin, other * cos + one * sin, rest], -1).bfloat16()
+    got, positions = q.view(tokens, -1).clone(), torch.arange(tokens, device="cuda")
+    rotary_embedding(positions, got, got.clone(), size, torch.cat([cos, sin], -1).squeeze(1), True)
+    print(f"G9: {float((got.view_as(right) != right).float().mean()):.1%} of elements are not rounded right (right: some 0 %)")
+
+
+def product(batch):
+    """fp8 matrices of 64 x 64 whose product is 2^-12 everywhere: a small product, 31 of 1, and 31 of -1."""
+    from flashinfer.gemm import bmm_fp8
+
+    row = torch.tensor([2.0**-6] + [1.0] * 31 + [-1.0] * 31 + [0.0], device="cuda")
+    column = row.abs().sign() * torch.where(row == 2.0**-6, 2.0**-6, 1.0)
+    a = row.expand(batch, 64, 64).contiguous().to(torch.float8_e4m3fn)
+    b = column.expand(batch, 64, 64).contiguous().to(torch.float8_e4m3fn).mT
+    one = torch.ones(1, device="cuda")
+    return bmm_fp8(a, b, one, one, torch.bfloat16)
+
+
+def g10():
+    print(f"G10: a product is {float(product(1)[0, 0, 0]):.3g} (right: {2.0**-12:.3g}, as float32 sums give)")
+
+
+def g11():
+    try:
+        print(f"G11: {tuple(product(0).shape)} (right)")
+    except RuntimeError as error:
+        print(f"G11: {error} (right: an empty output)")
+
+
+for name in sys.argv[1:] or ("G5", "G6", "G8", "G9", "G10", "G11", "G7"):
+    globals()[name.lower()]()
