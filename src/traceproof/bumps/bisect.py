@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.bumps.package import Sources
-from traceproof.bumps.touches import Touch, touch
+from traceproof.bumps.touches import Touch, changed_parts, touch
 from traceproof.bumps.units import FileUnits
 from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.tree import CommitTree
@@ -82,9 +82,6 @@ class Bisection:
             )
         index, doubtful = self._narrow(steps, first["verdict"], last["verdict"])
         before, after = steps[index - 1 - len(doubtful)][1], steps[index][1]
-        parts = sorted(
-            part for part in {**before.parts, **after.parts} if before.parts.get(part) != after.parts.get(part)
-        )
         return Found(
             commit=steps[index][0],
             doubtful=tuple(steps[at][0] for at in doubtful),
@@ -93,7 +90,7 @@ class Bisection:
             commits=len(commits),
             touching=len(steps) - 1,
             tried=len(self._verdicts),
-            parts=tuple(parts),
+            parts=tuple(changed_parts(before, after)),
         )
 
     def _touching(self, commits: Sequence[str]) -> list[tuple[str, Touch]]:

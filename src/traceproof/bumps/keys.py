@@ -42,20 +42,15 @@ def package_root(python: str, stack: str) -> Path | None:
     return Path(origin).parent.parent if done.returncode == 0 and origin else None
 
 
-def source_digests(stack: str, tree: Tree) -> dict[str, str]:
-    """Digest by op_type of what a stack's ground truths can run."""
-    return {op_type: touch.digest for op_type, touch in touches(stack, tree).items()}
+def source_digests(stack: str, tree: Tree | None) -> dict[str, str]:
+    """Digest by op_type of what a stack's ground truths can run in a tree; nothing where there is none."""
+    return {} if tree is None else {op_type: touch.digest for op_type, touch in touches(stack, tree).items()}
 
 
-def installed(python: str, stack: str) -> dict[str, str]:
-    """The same for the package that is installed in an environment; nothing where it is not."""
+def installed(python: str, stack: str) -> Tree | None:
+    """The package that is installed in an environment; None: it is not."""
     root = package_root(python, stack)
-    return {} if root is None else source_digests(stack, PackageTree(root, PACKAGES[stack]))
-
-
-def checked_out(stack: str, checkout: Path) -> dict[str, str]:
-    """The same for a checkout or an unpacked package."""
-    return source_digests(stack, FolderTree(checkout))
+    return None if root is None else PackageTree(root, PACKAGES[stack])
 
 
 def keyed(record: Mapping[str, Any], digest: str | None) -> dict[str, Any]:
@@ -124,7 +119,8 @@ def record_dependencies(stack: Installation, record: Mapping[str, Any], source: 
         TraceproofError: the interpreter can not be used.
     """
     checkout = folder_of(stack.name, source) if source else None
-    sources = installed(stack.python, stack.name) if checkout is None else checked_out(stack.name, checkout)
+    tree = installed(stack.python, stack.name) if checkout is None else FolderTree(checkout)
+    sources = source_digests(stack.name, tree)
     # A release compiles everything in a folder of its own; what a checkout leaves the same is not compiled again.
     cache = str(record["digest"]) if checkout is None else None
     changed = write_records(out.parent, record, sources, [*op_types(stack.name), OTHER], cache)

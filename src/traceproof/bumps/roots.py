@@ -14,7 +14,7 @@ from traceproof.stacks import STACKS
 
 BASE = "traceproof.ops.adapter"
 PLACE = re.compile(r"[\w.]+:\w+")
-CALLS = ".ground_truths."  # in the name of a module that calls a package
+CALLS = "ground_truths."  # in the name of a module that calls a package
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,6 @@
-"""What single pieces of Python syntax say: names that they change, dotted names, strings that are put together."""
+"""What single pieces of Python syntax say: names that they change, dotted names, assignments."""
 
 import ast
-
-from traceproof.dependents.facts import ANYTHING
 
 MUTATORS = frozenset({"append", "add", "update", "setdefault", "insert", "extend", "register", "__setitem__"})
 CONTAINER = MUTATORS - {"register"}
@@ -53,21 +51,6 @@ def _root(target: ast.expr) -> str | None:
             case _:
                 break
     return target.id if isinstance(target, ast.Name) else None
-
-
-def path_text(node: ast.expr) -> str:
-    """A string or a path put together, with ANYTHING for what is not constant."""
-    match node:
-        case ast.Constant(value=str() as text):
-            return text
-        case ast.JoinedStr(values=values):
-            return "".join(str(one.value) if isinstance(one, ast.Constant) else ANYTHING for one in values)
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return path_text(left) + path_text(right)
-        case ast.BinOp(left=left, op=ast.Div(), right=right):
-            return f"{path_text(left)}/{path_text(right)}".removeprefix(f"{ANYTHING}/")
-        case _:
-            return ANYTHING
 
 
 def is_plain(target: ast.expr) -> bool:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from traceproof.bumps.syntax import MUTATORS, dump, is_literal_assignment, is_plain, names_changed, path_text
-from traceproof.dependents.facts import Import, dotted_name
+from traceproof.bumps.syntax import MUTATORS, dump, is_literal_assignment, is_plain, names_changed
+from traceproof.dependents.facts import Import, dotted_name, path_text
 from traceproof.digests import digest_json
 
 EFFECTS = ""

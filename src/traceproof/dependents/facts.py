@@ -76,7 +76,7 @@ def _dynamic(node: ast.AST) -> Iterator[Import]:
     match node:
         case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=[first, *_]):
             if called in IMPORTERS:
-                pattern = _pattern(first)
+                pattern = path_text(first)
                 dots = len(pattern) - len(pattern.lstrip("."))
                 yield Import(pattern.lstrip("."), (), dots, node.lineno, "dynamic import")
         case ast.Assign(targets=[ast.Name(id="pytest_plugins")], value=value):
@@ -84,16 +84,17 @@ def _dynamic(node: ast.AST) -> Iterator[Import]:
             yield from (Import(str(text), (), 0, node.lineno, "pytest_plugins") for text in texts)
 
 
-def _pattern(node: ast.expr) -> str:
-    """A string expression with ANYTHING for what is not constant."""
+def path_text(node: ast.expr) -> str:
+    """A string or a path put together, with ANYTHING for what is not constant."""
     match node:
         case ast.Constant(value=str() as text):
             return text
         case ast.JoinedStr(values=values):
-            parts = [one.value if isinstance(one, ast.Constant) else ANYTHING for one in values]
-            return "".join(map(str, parts))
+            return "".join(str(one.value) if isinstance(one, ast.Constant) else ANYTHING for one in values)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _pattern(left) + _pattern(right)
+            return path_text(left) + path_text(right)
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            return f"{path_text(left)}/{path_text(right)}".removeprefix(f"{ANYTHING}/")
         case _:
             return ANYTHING
 

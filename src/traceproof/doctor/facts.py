@@ -8,12 +8,11 @@ import json
 import os
 import shutil
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import TypedDict
 
 from traceproof.environments import toolkit
-from traceproof.environments.probe import PACKAGES
+from traceproof.environments.probe import installed
 from traceproof.errors import TraceproofError
 
 PLACE = Path("/usr/local/cuda")  # where packages look at last
@@ -37,13 +36,7 @@ def facts(modules: list[str], cuda_home: str) -> Facts:
             importlib.import_module(name)
         except Exception as error:  # noqa: BLE001 - whatever an import raises is the answer
             failed[name] = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
-    versions: dict[str, str] = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return Facts(versions=versions, failed=failed, cuda=_cuda(), compiler=_compiler(cuda_home))
+    return Facts(versions=installed(), failed=failed, cuda=_cuda(), compiler=_compiler(cuda_home))
 
 
 def _cuda() -> str | None:

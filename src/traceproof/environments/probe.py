@@ -2,20 +2,29 @@
 
 import json
 import platform
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from traceproof import programs
 from traceproof.actors import interpreted
 from traceproof.environments import toolkit
 from traceproof.stacks import STACKS
 
 # Packages whose versions can change an output; absent ones are left out.
 PACKAGES = tuple(sorted({name for stack in STACKS.values() for name in (stack.distribution, *stack.versions)}))
+
+
+def installed() -> dict[str, str]:
+    """The versions of PACKAGES that are there."""
+    found = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def setup(payload: None, scratch: Path) -> Callable[[str], dict[str, Any]]:
@@ -31,12 +40,7 @@ def probe(cuda_home: str = "") -> dict[str, Any]:
     """
     import torch
 
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    versions = installed()
     versions["torch"] = str(torch.__version__)  # with its build's label, which the metadata may lack
     home = toolkit.home(cuda_home)
     found: dict[str, Any] = {
@@ -58,18 +62,9 @@ def probe(cuda_home: str = "") -> dict[str, Any]:
             "device_type": "cuda",
             "device": torch.cuda.get_device_name(),
             "capability": f"{major}.{minor}",
-            "driver": _driver(),
+            "driver": next((version for (version,) in programs.nvidia_smi("driver_version")), None),
         }
     return found
-
-
-def _driver() -> str | None:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-    done = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE, timeout=60)
-    return done.stdout.split("\n")[0].strip() or None
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 import math
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,34 +73,34 @@ def read_mapped(path: Path, specs: Sequence[Mapping[str, Any]]) -> list[Any]:
 
     What a call changes in them stands in the file.
     """
-    values: list[Any] = []
     with path.open("r+b") as file:
         size = os.fstat(file.fileno()).st_size
         held = mmap.mmap(file.fileno(), size) if size else None
-    for spec in specs:
-        if "dtype" not in spec:
-            values.append(spec["value"])
-            continue
-        dtype = getattr(torch, spec["dtype"])
-        count = math.prod(spec["shape"])
-        if count and held is not None:
-            flat = torch.frombuffer(held, dtype=dtype, count=count, offset=spec["offset"])
-        else:
-            flat = torch.empty(0, dtype=dtype)
-        values.append(flat.reshape(spec["shape"]))
-    return values
+
+    def flat(dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
+        if not count or held is None:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(held, dtype=dtype, count=count, offset=offset)
+
+    return _values(specs, flat)
 
 
 def views(whole: torch.Tensor, specs: Sequence[Mapping[str, Any]]) -> list[Any]:
     """The values of a file of inputs whose bytes lie in one tensor."""
+    return _values(specs, lambda dtype, count, at: whole[at : at + count * dtype.itemsize].view(dtype))
+
+
+def _values(
+    specs: Sequence[Mapping[str, Any]], flat: Callable[[torch.dtype, int, int], torch.Tensor]
+) -> list[Any]:
+    """Scalars, and tensors of elements that `flat` gives, by their dtype, number and offset in bytes."""
     values: list[Any] = []
     for spec in specs:
-        if "dtype" not in spec:
+        if "dtype" in spec:
+            shape = spec["shape"]
+            values.append(flat(getattr(torch, spec["dtype"]), math.prod(shape), spec["offset"]).reshape(shape))
+        else:
             values.append(spec["value"])
-            continue
-        dtype = getattr(torch, spec["dtype"])
-        size = math.prod(spec["shape"]) * dtype.itemsize
-        values.append(whole[spec["offset"] : spec["offset"] + size].view(dtype).reshape(spec["shape"]))
     return values
 
 

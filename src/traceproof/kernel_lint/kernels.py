@@ -169,7 +169,7 @@ class Kernel:
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub) and id(node) not in inner:
                 terms = list(addends(node))
                 inner |= {id(one) for one in ast.walk(node) if isinstance(one, ast.BinOp)}
-                offsets = [one for one in terms if not self._is_pointer(one)]
+                offsets = [one for one in terms if not (isinstance(one, ast.Name) and one.id in self._pointers)]
                 for addend in offsets if len(offsets) < len(terms) else ():
                     self._addend(addend, addend)
                 inner -= {id(one) for addend in terms for one in ast.walk(addend)}
@@ -177,9 +177,6 @@ class Kernel:
                 self._access(node)
             elif isinstance(node, ast.Compare):
                 self._guard(node)
-
-    def _is_pointer(self, node: ast.expr) -> bool:
-        return isinstance(node, ast.Name) and node.id in self._pointers
 
     def _addend(self, node: ast.AST, expression: ast.expr) -> None:
         facts = evaluate(expression, self._known)

@@ -4,26 +4,16 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from traceproof.errors import TraceproofError
+from traceproof.lint.model import Stated
 
 VERSION = 1
 STATED = ("code", "path", "field", "evidence", "fingerprint")  # of a finding, as far as its kind has them
 
 
-class Known(Protocol):
-    """A finding of any linter, as a baseline needs it."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Says that two findings are the same one."""
-
-    def as_json(self) -> dict[str, Any]:
-        """The finding as a JSON object."""
-
-
-Found = TypeVar("Found", bound=Known)
+Found = TypeVar("Found", bound=Stated)
 
 
 def read_baseline(path: Path) -> Counter[str]:
@@ -40,7 +30,7 @@ def read_baseline(path: Path) -> Counter[str]:
         raise TraceproofError(f"{path} is no baseline: {error}", todo=todo) from error
 
 
-def write_baseline(path: Path, findings: Iterable[Known]) -> None:
+def write_baseline(path: Path, findings: Iterable[Stated]) -> None:
     """Write all findings as known, sorted for short diffs. Raises TraceproofError: the file can not be written."""
     stated = [finding.as_json() for finding in findings]
     entries = [{key: entry[key] for key in STATED if key in entry} for entry in stated]

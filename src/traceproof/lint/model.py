@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from traceproof.digests import digest_json
 from traceproof.lint.subject import Dataset, Subject
@@ -65,9 +65,32 @@ class Finding:
         """Says that two findings are the same one: moving a line in its file does not change it."""
         return digest_json([self.code, self.path.as_posix(), self.field, self.evidence])
 
-    def as_json(self) -> dict[str, str | int]:
+    def as_json(self) -> dict[str, Any]:
         """The finding as a JSON object."""
         return asdict(self) | {"path": self.path.as_posix(), "fingerprint": self.fingerprint}
+
+
+class Stated(Protocol):
+    """A finding of any linter, as baselines and SARIF need it."""
+
+    @property
+    def path(self) -> Path:
+        """The file, relative to what was read."""
+
+    @property
+    def code(self) -> str:
+        """The rule's code."""
+
+    @property
+    def evidence(self) -> str:
+        """What was found."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Says that two findings are the same one."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The finding as a JSON object."""
 
 
 @dataclass(frozen=True, slots=True)

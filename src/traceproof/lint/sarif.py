@@ -1,34 +1,13 @@
 """Findings as SARIF 2.1.0, which code hosts and editors show beside the files."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import traceproof
-from traceproof.lint.model import Code
+from traceproof.lint.model import Code, Stated
 from traceproof.lint.run import Report, all_rules
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-
-
-class Placed(Protocol):
-    """A finding of any linter, as SARIF needs it."""
-
-    @property
-    def path(self) -> Path:
-        """The file, relative to what was read."""
-
-    @property
-    def code(self) -> str:
-        """The rule's code."""
-
-    @property
-    def evidence(self) -> str:
-        """What was found."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Says that two findings are the same one."""
 
 
 def as_sarif(report: Report) -> dict[str, Any]:
@@ -52,7 +31,7 @@ class Log:
         self._root = root
         self._results: list[dict[str, Any]] = []
 
-    def add(self, finding: Placed, region: dict[str, int], members: Sequence[Any] = (), **more: str) -> None:
+    def add(self, finding: Stated, region: dict[str, int], members: Sequence[Any] = (), **more: str) -> None:
         """Add a finding at a region of its file, and at a member of what the file holds."""
         index = self._index[finding.code]
         code = self._codes[index]

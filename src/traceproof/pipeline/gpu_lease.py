@@ -7,8 +7,6 @@ import fcntl
 import json
 import math
 import os
-import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -16,12 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from traceproof.programs import nvidia_smi
 from traceproof.store import write_text
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 PLACE_MIB = 4 * 1024  # of GPU memory: a context, libraries' workspaces and the cases of an ordinary job
 POLL_SECONDS = 0.05
-QUERY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +66,8 @@ def gpus(folder: Path | None = None) -> list[Gpu]:
 
 
 def _asked() -> list[Gpu]:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    command = [program, "--query-gpu=index,memory.total,uuid", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, check=True, text=True, capture_output=True, timeout=QUERY_SECONDS)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    rows = [line.split(",") for line in done.stdout.splitlines() if line.count(",") == 2]
-    return [Gpu(index.strip(), int(memory), uuid.strip()) for index, memory, uuid in rows]
+    rows = nvidia_smi("index,memory.total,uuid")
+    return [Gpu(index, int(memory), uuid) for index, memory, uuid in rows]
 
 
 def workers(found: Sequence[Gpu]) -> int:

@@ -44,7 +44,7 @@ class Remote:
             clone.refuse_lfs(change)
             tip = clone.tip(branch)
             commit = clone.commit(
-                change.files, [tip] if tip else [], base.revision, _message(bundle, describe(change))
+                change.files, [tip] if tip else [], base.revision, f"{bundle.title}\n\n{(describe(change))}"
             )
             if commit is not None:
                 clone.push(commit, branch, tip)
@@ -53,10 +53,6 @@ class Remote:
         if different:
             raise TraceproofError(f"{self.url} does not hold what was pushed to {branch}", problems=different)
         return Outcome(f"{redacted(self.url)} {branch}", head.revision, commit is not None, len(change.files))
-
-
-def _message(bundle: Bundle, text: str) -> str:
-    return f"{bundle.title}\n\n{text}"
 
 
 class _Clone:
@@ -119,14 +115,10 @@ class _Clone:
         if tips and self.git("rev-parse", f"{tips[0]}^{{tree}}").strip() == tree:
             return None
         parents = [*tips]
-        if not tips or self._ahead(base, tips[0]):
+        if not tips or bool(self.git("rev-list", "--max-count=1", base, f"^{tips[0]}").strip()):
             parents.append(base)
         flags = [flag for parent in parents for flag in ("-p", parent)]
         return self.git("commit-tree", tree, *flags, data=message.encode()).strip()
-
-    def _ahead(self, base: str, tip: str) -> bool:
-        """Whether the base has commits that the branch lacks."""
-        return bool(self.git("rev-list", "--max-count=1", base, f"^{tip}").strip())
 
     def push(self, commit: str, branch: str, tip: str | None) -> None:
         """Push to the bundle's branch, if it is where it was. Raises ValueError: it is the default branch."""

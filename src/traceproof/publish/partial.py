@@ -59,7 +59,7 @@ class Partial:
         match node:
             case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
                 own = {name for target in targets for name in _bound(target)}
-                apart = own.isdisjoint(_free(node.value)) and any(map(self._decided, values))
+                apart = own.isdisjoint(_free(node.value)) and any(map(self.decided, values))
                 if apart and len(targets) == len(values):
                     return [ast.Assign([target], value) for target, value in zip(targets, values, strict=True)]
         return [node]
@@ -69,10 +69,10 @@ class Partial:
             case ast.Delete():
                 node.targets = [item for item in node.targets if not self._dropped(item)]
                 return [node] if node.targets else []
-            case ast.Assign(targets=[target]) if self._decided(node.value):
-                return self._assign(target, self._value(node.value), node)
-            case ast.If() if self._decided(node.test):
-                return self._block(node.body if self._value(node.test) else node.orelse)
+            case ast.Assign(targets=[target]) if self.decided(node.value):
+                return self._assign(target, self.value(node.value), node)
+            case ast.If() if self.decided(node.test):
+                return self._block(node.body if self.value(node.test) else node.orelse)
             case ast.If() | ast.For() | ast.While() | ast.With():
                 for name in ("test", "iter"):
                     if hasattr(node, name):
@@ -107,9 +107,6 @@ class Partial:
 
     def decided(self, node: ast.expr) -> bool:
         """Whether the definition decides an expression, and something of it can not be written down otherwise."""
-        return self._decided(node)
-
-    def _decided(self, node: ast.expr) -> bool:
         free = set(_free(node))
         if API in free or not free & self.static.keys():
             return False
@@ -119,17 +116,14 @@ class Partial:
 
     def value(self, node: ast.expr) -> Any:  # noqa: ANN401 - any value
         """What a decided expression comes to."""
-        return self._value(node)
-
-    def _value(self, node: ast.expr) -> Any:  # noqa: ANN401 - any value
         code = compile(ast.fix_missing_locations(ast.Expression(node)), "<adapter>", "eval")
         return eval(code, {**self.module, **self.static})  # noqa: S307 - this package's own code
 
     def key(self, node: ast.expr) -> str:
         """Name in the emitted code of `api[...]`."""
-        if not isinstance(node, ast.Constant) and not self._decided(node) and API in set(_free(node)):
+        if not isinstance(node, ast.Constant) and not self.decided(node) and API in set(_free(node)):
             raise Unemittable(ast.unparse(node))
-        key = str(self._value(node))
+        key = str(self.value(node))
         return self.api.setdefault(key, f"{API}_{key.rpartition(':')[2]}")
 
     def call(self, node: ast.Call) -> ast.Call:

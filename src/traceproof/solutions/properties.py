@@ -4,7 +4,7 @@ Each is one more call of an ordinary case, judged as any other, whose bits are h
 Where the kernel's own bits vary from run to run, the others say nothing of bits: only wrong answers count then.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -241,7 +241,8 @@ def _case_of(evaluation: Evaluation, case: Case, values: Values) -> Case:
 def _after_others(found: _Measured, source: Source, cases: Sequence[PlannedCase]) -> None:
     """The same call again, after calls in other sizes."""
     sizes = {tuple(sorted(found.subject.case.axes.items()))}
-    for case in _smallest(cases):
+    ordered = sorted(cases, key=lambda case: case.memory)
+    for case in (case for case in ordered if case.skip is None and case.memory <= LARGEST):
         key = tuple(sorted(case.case.axes.items()))
         if key in sizes or len(sizes) > OTHERS or found.evaluation.is_empty(case.case):
             continue
@@ -259,12 +260,3 @@ def _empty(found: _Measured, source: Source, cases: Sequence[PlannedCase]) -> No
         return
     if found.call(source, "empty", found.evaluation.subject(empty[0])) is not None:
         found.states["empty"] = HOLDS, "empty outputs"
-
-
-def _smallest(cases: Sequence[PlannedCase]) -> Iterator[PlannedCase]:
-    """Cases that are run, from the one that needs least memory on."""
-    return iter(sorted((case for case in cases if case.skip is None and case.memory <= LARGEST), key=_need))
-
-
-def _need(case: PlannedCase) -> int:
-    return case.memory

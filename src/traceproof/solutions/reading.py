@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
@@ -66,22 +66,19 @@ class Candidate:
         inputs, outputs = len(definition.inputs), len(definition.outputs)
         taken = self.parameters
         if taken is None:
-            return self._with(destinations=self._returns_nothing())
+            return replace(self, destinations=self._returns_nothing())
         if len(taken) not in {inputs, inputs + outputs}:
             raise TraceproofError(
                 f"{self.path}: {self.entry} takes {len(taken)} arguments ({', '.join(taken)})",
                 todo=f"{definition.name} has the inputs {', '.join(definition.inputs)}: take these and return the "
                 f"outputs, or take the outputs {', '.join(definition.outputs)} after them and write to them.",
             )
-        return self._with(destinations=len(taken) != inputs)
+        return replace(self, destinations=len(taken) != inputs)
 
     def _returns_nothing(self) -> bool:
         """Whether a compiled entry point is declared `void`: it writes to outputs that it is given."""
         file, _, function = self.entry.partition("::")
         return re.search(rf"\bvoid\s+{re.escape(function)}\s*\(", self.files[file]) is not None
-
-    def _with(self, **changes: Any) -> Self:  # noqa: ANN401 - fields
-        return type(self)(**{**self.as_json(), **changes})
 
     @property
     def is_compiled(self) -> bool:

@@ -1,8 +1,6 @@
 """Speed of a solution that has passed: cold cache, new contents and addresses in every call, others in turns."""
 
 import math
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
@@ -19,6 +17,7 @@ from traceproof.judge.output import Ruling
 from traceproof.ops.base import Values
 from traceproof.ops.cases import ALWAYS, WORKLOADS
 from traceproof.pipeline.records import PlannedCase
+from traceproof.programs import nvidia_smi
 from traceproof.solutions.records import Row, SpeedResult, Times
 from traceproof.solutions.rows import refused
 from traceproof.solutions.timed_truth import Request, ground_truth
@@ -272,12 +271,5 @@ def clocks(*, gpu: bool) -> str:
     """Clocks, temperature, power and reasons of a lower clock, as nvidia-smi has them."""
     if not gpu:
         return "CPU, wall clock"
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return "not known: nvidia-smi is absent"
-    command = [program, f"--query-gpu={','.join(CLOCKS)}", "--format=csv,noheader"]
-    try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except subprocess.TimeoutExpired:
-        return "not known: nvidia-smi does not answer"
-    return ran.stdout.strip().splitlines()[0] if ran.returncode == 0 and ran.stdout.strip() else "not known"
+    rows = nvidia_smi(",".join(CLOCKS), units=True)
+    return ", ".join(rows[0]) if rows else "not known: nvidia-smi is absent, or does not answer"

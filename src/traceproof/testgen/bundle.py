@@ -14,6 +14,7 @@ import traceproof
 from traceproof.codedigest import PACKAGE, SOURCE, file_of
 from traceproof.digests import digest_json
 from traceproof.ops import registry
+from traceproof.stacks import TRUTHS
 from traceproof.text import literal
 
 NAME = "tp_support"
@@ -93,9 +94,9 @@ def _source(module: str) -> str:
 def _closure() -> set[str]:
     """The modules to write: the roots, the listed packages, and all that they import."""
     found: set[str] = set()
-    own = (f"{PACKAGE}.ops.{op_type}" for op_type in registry.known())
-    calls = (module for name in own for module in (f"{name}.oracle", *_modules_of(f"{name}.ground_truths")))
-    waiting = [*ROOTS, *_modules_of(LISTED), *calls]
+    oracles = (f"{PACKAGE}.ops.{op_type}.oracle" for op_type in registry.known())
+    served = (registry.ground_truth(op_type, truth) for op_type in registry.known() for truth in TRUTHS)
+    waiting = [*ROOTS, *_modules_of(LISTED), *oracles, *filter(None, served)]
     while waiting:
         module = waiting.pop()
         if module in found or not _exists(module):

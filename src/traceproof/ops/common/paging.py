@@ -12,6 +12,8 @@ from traceproof.ops.common.attention import Span, const_size
 from traceproof.ops.common.attention_cases import Plan
 from traceproof.ops.common.attention_inputs import Sequences
 
+# Ranks of the inputs that every paged attention has; the first and the last length may be left out.
+TABLE_RANKS = {"qo_indptr": 1, "kv_indptr": 1, "kv_indices": 1, "kv_last_page_len": 1, "sm_scale": None}
 GAP = 4  # one page in four more than needed, so that tables have gaps
 
 

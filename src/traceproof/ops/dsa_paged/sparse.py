@@ -11,7 +11,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, HostDraw
-from traceproof.ops.base import Unsupported, Values, ordered, scalar, specified, tensor
+from traceproof.ops.base import Values, ordered, scalar, specified, tensor
 from traceproof.ops.cases import Case
 from traceproof.ops.common import mla
 from traceproof.ops.common.attention import Operands, Span, const_size, require
@@ -21,7 +21,6 @@ from traceproof.ops.common.attention_op import AttentionFormula
 from traceproof.ops.common.paging import starts, unread
 
 RANKS = {"q_nope": 3, "q_pe": 3, "ckv_cache": 3, "kpe_cache": 3, "sparse_indices": 2, "sm_scale": None}
-DRAWN = ("q_nope", "q_pe", "ckv_cache", "kpe_cache")
 SPARE = 3  # one pool row in three is named by nobody, and holds poison
 
 
@@ -45,9 +44,7 @@ class SparseAttention(AttentionFormula):
     def check(self, definition: Definition) -> None:
         """Known: queries [T, H, D], caches [pages, page_size, D], sparse_indices [T, topk], sm_scale."""
         require(definition, RANKS)
-        for query, cache in (("q_nope", "ckv_cache"), ("q_pe", "kpe_cache")):
-            if const_size(definition, query, -1) != const_size(definition, cache, -1):
-                raise Unsupported(f"{query} and {cache} differ in their last axis")
+        mla.require_widths(definition)
         const_size(definition, "sparse_indices", 1)
         const_size(definition, "ckv_cache", 1)
 
@@ -75,9 +72,7 @@ class SparseAttention(AttentionFormula):
         shapes, dtypes = specified(definition, case, definition.inputs)
         kpe_width = shapes["kpe_cache"][-1]
         style = mla.style_of(case, ckv=shapes["ckv_cache"][-1], kpe=kpe_width)
-        data = {name: style.tensor(draw, name, shapes[name], dtypes[name]) for name in ("q_nope", "q_pe")}
-        for name in ("ckv_cache", "kpe_cache"):
-            data[name] = style.keys(draw, name, shapes[name], dtypes[name], outlier=name == "kpe_cache")
+        data = mla.drawn(draw, style, shapes, dtypes)
         ckv, kpe = data["ckv_cache"].flatten(0, 1), data["kpe_cache"].flatten(0, 1)
         valid = list(case.params["valid"])
         topk = shapes["sparse_indices"][1]

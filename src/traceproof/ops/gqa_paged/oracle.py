@@ -7,18 +7,9 @@ from traceproof.ops.cases import Case
 from traceproof.ops.common.attention import Operands, require, require_ratio, scale_by
 from traceproof.ops.common.attention_inputs import POISON, Style, lean
 from traceproof.ops.common.attention_op import PagedAttention
-from traceproof.ops.common.paging import check_paged, paged_layout, read_spans, unread
+from traceproof.ops.common.paging import TABLE_RANKS, check_paged, paged_layout, read_spans, unread
 
-RANKS = {
-    "q": 3,
-    "k_cache": 4,
-    "v_cache": 4,
-    "qo_indptr": 1,
-    "kv_indptr": 1,
-    "kv_indices": 1,
-    "kv_last_page_len": 1,
-    "sm_scale": None,
-}
+RANKS = {"q": 3, "k_cache": 4, "v_cache": 4, **TABLE_RANKS}
 
 
 class GqaPaged(PagedAttention):

@@ -9,20 +9,9 @@ from traceproof.ops.cases import Case
 from traceproof.ops.common import mla
 from traceproof.ops.common.attention import Operands, const_size, require
 from traceproof.ops.common.attention_op import PagedAttention
-from traceproof.ops.common.paging import check_paged, paged_layout, read_spans, unread
+from traceproof.ops.common.paging import TABLE_RANKS, check_paged, paged_layout, read_spans, unread
 
-RANKS = {
-    "q_nope": 3,
-    "q_pe": 3,
-    "ckv_cache": 3,
-    "kpe_cache": 3,
-    "qo_indptr": 1,
-    "kv_indptr": 1,
-    "kv_indices": 1,
-    "kv_last_page_len": 1,
-    "sm_scale": None,
-}
-DRAWN = ("q_nope", "q_pe", "ckv_cache", "kpe_cache")
+RANKS = {"q_nope": 3, "q_pe": 3, "ckv_cache": 3, "kpe_cache": 3, **TABLE_RANKS}
 
 
 class MlaPaged(PagedAttention):
@@ -34,23 +23,18 @@ class MlaPaged(PagedAttention):
     def check(self, definition: Definition) -> None:
         """Known: queries [T, H, Dckv] and [T, H, Dkpe], caches [pages, page_size, Dckv] and [.., Dkpe]."""
         require(definition, RANKS, optional=("qo_indptr", "kv_last_page_len"))
-        for query, cache in (("q_nope", "ckv_cache"), ("q_pe", "kpe_cache")):
-            if const_size(definition, query, -1) != const_size(definition, cache, -1):
-                raise Unsupported(f"{query} and {cache} differ in their last axis")
+        mla.require_widths(definition)
         if const_size(definition, "q_nope", 1) != const_size(definition, "q_pe", 1):
             raise Unsupported("q_nope and q_pe differ in their number of heads")
         check_paged(definition, caches=("ckv_cache", "kpe_cache"))
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Data in the case's style over a permuted page table; rows that nobody may read hold poison."""
-        shapes, dtypes = specified(definition, case, DRAWN)
+        shapes, dtypes = specified(definition, case, mla.DRAWN)
         kpe_width = shapes["kpe_cache"][-1]
         style = mla.style_of(case, ckv=shapes["ckv_cache"][-1], kpe=kpe_width)
         layout = paged_layout(case, draw, page_size=self.page_size(definition))
-        data = {name: style.tensor(draw, name, shapes[name], dtypes[name]) for name in ("q_nope", "q_pe")}
-        # The outlier channel stands in kpe: in ckv it would be a value too, and hide errors in the others.
-        for name in ("ckv_cache", "kpe_cache"):
-            data[name] = style.keys(draw, name, shapes[name], dtypes[name], outlier=name == "kpe_cache")
+        data = mla.drawn(draw, style, shapes, dtypes)
         ckv, kpe = data["ckv_cache"].flatten(0, 1), data["kpe_cache"].flatten(0, 1)
         sequences = layout.sequences(draw.device, causal="qo_indptr" in definition.inputs)
         mla.poison_(ckv, unread(sequences.rows, data["ckv_cache"]))

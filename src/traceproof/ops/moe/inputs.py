@@ -204,24 +204,26 @@ def _spread(draw: Draw, name: str, shape: tuple[int, ...], powers: tuple[float, 
     return draw.uniform(name + "-mantissa", shape, low=base, high=2 * base) * power
 
 
-def _fp8(form: Form, definition: Definition, case: Case, draw: Draw) -> dict[str, Value]:
-    del form
-    names = ("hidden_states", "gemm1_weights", "gemm2_weights")
-    return {name: draw.bits(name, _shape(definition, name, case), torch.float8_e4m3fn) for name in names}
+DATA = ("hidden_states", "gemm1_weights", "gemm2_weights")
+Bases = Mapping[str, tuple[tuple[float, ...], float]]  # powers and the base of `_spread`, by name
+
+
+def _fp8(definition: Definition, case: Case, draw: Draw, scales: Bases) -> dict[str, Value]:
+    """Bit patterns for data, and scales."""
+    shapes = {name: _shape(definition, name, case) for name in (*DATA, *scales)}
+    values: dict[str, Value] = {name: draw.bits(name, shapes[name], torch.float8_e4m3fn) for name in DATA}
+    return values | {name: _spread(draw, name, shapes[name], *spread) for name, spread in scales.items()}
 
 
 def _fp8_block(form: Form, definition: Definition, case: Case, draw: Draw) -> dict[str, Value]:
     """Bit patterns for data; scales of such size that the gate's argument and the output are of order 1."""
     one = 1 / FP8_BITS_RMS / MANTISSA  # a scale of this size gives RMS 1
-    bases = {
+    bases: Bases = {
         "hidden_states_scale": (SPREAD, one / SPREAD_RMS),
         "gemm1_weights_scale": (WEIGHT_SPREAD, GATE_RMS * one / WEIGHT_SPREAD_RMS / form.hidden**0.5),
         "gemm2_weights_scale": (WEIGHT_SPREAD, one / WEIGHT_SPREAD_RMS / ACTIVE_RMS / form.intermediate**0.5),
     }
-    values = _fp8(form, definition, case, draw)
-    for name, (powers, base) in bases.items():
-        values[name] = _spread(draw, name, _shape(definition, name, case), powers, base)
-    return values
+    return _fp8(definition, case, draw, bases)
 
 
 def _fp8_tensor(form: Form, definition: Definition, case: Case, draw: Draw) -> dict[str, Value]:
@@ -231,15 +233,12 @@ def _fp8_tensor(form: Form, definition: Definition, case: Case, draw: Draw) -> d
     that product must lie between 1/64, where its precision ends, and 448: up has RMS 2..16, gate 3/4..3.
     """
     product = form.hidden**0.5 * FP8_BITS_RMS**2  # RMS of gemm1's plain result
-    bases = {
+    bases: Bases = {
         "output1_scales_scalar": (WEIGHT_SPREAD, 4 / product),
         "output1_scales_gate_scalar": ((0.5, 1.0), 1.5 / product),
         "output2_scales_scalar": (WEIGHT_SPREAD, 0.1 / form.intermediate**0.5 / FP8_BITS_RMS),
     }
-    values = _fp8(form, definition, case, draw)
-    for name, (powers, base) in bases.items():
-        values[name] = _spread(draw, name, _shape(definition, name, case), powers, base)
-    return values
+    return _fp8(definition, case, draw, bases)
 
 
 def _fp4(form: Form, definition: Definition, case: Case, draw: Draw) -> dict[str, Value]:

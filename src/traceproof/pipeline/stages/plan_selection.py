@@ -9,9 +9,6 @@ from traceproof.dataset.tree import Broken, Tree
 from traceproof.errors import TraceproofError
 from traceproof.untrusted.names import OP_TYPE, path_part
 
-PLAN_SECONDS = 60.0  # for the cases of one definition; a thousandth of that is usual
-PLAN_BYTES = 4 << 30  # beside what the process has by then
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:

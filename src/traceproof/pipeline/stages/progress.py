@@ -21,15 +21,13 @@ class Progress:
     def show(self, name: str, status: str) -> None:
         """Count one case; rewrite the line on a terminal, or print every tenth part of the way."""
         with self.lock:
-            self._show(name, status)
-
-    def _show(self, name: str, status: str) -> None:
-        self.done += 1
-        self.tally[status] += 1
-        counts = " ".join(f"{key} {value}" for key, value in sorted(self.tally.items()))
-        text = f"{self.label}  {self.done}/{self.total}  {counts}  {time.monotonic() - self.started:.0f} s  {name}"
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{text[:118]}" + ("\n" if self.done == self.total else ""))
-        elif self.done == self.total or self.done * 10 // self.total > (self.done - 1) * 10 // self.total:
-            sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+            self.done += 1
+            self.tally[status] += 1
+            counts = " ".join(f"{key} {value}" for key, value in sorted(self.tally.items()))
+            seconds = time.monotonic() - self.started
+            text = f"{self.label}  {self.done}/{self.total}  {counts}  {seconds:.0f} s  {name}"
+            if sys.stderr.isatty():
+                sys.stderr.write(f"\r\x1b[K{text[:118]}" + ("\n" if self.done == self.total else ""))
+            elif self.done == self.total or self.done * 10 // self.total > (self.done - 1) * 10 // self.total:
+                sys.stderr.write(text + "\n")
+            sys.stderr.flush()

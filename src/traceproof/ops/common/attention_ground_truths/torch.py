@@ -3,8 +3,8 @@
 from itertools import pairwise
 
 from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
+from traceproof.ops.common.attention_ground_truths import RAGGED
 from traceproof.ops.common.ground_truths.attention import by_row
-from traceproof.ops.common.ground_truths.ragged import RAGGED
 
 
 def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:

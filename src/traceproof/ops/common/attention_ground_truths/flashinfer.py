@@ -1,6 +1,7 @@
 """FlashInfer's causal prefill over ragged keys and values; multi-head latent attention's too."""
 
 from traceproof.ops.adapter import Adapter, Api, Definition, Module, Outputs, Values, dim, scalar, tensor
+from traceproof.ops.common.attention_ground_truths import RAGGED
 from traceproof.ops.common.ground_truths.flashinfer import (
     SM,
     backend,
@@ -10,7 +11,6 @@ from traceproof.ops.common.ground_truths.flashinfer import (
     prefill_module,
     workspace,
 )
-from traceproof.ops.common.ground_truths.ragged import RAGGED
 
 
 def _accepts(definition: Definition) -> bool:

@@ -1,7 +1,7 @@
 """SGLang's causal prefill over ragged keys and values; multi-head latent attention's too."""
 
 from traceproof.ops.adapter import Definition, Values, tensor
-from traceproof.ops.common.ground_truths.ragged import RAGGED
+from traceproof.ops.common.attention_ground_truths import RAGGED
 from traceproof.ops.common.ground_truths.sglang import Operands, extending, ragged, wide
 
 

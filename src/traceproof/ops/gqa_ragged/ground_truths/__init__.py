@@ -1,1 +1,0 @@
-"""Ground truths of gqa_ragged, one file per source."""

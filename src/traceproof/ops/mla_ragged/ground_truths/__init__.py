@@ -1,1 +1,0 @@
-"""Ground truths of mla_ragged, one file per source."""
