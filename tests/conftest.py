@@ -25,10 +25,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    """Workers for strangers' code: one interpreter for all files that need no other kind."""
-    from traceproof.execution.source import strangers  # imports torch
+    """Workers for strangers' code: one interpreter for all files, until this process ends."""
+    from pipeline import borrowed  # imports torch
 
-    with strangers() as found:
+    with borrowed() as found:
         yield found
 
 

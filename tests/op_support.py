@@ -94,8 +94,9 @@ def failures(definition: Definition, kernel: Kernel, *sizes: str) -> dict[str, s
     """`case output` -> message, for every output of every case that the judge does not pass."""
     found = {}
     for case in cases(definition, *sizes):
-        known = truth(definition, inputs_of(definition, case))
-        outputs = kernel(definition, inputs_of(definition, case))
+        inputs = inputs_of(definition, case)
+        known = truth(definition, inputs)
+        outputs = kernel(definition, inputs)
         for name, ruling in judged(definition, case, outputs, known).items():
             if ruling.verdict != Verdict.PASS:
                 found[f"{case.id} {name}"] = ruling.message

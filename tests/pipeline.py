@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from traceproof.execution.source import strangers
 from traceproof.pipeline.known import Known
 from traceproof.pipeline.rows import VerdictRow
 from traceproof.pipeline.stages.actor import run
@@ -22,7 +23,7 @@ from traceproof.pipeline.stages.plan_inits import Inits
 from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.pipeline.stages.report import summarise as summary_of
 from traceproof.pipeline.stages.stack_workers import StackWorkers
-from traceproof.worker import Limits, shared
+from traceproof.worker import Isolation, Limits, Pool, shared
 
 STACK = {"digest": "0" * 32, "versions": {"torch": "any"}, "device": "cpu"}
 Rows = list[dict[str, Any]]
@@ -39,6 +40,14 @@ def sharing() -> Iterator[None]:
         os.environ.pop(shared.RUN)
         if before is not None:
             os.environ[shared.RUN] = before
+
+
+def borrowed(*, gpu: bool = False, **options: Any) -> Pool:  # noqa: ANN401 - what `strangers` takes
+    """Workers for strangers' code; without a GPU, of an interpreter that lasts as long as this process."""
+    with sharing():
+        found = strangers(gpu=gpu, shared=not gpu, **options)
+        found.start(Isolation.UNTRUSTED)
+    return found
 
 
 class Run:

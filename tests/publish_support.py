@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import runpy
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,11 @@ from typing import Any
 from definitions import rmsnorm, write
 from hub_server import HubServer
 
+from traceproof import programs
 from traceproof.dataset.definition import Definition
 from traceproof.publish.bundle import Bundle, Piece
 from traceproof.publish.hub import Hub
-from traceproof.publish.prepare import Prepared, Source
+from traceproof.publish.prepare import Prepared, Source, prepare
 
 REPOSITORY = "owner/trace"
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,6 +86,22 @@ def finished(folder: Path, root: Path, rows: list[dict[str, Any]]) -> Source:
         provenance={"dataset": "made for tests"},
         tests=False,
     )
+
+
+def bundles(source: Source, *names: str) -> list[Prepared]:
+    """The bundles of some definitions, their parts made by the script in this process, which has torch."""
+    import pytest  # not in a process that pushes
+
+    def here(command: Sequence[str], *, environment: object) -> subprocess.CompletedProcess[str]:
+        assert environment
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", list(command[2:]))
+            runpy.run_path(command[2], run_name="__main__")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(programs, "run", here)
+        return prepare(source, definitions=names, op_types=[], per="definition")
 
 
 def with_piece(prepared: Prepared, path: str, data: bytes) -> Prepared:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from pipeline import borrowed
+
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import Tree, read_tree
 from traceproof.judge.kernel_properties import DEMANDED
@@ -15,7 +17,7 @@ from traceproof.pipeline.records import PlannedCase
 from traceproof.solutions.cases import planned
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import Settings, Trial, objections
-from traceproof.solutions.trial import Evaluation, tried, workers
+from traceproof.solutions.trial import Evaluation, tried
 from traceproof.worker import Limits, Pool
 
 DATASET = Path(__file__).parent / "dataset"
@@ -96,5 +98,6 @@ def solution_judge(  # noqa: PLR0913 - all but the folder have defaults
         weak=True,
         environment=dict(environment or {}),
     )
-    with workers(settings, scratch) as pool:
+    conceal = [scratch, *map(Path, settings.conceal)]
+    with borrowed(gpu=gpu, conceal=conceal, environment=environment) as pool:
         yield SolutionJudge(settings, pool, scratch)

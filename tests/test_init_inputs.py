@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dialect_samples import GATED, changed
-from pipeline import Rows, Run, verdicts
+from pipeline import Rows, Run, sharing, verdicts
 
 from traceproof.dataset.dialects import read
 from traceproof.execution.init_inputs import InitError, Made, maker
@@ -106,11 +106,9 @@ def test_what_is_not_of_the_definition_is_refused_and_said(pool: Pool, what: dic
 def planned(tmp_path: Path, **changes: Any) -> dict[str, PlannedCase]:  # noqa: ANN401 - JSON
     (tmp_path / "dump").mkdir(exist_ok=True)
     (tmp_path / "dump" / "ordered.json").write_text(json.dumps(changed(SAMPLE, **changes)))
-    inits = Inits(tmp_path / "store")
-    try:
+    with sharing():
+        inits = Inits(tmp_path / "store")
         (path,) = plan(tmp_path / "dump", tmp_path / "cases", Selection(sizes=("small",)), inits)
-    finally:
-        inits.close()
     return {entry.id: entry for entry in OpTypePlan.read(path).definitions["ordered"].cases}
 
 
@@ -136,11 +134,9 @@ def test_inits_of_several_definitions_run_side_by_side(tmp_path: Path) -> None:
         (dump / f"{name}.json").write_text(json.dumps(changed(SAMPLE, name=name)))
     found = []
     for lanes in (1, 3):
-        inits = Inits(tmp_path / f"store-{lanes}", lanes=lanes)
-        try:
+        with sharing():
+            inits = Inits(tmp_path / f"store-{lanes}", lanes=lanes)
             (path,) = plan(dump, tmp_path / "cases", Selection(sizes=("small",)), inits)
-        finally:
-            inits.close()
         definitions = OpTypePlan.read(path).definitions
         found.append({name: [case.digest for case in entry.cases] for name, entry in definitions.items()})
     assert found[0] == found[1]
@@ -157,10 +153,7 @@ def verified(tmp_path: Path, **changes: Any) -> Rows:  # noqa: ANN401 - JSON
     planned(tmp_path, **changes)
     run = Run(tmp_path / "dump", tmp_path / "out", limits=LIMITS)
     run.inits = Inits(tmp_path / "store")
-    try:
-        return run.verify()["ordered"]
-    finally:
-        run.inits.close()
+    return run.verify()["ordered"]
 
 
 def test_a_reference_that_needs_the_inputs_of_its_init_is_judged_on_them(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from definitions import rmsnorm
 from hypothesis import given
 from hypothesis import strategies as st
 from pipeline import Run, typed, verdicts
-from publish_support import CASES, dataset, finished, row
+from publish_support import CASES, bundles, dataset, finished, row
 
 from traceproof.cli.publish import _writable
 from traceproof.cli.show import describe
@@ -26,7 +26,7 @@ from traceproof.ops.adapter import Adapter
 from traceproof.publish.baseline import source
 from traceproof.publish.partial import Unemittable
 from traceproof.publish.parts import write_parts
-from traceproof.publish.prepare import dry_run, prepare, write_ledger
+from traceproof.publish.prepare import dry_run, write_ledger
 from traceproof.stacks import STACKS
 from traceproof.stacks.base import Stack
 from traceproof.testgen.files import Subject, render
@@ -176,7 +176,7 @@ def test_a_dry_run_deletes_nothing_of_somebody_elses(tmp_path: Path) -> None:
     root = dataset(tmp_path / "dataset", "alpha")
     digest = read_tree(root).definitions["alpha"].digest
     rows = [row("alpha", digest, case, actor) for case in CASES for actor in ("reference", "torch")]
-    made = prepare(finished(tmp_path / "run", root, rows), definitions=["alpha"], op_types=[], per="definition")[0]
+    made = bundles(finished(tmp_path / "run", root, rows), "alpha")[0]
     theirs = tmp_path / "out" / made.bundle.slug / "thesis.txt"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("years")
@@ -277,11 +277,7 @@ def test_output_of_tests_is_no_markup_and_no_marker_in_a_description(tmp_path: P
     digest = read_tree(root).definitions["alpha"].digest
     rows = [row("alpha", digest, case, actor) for case in CASES for actor in ("reference", "torch")]
     run = replace(finished(tmp_path / "run", root, rows), tests_output="```\n# mine\ntraceproof-bundle: other\n")
-    dry_run(
-        prepare(run, definitions=["alpha"], op_types=[], per="definition")[0],
-        tmp_path / "out",
-        allow_changes=False,
-    )
+    dry_run(bundles(run, "alpha")[0], tmp_path / "out", allow_changes=False)
     lines = (tmp_path / "out" / "definition-alpha" / "description.md").read_text().splitlines()
     assert "    # mine" in lines
     assert [line for line in lines if line.startswith("traceproof-bundle")] == [

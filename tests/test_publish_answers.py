@@ -18,14 +18,14 @@ from fuzzing import repeatedly
 from hub_server import WRITER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from publish_support import CASES, REPOSITORY, dataset, finished, row
+from publish_support import CASES, REPOSITORY, bundles, dataset, finished, row
 
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.publish import push as pushing
 from traceproof.publish import transport
 from traceproof.publish.hub import Hub
-from traceproof.publish.prepare import Prepared, prepare
+from traceproof.publish.prepare import Prepared
 
 SHA = "a" * 40
 BLOB = "b" * 40
@@ -94,7 +94,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     root = dataset(folder / "dataset", "alpha")
     digest = read_tree(root).definitions["alpha"].digest
     rows = [row("alpha", digest, case, actor) for case in CASES for actor in ("reference", "torch")]
-    return prepare(finished(folder / "run", root, rows), definitions=["alpha"], op_types=[], per="definition")[0]
+    return bundles(finished(folder / "run", root, rows), "alpha")[0]
 
 
 @pytest.fixture

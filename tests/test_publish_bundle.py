@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from definitions import GOOD, rmsnorm
-from publish_support import ACTORS, CASES, dataset, finished, path_of, row, with_piece
+from publish_support import ACTORS, CASES, bundles, dataset, finished, path_of, row, with_piece
 from safetensors.torch import save_file
 
 from traceproof.actors import registry as actors
@@ -284,14 +284,12 @@ def test_flashinfer_bench_finds_what_a_bundle_brings(prepared: Prepared, source:
 
 
 def test_measured_traces_are_published_under_the_author_of_the_solution(source: Source, tmp_path: Path) -> None:
-    made = prepare(source, definitions=["alpha"], op_types=[], per="definition")[0]
+    made = bundles(source, "alpha")[0]
     lines = next(piece.data for piece in made.bundle.pieces if piece.path.startswith("workloads/"))
     measured = tmp_path / "measured" / "traces" / "rmsnorm" / "alpha.jsonl"  # as the benchmark leaves them
     measured.parent.mkdir(parents=True)
     measured.write_bytes(trace(lines) + trace(lines, solution="somebody"))
-    again = prepare(
-        replace(source, extra=(tmp_path / "measured",)), definitions=["alpha"], op_types=[], per="definition"
-    )
+    again = bundles(replace(source, extra=(tmp_path / "measured",)), "alpha")
     (piece,) = [item for item in again[0].bundle.pieces if item.path.startswith("traces/")]
     assert piece.path == "traces/baseline/rmsnorm/alpha.jsonl"
     assert piece.data == trace(lines)

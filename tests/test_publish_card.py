@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from publish_support import CASES, dataset, finished, row
+from publish_support import CASES, bundles, dataset, finished, row
 from ruamel.yaml import YAML
 
 from traceproof.dataset.tree import read_tree
@@ -16,7 +16,7 @@ from traceproof.publish import card
 from traceproof.publish.bundle import Folder, Piece
 from traceproof.publish.change import resolve
 from traceproof.publish.check import problems
-from traceproof.publish.prepare import Prepared, Source, dry_run, prepare, prepare_card, write_ledger
+from traceproof.publish.prepare import Prepared, Source, dry_run, prepare_card, write_ledger
 
 README = "README.md"
 
@@ -85,5 +85,5 @@ def test_the_checker_refuses(prepared: Prepared, source: Source, path: str, data
 
 
 def test_a_bundle_of_definitions_brings_no_card(source: Source) -> None:
-    made = prepare(source, definitions=["alpha"], op_types=[], per="definition")[0]
+    made = bundles(source, "alpha")[0]
     assert README not in {piece.path for piece in made.bundle.pieces}

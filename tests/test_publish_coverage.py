@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from publish_support import CASES, dataset, finished, row
+from publish_support import CASES, bundles, dataset, finished, row
 
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
@@ -18,7 +18,7 @@ from traceproof.publish.check import problems
 from traceproof.publish.coverage import BEGIN, END, inserted, section
 from traceproof.publish.coverage_branch import BRANCH
 from traceproof.publish.coverage_branch import prepare as prepare_branch
-from traceproof.publish.prepare import Prepared, Source, dry_run, prepare
+from traceproof.publish.prepare import Prepared, Source, dry_run
 from traceproof.publish.references import joined_tests
 from traceproof.testgen.files import classes
 
@@ -43,7 +43,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 @pytest.fixture(scope="module")
 def prepared(source: Source) -> dict[str, Prepared]:
     """The bundles of alpha and beta."""
-    made = prepare(source, definitions=["alpha", "beta"], op_types=[], per="definition")
+    made = bundles(source, "alpha", "beta")
     return {next(iter(item.bundle.definitions)): item for item in made}
 
 

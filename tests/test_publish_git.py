@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from hub_server import Repository
-from publish_support import CASES, dataset, finished, path_of, row, with_piece
+from publish_support import CASES, bundles, dataset, finished, path_of, row, with_piece
 
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.publish.git import Remote, _Clone
-from traceproof.publish.prepare import Prepared, prepare
+from traceproof.publish.prepare import Prepared
 
 BRANCH = "traceproof/definition-alpha"
 
@@ -23,7 +23,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     root = dataset(folder / "dataset", "alpha")
     digest = read_tree(root).definitions["alpha"].digest
     rows = [row("alpha", digest, case, actor) for case in CASES for actor in ("reference", "torch")]
-    return prepare(finished(folder / "run", root, rows), definitions=["alpha"], op_types=[], per="definition")[0]
+    return bundles(finished(folder / "run", root, rows), "alpha")[0]
 
 
 @pytest.fixture

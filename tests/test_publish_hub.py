@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 from hub_server import READER, TOKENS, WRITER, Fault, HubServer, Repository, serving
-from publish_support import CASES, REPOSITORY, dataset, finished, path_of, row, start_push, with_piece
+from publish_support import CASES, REPOSITORY, bundles, dataset, finished, path_of, row, start_push, with_piece
 
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.publish.hub import Hub
-from traceproof.publish.prepare import Prepared, dry_run, prepare
+from traceproof.publish.prepare import Prepared, dry_run
 from traceproof.publish.push import Outcome
 
 # The hub's own library uploads LFS objects with an argument that its HTTP client is about to rename.
@@ -38,7 +38,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
         for case in CASES
         for actor in ("reference", "torch")
     ]
-    return prepare(finished(folder / "run", root, rows), definitions=["alpha"], op_types=[], per="definition")[0]
+    return bundles(finished(folder / "run", root, rows), "alpha")[0]
 
 
 @pytest.fixture
