@@ -15,7 +15,7 @@ import importlib.util
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import CodeType, ModuleType
@@ -63,9 +63,7 @@ class Completion:
     def _with_needed(self, text: str, home: ModuleType) -> str:
         """A module's text without its imports out of the package, after all that it reads has been added."""
         text = self._without_imports(text, home)
-        for name in _names(text):
-            if name in vars(home):
-                self._add(name, home)
+        self._add_all(_names(text), home)
         return text
 
     def _add(self, name: str, home: ModuleType) -> None:
@@ -96,7 +94,15 @@ class Completion:
             text = f"from {node.module} import {alias.name} as {name}\n"
         if isinstance(node, ast.Import | ast.ImportFrom):
             _check_import(node)
-        self.parts.append(self._with_needed(text, home))
+        text = self._without_imports(text, home)
+        self._add_all(_names(text, running=False), home)
+        self.parts.append(text)
+        self._add_all(_names(text), home)  # what functions read as they run, which may need this in turn
+
+    def _add_all(self, names: Iterable[str], home: ModuleType) -> None:
+        for name in names:
+            if name in vars(home):
+                self._add(name, home)
 
     def _add_or_stub(self, name: str, home: ModuleType, *, lazy: bool) -> None:
         """Add it; a stub that raises where it can not stand alone and is imported as a function runs (`lazy`)."""
@@ -175,15 +181,19 @@ def _statements(home: ModuleType) -> Mapping[str, str]:
     return found
 
 
-def _names(text: str) -> list[str]:
-    """Names that a module's text reads out of its own globals and that are no builtins, in order."""
+def _names(text: str, *, running: bool = True) -> list[str]:
+    """Names that a module's text reads out of its own globals and that are no builtins, in order.
+
+    Those of functions as they run are left out unless `running` is true.
+    """
     waiting = [compile(text, "<dump>", "exec", flags=FUTURE, dont_inherit=True)]
     found: dict[str, None] = {}
     while waiting:
         code = waiting.pop(0)
         read = (one.argval for one in dis.get_instructions(code) if one.opname in {"LOAD_GLOBAL", "LOAD_NAME"})
         found |= dict.fromkeys(name for name in read if name not in GIVEN)
-        waiting += [one for one in code.co_consts if isinstance(one, CodeType)]
+        inner = [one for one in code.co_consts if isinstance(one, CodeType)]
+        waiting += [one for one in inner if running or not one.co_flags & inspect.CO_OPTIMIZED]
     return list(found)
 
 

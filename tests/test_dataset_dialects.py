@@ -129,6 +129,50 @@ def test_a_size_that_nothing_fixes_is_that_of_init_and_a_wide_one_an_eighth_of_i
     assert [entry and entry.required for entry in entries] == [("rows",), ()]
 
 
+def test_what_names_and_descriptions_state_of_sizes_is_a_constraint() -> None:
+    names = ("K", "K_div_2", "rows_plus_1_kv", "rows", "hidden_size", "num_fp4_hidden_blocks", "num_packed_hidden")
+    experts = ("num_local_experts", "num_experts", "top_k", "intermediate_size", "num_intermediate_blocks")
+    axes = {name: {"type": "var"} for name in (*names, *experts)}
+    mode = {"shape": None, "dtype": "int32", "description": "2=MxFp8."}
+    scales = {
+        "shape": ["num_intermediate_blocks"],
+        "dtype": "unknown",
+        "description": "UE8M0 scales over 32 values along K.",
+    }
+    packed = {"shape": ["num_packed_hidden"], "dtype": "unknown"}
+    stated = changed(
+        APPEND,
+        axes=APPEND["axes"] | axes,
+        inputs=APPEND["inputs"] | {"kind": mode, "scales": scales, "packed": packed},
+        constraints=["rows_plus_1_kv > rows"],
+    )
+    reading = read(stated)
+    definition = reading.definition
+    assert definition.constraints == (
+        "rows_plus_1_kv > rows",  # which speaks of these axes: their names are not asked
+        "K == K_div_2 * 2",
+        "hidden_size == 16 * num_fp4_hidden_blocks",
+        "hidden_size == 2 * num_packed_hidden",
+        "intermediate_size == 32 * num_intermediate_blocks",
+        "num_local_experts <= num_experts",
+        "top_k <= num_experts",
+        "top_k <= num_local_experts",
+        "kind == 2",
+    )
+    assert str(definition.inputs["scales"].dtype) == "float8_e8m0fnu"
+    assert str(definition.inputs["packed"].dtype) == "uint8"
+    assert "kind == 2: taken from the description of inputs.kind" in reading.notes
+
+
+def test_names_that_contradict_the_sizes_state_nothing() -> None:
+    axes = {
+        "K": {"type": "const", "value": 7},
+        "K_half": {"type": "var"},
+        "K_div_2": {"type": "const", "value": 5},
+    }
+    assert read(changed(APPEND, axes=APPEND["axes"] | axes)).definition.constraints is None
+
+
 def test_a_dump_without_a_reference_is_a_definition_all_the_same() -> None:
     definition = read(changed(GATED, reference=None)).definition
     assert definition.reference == ""
@@ -239,6 +283,7 @@ def test_the_role_of_an_input_is_told_by_whole_words(name: str, role: Role) -> N
         (["a == 3 and b == a * 2"], {}, {"a": 1, "b": 1}, {"a": 3, "b": 6}),
         (["b == (64 if a > 4 else 32)"], {}, {"a": 8, "b": 1}, {"a": 8, "b": 64}),
         (["a > a"], {}, {"a": 1}, None),
+        (["a == 128 * b", "c == 128 * d"], {}, dict.fromkeys("acdb", 1), {"a": 128, "b": 1, "c": 128, "d": 1}),
         (["9 ** 9 ** 9 > a", "a // 0 == 1"], {}, {"a": 7}, {"a": 7}),
     ],
 )

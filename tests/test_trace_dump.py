@@ -28,14 +28,19 @@ FILES = {
         "def kernel(x):\n    import ctypes\n    return ctypes.c_float(x)\n\n"
         "@lru_cache\ndef shift(x: 'Shift') -> 'Shift':\n    return m.floor(x) + PART\n"
     ),
+    "modes.py": (
+        "from enum import IntEnum\n\n\nclass Mode(IntEnum):\n    ONE = 1\n    TWO = 2\n\n"
+        "    def known(self):\n        return self in KNOWN\n\n\nKNOWN = frozenset([Mode.TWO])\n"
+    ),
     "numbers.py": "HALF = (\n    0.5\n)\n",
     "templates.py": (
-        "from made_up.helpers import kernel, shift as moved\n\n"
+        "from made_up.helpers import kernel, shift as moved\nfrom made_up.modes import Mode\n\n"
         "def _scaled(x):\n    from .helpers import shift\n    total = moved(x) + shift(x)\n    return total\n\n"
         "def _kernel_reference(x):\n    return x * 2\n\n"
         "def _init(x):\n    return {'x': kernel(x)}\n\n"
         "def _choosing(x):\n    if x > 9:\n        from .helpers import kernel\n        return kernel(x)\n"
-        "    return x + 1\n"
+        "    return x + 1\n\n"
+        "def _moded(x, mode=Mode.TWO.value):\n    return Mode(mode).known()\n"
     ),
 }
 
@@ -87,6 +92,13 @@ def test_an_import_that_may_not_be_reached_raises_if_it_is(templates: Any) -> No
     assert ran(found["reference"], "_choosing", 3.0) == 4.0
     with pytest.raises(NotImplementedError, match="kernel: it needs ctypes"):
         ran(found["reference"], "_choosing", 10.0)
+
+
+def test_what_functions_read_as_they_run_may_stand_behind_them(templates: Any) -> None:  # noqa: ANN401 - a module
+    source = "from __future__ import annotations\n\n" + FILES["templates.py"].split("\n\n")[5]
+    template = SimpleNamespace(reference=templates._moded, init=None)
+    found, _ = completed({"reference": source}, template, "made_up", {})
+    assert ran(found["reference"], "_moded", 3.0) is True
 
 
 def test_a_kernel_that_has_a_template_is_its_template_s_reference(templates: Any) -> None:  # noqa: ANN401 - a module

@@ -83,6 +83,12 @@ class System:
             names <= sizes.keys() and evaluate(node, sizes) in {False, None} for node, names in self._usable
         )
 
+    def stuck(self, sizes: Mapping[str, int]) -> bool:
+        """Whether a linear equality has no whole size left for the only axis without one."""
+        open_ones = ((node, names - sizes.keys()) for node, names in self._usable)
+        found = (_linear(node, next(iter(names)), sizes) for node, names in open_ones if len(names) == 1)
+        return any(size is not None and _size(size) is None for size in found)
+
     def solve(self, const: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, int] | None:
         """A size for every axis that satisfies all constraints, near the sizes wanted; None: none was found.
 
@@ -114,7 +120,7 @@ class _Search:
 
     def run(self, known: Mapping[str, int]) -> dict[str, int] | None:
         sizes = self.system.completed(known, scanned=0)
-        if not self.system.holds(sizes):
+        if not self.system.holds(sizes) or self.system.stuck(sizes):
             return None
         free = self.system.order(sizes)
         if not free:
@@ -159,16 +165,30 @@ def _solved(node: ast.expr, name: str, known: Mapping[str, int], scanned: int) -
             pass
         case _:
             return None
+    linear = _linear(node, name, known)
+    if linear is not None:
+        return _size(linear)
+    difference = ast.BinOp(left, ast.Sub(), right)
+    fitting = [size for size in range(scanned) if evaluate(difference, {**known, name: size}) == 0]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _linear(node: ast.expr, name: str, known: Mapping[str, int]) -> float | None:
+    """What solves an equality for one name, whole or not; None: it is no equality, or not linear in the name."""
+    match node:
+        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+            pass
+        case _:
+            return None
     for side, other in ((left, right), (right, left)):
         if isinstance(side, ast.Name) and side.id == name:
-            return _size(evaluate(other, known))
+            return evaluate(other, known)
     difference = ast.BinOp(left, ast.Sub(), right)
     at = {size: evaluate(difference, {**known, name: size}) for size in PROBED}
     start, slope = at[0] or 0, (at[1] or 0) - (at[0] or 0)
     if slope and all(value == start + slope * size for size, value in at.items()):
-        return _size(-start / slope)
-    fitting = [size for size in range(scanned) if evaluate(difference, {**known, name: size}) == 0]
-    return fitting[0] if len(fitting) == 1 else None
+        return -start / slope
+    return None
 
 
 def _size(value: float | None) -> int | None:

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from traceproof.dataset.axes import determined, literal_axis
+from traceproof.dataset.axes import System, determined, literal_axis
 from traceproof.dataset.binding import bind, entry_of, number_defaults, required
 from traceproof.dataset.definition import PUBLISHED_DTYPES, Definition, Dialect, DType
-from traceproof.dataset.roles import Role, role_of
+from traceproof.dataset.template_hints import dtype_of, names_of, stated
 
 Json = dict[str, Any]
 OWN_KEYS = frozenset({"dialect", "init", "init_entry"})  # of the model alone: no published file has them
@@ -22,9 +22,11 @@ DTYPES = {
     "dtype": DType.STRING,
     "float4_e2m1fn_x2": DType.FLOAT4_E2M1,
 }
-WIDE = 512  # a size above it that nothing fixes is an eighth of what `init` would take: it is judged as well
+# A size above it that nothing fixes is an eighth of what `init` would take: it is judged as well. MLA's heads, of
+# 512 and 64, are the widest size that is the sum of others.
+WIDE = 576
 SCALED_BY = 8
-INDICES = frozenset({Role.OFFSETS, Role.INDICES, Role.LENGTHS, Role.SEED})
+MOST_IMPOSSIBLE = 3  # constraints taken from names that can not hold, after which no more are tried: a search each
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,10 @@ class Normaliser:
         turned = self._kept(known - {"check"}, known)
         turned["axes"] = self._axes(turned)
         turned["inputs"], turned["outputs"] = self._inputs(turned), self._outputs(turned)
-        turned["axes"] = determined(turned["axes"], turned.get("constraints") or (), self._note)
+        constraints = self._constraints(turned)
+        if constraints:
+            turned["constraints"] = constraints
+        turned["axes"] = determined(turned["axes"], constraints, self._note)
         if "reference" in turned:
             for name in required(turned):
                 self._note(f"inputs.{name} is optional, but the reference needs it: it is given")
@@ -170,12 +175,12 @@ class Normaliser:
         return {key: self.value[key] for key in self.value if key in set(kept)}
 
     def _axes(self, turned: Json) -> Json:
-        """All axes: a const one without a value has that of `init`'s default, else it counts as var.
+        """All axes: a const one without a value has that of `init`'s or the reference's default, else it is var.
 
         So does a name that no axis has. One that is negative is a mode of the call and no size.
         """
         axes: Json = {}
-        defaults = number_defaults(turned.get("init", ""))
+        defaults = number_defaults(turned.get("reference", "")) | number_defaults(turned.get("init", ""))
         for name, axis in turned["axes"].items():
             if isinstance(axis, dict) and axis.get("type") == "const" and "value" not in axis:
                 axes[name] = self._valued(name, axis, defaults.get(name, 0))
@@ -191,13 +196,38 @@ class Normaliser:
                     self._note(f"{where}.shape names {size!r}, which axes does not define")
         return axes
 
+    def _constraints(self, turned: Json) -> list[str]:
+        """The constraints, and those that names and descriptions state where none speaks of the same axes."""
+        found = turned.get("constraints") or []
+        if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+            return []  # which the model will refuse
+        sizes = {name: axis.get("value") for name, axis in turned["axes"].items() if isinstance(axis, dict)}
+        const = {name: size for name, size in sizes.items() if type(size) is int}
+        met = [names_of(text) for text in found]
+        impossible = 0
+        for text, why in stated(tuple(sizes), turned["inputs"]):
+            names = names_of(text)
+            if any(names <= other for other in met):
+                continue
+            axes = [name for name in sizes if any(name in one for one in (*met, names))]
+            own = {name: size for name, size in const.items() if name in axes}
+            wanted = dict.fromkeys(set(axes) - own.keys(), 1)
+            if System(tuple(axes), (*found, text)).solve(own, wanted) is not None:
+                self._note(f"{text}: taken from {why}")
+                found, met = [*found, text], [*met, names]
+                continue
+            impossible += 1
+            if impossible == MOST_IMPOSSIBLE:
+                break
+        return found
+
     def _valued(self, name: str, axis: Json, default: int) -> Json:
-        """A const axis without a value: `init`'s default or an eighth of it, else a var one."""
+        """A const axis without a value: that default or an eighth of it, else a var one."""
         if default <= 0:
             self._note(f"axes.{name} is const and has no value: read as var")
             return {**axis, "type": "var"}
         size = default if default <= WIDE or default % SCALED_BY else default // SCALED_BY
-        self._note(f"axes.{name} is const and has no value: read as {size}, by init's default")
+        self._note(f"axes.{name} is const and has no value: read as {size}, by a default")
         return {**axis, "value": size}
 
     def _spec(self, where: str, spec: Any) -> Any:  # noqa: ANN401 - any JSON value
@@ -214,12 +244,12 @@ class Normaliser:
         return made
 
     def _inputs(self, turned: Json) -> Json:
-        """Inputs; a dtype that is left open is that of the input's role."""
+        """Inputs; a dtype that is left open is that of the input's description or role."""
         inputs = {}
         for name, spec in turned["inputs"].items():
             made = self._spec(f"inputs.{name}", spec)
             if isinstance(made, dict) and made.get("dtype") == DType.UNKNOWN:
-                made["dtype"] = str(_dtype_of(role_of(name)))
+                made["dtype"] = str(dtype_of(name, made))
                 self._note(f"inputs.{name}.dtype is unknown: read as {made['dtype']}")
             inputs[name] = made
         return inputs
@@ -244,10 +274,3 @@ class Normaliser:
             del turned["init"]
         else:
             turned["init_entry"] = entry.name
-
-
-def _dtype_of(role: Role) -> DType:
-    """The dtype that FlashInfer's API takes most often for a role."""
-    if role in INDICES:
-        return DType.INT32
-    return {Role.MASK: DType.BOOL, Role.SCALE: DType.FLOAT32}.get(role, DType.BFLOAT16)

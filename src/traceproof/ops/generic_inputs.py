@@ -47,10 +47,9 @@ def _scalar(definition: Definition, spec: TensorSpec, name: str, case: Case) -> 
         return text_of(definition, name)  # type: ignore[return-value] # a mode of the call, passed as it is
     sizes = {**definition.const_axes, **case.axes}
     words = name.lower().split("_")
-    if name in sizes:
-        return sizes[name]
-    if spec.dtype is DType.BOOL:
-        return False
+    mode = sizes.get(name, allowed(definition, name))
+    if spec.dtype is DType.BOOL or isinstance(mode, int):
+        return mode if isinstance(mode, int) else False
     known = next((value for word, value in SCALARS.items() if word in words), 1.0)
     if not spec.dtype.startswith("float"):
         return int(known) if known >= 1 or not known else 1
@@ -60,13 +59,21 @@ def _scalar(definition: Definition, spec: TensorSpec, name: str, case: Case) -> 
 
 
 def text_of(definition: Definition, name: str) -> str | None:
-    """A text that a constraint allows an input to be (`layout == 'HND'`, `mode in ('a', 'b')`), or None."""
+    """A text that a constraint allows an input to be, or None."""
+    found = allowed(definition, name)
+    return found if isinstance(found, str) else None
+
+
+def allowed(definition: Definition, name: str) -> str | int | None:
+    """What a constraint allows an input to be (`layout == 'HND'`, `mode in ('a', 'b')`, `kind == 2`), or None."""
     for constraint in definition.constraints or ():
         for node in ast.walk(ast.parse(constraint.strip(), mode="eval")):
             if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and node.left.id == name:
-                texts = [one.value for one in ast.walk(node.comparators[0]) if isinstance(one, ast.Constant)]
-                if texts and isinstance(texts[0], str):
-                    return texts[0]
+                if not isinstance(node.ops[0], ast.Eq | ast.In):
+                    continue
+                for one in ast.walk(node.comparators[0]):
+                    if isinstance(one, ast.Constant) and isinstance(one.value, str | int):
+                        return one.value
     return None
 
 

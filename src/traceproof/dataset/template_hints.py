@@ -1,0 +1,124 @@
+"""What FlashInfer's templates say of sizes, modes and dtypes in names and descriptions alone."""
+
+import ast
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from traceproof.dataset.definition import DType
+from traceproof.dataset.roles import Role, role_of
+
+# `K_div_2`, `K_div_block_size`, `N_mul_2`, `batch_size_plus_1_kv`, `num_experts_plus_one`.
+ARITHMETIC = re.compile(r"(?P<left>\w+?)_(?P<sign>div|mul|plus)_(?P<right>\d+(?=_|$)|\w+)")
+SIGNS: Mapping[str, str] = {"div": "{left} == {name} * {right}", "mul": "{name} == {left} * {right}"}
+SIGNS = {**SIGNS, "plus": "{name} == {left} + {right}"}
+TWICE = re.compile(r"(?P<one>\w+)_(?P<which>doubled|half)")
+PACKED = re.compile(r"num_packed_(?P<one>\w+)")  # two values of four bits to a byte
+BLOCKS = re.compile(r"num(?:_(?P<format>fp4|mxint4))?_(?P<one>\w+)_blocks")
+BLOCK: Mapping[str | None, int] = {None: 128, "fp4": 16, "mxint4": 32}  # values that share a scale
+OVER = re.compile(r"\bover (\d+) values\b")  # in the description of a tensor of scales
+# Of experts: which of their axes go together. Kernels load 16 bytes at a time, 32 values of four bits.
+EXPERTS = (
+    "hidden_size % 32 == 0",
+    "intermediate_size % 32 == 0",
+    "num_local_experts <= num_experts",
+    "top_k <= num_experts",
+    "top_k <= num_local_experts",
+    "gemm1_out_size == 2 * intermediate_size",
+    "num_experts % n_group == 0 and num_experts >= 2 * n_group",
+    "topk_group <= n_group",
+    "top_k * n_group <= num_experts * topk_group",
+)
+MODE = re.compile(r"(\d+)=\w+\.?")  # the description of a mode that a definition is of: `2=MxFp8.`
+INDICES = frozenset({Role.OFFSETS, Role.INDICES, Role.LENGTHS, Role.SEED})
+# Words of the description of a tensor without a dtype; the first that is found counts.
+DTYPES: tuple[tuple[re.Pattern[str], DType], ...] = (
+    (re.compile(r"\buint8\b"), DType.UINT8),
+    (re.compile(r"\bint32\b"), DType.INT32),
+    (re.compile(r"\bint64\b"), DType.INT64),
+    (re.compile(r"\bpacked E2M1\b|Packed (FP4|E2M1|4-bit)|(FP4|Int4)-packed|scale bytes"), DType.UINT8),
+    (re.compile(r"\bU?E8M0\b.{0,40} scales?\b"), DType.FLOAT8_E8M0FNU),
+    (re.compile(r"\b[Ff]loat32\b|\bFP32\b"), DType.FLOAT32),
+    (
+        re.compile(r"\bfloat8_e4m3fn\b|\(float8\)|\bE4M3 scales\b|FP8[- ]quantized|FP8 weights"),
+        DType.FLOAT8_E4M3FN,
+    ),
+)
+
+
+def stated(axes: Collection[str], inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Constraints on axes and whole numbers, each with what states it."""
+    for name in axes:
+        for constraint in (_arithmetic(name, axes), _twice(name, axes), _packed(name, axes)):
+            if constraint:
+                yield constraint, f"the name of axes.{name}"
+        yield from _blocks(name, axes, inputs)
+    for constraint in EXPERTS if "num_local_experts" in axes else ():
+        if names_of(constraint) <= set(axes):
+            yield constraint, "the names of experts' axes"
+    for name, spec in inputs.items():
+        mode = MODE.fullmatch(str(spec.get("description"))) if isinstance(spec, dict) else None
+        if mode and spec.get("shape") is None:
+            yield f"{name} == {mode[1]}", f"the description of inputs.{name}"
+
+
+def names_of(constraint: str) -> frozenset[str]:
+    """The names that a constraint speaks of; none if it is no expression."""
+    try:
+        tree = ast.parse(constraint.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return frozenset()
+    return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+
+
+def _arithmetic(name: str, axes: Collection[str]) -> str:
+    found = ARITHMETIC.match(name)
+    left = _axis(found["left"], axes) if found else None
+    right = found["right"].replace("one", "1") if found else ""
+    if found is None or left is None or not (right in axes or right.isdigit()):
+        return ""
+    return SIGNS[found["sign"]].format(name=name, left=left, right=right)
+
+
+def _twice(name: str, axes: Collection[str]) -> str:
+    found = TWICE.fullmatch(name)
+    one = _axis(found["one"], axes) if found else None
+    if found is None or one is None:
+        return ""
+    return f"{name} == 2 * {one}" if found["which"] == "doubled" else f"{one} == 2 * {name}"
+
+
+def _packed(name: str, axes: Collection[str]) -> str:
+    found = PACKED.fullmatch(name)
+    one = _axis(found["one"], axes) if found else None
+    return f"{one} == 2 * {name}" if one else ""
+
+
+def _blocks(name: str, axes: Collection[str], inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    found = BLOCKS.fullmatch(name)
+    one = _axis(found["one"], axes) if found else None
+    if found is None or one is None:
+        return
+    for where, spec in inputs.items():
+        told = OVER.search(str(spec.get("description"))) if isinstance(spec, dict) else None
+        if told and name in (spec.get("shape") or ()):
+            yield f"{one} == {told[1]} * {name}", f"the description of inputs.{where}"
+            return
+    block = "block_k" if "block_k" in axes else BLOCK[found["format"]]
+    yield f"{one} == {block} * {name}", f"the name of axes.{name}"
+
+
+def _axis(word: str, axes: Collection[str]) -> str | None:
+    """The axis of that name, or of that name's size."""
+    return next((name for name in (word, f"{word}_size") if name in axes), None)
+
+
+def dtype_of(name: str, spec: Mapping[str, Any]) -> DType:
+    """The dtype of an input that has none: by its description, else what FlashInfer's API takes for its role."""
+    told = str(spec.get("description"))
+    if any(PACKED.fullmatch(str(axis)) for axis in spec.get("shape") or ()):
+        return DType.UINT8
+    role = role_of(name)
+    by_role = {Role.MASK: DType.BOOL, Role.SCALE: DType.FLOAT32}.get(role, DType.BFLOAT16)
+    plain = DType.INT32 if role in INDICES else by_role
+    return next((dtype for words, dtype in DTYPES if words.search(told)), plain)
