@@ -170,11 +170,8 @@ def _dsa(it: Shapes, of: Mapping[str, Any]) -> bool:
 
 
 def _moe(it: Shapes, of: Mapping[str, Any]) -> bool:
-    experts, hidden, inner = (
-        of.get("num_experts", of["num_local_experts"]),
-        of["hidden_size"],
-        of["intermediate_size"],
-    )
+    experts = of.get("num_experts", of["num_local_experts"])
+    hidden, inner = of["hidden_size"], of["intermediate_size"]
     if of["num_local_experts"] != experts or of["TOP_K"] not in it.number(*TOP_K):
         return False
     groups = {"N_GROUP": ("n_group", "num_expert_group"), "TOPK_GROUP": ("topk_group",)}
@@ -236,12 +233,9 @@ def constants(definition: Mapping[str, Any]) -> dict[str, Any]:
     """A definition's const axes, and numbers at the top of its reference."""
     found = {name: axis["value"] for name, axis in definition["axes"].items() if axis["type"] == "const"}
     for node in ast.parse(definition["reference"]).body:
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.targets[0], ast.Name)
-        ):
-            found[node.targets[0].id] = node.value.value
+        match node:
+            case ast.Assign(targets=[ast.Name(id=constant)], value=ast.Constant(value=value)):
+                found[constant] = value
     name = str(definition["name"])
     return found | {"style": "gptj" if "_gptj_" in name else "neox", "kind": name.partition("_and_mul")[0]}
 

@@ -3,12 +3,13 @@
 import contextlib
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Self
 
 import typer
 
-from traceproof.bumps.bisect import Bisection, Verdict
+from traceproof.bumps.bisect import Bisection, Found, Verdict
 from traceproof.bumps.source import importable
 from traceproof.bumps.touches import Touch, stack_of
 from traceproof.bumps.trial import Trial
@@ -49,41 +50,36 @@ def bisect(  # noqa: PLR0913 - one parameter per option
             f"{repository} has no ground truth of {op_type}: {'no known package' if stack is None else stack}",
             todo=f"Give a clone of one of {', '.join(PACKAGES)}.",
         )
+    answer = _searched(flow, repository, good, bad, definition=definition, op_type=op_type, stack=stack)
+    subject = Git(repository).local("log", "-1", "--format=%h %an %as %s", answer.commit).strip()
+    told = {name: value for name, value in asdict(answer).items() if name not in {"good", "bad"}}
+    ends = {"before": answer.good["verdict"], "after": answer.bad["verdict"]}
+    run.write_result(json_file, {**told, "subject": subject, **ends})
+    if str(json_file) != "-":
+        _show(answer, subject, op_type)
+
+
+def _searched(  # noqa: PLR0913 - what is searched, and where
+    flow: Pipeline, repository: Path, good: str, bad: str, *, definition: str, op_type: str, stack: str
+) -> Found:
+    """The first commit with the bad verdict, each state judged in a checkout beside the repository's own."""
     with (
         tempfile.TemporaryDirectory(prefix="traceproof-bisect-") as scratch,
         _Worktree(repository, Path(scratch)) as tree,
     ):
+        work = Path(scratch) / "work"
         trial = Trial(
-            flow=flow,
-            root=root,
-            definitions=(definition,),
-            op_type=op_type,
-            stack=stack,
-            work=Path(scratch) / "work",
+            flow=flow, root=flow.root, definitions=(definition,), op_type=op_type, stack=stack, work=work
         )
 
         def judge(commit: str, found: Touch) -> Verdict:
             tree.at(commit)
             return trial.verdict(importable(tree.folder, stack, Path(scratch) / "linked"), found.digest)
 
-        answer = Bisection(repository, stack, op_type, judge, say).search(good, bad)
-    subject = Git(repository).local("log", "-1", "--format=%h %an %as %s", answer.commit).strip()
-    run.write_result(
-        json_file,
-        {
-            "commit": answer.commit,
-            "subject": subject,
-            "doubtful": answer.doubtful,
-            "before": answer.good["verdict"],
-            "after": answer.bad["verdict"],
-            "commits": answer.commits,
-            "touching": answer.touching,
-            "tried": answer.tried,
-            "parts": answer.parts,
-        },
-    )
-    if str(json_file) == "-":
-        return
+        return Bisection(repository, stack, op_type, judge, say).search(good, bad)
+
+
+def _show(answer: Found, subject: str, op_type: str) -> None:
     out = sys.stdout
     out.write(f"{answer.good['verdict']} became {answer.bad['verdict']} with {subject}\n")
     if answer.doubtful:

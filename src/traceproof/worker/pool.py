@@ -50,13 +50,7 @@ class Pool:
         lasting: bool = True,  # whether its trusted workers serve other jobs too, before and afterwards
     ) -> None:
         # Nothing shuts trusted code in; without what would, recipes of different jobs are equal and share a host.
-        layers: dict[Isolation, dict[str, list[str]]] = {
-            Isolation.TRUSTED: {"readable": [], "without": []},
-            Isolation.UNTRUSTED: {
-                "readable": [os.path.abspath(path) for path in readable],  # noqa: PTH100 - links stay links
-                "without": sorted(without),
-            },
-        }
+        shut_in = [os.path.abspath(path) for path in readable], sorted(without)  # noqa: PTH100 - links stay links
         self._recipes = {
             isolation: Recipe(
                 python=os.fspath(python) if python is not None else sys.executable,
@@ -64,7 +58,8 @@ class Pool:
                 env=dict(env or {}),
                 gpu=gpu,
                 isolation=isolation,
-                **layers[isolation],
+                readable=shut_in[0] if isolation is Isolation.UNTRUSTED else [],
+                without=shut_in[1] if isolation is Isolation.UNTRUSTED else [],
             )
             for isolation in Isolation
         }

@@ -16,48 +16,34 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 Change = Callable[[torch.Tensor, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]], torch.Tensor]
 
 
-def _answer(name: str, change: Change) -> Answer:
-    """What `change` makes of the gate, the other half and the activation, in float32."""
+def _answer(name: str, change: Change, *, other: str = "", pairs: bool = False) -> Answer:
+    """What `change` makes of the gate, the other half and the activation, in float32.
 
-    def make(subject: Subject) -> Tensors:
-        gate, up = subject.tensor("input").float().chunk(2, -1)
-        kind = activation_of(subject.definition)
-        assert kind is not None
-        return subject.rounded({"output": change(gate, up, ACTIVATIONS[kind])})
+    `other`: by another activation than the definition's; `pairs`: of gate and the rest taken alternately.
+    """
+
+    def make(subject: Subject) -> Tensors | None:
+        value, kind = subject.tensor("input").float(), activation_of(subject.definition)
+        if kind is None or kind == other:
+            return None
+        gate, up = (value[:, ::2], value[:, 1::2]) if pairs else value.chunk(2, -1)
+        return subject.rounded({"output": change(gate, up, ACTIVATIONS[other or kind])})
 
     return Answer(name, make)
 
 
-def _other(kind: str) -> Answer:
-    """Another activation than the definition's."""
-
-    def make(subject: Subject) -> Tensors | None:
-        if activation_of(subject.definition) == kind:
-            return None
-        gate, up = subject.tensor("input").float().chunk(2, -1)
-        return subject.rounded({"output": ACTIVATIONS[kind](gate) * up})
-
-    return Answer(f"{kind} instead", make)
-
-
-def _interleaved(subject: Subject) -> Tensors:
-    """Gate and the rest taken alternately instead of by halves."""
-    value = subject.tensor("input").float()
-    kind = activation_of(subject.definition)
-    assert kind is not None
-    return subject.rounded({"output": ACTIVATIONS[kind](value[:, ::2]) * value[:, 1::2]})
+def _gated(gate: torch.Tensor, up: torch.Tensor, act: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    return act(gate) * up
 
 
 ANSWERS = Answers(
     right=(
-        _answer("float32, rounded once", lambda gate, up, act: act(gate) * up),
+        _answer("float32, rounded once", _gated),
         _answer("float64, rounded once", lambda gate, up, act: act(gate.double()) * up.double()),
     ),
     wrong=(
-        _other(SILU),
-        _other(GELU),
-        _other(TANH),
-        Answer("halves interleaved", _interleaved),
+        *(_answer(f"{kind} instead", _gated, other=kind) for kind in ACTIVATIONS),
+        _answer("halves interleaved", _gated, pairs=True),
         _answer("the other half activated", lambda gate, up, act: gate * act(up)),
         _answer("activation dropped", lambda gate, up, _: gate * up),
         _answer("product dropped", lambda gate, _, act: act(gate)),

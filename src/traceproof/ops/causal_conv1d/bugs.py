@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from traceproof.ops.answers import Answer, Answers, Tensors
-from traceproof.ops.common.formula import Formula, Wide, by
+from traceproof.ops.common.formula import Wide, by
 
 Change = Callable[[Wide], dict[str, torch.Tensor]]
 
@@ -30,24 +30,14 @@ def _conv(
     return {"output": activation(total.squeeze(-1)), "new_state": rows}
 
 
-def _with(formula: Formula, name: str, change: Change, *, needs: str = "") -> Answer:
-    """A way with other inputs."""
-
-    def changed(wide: Wide) -> Tensors | None:
-        if needs and needs not in wide:
-            return None
-        return formula(Wide(wide.definition, {**wide.values, **change(wide)}, wide.dtype))
-
-    return by(name, changed)
+def _with(name: str, change: Change, *, needs: str = "") -> Answer:
+    """The convolution of other inputs."""
+    return by(name, lambda wide: None if needs and needs not in wide else _conv(wide.changed(**change(wide))))
 
 
 def _stale(wide: Wide) -> Tensors | None:
     """The state as it was."""
     return {**_conv(wide), "new_state": wide["conv_state"]} if "conv_state" in wide else None
-
-
-def _future(wide: Wide) -> Tensors | None:
-    return None if "conv_state" in wide else _conv(wide, shift=1)
 
 
 def _in_turn(wide: Wide) -> Tensors:
@@ -67,26 +57,23 @@ def _in_turn(wide: Wide) -> Tensors:
 ANSWERS = Answers(
     right=(by("a grouped convolution", _conv), by("the newest product first", _in_turn)),
     wrong=(
-        _with(_conv, "weights in the opposite order", lambda wide: {"weight": wide["weight"].flip(1)}),
+        _with("weights in the opposite order", lambda wide: {"weight": wide["weight"].flip(1)}),
         _with(
-            _conv,
             "oldest element dropped",
             lambda wide: {"weight": wide["weight"] * (torch.arange(wide["weight"].shape[1]) > 0)},
         ),
         _with(
-            _conv,
             "newest element dropped",
             lambda wide: {"weight": wide["weight"] * (torch.arange(wide["weight"].shape[1]).flip(0) > 0)},
         ),
-        _with(_conv, "channels shifted", lambda wide: {"weight": wide["weight"].roll(1, 0)}),
-        _with(_conv, "bias dropped", lambda wide: {"bias": torch.zeros_like(wide["bias"])}, needs="bias"),
+        _with("channels shifted", lambda wide: {"weight": wide["weight"].roll(1, 0)}),
+        _with("bias dropped", lambda wide: {"bias": torch.zeros_like(wide["bias"])}, needs="bias"),
         by("activation dropped", lambda wide: _conv(wide, activation=lambda total: total)),
         by("sigmoid alone", lambda wide: _conv(wide, activation=torch.sigmoid)),
         by("gelu", lambda wide: _conv(wide, activation=functional.gelu)),
-        by("one element of the future", _future),
+        by("one element of the future", lambda wide: None if "conv_state" in wide else _conv(wide, shift=1)),
         by("state not moved on", _stale),
         _with(
-            _conv,
             "state read the other way",
             lambda wide: {"conv_state": wide["conv_state"].flip(-1)},
             needs="conv_state",

@@ -45,6 +45,10 @@ class Wide:
         """Whether an input is given."""
         return self.values.get(name) is not None
 
+    def changed(self, **values: Value) -> "Wide":
+        """The same with some inputs replaced."""
+        return Wide(self.definition, {**self.values, **values}, self.dtype)
+
     def maybe(self, name: str) -> torch.Tensor | None:
         """That tensor, if it is given."""
         return None if self.values.get(name) is None else self[name]

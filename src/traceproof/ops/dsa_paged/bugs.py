@@ -180,52 +180,38 @@ INDEXER_WRONG = (
 # Sparse attention, beside what all attention can get wrong
 
 
+def _attend(subject: Subject, indices: torch.Tensor) -> Tensors:
+    operands = attention.operands_of(subject, subject.with_inputs(sparse_indices=indices))
+    return attention.naive(subject, operands)
+
+
+def _listed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Answer:
+    """Attention over other lists of indices."""
+    return Answer(name, lambda subject: _attend(subject, change(subject.tensor("sparse_indices"))))
+
+
 def _minus_one_read(at: int) -> Make:
     """-1 taken for an index: from the end, as Python reads it, or clamped to 0."""
 
     def make(subject: Subject) -> Tensors:
         indices = subject.tensor("sparse_indices")
         rows = subject.tensor("ckv_cache").shape[0] * subject.tensor("ckv_cache").shape[1]
-        filled = torch.where(indices < 0, at % rows, indices)
-        return _attend(subject, filled)
+        return _attend(subject, torch.where(indices < 0, at % rows, indices))
 
     return make
 
 
-def _attend(subject: Subject, indices: torch.Tensor) -> Tensors:
-    operands = attention.operands_of(subject, subject.with_inputs(sparse_indices=indices))
-    return attention.naive(subject, operands)
-
-
-def _up_to_first_hole(subject: Subject) -> Tensors:
-    """A list ends at its first -1."""
-    indices = subject.tensor("sparse_indices")
-    ended = (indices < 0).cummax(-1).values
-    return _attend(subject, indices.masked_fill(ended, -1))
-
-
-def _rows_shifted(subject: Subject) -> Tensors:
-    return _attend(subject, subject.tensor("sparse_indices").roll(1, 0))
-
-
-def _half(subject: Subject) -> Tensors:
+def _half(indices: torch.Tensor) -> torch.Tensor:
     """Only the first half of each list is looked at."""
-    indices = subject.tensor("sparse_indices").clone()
-    indices[:, indices.shape[1] // 2 :] = -1
-    return _attend(subject, indices)
-
-
-def _sorted(subject: Subject) -> Tensors:
-    """A right way: the rows in the order of the cache."""
-    return _attend(subject, subject.tensor("sparse_indices").sort(-1).values)
+    return indices.masked_fill(torch.arange(indices.shape[1]) >= indices.shape[1] // 2, -1)
 
 
 SPARSE_WRONG = (
     Answer("-1 reads the last row", _minus_one_read(-1)),
     Answer("-1 reads the first row", _minus_one_read(0)),
-    Answer("list ends at its first -1", _up_to_first_hole),
-    Answer("second half of the list ignored", _half),
-    Answer("lists of the token before", _rows_shifted),
+    _listed("list ends at its first -1", lambda rows: rows.masked_fill((rows < 0).cummax(-1).values, -1)),
+    _listed("second half of the list ignored", _half),
+    _listed("lists of the token before", lambda rows: rows.roll(1, 0)),
 )
 
 
@@ -243,7 +229,9 @@ def _sparse(answers: tuple[Answer, ...]) -> tuple[Answer, ...]:
 ANSWERS = Answers(
     right=(
         Answer("naive, float32 sums", _first),
-        *_sparse((*attention.RIGHT[1:], Answer("rows in the order of the cache", _sorted))),
+        *_sparse(
+            (*attention.RIGHT[1:], _listed("rows in the order of the cache", lambda rows: rows.sort(-1).values))
+        ),
         *INDEXER_RIGHT,
     ),
     wrong=(*_sparse((*attention.WRONG, *SPARSE_WRONG)), *INDEXER_WRONG),

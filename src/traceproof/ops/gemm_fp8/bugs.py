@@ -20,8 +20,7 @@ def _scaled(name: str, a: Scales = _same, b: Scales = _same) -> Answer:
     """The product with other scales."""
 
     def formula(wide: Wide) -> Tensors:
-        values = {**wide.values, "a_scale": a(wide["a_scale"]), "b_scale": b(wide["b_scale"])}
-        left, right = factors(Wide(wide.definition, values, wide.dtype))
+        left, right = factors(wide.changed(a_scale=a(wide["a_scale"]), b_scale=b(wide["b_scale"])))
         return {"out": left @ right}
 
     return by(name, formula)

@@ -31,7 +31,7 @@ def _flat(wide: Wide) -> Tensors:
 
 def _with(name: str, change: Callable[[Wide], dict[str, torch.Tensor]]) -> Answer:
     """What other inputs give."""
-    return by(name, lambda wide: appended(Wide(wide.definition, {**wide.values, **change(wide)}, wide.dtype)))
+    return by(name, lambda wide: appended(wide.changed(**change(wide))))
 
 
 def _exchanged(wide: Wide) -> Tensors:
@@ -40,11 +40,6 @@ def _exchanged(wide: Wide) -> Tensors:
     most = len(wide["kv_indices"]) - 1
     page = wide["kv_indices"].long()[(positions % size).clamp_max(most)]
     return at(wide, page, (positions // size) % size)
-
-
-def _elsewhere_zero(wide: Wide) -> Tensors:
-    zeros = {name: torch.zeros_like(wide[name]) for name in ("k_cache", "v_cache")}
-    return appended(Wide(wide.definition, {**wide.values, **zeros}, wide.dtype))
 
 
 def _within(wide: Wide, step: int) -> dict[str, torch.Tensor]:
@@ -68,7 +63,10 @@ ANSWERS = Answers(
             lambda wide: {name: wide[name].flip(0) for name in ("append_key", "append_value")},
         ),
         by("nothing appended", lambda wide: {f"{name}_out": wide[name] for name in ("k_cache", "v_cache")}),
-        by("the rest set to zero", _elsewhere_zero),
+        _with(
+            "the rest set to zero",
+            lambda wide: {name: torch.zeros_like(wide[name]) for name in ("k_cache", "v_cache")},
+        ),
         by("page and row exchanged", _exchanged),
     ),
 )

@@ -1,28 +1,20 @@
 """Answers of rope, by what is done to the inputs before and the outputs after a right rotation."""
 
+from collections.abc import Callable
+
 import torch
 
 from traceproof.ops.answers import Answer, Answers, Subject, Tensors, both_precisions
 
 
-def _halves(subject: Subject) -> tuple[torch.Tensor, torch.Tensor]:
-    cache = subject.tensor("cos_sin_cache")
-    half = cache.shape[-1] // 2
-    return cache[:, :half], cache[:, half:]
+def _cache(name: str, change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]) -> Answer:
+    """A right rotation by another cache, made of the cosines and the sines."""
 
+    def make(subject: Subject) -> Tensors:
+        cos, sin = subject.tensor("cos_sin_cache").chunk(2, -1)
+        return subject.floor(cos_sin_cache=torch.cat(change(cos, sin), -1))
 
-def _cache(subject: Subject, cos: torch.Tensor, sin: torch.Tensor) -> Tensors:
-    return subject.floor(cos_sin_cache=torch.cat([cos, sin], -1))
-
-
-def _reversed(subject: Subject) -> Tensors:
-    cos, sin = _halves(subject)
-    return _cache(subject, cos, -sin)
-
-
-def _swapped(subject: Subject) -> Tensors:
-    cos, sin = _halves(subject)
-    return _cache(subject, sin, cos)
+    return Answer(name, make)
 
 
 def _other_pairs(subject: Subject) -> Tensors:
@@ -51,18 +43,14 @@ def _by_row(subject: Subject) -> Tensors:
     return subject.floor(positions=positions)
 
 
-def _keys_untouched(subject: Subject) -> Tensors:
-    return subject.floor() | {"k_out": subject.tensor("k").clone()}
-
-
 ANSWERS = Answers(
     right=both_precisions("float32, rounded once", "float64, rounded once"),
     wrong=(
-        Answer("rotated the other way", _reversed),
-        Answer("cosine and sine swapped", _swapped),
+        _cache("rotated the other way", lambda cos, sin: (cos, -sin)),
+        _cache("cosine and sine swapped", lambda cos, sin: (sin, cos)),
         Answer("the other pairing of channels", _other_pairs),
         Answer("position plus one", _next_position),
         Answer("positions ignored", _by_row),
-        Answer("keys not rotated", _keys_untouched),
+        Answer("keys not rotated", lambda subject: subject.floor() | {"k_out": subject.tensor("k").clone()}),
     ),
 )

@@ -53,24 +53,18 @@ def _inverse_cdf(subject: Subject) -> Tensors:
     return subject.rounded({"samples": tokens.gather(1, picks).T.contiguous()})
 
 
-def _greedy(subject: Subject) -> Tensors:
-    solved = subject.op.oracle(subject.definition, subject.inputs)
-    first = torch.zeros_like(solved["samples@probs"])
-    first[:, :1] = 1.0
-    return _samples(subject, solved["samples@tokens"], first, 4)
+def _redistributed(name: str, change: Callable[[torch.Tensor], torch.Tensor], salt: int) -> Answer:
+    """Draws from other probabilities, the most probable first, of the tokens that the filters leave."""
+
+    def make(subject: Subject) -> Tensors:
+        solved = subject.op.oracle(subject.definition, subject.inputs)
+        return _samples(subject, solved["samples@tokens"], change(solved["samples@probs"]), salt)
+
+    return Answer(name, make)
 
 
-def _uniform(subject: Subject) -> Tensors:
-    """Every token of the support alike."""
-    solved = subject.op.oracle(subject.definition, subject.inputs)
-    support = (solved["samples@probs"] > 0).double()
-    return _samples(subject, solved["samples@tokens"], support, 5)
-
-
-def _squared(subject: Subject) -> Tensors:
-    """A temperature of one half."""
-    solved = subject.op.oracle(subject.definition, subject.inputs)
-    return _samples(subject, solved["samples@tokens"], solved["samples@probs"] ** 2, 6)
+def _first_alone(probs: torch.Tensor) -> torch.Tensor:
+    return (torch.arange(probs.shape[1]) == 0).to(probs.dtype).expand_as(probs)
 
 
 def _without_crossing(subject: Subject) -> Tensors | None:
@@ -107,9 +101,9 @@ ANSWERS = Answers(
         _filtered("top-p ignored", _input("top_p", torch.ones_like)),
         _filtered("p x 0.9", _input("top_p", lambda p: p * 0.9)),
         Answer("crossing token left out", _without_crossing),
-        Answer("most probable token always", _greedy),
-        Answer("support sampled evenly", _uniform),
-        Answer("probabilities squared", _squared),
+        _redistributed("most probable token always", _first_alone, 4),
+        _redistributed("support sampled evenly", lambda probs: (probs > 0).double(), 5),
+        _redistributed("probabilities squared", torch.square, 6),
         Answer("token plus one", _next_token),
         Answer("rows shifted", _rows_shifted),
     ),

@@ -1,5 +1,7 @@
 """Answers of single_decode."""
 
+from dataclasses import replace
+
 from traceproof.ops.answers import Answer, Answers, Subject, Tensors
 from traceproof.ops.common.formula import by
 from traceproof.ops.common.single import answers
@@ -9,17 +11,7 @@ def _one(answer: Answer) -> Answer:
     """An answer of a request, for the request of one query."""
 
     def make(subject: Subject) -> Tensors | None:
-        definition = subject.definition
-        found = answer.make(
-            Subject(
-                definition=definition,
-                op=subject.op,
-                case=subject.case,
-                inputs=subject.with_inputs(q=subject.tensor("q")[None]),
-                oracle={},
-                seed=subject.seed,
-            )
-        )
+        found = answer.make(replace(subject, inputs=subject.with_inputs(q=subject.tensor("q")[None]), oracle={}))
         return None if found is None else {name: value[0] for name, value in found.items()}
 
     return Answer(answer.name, make)

@@ -7,8 +7,7 @@ from traceproof.ops.common.single import CASES, SCALARS, SingleOp, attend
 
 def decode(wide: Wide) -> Tensors:
     """The one query as a request of one."""
-    request = {**wide.values, "q": wide["q"][None]}
-    return {"output": attend(Wide(wide.definition, request, wide.dtype))[0]}
+    return {"output": attend(wide.changed(q=wide["q"][None]))[0]}
 
 
 OP = SingleOp(

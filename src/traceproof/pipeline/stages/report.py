@@ -3,6 +3,7 @@
 import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,48 +53,56 @@ def summarise(
     """
     versions = {str(record["stack"]): record["versions"] for record in stacks}
     collector, outcomes = proof.Collector(), Outcomes()
-    groups: dict[tuple[str, str], Counter[str]] = {}
-    skips: dict[tuple[str, str], Counter[str]] = {}
-    members: dict[tuple[str, str], dict[str, set[str]]] = {}
+    groups: dict[tuple[str, str], _Group] = {}
     definitions: dict[str, Counter[str]] = {}
     findings: dict[str, list[dict[str, Any]]] = {"new": [], "known": [], "unexpected": []}
     for row in collector.watch(rows):
-        group = (row.op_type, row.actor)
-        verdict = str(row.verdict)
-        groups.setdefault(group, Counter())[verdict] += 1
-        shown = NO_ORACLE if row.unjudged else Grade.TWIN if row.grade is Grade.TWIN else verdict
+        shown = NO_ORACLE if row.unjudged else Grade.TWIN if row.grade is Grade.TWIN else str(row.verdict)
         definitions.setdefault(row.definition, Counter())[shown] += 1
-        groups[group][NO_ORACLE] += row.unjudged
-        members.setdefault(group, {}).setdefault(row.definition, set()).add(str(row.case))
-        if verdict == Verdict.SKIP:
-            skips.setdefault(group, Counter())[str(row.reason)] += 1
         kind = _kind(row, known, versions)
         outcomes.note(row, kind)
+        groups.setdefault((row.op_type, row.actor), _Group()).note(row, kind)
         if kind is not None:
             findings[kind].append({key: getattr(row, key) for key in FINDING_KEYS})
-            groups[group][kind] += 1
     came = outcomes.by_definition()
     return {
         "verified": proved(came.values()) and not findings["new"] and not findings["unexpected"],
         "outcomes": came,
         "definitions": {name: _overall(counts) for name, counts in sorted(definitions.items())},
-        "groups": [
-            {
-                "op_type": op_type,
-                "actor": actor,
-                "definitions": len(members[op_type, actor]),
-                "members": sorted(members[op_type, actor]) if actor == REFERENCE else [],
-                "cases": sum(map(len, members[op_type, actor].values())),
-                **{verdict: groups[op_type, actor][verdict] for verdict in Verdict},
-                "known": groups[op_type, actor]["known"],
-                NO_ORACLE: groups[op_type, actor][NO_ORACLE],
-                "skips": dict(sorted(skips.get((op_type, actor), {}).items())),
-            }
-            for op_type, actor in sorted(groups)
-        ],
+        "groups": [group.as_json(*names) for names, group in sorted(groups.items(), key=lambda item: item[0])],
         "findings": findings,
         "proof": collector.proof(stacks).model_dump(mode="json"),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What the rows of an actor over an op_type come to."""
+
+    counts: Counter[str] = field(default_factory=Counter)  # of verdicts, kinds of findings, and what nobody judged
+    skips: Counter[str] = field(default_factory=Counter)  # by reason
+    members: dict[str, set[str]] = field(default_factory=dict)  # cases of each definition
+
+    def note(self, row: VerdictRow, kind: str | None) -> None:
+        """Count a row, which is a finding of a kind, or none."""
+        self.counts[str(row.verdict)] += 1
+        self.counts[NO_ORACLE] += row.unjudged
+        self.counts[str(kind)] += 1
+        self.members.setdefault(row.definition, set()).add(str(row.case))
+        if row.verdict == Verdict.SKIP:
+            self.skips[str(row.reason)] += 1
+
+    def as_json(self, op_type: str, actor: str) -> dict[str, Any]:
+        """The group's row of the summary."""
+        return {
+            "op_type": op_type,
+            "actor": actor,
+            "definitions": len(self.members),
+            "members": sorted(self.members) if actor == REFERENCE else [],
+            "cases": sum(map(len, self.members.values())),
+            **{name: self.counts[name] for name in (*Verdict, "known", NO_ORACLE)},
+            "skips": dict(sorted(self.skips.items())),
+        }
 
 
 def _kind(row: VerdictRow, known: Known, stacks: Mapping[str, Mapping[str, str]]) -> str | None:
