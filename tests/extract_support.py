@@ -9,6 +9,7 @@ from typing import Any
 from traceproof.extract import kernels
 from traceproof.extract.collect import Use
 from traceproof.extract.kernels import drafts
+from traceproof.extract.pipeline import Choices
 from traceproof.extract.reading import parse
 from traceproof.models.reading import Reading
 from traceproof.ops.drafts import Draft
@@ -34,10 +35,10 @@ def named(name: str) -> Path:
     return min((path for path in GOLDEN if path.stem.startswith(name)), key=lambda path: len(path.stem))
 
 
-def drafts_of(path: Path, *, rank_gemms: bool = False) -> dict[str, Draft]:
+def drafts_of(path: Path, *, per_rank: bool = False) -> dict[str, Draft]:
     """A stored model's definitions by name."""
     calls, _ = kernels.from_reading(reading_of(path))
-    made, _ = drafts(kernels.merged(calls), page_sizes=(1, 64), rank_gemms=rank_gemms)
+    made, _ = drafts(kernels.merged(calls), Choices(per_rank=per_rank))
     return {draft.name: draft for _, draft in made}
 
 
@@ -45,5 +46,5 @@ def uses_of(path: Path, model: str) -> list[tuple[Draft, Use]]:
     """A stored model's definitions with their uses."""
     reading = reading_of(path)
     calls, _ = kernels.from_reading(reading)
-    made, _ = drafts(kernels.merged(calls), page_sizes=(1, 64), rank_gemms=False)
+    made, _ = drafts(kernels.merged(calls), Choices())
     return [(draft, Use(model, (model,), reading.parallel, call.paths, call.count)) for call, draft in made]

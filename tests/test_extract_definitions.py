@@ -45,7 +45,7 @@ def test_deepseek_at_tp8_ep8_needs_these_definitions() -> None:
 
 
 def test_full_and_rank_shapes_of_projections_differ_as_tensor_parallelism_says() -> None:
-    full, rank = drafts_of(named("llama_3_1_70b")), drafts_of(named("llama_3_1_70b"), rank_gemms=True)
+    full, rank = drafts_of(named("llama_3_1_70b")), drafts_of(named("llama_3_1_70b"), per_rank=True)
     assert "gemm_n10240_k8192" in full
     assert "gemm_n2560_k8192" in rank
     assert "tp:4" in rank["gemm_n2560_k8192"].tags(["m"], tp=4, ep=1)

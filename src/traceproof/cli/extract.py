@@ -90,7 +90,7 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
         environment=Environment(interpreter(READER, extract_python), sglang_path),
         torch_python=interpreter(MAIN, torch_python),
         choices=Choices(
-            page_sizes=pages, rank_gemms=gemm_shapes == "rank", second_reading=not single_reading, strict=strict
+            page_sizes=pages, per_rank=gemm_shapes == "rank", second_reading=not single_reading, strict=strict
         ),
         flashinfer=flashinfer_path,
     )

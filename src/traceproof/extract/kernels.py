@@ -154,18 +154,14 @@ def confirmed(
     return agreed, unmapped, evidence.notes
 
 
-def drafts(
-    kernels: Iterable[Kernel], *, page_sizes: Sequence[int], rank_gemms: bool
-) -> tuple[list[tuple[Kernel, Draft]], list[Unmapped]]:
+def drafts(kernels: Iterable[Kernel], choice: Choice) -> tuple[list[tuple[Kernel, Draft]], list[Unmapped]]:
     """Definitions of the calls, each with its call, and the calls that the dataset has no form for.
 
     They have the dataset's conventions, which were read off the published definitions of each op_type. A `Draft`
-    holds one before it knows which models share it. `rank_gemms`: projections as one rank launches them, rather
-    than the model's full shapes.
+    holds one before it knows which models share it.
     """
     found: list[tuple[Kernel, Draft]] = []
     unmapped: list[Unmapped] = []
-    choice = Choice(page_sizes=page_sizes, per_rank=rank_gemms)
     makers = [extraction.drafts for extraction in extractions()]
     for kernel in kernels:
         own = (made[kernel.kind](kernel, choice) for made in makers if kernel.kind in made)

@@ -26,6 +26,7 @@ from traceproof.models.catalogue import Parallel
 from traceproof.models.kernel import Kernel
 from traceproof.models.reading import Reading
 from traceproof.ops.drafts import Draft
+from traceproof.ops.extraction import Choice
 
 PAGE_SIZES = (1, 64)  # what the dataset has
 
@@ -41,11 +42,11 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """Which calls of a model become definitions."""
+class Choices(Choice):
+    """Which calls of a model become definitions, and which."""
 
-    page_sizes: tuple[int, ...] = PAGE_SIZES  # of paged attention
-    rank_gemms: bool = False  # projections as one rank launches them
+    page_sizes: Sequence[int] = PAGE_SIZES
+    per_rank: bool = False
     second_reading: bool = True  # whether transformers' model must have a call, too
     strict: bool = False  # whether a call that it does not have is an error
 
@@ -165,9 +166,8 @@ def definitions_of(label: str, reading: Reading, config: Mapping[str, Any], choi
     """
     calls, left = kernels.from_reading(reading)
     counts = [f"read as if not quantised, {reading.unpacked}"] if reading.unpacked else []
-    pages, per_rank = choices.page_sizes, choices.rank_gemms
-    formed = {id(call) for call in calls if drafts([call], page_sizes=pages, rank_gemms=per_rank)[0]}
-    _, formless = drafts([call for call in calls if id(call) not in formed], page_sizes=pages, rank_gemms=per_rank)
+    formed = {id(call) for call in calls if drafts([call], choices)[0]}
+    _, formless = drafts([call for call in calls if id(call) not in formed], choices)
     calls, left = [call for call in calls if id(call) in formed], left + formless
     if choices.second_reading:
         calls, disagreed, other = kernels.confirmed(calls, reading, config)
@@ -177,7 +177,7 @@ def definitions_of(label: str, reading: Reading, config: Mapping[str, Any], choi
             problems = [told(one) for one in disagreed]
             todo = "Without --strict all other calls are written; --single-reading takes SGLang's word alone."
             raise TraceproofError(f"{label}: SGLang and transformers disagree", problems=problems, todo=todo)
-    made, partly = drafts(kernels.merged(calls), page_sizes=pages, rank_gemms=per_rank)
+    made, partly = drafts(kernels.merged(calls), choices)
     return Described(made, [*left, *partly], counts)
 
 

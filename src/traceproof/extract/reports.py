@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from traceproof.extract.kernels import Unmapped
@@ -41,13 +42,7 @@ def as_json(extraction: Extraction) -> dict[str, Any]:
     """The extraction for machines."""
     return {
         "definitions": [
-            {
-                "name": outcome.name,
-                "op_type": outcome.op_type,
-                "status": outcome.status,
-                "differences": list(outcome.differences),
-                "notes": list(outcome.notes),
-            }
+            {name: value for name, value in asdict(outcome).items() if name != "text"}
             for outcome in extraction.outcomes
         ],
         "uses": {
@@ -65,25 +60,11 @@ def as_json(extraction: Extraction) -> dict[str, Any]:
         "no_oracle": {item.name: finding.no_oracle for item, finding in extraction.refused},
         "described": extraction.described,
         "not_described": {
-            label: [
-                {
-                    "path": left.path,
-                    "class": left.class_name,
-                    "count": left.count,
-                    "why": left.why,
-                    "source": left.source,
-                    "disagreed": left.disagreed,
-                }
-                for left in items
-            ]
+            label: [{name.removesuffix("_name"): value for name, value in asdict(left).items()} for left in items]
             for label, items in extraction.unmapped.items()
         },
         "readings": {
-            label: {
-                "versions": dict(reading.versions),
-                "experts": reading.experts,
-                "architecture": reading.architecture,
-            }
+            label: {name: getattr(reading, name) for name in ("versions", "experts", "architecture")}
             for label, reading in extraction.readings.items()
         },
     }

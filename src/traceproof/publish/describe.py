@@ -1,7 +1,7 @@
 """The description of a pull request: what it holds, where that comes from, and the verdicts."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from traceproof.publish.bundle import Bundle
 from traceproof.publish.change import Change
@@ -26,24 +26,19 @@ def description(  # noqa: PLR0913 - all that it tells
     """Markdown; the same bytes whenever the bundle, the base and the ledger are."""
     if not bundle.definitions:
         return f"{CARD}\n\n{bundle.marker}\n"
-    parts = [
-        _head(bundle),
-        "\n".join(["## Provenance", "", *_provenance(bundle, ledger, provenance)]),
-        "\n".join(["## Verdicts", "", *_verdicts(bundle, ledger)]),
-    ]
-    if rows:
-        parts.append("\n".join(["## Model coverage", "", *_short(table(rows))]))
-    if change.differs:
-        changed = [f"- {markdown(line)}" for line in change.differs]
-        parts.append("\n".join(["## Changes to what is there", "", *_short(changed)]))
     left = [*(f"{path}: left as it is in the dataset" for path in change.kept), *bundle.notes]
-    if left:
-        parts.append("\n".join(["## Left out", "", *_short([f"- {markdown(line)}" for line in left])]))
-    if output:
-        parts.append("\n".join(["## Output of the tests", "", *_verbatim(output)]))
-    parts.append("\n".join(["## Repeat", "", "```", *_repeat(bundle), "```"]))
-    parts.append(bundle.marker)
-    return "\n\n".join(parts) + "\n"
+    sections: dict[str, Iterable[str]] = {
+        "Provenance": _provenance(bundle, ledger, provenance),
+        "Verdicts": _verdicts(bundle, ledger),
+        "Model coverage": _short(table(rows) if rows else []),
+        "Changes to what is there": _short([f"- {markdown(line)}" for line in change.differs]),
+        "Left out": _short([f"- {markdown(line)}" for line in left]),
+        "Output of the tests": _verbatim(output),
+        "Repeat": ["```", *_repeat(bundle), "```"],
+    }
+    told = {title: list(lines) for title, lines in sections.items()}
+    parts = ["\n".join([f"## {title}", "", *lines]) for title, lines in told.items() if lines]
+    return "\n\n".join([_head(bundle), *parts, bundle.marker]) + "\n"
 
 
 def _head(bundle: Bundle) -> str:
