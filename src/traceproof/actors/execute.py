@@ -21,7 +21,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution import caches
 from traceproof.execution.bits import same_bits
-from traceproof.execution.device import ending_if_lost, set_seed
+from traceproof.execution.device import BETWEEN_BYTES, KEPT_BYTES, ending_if_lost, giving_back, set_seed
 from traceproof.execution.inputs import drawing_device, fingerprints, make_inputs, place
 from traceproof.execution.tensor_files import plain_tensor, plain_tensors
 from traceproof.ops import far
@@ -33,7 +33,6 @@ from traceproof.reasons import UnavailableError
 
 NO_SPACE = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EFBIG})\b")  # as safetensors tells it
 GOLDEN = 0x9E3779B97F4A7C15
-KEPT_BYTES = 512 << 20  # of free GPU memory that a worker goes on with: to give it back waits for the GPU
 OTHER_SEED = 1_000_003  # added to a case's seed to get the second, different inputs of the same shapes
 
 
@@ -63,7 +62,8 @@ def setup_many(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, An
         if name not in loaded:
             loaded.clear()  # cases come definition by definition
             loaded[name] = _load(payload, payload["definitions"][name], scratch)
-        return loaded[name](item)
+        with giving_back(KEPT_BYTES if item.get("last") else BETWEEN_BYTES):
+            return loaded[name](item)
 
     return run
 

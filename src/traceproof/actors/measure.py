@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution.bits import same_bits
+from traceproof.execution.device import BETWEEN_BYTES, giving_back
 from traceproof.execution.inputs import drawing_device, draws_much, fingerprints, make_inputs
 from traceproof.execution.transfer import Sent, Transfer
 from traceproof.ops import registry as ops
@@ -46,7 +47,8 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
 
     def handle(item: dict[str, Any]) -> dict[str, Any]:
         try:
-            return actions[item["do"]](item)
+            with giving_back(BETWEEN_BYTES):
+                return actions[item["do"]](item)
         except BorderError as error:
             return {"bad": plain_text(str(error))}
         except OSError as error:

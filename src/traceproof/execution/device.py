@@ -1,4 +1,4 @@
-"""The device of a process that makes calls: its generators, and the end of the process where its GPU is lost.
+"""The device of a process that makes calls: generators, memory, and the end of a process whose GPU is lost.
 
 Part of what runs beside `traceproof.execution.runner`: standard library and torch only.
 """
@@ -12,6 +12,9 @@ from contextlib import contextmanager
 import torch
 
 CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
+# Free GPU memory that a process goes on with, since to give it back waits for the GPU: between two cases (what the
+# smallest lease of a job has room for), and once a job is done, whose lease ends.
+BETWEEN_BYTES, KEPT_BYTES = 4 << 30, 512 << 20
 
 
 def set_seed(seed: int, device: torch.device) -> None:
@@ -49,3 +52,16 @@ def ending_if_lost(device: torch.device) -> Iterator[None]:
             sys.stderr.flush()
             os._exit(CUDA_LOST)
         raise
+
+
+@contextmanager
+def giving_back(most: int) -> Iterator[None]:
+    """Leave this process no more GPU memory than so many bytes afterwards: others wait for it."""
+    try:
+        yield
+    except Exception as error:
+        traceback.clear_frames(error.__traceback__)  # they hold the case's tensors
+        raise
+    finally:
+        if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > most:  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()

@@ -195,6 +195,7 @@ class _Trusted:
             names = {item["definition"] for item in waiting}
             payload = self._payload() | {"definitions": {name: entries[name].definition for name in names}}
             items, waiting = waiting, []
+            items[-1]["last"] = True
             for outcome in self._outcomes(payload, items):
                 item = items[outcome.index]
                 name = item["definition"]
