@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -16,11 +18,29 @@ LONGEST = (
 )
 
 
+WORKER, WORKERS = (
+    os.environ.get(f"PYTEST_XDIST_WORKER{of}", "") for of in ("", "_COUNT")
+)  # of several: "gw1", "4"
+if WORKER:
+    sys.dont_write_bytecode = False  # what one of several processes makes of a file's assertions serves the others
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Start each of several processes at another file: each rewrites the assertions of its share, not of all."""
+    report = yield
+    if WORKER and report.result:
+        start = len(report.result) * int(WORKER.removeprefix("gw")) // int(WORKERS)
+        if isinstance(report.result[-1], pytest.Module):
+            report.result = report.result[start:] + report.result[:start]
+    return report
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, then other slow ones, each of them whole."""
+    """Put the longest files first, then other slow ones, each of them whole; all processes have one order."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     order = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: (order.get(item.path.name, len(order)), item.path not in slow))
+    items.sort(key=lambda item: (order.get(item.path.name, len(order)), item.path not in slow, item.path))
 
 
 @pytest.fixture(scope="session")
