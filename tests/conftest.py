@@ -18,9 +18,8 @@ LONGEST = (
 )
 
 
-WORKER, WORKERS = (
-    os.environ.get(f"PYTEST_XDIST_WORKER{of}", "") for of in ("", "_COUNT")
-)  # of several: "gw1", "4"
+# Of several processes that run tests: this one, e.g. gw1, and how many they are.
+WORKER, WORKERS = (os.environ.get(f"PYTEST_XDIST_WORKER{of}", "") for of in ("", "_COUNT"))
 if WORKER:
     sys.dont_write_bytecode = False  # what one of several processes makes of a file's assertions serves the others
 

@@ -72,7 +72,9 @@ def history(upstream: Upstream) -> str:
 def test_the_planted_regression_is_found_by_running_it(
     tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = history(upstream)
+    upstream.commit({"README.md": "two"}, "Say more")
+    broken = upstream.commit({"python/sglang/srt/scale.py": REGRESSION}, "Scale faster")
+    upstream.commit({"python/sglang/srt/scale.py": REGRESSION.replace("x * weight", "weight * x")}, "Swap back")
     folder = tmp_path / "repository"  # as a clone of traceproof is laid out, with results of its own
     folder.mkdir()
     for name in ("src", "scripts", "Snakefile", "envs"):
@@ -97,8 +99,7 @@ def test_the_planted_regression_is_found_by_running_it(
     found = json.loads(answer.read_text())
     assert found["commit"] == broken
     assert (found["before"], found["after"]) == ("pass", "fail")
-    assert (found["commits"], found["touching"]) == (9, 3)
-    assert found["tried"] <= 4
+    assert (found["commits"], found["touching"], found["tried"]) == (3, 2, 3)
     assert found["parts"] == ["python/sglang/srt/scale.py::scaled"]
     assert "checkout" not in upstream.git("worktree", "list")
 

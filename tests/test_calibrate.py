@@ -224,6 +224,7 @@ def test_the_page_names_answers_that_were_never_given() -> None:
     assert "- gemm: one dead head" in table
 
 
+@pytest.mark.slow
 def test_units_put_together_are_one_measurement_and_one_that_raises_is_told_and_not_kept(tmp_path: Path) -> None:
     folder = tmp_path / "units"
     found = units([NORM], seeds=3, wrong_seeds=2)
@@ -244,6 +245,7 @@ def test_no_job_measures_nothing(tmp_path: Path) -> None:
     assert together("rmsnorm", found, tmp_path) == Rates("rmsnorm")
 
 
+@pytest.mark.slow
 def test_a_run_goes_seed_by_seed_from_the_first_that_is_asked_for(tmp_path: Path) -> None:
     other = ops.load("gemm", "gemm_n96_k160")
     found = units([NORM, other], seeds=4, wrong_seeds=0, first_seed=2)

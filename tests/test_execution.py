@@ -58,7 +58,7 @@ def test_what_a_source_does_beside_computing_is_told(pool: Pool, subject: Subjec
     ],
 )
 def test_a_call_without_outputs_says_why(pool: Pool, subject: Subject, source: str, status: Status) -> None:
-    limits = Limits(seconds=3.0, setup_seconds=60.0)
+    limits = Limits(seconds=1.0 if status is Status.TIMEOUT else 10.0, setup_seconds=60.0)
     with (
         pytest.raises(CallError) as failed,
         loaded(DEFINITION, pool, limits=limits, need=NEED, source=source) as called,

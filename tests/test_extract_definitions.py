@@ -80,6 +80,7 @@ def one_of_each_form() -> dict[str, Draft]:
     return {draft.name: draft.twin or draft for draft in found.values()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", one_of_each_form().values(), ids=one_of_each_form())
 def test_a_reference_holds_against_its_oracle(draft: Draft, pool: Pool) -> None:
     torch.set_num_threads(1)

@@ -111,6 +111,7 @@ def test_without_a_run_a_script_runs_in_the_process_that_was_started(jobs: Jobs)
     assert words(said)[:2] == [str(job.pid), str(os.getpid())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "status", "text"),
     [

@@ -37,6 +37,7 @@ def draws(known: Oracle, trials: int, seed: int, *, power: float = 1.0) -> torch
     return tokens.gather(1, picked).T.contiguous()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("known", "trials"),
     [

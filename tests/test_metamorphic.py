@@ -69,6 +69,7 @@ def test_every_op_type_with_an_oracle_has_laws() -> None:
     assert all(registry.attribute(op_type, "laws", "LAWS") for op_type in registry.known())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("definition", OWN, ids=lambda definition: definition.name)
 def test_right_references_keep_their_laws(definition: Definition) -> None:
     found = tried(definition, laws_of(definition), subjects(definition))

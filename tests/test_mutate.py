@@ -183,11 +183,12 @@ def test_an_output_too_many_is_refused(trial: Trial) -> None:
     assert fate_of(trial, text, 0, "")["fate"] == Fate.KILLED
 
 
+@pytest.mark.slow
 def test_mutants_run_in_a_worker_and_what_hangs_there_is_killed(pool: Pool) -> None:
     looping = REFERENCE.replace(
         "    if len(x) > 1000:", "    n = 1\n    while n < 1:\n        n = n\n    if n > 9:"
     )
-    limits = Limits(seconds=2, setup_seconds=60)
+    limits = Limits(seconds=1, setup_seconds=60)
     result = score(definition(looping), pool, limits=limits, sizes=("small",), seed=0)
     assert result.counts[Fate.KILLED] > 10
     hung = [it for it in result.outcomes if it.mutant.what == "Lt -> LtE"]

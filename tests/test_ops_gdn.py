@@ -174,6 +174,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("bug", MISTAKES)
 def test_a_mistake_is_seen(definition: Definition, bug: str) -> None:

@@ -182,6 +182,7 @@ def test_right_samplers_pass(definition: Definition, bug: str, seed: int) -> Non
     assert not rejected(definition, bug, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("filters", "bug"),
     [
@@ -199,6 +200,7 @@ def test_a_mistake_is_seen_with_few_draws(filters: str, bug: str) -> None:
     assert all(rejected(BY_FILTER[filters], bug, seed) for seed in range(3))
 
 
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("power", [0.8, 1.2])
 def test_another_temperature_is_seen_at_a_large_vocabulary(definition: Definition, power: float) -> None:

@@ -124,6 +124,6 @@ def test_strangers_code_does_not_run_where_it_can_not_be_isolated(tmp_path: Path
 
 
 def test_a_pool_says_of_each_outcome_what_was_lacking() -> None:
-    with Pool(without=tuple(NOTHING), weak=False) as pool:
+    with Pool(preload=(), without=tuple(NOTHING), weak=False) as pool:
         (refused,) = pool.run_items(setup="worker_misdeeds:setup", payload=None, items=[{"do": "given"}])
     assert refused.status is Status.ISOLATION

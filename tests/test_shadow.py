@@ -161,6 +161,7 @@ def test_another_order_of_summation_changes_rounding_and_nothing_else() -> None:
     assert not torch.equal(followed(sums, x, y, mode=OTHER_ORDER)[0], x @ y)
 
 
+@pytest.mark.slow
 def test_compiled_code_is_followed_and_following_imports_no_compiler() -> None:
     program = (
         "import sys, torch\n"

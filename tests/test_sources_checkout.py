@@ -254,6 +254,7 @@ def test_a_full_disk_is_an_error_that_says_so(tmp_path: Path, upstream: Upstream
     assert same(target, upstream, commit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(KILLS))
 @pytest.mark.parametrize("updates", [False, True], ids=["clone", "update"])
 def test_a_killed_run_leaves_nothing_that_looks_whole(

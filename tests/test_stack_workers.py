@@ -28,6 +28,7 @@ def test_what_takes_long_to_import_is_imported_once_where_a_gpu_is() -> None:
     assert stack_workers("torch", "cuda").preload == PRELOAD
 
 
+@pytest.mark.slow
 def test_what_is_imported_ahead_starts_no_thread() -> None:
     code = f"import os\nfor name in {COMPILER}:\n __import__(name)\nprint(len(os.listdir('/proc/self/task')))"
     alone = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -59,7 +60,7 @@ def test_workers_stand_back_as_their_interpreter_is_told(kind: str) -> None:
     isolation, without = KINDS[kind]
     path = os.pathsep.join([str(SOURCES), str(TESTS)])
     here = os.nice(0)
-    with Pool(env={"PYTHONPATH": path, NICE: "3"}, without=without) as pool:
+    with Pool(preload=(), env={"PYTHONPATH": path, NICE: "3"}, without=without) as pool:
         (outcome,) = pool.run_items(
             setup="worker_misdeeds:setup",
             payload=None,

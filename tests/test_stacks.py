@@ -66,6 +66,7 @@ def test_an_interpreter_given_by_its_name_alone_is_found_on_the_path(
     assert resolve(config(python="python-of-nobody"), "torch").python == "python-of-nobody"
 
 
+@pytest.mark.slow
 def test_a_probe_says_what_keys_outputs_and_nothing_of_the_machine() -> None:
     here = Installation("torch", None, sys.executable)
     found = probe(here, root=ROOT)
@@ -83,6 +84,7 @@ def test_an_interpreter_that_cannot_be_used_says_so(python: str) -> None:
     assert "has to name a Python with torch" in caught.value.todo
 
 
+@pytest.mark.slow
 def test_an_environment_that_cannot_be_had_says_what_the_installer_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

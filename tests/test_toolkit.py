@@ -107,6 +107,7 @@ def test_a_configured_toolkit_comes_first(tmp_path: Path, monkeypatch: pytest.Mo
     assert jit.environment(tmp_path, record)["CUDA_HOME"] == "/opt/cuda"
 
 
+@pytest.mark.slow
 def test_a_stack_is_known_by_the_release_of_its_compiler(tmp_path: Path) -> None:
     digests = []
     for text in (NVCC, NVCC.replace("88", "96")):
