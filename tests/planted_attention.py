@@ -76,13 +76,13 @@ def gqa(*, prefill: bool, page: int, heads: int = 6, kv_heads: int = 2, last: st
     return build(f"gqa_{prefill}_{page}_{heads}", "gqa_paged", data | structure, outputs(rows, "Dv"), sizes)
 
 
-def mla(*, prefill: bool, page: int) -> Definition:
-    """mla_paged with 4 heads, 64 + 16 wide."""
+def mla(*, prefill: bool, page: int, heads: int = 4, ckv: int = 64, kpe: int = 16) -> Definition:
+    """mla_paged."""
     rows = "total_q" if prefill else "batch_size"
     structure = dict(STRUCTURE)
     if not prefill:
         del structure["qo_indptr"]
-    sizes = {"Hq": 4, "Dc": 64, "Dp": 16, "page_size": page}
+    sizes = {"Hq": heads, "Dc": ckv, "Dp": kpe, "page_size": page}
     return build(f"mla_{prefill}", "mla_paged", absorbed(rows) | structure, outputs(rows, "Dc"), sizes)
 
 

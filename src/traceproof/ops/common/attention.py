@@ -21,6 +21,10 @@ from traceproof.ops.compare import Close, Comparison
 
 MAX_LOGITS = 1 << 22  # logits held at once: 32 MiB in float64, three such arrays live at a time
 KNOWN_DTYPES = frozenset({"bfloat16", "float16", "float32"})
+HALVES = frozenset({torch.bfloat16, torch.float16})
+INSTRUCTION = 16  # products of 16-bit numbers that a tensor core of a Hopper GPU adds to a float32 sum at a time
+FLOAT32_BITS = -1 << 29  # of a float64: what is left once it is cut off to float32
+LSE_FACTOR = 8.0  # of the gate of log-sum-exps, see `comparisons`
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class Precision:
 
     compute: torch.dtype
     weights: torch.dtype
+    lost: float = 0.0  # part of each logit that is lost, toward zero
+    instruction: int = 0  # products that are added at a time, each sum being cut off to float32; 0: as torch adds
 
 
 ORACLE = Precision(torch.float64, torch.float64)
@@ -93,7 +99,9 @@ def _attend(  # noqa: PLR0913, PLR0917 - the operands of one formula
     length, kv_heads, _ = keys.shape
     ratio = heads // kv_heads
     grouped = q.view(count, kv_heads, ratio, width).transpose(0, 1).reshape(kv_heads, count * ratio, width)
-    logits = torch.bmm(grouped, keys.permute(1, 2, 0)) * scale  # [Hkv, n * ratio, L]
+    logits = _products(grouped, keys.permute(1, 2, 0), precision) * scale  # [Hkv, n * ratio, L]
+    if precision.lost:
+        logits.sub_(logits, alpha=precision.lost)
     if visible is not None:
         hidden = torch.arange(length, device=q.device) >= visible.repeat_interleave(ratio)[:, None]
         logits.masked_fill_(hidden, -math.inf)
@@ -105,6 +113,19 @@ def _attend(  # noqa: PLR0913, PLR0917 - the operands of one formula
     lse = ((top + torch.log(total)) / math.log(2.0)).squeeze(-1)
     output = mixed.view(kv_heads, count, ratio, -1).transpose(0, 1).reshape(count, heads, -1)
     return output, lse.view(kv_heads, count, ratio).transpose(0, 1).reshape(count, heads)
+
+
+def _products(queries: torch.Tensor, keys: torch.Tensor, precision: Precision) -> torch.Tensor:
+    """Products of queries [H, N, D] and keys [H, D, L], summed as `precision` says."""
+    step, shape = precision.instruction, (*queries.shape[:2], keys.shape[-1])
+    if not step:
+        return torch.bmm(queries, keys)
+    total = torch.zeros(shape, dtype=torch.float64, device=queries.device)
+    queries, keys = queries.double(), keys.double()
+    for first in range(0, queries.shape[-1], step):
+        total.baddbmm_(queries[..., first : first + step], keys[:, first : first + step])
+        total.view(torch.int64).bitwise_and_(FLOAT32_BITS)
+    return total.to(precision.compute)
 
 
 def oracle(definition: Definition, operands: Operands) -> Tensors:
@@ -119,19 +140,33 @@ def floor(definition: Definition, operands: Operands) -> Tensors:
     Logits in float32 from the inputs as stored; weights exp(logit - max) rounded to the inputs' dtype, since that
     is what a tensor core multiplies with the values; sums in float32; the output rounded once. The row sum, and so
     the LSE, is taken over the rounded weights: FlashInfer's kernels for Ampere get it from the tensor core too.
+    What tensor cores may cut off a logit is part of it, over the factor that the LSE's gate allows.
     """
-    low = attention(operands, Precision(torch.float32, operands.q.dtype))
+    lost = cut_off(operands.q.shape[-1]) / LSE_FACTOR if operands.q.dtype in HALVES else 0.0
+    low = attention(operands, Precision(torch.float32, operands.q.dtype, lost))
     return rounded(definition, low)
+
+
+def cut_off(width: int) -> float:
+    """Relative loss that tensor cores may inflict on a sum of `width` products.
+
+    An instruction adds INSTRUCTION products to the sum and cuts the result off to float32, toward zero: less than
+    one spacing is lost, which is 2^-23 of the sum at most. Where n instructions let the sum grow evenly to s, that
+    is (n + 1) / 2 times 2^-23 of s. The products are cut off too, 25 bits below the largest; cutting a sum off
+    loses half a spacing on average, which leaves room for that.
+    """
+    return (math.ceil(width / INSTRUCTION) + 1) / 2 * 2.0**-23
 
 
 def comparisons(definition: Definition) -> Mapping[str, Comparison]:
     """Close for both outputs."""
     kinds: dict[str, Comparison] = {
         "output": Close(),
-        # Over a single key the LSE is one dot product: few values a case, some exact by luck, and tensor cores
-        # truncate where a CPU rounds. The worst of 192 right answers (3 to 6 heads, one key) came to 1.07 of the
-        # limit at factor 4 and to 0.72 at 8.
-        "lse": Close(factor=8.0, reason="few roundings to measure by, and tensor cores truncate their sums"),
+        # Over a single key the LSE is one dot product: few values a case, some exact by luck. The worst of 192
+        # right answers (3 to 6 heads, one key) came to 1.07 of the limit at factor 4 and to 0.72 at 8.
+        "lse": Close(
+            factor=LSE_FACTOR, reason="few roundings to measure by, and a CPU's luck differs from a GPU's"
+        ),
     }
     return {name: kinds[name] for name in definition.outputs}
 

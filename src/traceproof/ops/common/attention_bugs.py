@@ -9,10 +9,11 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops.answers import Answer, Answers, Subject, Tensors, Values
-from traceproof.ops.common.attention import Operands, Precision, Span, attention
+from traceproof.ops.common.attention import HALVES, Operands, Precision, Span, attention
 
 Alter = Callable[[Operands], Operands | None]
 TILE = 64  # keys that an online softmax takes at a time
+PRODUCTS = 8  # of the smallest instructions of tensor cores for 16-bit numbers: they cut off most often
 
 
 def operands_of(subject: Subject, inputs: Values | None = None) -> Operands:
@@ -196,6 +197,15 @@ WRONG = (
 )
 
 
+def _on_tensor_cores(subject: Subject) -> Tensors | None:
+    """Logits in float32 that is cut off after every few products, as tensor cores do; None for float32's."""
+    operands = operands_of(subject)
+    if operands.q.dtype not in HALVES:
+        return None
+    precision = Precision(torch.float32, operands.q.dtype, instruction=PRODUCTS)
+    return subject.rounded(attention(operands, precision))
+
+
 def _online(subject: Subject) -> Tensors:
     """Online softmax over tiles of keys, weights rounded to the inputs' dtype before the second product."""
     return subject.rounded(_tiled(operands_of(subject), TILE))
@@ -259,6 +269,7 @@ RIGHT = (
         "float32 throughout",
         lambda subject: subject.rounded(attention(operands_of(subject), Precision(torch.float32, torch.float32))),
     ),
+    Answer("summed by tensor cores", _on_tensor_cores),
     Answer("online softmax", _online),
     Answer("split KV, merged", _split),
     Answer("keys in the opposite order", _reversed),
