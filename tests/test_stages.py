@@ -6,13 +6,14 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from definitions import GOOD, HIDDEN, rmsnorm, write
-from pipeline import STACK, Run, verdicts
+from pipeline import STACK, Run, sharing, verdicts
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -39,6 +40,13 @@ pytestmark = pytest.mark.slow
 
 LIMITS = Limits(seconds=20.0, memory_bytes=2 << 30)
 PASSED = {("pass", None)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_run() -> Iterator[None]:
+    """Jobs share interpreters, as those of a run do."""
+    with sharing():
+        yield
 
 
 @pytest.fixture
