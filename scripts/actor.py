@@ -10,8 +10,9 @@ from traceproof.actors import built
 from traceproof.actors.registry import ACTORS
 from traceproof.pipeline import entry, job_client
 from traceproof.pipeline.gpu_lease import gpus, lease, workers
+from traceproof.pipeline.load import Load
 from traceproof.pipeline.stages.actor import run
-from traceproof.pipeline.stages.job import Job, opens_gpu
+from traceproof.pipeline.stages.job import Job
 from traceproof.pipeline.stages.stack_workers import StackWorkers
 from traceproof.worker import Limits
 
@@ -39,7 +40,8 @@ def main() -> None:
     """Run it."""
     stack = json.loads(options.stack.read_text(encoding="utf-8"))
     stack_workers = StackWorkers.of(options.caches, stack)
-    opened = stack_workers.gpu and opens_gpu(options.cases, options.actor)
+    load = Load(options.cases.parent, side_by_side=stack_workers.gpu)
+    opened = stack_workers.gpu and load.opens_gpu(options.cases.stem, options.actor)
     if opened:  # while the driver says what GPUs there are, which takes a second at first
         stack_workers.start(trusted=ACTORS[options.actor].trusted)
     found = gpus(job_client.folder()) if opened else []

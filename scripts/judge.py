@@ -8,7 +8,7 @@ from pathlib import Path
 
 from traceproof.pipeline import entry, job_client
 from traceproof.pipeline.gpu_lease import gpus, lease
-from traceproof.pipeline.stages.job import judge_opens_gpu
+from traceproof.pipeline.load import Load
 from traceproof.pipeline.stages.judge import judge
 from traceproof.pipeline.stages.judge_settings import JudgeSettings
 from traceproof.pipeline.stages.stack_workers import StackWorkers
@@ -39,7 +39,8 @@ def main() -> None:
         options=options.repeat,
     )
     stack_workers = StackWorkers.of(options.caches, stack)
-    found = gpus(job_client.folder()) if stack_workers.gpu and judge_opens_gpu(options.cases) else []
+    opened = stack_workers.gpu and Load(options.cases.parent, side_by_side=True).opens_gpu(options.cases.stem)
+    found = gpus(job_client.folder()) if opened else []
     with lease(found, memory_mib=options.memory_mb), stack_workers.pool() as pool:
         judge(options.cases, options.manifests, options.verdicts, settings, pool, lanes=options.threads)
 

@@ -95,7 +95,7 @@ def test_jobs_state_a_gpu_only_if_they_open_one(tmp_path: Path) -> None:
 class Planned(Load):
     """Of a plan whose op_types open a GPU if their number is odd."""
 
-    def opens_gpu(self, op_type: str, actor: str) -> bool:
+    def opens_gpu(self, op_type: str, actor: str = "") -> bool:
         del actor
         return bool(int(op_type) % 2)
 

@@ -23,7 +23,7 @@ def entry(name: str, *, large: bool, memory: int, trials: int) -> PlannedDefinit
         large=large,
         nonce=0,
     )
-    definition = {"name": name, "op_type": OP_TYPE}
+    definition = {"name": name, "op_type": OP_TYPE, "reference": "def run(): ..."}
     return PlannedDefinition(
         path=f"{name}.json", digest="0" * 32, no_oracle=None, nonce=0, definition=definition, cases=(case,)
     )

@@ -40,7 +40,12 @@ def planned(count: int, *, trials: int = 100) -> OpTypePlan:
     )
     entries = {
         name: PlannedDefinition(
-            path=f"{name}.json", digest="0" * 32, no_oracle=None, nonce=0, definition={"name": name}, cases=(case,)
+            path=f"{name}.json",
+            digest="0" * 32,
+            no_oracle=None,
+            nonce=0,
+            definition={"name": name, "reference": "def run(): ..."},
+            cases=(case,),
         )
         for name in map("definition{:03d}".format, range(count))
     }

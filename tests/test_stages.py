@@ -24,10 +24,11 @@ from traceproof.errors import TraceproofError
 from traceproof.execution.inputs import HOST_BYTES, drawing_device, fingerprints
 from traceproof.ops import registry
 from traceproof.ops.cases import Case
+from traceproof.pipeline.load import Load
 from traceproof.pipeline.stages import large
 from traceproof.pipeline.stages.actor import MANY_TRIALS, _Trusted
 from traceproof.pipeline.stages.actor import run as run_job
-from traceproof.pipeline.stages.job import Job, opens_gpu
+from traceproof.pipeline.stages.job import Job
 from traceproof.pipeline.stages.manifest import Manifest
 from traceproof.pipeline.stages.plan import plan
 from traceproof.pipeline.stages.plan_selection import Selection
@@ -102,8 +103,8 @@ def test_lanes_give_the_records_that_one_gives(tmp_path: Path) -> None:
 
 def test_an_oracle_of_small_cases_leaves_the_gpu_alone(dataset: Path, tmp_path: Path) -> None:
     [cases] = plan(dataset, tmp_path / "cases", Selection(sizes=("small",)))
-    assert not opens_gpu(cases, "oracle")
-    assert opens_gpu(cases, "reference")
+    assert not Load(cases.parent, side_by_side=True).opens_gpu(cases.stem, "oracle")
+    assert Load(cases.parent, side_by_side=True).opens_gpu(cases.stem, "reference")
     # Told to use a GPU, which need not be there: a case that was sent to it would fail, or be keyed as the GPU's.
     records = {}
     for device in ("cuda", "cpu"):
@@ -126,7 +127,7 @@ def test_what_a_definition_lacks_is_said_without_a_worker(dataset: Path, tmp_pat
     cases.write_text(json.dumps(planned), encoding="utf-8")
     limits = replace(LIMITS, seconds=0.001)  # in which no worker does anything
     for actor in ("oracle", "reference"):
-        assert not opens_gpu(cases, actor)
+        assert not Load(cases.parent, side_by_side=True).opens_gpu(cases.stem, actor)
         job = Job(actor=actor, code="0", stack=STACK, threads=1, limits=limits)
         run_job(cases, tmp_path / f"{actor}.json", tmp_path / "store", job)
         records = Manifest.read(tmp_path / f"{actor}.json").cases
@@ -140,12 +141,12 @@ def test_an_oracle_of_a_large_case_uses_the_gpu_for_it_alone(dataset: Path, tmp_
     large, *small = planned["definitions"]["alpha"]["cases"]
     large["memory"] = ACTORS["oracle"].host_bytes + 1
     cases.write_text(json.dumps(planned), encoding="utf-8")
-    assert opens_gpu(cases, "oracle")
+    assert Load(cases.parent, side_by_side=True).opens_gpu(cases.stem, "oracle")
     assert ACTORS["oracle"].device("cuda", large["memory"]) == "cuda"
     assert {ACTORS["oracle"].device("cuda", case["memory"]) for case in small} == {"cpu"}
     large["skip"] = {"reason": "does_not_fit", "message": "nothing to open a GPU for"}
     cases.write_text(json.dumps(planned), encoding="utf-8")
-    assert not opens_gpu(cases, "oracle")
+    assert not Load(cases.parent, side_by_side=True).opens_gpu(cases.stem, "oracle")
 
 
 @pytest.mark.parametrize("installed", [True, False])

@@ -8,6 +8,7 @@ from pathlib import Path
 from traceproof.actors.registry import ACTORS
 from traceproof.ops.registry import record
 from traceproof.pipeline.records import REFERENCE, OpTypePlan, PlannedCase, shard_names
+from traceproof.pipeline.stages.shards import BYTE_SECONDS, CASE_SECONDS, TRIAL_SECONDS
 from traceproof.stacks import STACK_OF, STACKS, TRUTHS
 
 MIB = 1 << 20
@@ -15,8 +16,6 @@ BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and to
 LANES = 4  # definitions of one op_type side by side: long references on a GPU, and the judge beside one
 FEW_LANES = 2  # other references
 CLASS = 100  # priorities between one class of jobs and the next; `rules/` has the judge's and those of builds
-# Of a case, of each byte that it needs, and of a reference's draw: enough to order jobs by.
-CASE_SECONDS, BYTE_SECONDS, TRIAL_SECONDS = 0.03, 3e-10, 0.015
 SHARED = 8  # jobs of one actor in an allocation of a batch system; profiles give as much in `group-components`
 SLACK = 1.25  # estimates were up to a fifth below what was measured
 
@@ -37,13 +36,10 @@ class Load:
             return 1
         return max(1, min(LANES if record(op_type).long else FEW_LANES, len(self._plan(op_type).needs)))
 
-    def opens_gpu(self, op_type: str, actor: str) -> bool:
+    def opens_gpu(self, op_type: str, actor: str = "") -> bool:
         """Whether an actor's job computes anything on the GPU; the judge's, where no actor is named."""
         plan = self._plan(op_type)
-        if not actor:
-            return plan.large
-        info = ACTORS[actor]
-        return not info.host_bytes or info.device("cuda", plan.most) == "cuda"
+        return actor in plan.on_gpu if actor else plan.large
 
     def allocation(self, op_type: str, actor: str) -> int:
         """Number of the batch system's allocation that an actor's job shares with those of other op_types.
@@ -103,7 +99,9 @@ class Load:
         try:
             return _read(path, path.stat().st_mtime_ns)
         except FileNotFoundError:  # a dry run before anything is planned
-            return _Plan(needs=(), kernel_needs=(), large=False, most=0, shards={}, seconds=0.0, trials=0)
+            return _Plan(
+                needs=(), kernel_needs=(), large=False, on_gpu=frozenset(), shards={}, seconds=0.0, trials=0
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +111,7 @@ class _Plan:
     needs: tuple[int, ...]  # bytes of each definition's largest case, in ascending order
     kernel_needs: tuple[int, ...]  # the same for a kernel
     large: bool  # whether there are cases whose oracle the judge computes
-    most: int  # bytes of the largest of the others
+    on_gpu: frozenset[str]  # the actors that compute any of the others on the GPU
     shards: Mapping[str, int]  # how many jobs an actor has that has several
     seconds: float  # what an actor takes for all cases, draws aside, roughly
     trials: int  # draws of all cases
@@ -132,6 +130,16 @@ def _largest(plan: OpTypePlan, need: Callable[[PlannedCase], int]) -> tuple[int,
     )
 
 
+def _opens_gpu(plan: OpTypePlan, actor: str) -> bool:
+    info = ACTORS[actor]
+    able = [entry for entry in plan.definitions.values() if entry.lacks(actor) is None]
+    waiting = [case for entry in able for case in entry.cases if case.skip is None]
+    if not info.host_bytes:
+        return bool(waiting)
+    # Oracles of large cases are the judge's work.
+    return any(info.device("cuda", case.memory) == "cuda" for case in waiting if not case.large)
+
+
 @cache
 def _read(cases: Path, stamp: int) -> _Plan:
     """An op_type's plan, read once per state of the file: several rules ask of every job."""
@@ -141,7 +149,7 @@ def _read(cases: Path, stamp: int) -> _Plan:
         needs=_largest(plan, lambda case: case.memory),
         kernel_needs=_largest(plan, lambda case: case.memory + case.kernel_bytes),
         large=any(case.large for case in plan.to_run),
-        most=max((case.memory for case in plan.to_run if not case.large), default=0),
+        on_gpu=frozenset(actor for actor in ACTORS if _opens_gpu(plan, actor)),
         shards={actor: len(parts) for actor, parts in plan.shards.items()},
         seconds=sum(CASE_SECONDS + BYTE_SECONDS * case.memory for case in plan.to_run),
         trials=sum(case.trials for case in plan.to_run),

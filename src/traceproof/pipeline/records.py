@@ -86,6 +86,14 @@ class PlannedDefinition(Record):
         """Source of its reference."""
         return str(self.definition["reference"])
 
+    def lacks(self, actor: str) -> SkipNote | None:
+        """What the definition lacks for an actor, so that no worker is asked; None: nothing."""
+        if actor == REFERENCE and not self.reference:
+            return SkipNote(reason=Skip.NO_REFERENCE, message="the definition has no reference")
+        if actor == ORACLE and self.no_oracle is not None:
+            return SkipNote(reason=Skip.NO_ORACLE, message=self.no_oracle)
+        return None
+
     def holding(self, cases: Iterable[PlannedCase]) -> Self:
         """The same with some of the cases."""
         return self.model_copy(update={"cases": tuple(cases)})

@@ -14,11 +14,11 @@ from traceproof.owner import own_folder
 from traceproof.pipeline.records import ORACLE, OpTypePlan, PlannedCase, PlannedDefinition
 from traceproof.pipeline.run_record import LASTING, RunRecord
 from traceproof.pipeline.stages.calls import Call
-from traceproof.pipeline.stages.job import Job, absent
+from traceproof.pipeline.stages.job import Job
 from traceproof.pipeline.stages.lanes import lanes_of
 from traceproof.pipeline.stages.manifest import Manifest, Records
 from traceproof.pipeline.stages.progress import Progress
-from traceproof.pipeline.stages.reference import PATIENCE, References
+from traceproof.pipeline.stages.reference import PATIENCE, References, given_up
 from traceproof.store import Store, disk_errors
 from traceproof.worker import ItemOutcome, Pool, Status
 
@@ -153,7 +153,7 @@ def _known(
             progress.show(f"{name} {case_id}", "skip")
             continue
         key = job.key(entry, planned)
-        lacking = absent(job.actor, entry)
+        lacking = entry.lacks(job.actor)
         if lacking is not None:
             found[case_id] = RunRecord.skipped(key, lacking.reason, lacking.message)
             progress.show(f"{name} {case_id}", "skip")
@@ -242,11 +242,9 @@ class _Trusted:
         return record
 
     def _given_up(self, name: str, items: list[dict[str, Any]]) -> Records:
-        limit = f"{self.job.limits.seconds:g} s"
-        message = f"not run: {PATIENCE} cases of this definition ran into the limit of {limit}"
         for item in items:
             self.progress.show(f"{name} {item['case']['id']}", "error")
-        outcome = ItemOutcome(index=0, status=Status.TIMEOUT, message=message)
+        outcome = given_up(self.job.limits)
         return {item["case"]["id"]: RunRecord.error(item["key"], outcome) for item in items}
 
     def _record(self, key: str, outcome: ItemOutcome) -> RunRecord:

@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from traceproof.actors.registry import ACTORS
 from traceproof.digests import digest_json
-from traceproof.pipeline.records import ORACLE, REFERENCE, OpTypePlan, PlannedCase, PlannedDefinition, SkipNote
+from traceproof.pipeline.records import PlannedCase, PlannedDefinition
 from traceproof.pipeline.stages.stack_workers import StackWorkers
-from traceproof.reasons import Skip
 from traceproof.worker import Isolation, Limits
 
 
@@ -74,28 +72,3 @@ class Job:
                 self.device_of(planned),
             ]
         )
-
-
-def absent(actor: str, entry: PlannedDefinition) -> SkipNote | None:
-    """What the plan says that a definition lacks for an actor, so that no worker is asked; None: nothing."""
-    if actor == REFERENCE and not entry.reference:
-        return SkipNote(reason=Skip.NO_REFERENCE, message="the definition has no reference")
-    if actor == ORACLE and entry.no_oracle is not None:
-        return SkipNote(reason=Skip.NO_ORACLE, message=entry.no_oracle)
-    return None
-
-
-def opens_gpu(cases: Path, actor: str) -> bool:
-    """Whether an actor's job computes any of the planned cases on the GPU, where there is one."""
-    info = ACTORS[actor]
-    able = [entry for entry in OpTypePlan.read(cases).definitions.values() if absent(actor, entry) is None]
-    waiting = [case for entry in able for case in entry.cases if case.skip is None]
-    if not info.host_bytes:
-        return bool(waiting)
-    # Oracles of large cases are the judge's work.
-    return any(info.device("cuda", case.memory) == "cuda" for case in waiting if not case.large)
-
-
-def judge_opens_gpu(cases: Path) -> bool:
-    """Whether the judge computes any of the planned cases on the GPU, where there is one."""
-    return any(case.large for case in OpTypePlan.read(cases).to_run)

@@ -24,7 +24,7 @@ from traceproof.pipeline.stages.job import Job
 from traceproof.pipeline.stages.progress import Progress
 from traceproof.store import Store, disk_errors
 from traceproof.untrusted import FLOAT64, OTHER_ORDER
-from traceproof.worker import MIB, Isolation, ItemOutcome, Pool, Session, Status
+from traceproof.worker import MIB, Isolation, ItemOutcome, Limits, Pool, Session, Status
 
 MEASURE = "traceproof.actors.measure:setup"
 PATIENCE = 2  # timeouts of one definition after which its other cases are not waited for
@@ -134,7 +134,7 @@ class References:
             timeouts = waited
             for call in calls:
                 if timeouts >= PATIENCE:
-                    call.outcome = self._given_up()
+                    call.outcome = given_up(self.job.limits)
                 else:
                     call.outcome, call.facts = self._call(call, measure, caller)
                     timeouts += call.timed_out
@@ -219,11 +219,6 @@ class References:
             with disk_errors(self.store / "outputs"):
                 raise OSError(errno.ENOSPC, said["no_space"])
 
-    def _given_up(self) -> ItemOutcome:
-        limit = f"{self.job.limits.seconds:g} s"
-        message = f"not run: {PATIENCE} cases of this definition ran into the limit of {limit}"
-        return ItemOutcome(index=0, status=Status.TIMEOUT, message=message)
-
     def _finished(self, name: str, call: Call, done: Path | None) -> RunRecord:
         """The record of a call; a lasting one goes into the store, tensors first."""
         record = call.record()
@@ -233,6 +228,12 @@ class References:
             record = RunRecord.model_validate(self.outputs.finish(call.key, record.as_json(), tensors))
         self.progress.show(f"{name} {call.case_id}", record.status)
         return record
+
+
+def given_up(limits: Limits) -> ItemOutcome:
+    """The outcome of a case that is not run, as too many before it took too long."""
+    message = f"not run: {PATIENCE} cases of this definition ran into the limit of {limits.seconds:g} s"
+    return ItemOutcome(index=0, status=Status.TIMEOUT, message=message)
 
 
 def _outputs(done: Path, key: str) -> Path:
