@@ -154,6 +154,8 @@ def test_what_names_and_descriptions_state_of_sizes_is_a_constraint() -> None:
         "hidden_size == 16 * num_fp4_hidden_blocks",
         "hidden_size == 2 * num_packed_hidden",
         "intermediate_size == 32 * num_intermediate_blocks",
+        "hidden_size % 32 == 0",
+        "intermediate_size % 32 == 0",
         "num_local_experts <= num_experts",
         "top_k <= num_experts",
         "top_k <= num_local_experts",

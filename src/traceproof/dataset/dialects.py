@@ -203,11 +203,11 @@ class Normaliser:
             return []  # which the model will refuse
         sizes = {name: axis.get("value") for name, axis in turned["axes"].items() if isinstance(axis, dict)}
         const = {name: size for name, size in sizes.items() if type(size) is int}
-        met = [names_of(text) for text in found]
+        met = given = [names_of(text) for text in found]
         impossible = 0
         for text, why in stated(tuple(sizes), turned["inputs"]):
             names = names_of(text)
-            if any(names <= other for other in met):
+            if any(names <= other for other in given):
                 continue
             axes = [name for name in sizes if any(name in one for one in (*met, names))]
             own = {name: size for name, size in const.items() if name in axes}

@@ -34,7 +34,7 @@ INDICES = frozenset({Role.OFFSETS, Role.INDICES, Role.LENGTHS, Role.SEED})
 # Words of the description of a tensor without a dtype; the first that is found counts.
 DTYPES: tuple[tuple[re.Pattern[str], DType], ...] = (
     (re.compile(r"\buint8\b"), DType.UINT8),
-    (re.compile(r"\bint32\b"), DType.INT32),
+    (re.compile(r"\bint32\b|\bexpert ids\b"), DType.INT32),
     (re.compile(r"\bint64\b"), DType.INT64),
     (re.compile(r"\bpacked E2M1\b|Packed (FP4|E2M1|4-bit)|(FP4|Int4)-packed|scale bytes"), DType.UINT8),
     (re.compile(r"\bU?E8M0\b.{0,40} scales?\b"), DType.FLOAT8_E8M0FNU),
@@ -53,7 +53,7 @@ def stated(axes: Collection[str], inputs: Mapping[str, Any]) -> Iterator[tuple[s
             if constraint:
                 yield constraint, f"the name of axes.{name}"
         yield from _blocks(name, axes, inputs)
-    for constraint in EXPERTS if "num_local_experts" in axes else ():
+    for constraint in EXPERTS if {"num_experts", "num_local_experts"} & set(axes) else ():
         if names_of(constraint) <= set(axes):
             yield constraint, "the names of experts' axes"
     for name, spec in inputs.items():
