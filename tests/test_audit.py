@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from definitions import GOOD, rmsnorm, write
 
+from traceproof.audit import process
 from traceproof.audit.findings import as_sarif, as_text
 from traceproof.audit.run import CODES, Settings, audit
 from traceproof.cli.audit_tests import _closing
 from traceproof.errors import TraceproofError
+from traceproof.worker import Pool
 
 pytestmark = pytest.mark.slow
 RIGHT = """
@@ -115,6 +119,19 @@ def test_an_api_that_is_gone_is_found_and_one_that_is_there_is_not(dataset: Path
     assert "has no gone" in gone.evidence
 
 
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """What an audit runs tests in; these may read what all tests of this file wrote."""
+    with process.pool(sys.executable, [tmp_path_factory.getbasetemp()]) as found:
+        yield found
+
+
+@pytest.fixture
+def shared(workers: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Audits use the workers of the others."""
+    monkeypatch.setattr(process, "pool", lambda *_: nullcontext(workers))
+
+
 def test_running_shows_what_passes_without_comparing_and_which_tolerance_lets_zeros_pass(dataset: Path) -> None:
     text = GOOD + (
         "\nimport no_such_package\n"
@@ -168,6 +185,7 @@ def test_the_command_gives_exit_codes(dataset: Path) -> None:
     assert "is no folder" in absent.stderr
 
 
+@pytest.mark.usefixtures("shared")
 def test_a_file_that_takes_too_long_is_a_finding_and_what_it_showed_counts(dataset: Path) -> None:
     folder = dataset / "tests"
     folder.mkdir()
@@ -185,6 +203,7 @@ def test_a_file_that_takes_too_long_is_a_finding_and_what_it_showed_counts(datas
     assert said[1].startswith("1/1  test_x.py  timed out: 1 of 2 tests in 2")
 
 
+@pytest.mark.usefixtures("shared")
 def test_inherited_tests_are_counted_by_running_and_named_by_reading(dataset: Path) -> None:
     folder = dataset / "tests"
     folder.mkdir()
@@ -201,6 +220,7 @@ def test_inherited_tests_are_counted_by_running_and_named_by_reading(dataset: Pa
     assert "0 tests written in 2 files, 1 collected by pytest" in "\n".join(_closing(ran))
 
 
+@pytest.mark.usefixtures("shared")
 def test_a_file_that_cannot_be_collected_says_why(dataset: Path) -> None:
     folder = dataset / "tests"
     folder.mkdir()
@@ -209,6 +229,7 @@ def test_a_file_that_cannot_be_collected_says_why(dataset: Path) -> None:
     assert "No module named 'torch.no_such_module'" in report.not_run["test_x.py"]
 
 
+@pytest.mark.usefixtures("shared")
 def test_tests_that_pytest_does_not_get_to_say_why(dataset: Path) -> None:
     folder = dataset / "tests"
     folder.mkdir()
@@ -219,6 +240,7 @@ def test_tests_that_pytest_does_not_get_to_say_why(dataset: Path) -> None:
     assert "give the dataset" in report.not_run["test_x.py"]
 
 
+@pytest.mark.usefixtures("shared")
 def test_tests_with_an_option_for_a_dataset_get_the_one_that_is_audited(dataset: Path, tmp_path: Path) -> None:
     folder = tmp_path / "generated"
     folder.mkdir()

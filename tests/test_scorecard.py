@@ -81,17 +81,7 @@ def test_a_copy_with_other_parameters_is_left_as_it_is(tmp_path: Path) -> None:
     assert "1e-1" not in path.read_text()
 
 
-def test_our_suite_kills_and_fates_are_kept(tmp_path: Path) -> None:
-    root = dataset(tmp_path)
-    generate(GenerateOptions(root=root, everything=True, sizes=("small",)), Divergences(verdicts=None, known=None))
-    found = card(root, Suite(root, generated, ("--seed={seed}", "--test-sizes=small")))
-    assert found.killed == found.total > 0
-    fates = next(iter(KNOWN.values()))
-    assert len(fates) == found.total + found.equivalent
-    assert "100.0%" in table([found])
-
-
-def test_what_there_was_no_time_for_is_said_and_completed(tmp_path: Path) -> None:
+def test_our_suite_kills_and_what_there_was_no_time_for_is_said_and_completed(tmp_path: Path) -> None:
     root = dataset(tmp_path)
     generate(GenerateOptions(root=root, everything=True, sizes=("small",)), Divergences(verdicts=None, known=None))
     suite = Suite(root, generated, ("--seed={seed}", "--test-sizes=small"))
@@ -115,6 +105,9 @@ def test_what_there_was_no_time_for_is_said_and_completed(tmp_path: Path) -> Non
     done = go_on(3, float("inf"), begun)
     assert (done.seeds, done.alarms, done.left) == (3, [], 0)
     assert done.killed == done.total > 0
+    fates = next(iter(KNOWN.values()))
+    assert len(fates) == done.total + done.equivalent
+    assert "100.0%" in table([done])
     assert complete(done, seeds=3, most=MOST)
     assert not complete(done, seeds=3, most=MOST + 1)
     assert not complete(done, seeds=4, most=MOST)
