@@ -5,23 +5,39 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from solution_judge import candidate, solution_judge
 
 from traceproof.execution.source import CallError
 from traceproof.ops.cases import Case
 from traceproof.reasons import Failure, Verdict
+from traceproof.solutions.properties import CHANNELS
 from traceproof.solutions.rows import left_behind
-from traceproof.worker import Isolation, ItemOutcome, Status
-from traceproof.worker.interpreter import CHANNELS, MOST_CHANNELS, Recipe
+from traceproof.solutions.trial import Evaluation
+from traceproof.worker import ItemOutcome, Status
 
 CASE = Case(id="small-1", size="small", axes={"batch_size": 7}, seed=0)
 
 
-@pytest.mark.parametrize(("env", "channels"), [({}, "1"), (MOST_CHANNELS, "32")])
-def test_solutions_have_channels_enough_for_streams_not_to_wait_for_each_other(
-    env: dict[str, str], channels: str, tmp_path: Path
-) -> None:
-    recipe = Recipe(python="python", preload=(), env=env, gpu=True, readable=(), isolation=Isolation.TRUSTED)
-    assert recipe.environment(tmp_path)[CHANNELS] == channels
+SOURCE = """
+import os
+
+
+def run(hidden_states, weight):
+    return hidden_states * 0 + float(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "0"))
+"""
+
+
+@pytest.mark.parametrize("channels", [None, CHANNELS])
+def test_a_process_may_have_more_channels_to_a_gpu(channels: int | None, tmp_path: Path) -> None:
+    with solution_judge(tmp_path) as judge:
+        definition, cases = judge.planned("rmsnorm_h96")
+        evaluation = Evaluation.of(definition, candidate("one", SOURCE), judge.settings, judge.pool)
+        subject = evaluation.subject(next(case.case for case in cases if case.id == "small-0"))
+        with evaluation.source(channels=channels) as source:
+            (output,) = evaluation.call(source, subject).outputs.values()
+    assert isinstance(output, torch.Tensor)
+    assert bool((output == (channels or 0)).all())
 
 
 @pytest.mark.parametrize(

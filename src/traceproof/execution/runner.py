@@ -32,9 +32,11 @@ from traceproof.execution.tensor_files import (
     write_outputs,
 )
 from traceproof.untrusted import shadow
+from traceproof.worker.model import CHANNELS
 
 PACKAGE = __name__.partition(".")[0]
-# How a call is made; empty: as any other.
+# How a call is made.
+ORDINARY = ""
 SAME_MEMORY = "same memory"  # with its inputs where those of the call before lay
 STREAM = "stream"  # on another CUDA stream, on which the inputs are still being written
 STRIDED = "strided"  # with inputs whose rows do not lie side by side
@@ -63,6 +65,9 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
     torch.set_num_threads(payload["threads"])
     caches.use_own(scratch)
     device = torch.device(payload["device"])
+    channels = (payload["solution"] or {}).get("channels")
+    if channels is not None:
+        os.environ[CHANNELS] = str(channels)  # read when the GPU is opened
     if device.type == "cuda":
         torch.zeros(1, device=device)  # opens it, in no call's time
     with poisoned(payload["fill"]):  # names taken out of torch here are called later

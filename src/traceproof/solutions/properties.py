@@ -12,7 +12,7 @@ import torch
 
 from traceproof.execution.bits import same_bits
 from traceproof.execution.case import Subject
-from traceproof.execution.runner import GRAPH, SAME_MEMORY, STREAM, STRIDED
+from traceproof.execution.runner import GRAPH, ORDINARY, SAME_MEMORY, STREAM, STRIDED
 from traceproof.execution.source import CallError, Source
 from traceproof.execution.transfer import Taken
 from traceproof.judge.kernel_properties import PROPERTIES
@@ -30,6 +30,9 @@ OTHER_FILL = 96.0
 FAR = 64 * 129  # bytes: another room around inputs, so other addresses with the same alignment
 OTHERS = 3  # sizes between two calls that must agree
 DRAWS = 4  # of a sampler, in these calls
+# To a GPU, from the process in which work left on another stream shows: in one channel, work begins in the order
+# in which streams got it. CUDA has no more; a process with so many takes long to open a GPU.
+CHANNELS = 32
 SPLIT = "batch split and concatenated"
 
 
@@ -111,11 +114,11 @@ def measure(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> tuple[tuple
             step(found, source)
         found.same("threads", found.call(source, "threads", threads=2))
         found.same("strides", found.call(source, "strides", how=STRIDED))
-        _on_gpu(found, source, "stream", STREAM)
         _after_others(found, source, cases)
         _empty(found, source, cases)
-    with evaluation.source() as another:
+    with evaluation.source(channels=CHANNELS) as another:
         found.same("process", found.call(another, "process"))
+        _on_gpu(found, another, "stream", ORDINARY, STREAM)
         _on_gpu(found, another, "graph", GRAPH)  # last: a capture that fails may leave the process useless
     results = tuple(_result(evaluation, name, found.states.get(name)) for name in PROPERTIES)
     return results, found.rows
@@ -194,14 +197,17 @@ def moved(inputs: Values) -> Values | None:
 WIDE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 
 
-def _on_gpu(found: _Measured, source: Source, name: str, how: str) -> None:
-    """A call that is made in a way that only a GPU has."""
+def _on_gpu(found: _Measured, source: Source, name: str, *hows: str) -> None:
+    """Calls that are made in ways that only a GPU has; the first that is wrong ends them."""
     if not found.evaluation.settings.gpu:
         found.states[name] = UNMEASURED, "no_cuda: there is no GPU here"
     elif found.subject.trials:
         found.states[name] = UNMEASURED, "a sampler draws"
     else:
-        found.same(name, found.call(source, name, how=how))
+        for how in hows:
+            found.same(name, found.call(source, name, how=how))
+            if found.states[name][0] == BROKEN:
+                return
 
 
 def _batch(found: _Measured, source: Source) -> None:

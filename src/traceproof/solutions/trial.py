@@ -35,7 +35,6 @@ from traceproof.solutions.records import Row, Settings, Trial
 from traceproof.solutions.rows import bad, refused, row_of
 from traceproof.untrusted import FLOAT64, OTHER_ORDER
 from traceproof.worker import Limits, Pool, Status
-from traceproof.worker.interpreter import MOST_CHANNELS
 
 ROOM, BYTE = 4096, 0xFF  # around inputs: NaN as a float, out of range as a place
 SETUP_FAILED = "setup: "  # how the message begins where a solution could not be loaded
@@ -64,8 +63,7 @@ def judged(candidate: Candidate, name: str, settings: Settings, scratch: Path) -
 def workers(settings: Settings, scratch: Path) -> Pool:
     """The workers that solutions run in, which see nothing of what is judged by."""
     conceal = [scratch, *map(Path, settings.conceal)]
-    environment = {**settings.environment, **MOST_CHANNELS}
-    return strangers(gpu=settings.gpu, conceal=conceal, weak=settings.weak, environment=environment)
+    return strangers(gpu=settings.gpu, conceal=conceal, weak=settings.weak, environment=settings.environment)
 
 
 def tried(evaluation: "Evaluation", cases: Sequence[PlannedCase], *, whole: bool = True) -> Trial:
@@ -131,8 +129,13 @@ class Evaluation:
         """Where inputs lie in an ordinary call."""
         return Layout(room=ROOM, byte=BYTE, destinations=bool(self.candidate.destinations))
 
-    def source(self, *, first: bool = False) -> AbstractContextManager[Source]:
-        """The solution in a new worker; the first one of all compiles, with the time that a build may take."""
+    def source(self, *, first: bool = False, channels: int | None = None) -> AbstractContextManager[Source]:
+        """The solution in a new worker; the first one of all compiles, with the time that a build may take.
+
+        Args:
+            first: whether it is the first one of all.
+            channels: to the GPU; None: as few as will do where streams may wait for each other.
+        """
         limits = Limits.of_json(self.settings.limits)
         compiled = self.compiled
         if first and compiled is not None:
@@ -141,6 +144,7 @@ class Evaluation:
             "files": dict(self.candidate.files),
             "entry": self.candidate.entry,
             "binding": self.candidate.binding,
+            "channels": channels,
         }
         return loaded(
             self.definition,

@@ -15,7 +15,7 @@ from traceproof.errors import TraceproofError
 from traceproof.owner import new_folder
 from traceproof.stacks import STACKS
 from traceproof.worker.conversation import Conversation
-from traceproof.worker.model import Isolation, Limits
+from traceproof.worker.model import CHANNELS, Isolation, Limits
 
 PACKET_BYTES = 1 << 16
 START_SECONDS = 180.0  # importing torch from a cold network file system
@@ -40,11 +40,8 @@ KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_
 # A thread of OpenMP that waits for the next parallel region spins for milliseconds: with two threads, operations
 # on small tensors then cost up to five times the processor time. Workers' threads sleep at once.
 SLEEPS = {"OMP_WAIT_POLICY": "PASSIVE"}
-# A driver sets up eight channels to a GPU for a process, and processes wait for each other's. One will do where
-# work left on another stream need not show: in a channel, work begins in the order in which streams got it.
-CHANNELS = "CUDA_DEVICE_MAX_CONNECTIONS"
+# A driver sets up eight channels to a GPU for a process, and processes wait for each other's. Here one will do.
 FEW_CHANNELS = {CHANNELS: "1"}
-MOST_CHANNELS = {CHANNELS: "32"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +87,11 @@ class Recipe:
             "PYTHONUSERBASE": user_base,
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking whether there is a GPU must not start CUDA
             **SLEEPS,
-            **FEW_CHANNELS,
             **(KEEPS_MEMORY if trusted else {}),
             **{name: os.environ[name] for name in PASSED if name in os.environ},
             **{name: value for name, value in os.environ.items() if trusted and name.startswith(CACHES)},
             **self.env,
-            **({} if self.gpu else {"CUDA_VISIBLE_DEVICES": ""}),
+            **(FEW_CHANNELS if self.gpu else {"CUDA_VISIBLE_DEVICES": ""}),
         }
 
 
