@@ -169,3 +169,12 @@ def test_constraints_without_a_solution_are_a_typed_skip() -> None:
     told = OP.no_inputs(definition)
     assert told is not None
     assert "no sizes were found" in told
+
+
+def test_inputs_that_hold_the_same_nan_are_the_same() -> None:
+    definition = Definition.model_validate(PAGED)
+    case = next(iter(cases(definition).values()))
+    values, cache = drawn(definition, case), torch.full((2, 4), float("nan"), dtype=torch.bfloat16)
+    one = {**values, "cache": cache}
+    assert not OP.tells_apart(definition, one, {**values, "cache": cache.clone()})
+    assert OP.tells_apart(definition, one, {**values, "cache": torch.zeros_like(cache)})

@@ -83,10 +83,10 @@ class GenericOp(Op):
         return {name: _comparison(spec.dtype) for name, spec in definition.outputs.items()}
 
     def tells_apart(self, definition: Definition, one: Values, other: Values) -> bool:
-        """Whether the inputs differ at all: what an `init` made is the same for any seed of ours."""
+        """Whether the inputs differ at all: what an `init` made is the same for any seed of ours, NaN included."""
         pairs = [(one[name], other[name]) for name in definition.inputs]
         return any(
-            not torch.equal(first, second)
+            not torch.equal(_bytes(first), _bytes(second))
             if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)
             else first is not second and first != second
             for first, second in pairs
@@ -95,6 +95,11 @@ class GenericOp(Op):
     def mutated(self, definition: Definition) -> frozenset[str]:
         """Inputs that an output is written to."""
         return definition.in_place
+
+
+def _bytes(value: torch.Tensor) -> torch.Tensor:
+    """A tensor as bytes: memory that an `init` left as it was holds NaN, which equal nothing."""
+    return value.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _comparison(dtype: DType) -> Comparison:
