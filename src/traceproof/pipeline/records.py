@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.files import explain
 from traceproof.errors import TraceproofError
 from traceproof.ops.cases import Case
 from traceproof.reasons import Skip
@@ -129,7 +130,7 @@ class OpTypePlan(Record):
             return cls.model_validate_json(bytes(read_regular(path, most=PLAN_BYTES)))
         except (BorderError, ValidationError) as error:
             todo = "Remove it and run the same command again: planning makes it anew."
-            raise TraceproofError(f"{path} is no plan", problems=[first_problem(error)], todo=todo) from error
+            raise TraceproofError(f"{path} is no plan", problems=[explain(error)], todo=todo) from error
 
     def as_text(self) -> str:
         """What its file holds."""
@@ -155,11 +156,3 @@ class OpTypePlan(Record):
     def to_run(self) -> Iterator[PlannedCase]:
         """The cases that are not skipped, of all definitions."""
         return (case for entry in self.definitions.values() for case in entry.cases if case.skip is None)
-
-
-def first_problem(error: Exception) -> str:
-    """The first problem of an error."""
-    if isinstance(error, ValidationError):
-        found = error.errors(include_input=False, include_url=False)[0]
-        return f"{'.'.join(map(str, found['loc'])) or 'the whole'}: {found['msg']}"
-    return str(error)

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from traceproof.dataset.files import explain
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.records import AGAIN, REFERENCE, Record, first_problem
+from traceproof.pipeline.records import AGAIN, REFERENCE, Record
 from traceproof.reasons import Grade, Skip, Verdict
 
 
@@ -115,8 +116,8 @@ def each_row(path: Path) -> Iterator[VerdictRow]:
             for line in file:
                 yield VerdictRow.model_validate_json(line)
     except (OSError, ValidationError) as error:
-        problems = [first_problem(error)]
-        raise TraceproofError(f"the verdicts {path} cannot be read", problems=problems, todo=AGAIN) from error
+        what = f"the verdicts {path} cannot be read"
+        raise TraceproofError(what, problems=[explain(error)], todo=AGAIN) from error
 
 
 def rows_text(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
-from pydantic import ValidationError
-
 from traceproof.dataset.binding import entry_of
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.files import strict_json
+from traceproof.dataset.files import explain, strict_json
 from traceproof.dataset.solution import Language, Solution
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
@@ -127,7 +125,7 @@ def read(where: Path, entry: str | None = None) -> list[Candidate]:
         try:
             found.append(_read(file, entry))
         except (ValueError, SyntaxError, OSError) as error:
-            problems.append(printable(f"{file}: {_told(error)}"))
+            problems.append(printable(f"{file}: {explain(error)}"))
     if problems:
         raise TraceproofError("solutions that can not be read", problems=problems)
     return found
@@ -201,12 +199,3 @@ def _of_record(solution: Solution, file: Path) -> Candidate:
         destinations=solution.spec.destination_passing_style,
         files={source.path: source.content for source in solution.sources},
     )
-
-
-def _told(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        return "; ".join(
-            f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}"
-            for one in error.errors(include_input=False, include_url=False)[:5]
-        )
-    return str(error)

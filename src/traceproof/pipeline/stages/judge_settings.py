@@ -1,6 +1,6 @@
 """What judging needs beside the cases. Standard library only, for the process that hands the work out."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,13 +31,7 @@ class JudgeSettings:
 
     def as_json(self) -> dict[str, Any]:
         """The settings as a JSON object, its paths absolute."""
-        return {
-            "store": str(self.store.absolute()),
-            "code": self.code,
-            "tolerance": self.tolerance,
-            "device": self.device,
-            "options": self.options,
-        }
+        return asdict(self) | {"store": str(self.store.absolute())}
 
     @classmethod
     def of_json(cls, value: dict[str, Any]) -> Self:
