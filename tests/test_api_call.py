@@ -194,6 +194,46 @@ def test_what_a_function_works_in_is_given_and_an_output_of_no_dtype_is_left_to_
     assert torch.equal(called(scaled, wanted)["out"], WANTED)
 
 
+def test_an_output_argument_that_the_definition_does_not_describe_is_a_typed_skip() -> None:
+    wanted = definition(outputs={"out": {"shape": ["rows", "width"], "dtype": "unknown", "param": "out"}})
+
+    def scaled(input: torch.Tensor, gain: torch.Tensor, out: torch.Tensor) -> None:  # noqa: A002
+        torch.mul(input, gain, out=out)
+
+    with pytest.raises(UnavailableError, match="can not be made") as raised:
+        called(scaled, wanted)
+    assert raised.value.unavailable.reason is Skip.NO_ADAPTER
+
+
+def test_an_optional_output_is_left_out_with_the_input_that_it_is_written_to() -> None:
+    state = {"shape": ["width"], "dtype": "float32", "optional": True}
+    wanted = definition(
+        inputs={**SAMPLE["inputs"], "state": state},
+        outputs={**SAMPLE["outputs"], "state": {**state, "param": "state"}},
+    )
+
+    def scaled(input: torch.Tensor, gain: torch.Tensor, state: torch.Tensor | None = None) -> torch.Tensor:  # noqa: A002
+        if state is not None:
+            state.add_(1)
+        return input * gain
+
+    assert set(called(scaled, wanted, state=None)) == {"y"}
+    found = called(scaled, wanted, state=torch.zeros(4))
+    assert torch.equal(found["state_out"], torch.ones(4))
+
+
+def test_a_workspace_that_is_a_number_in_the_definition_is_a_typed_skip() -> None:
+    wanted = definition(inputs={**SAMPLE["inputs"], "workspace": {"shape": None, "dtype": "int64"}})
+
+    def scaled(input: torch.Tensor, gain: torch.Tensor, workspace: object) -> torch.Tensor:  # noqa: A002, ARG001
+        return input * gain
+
+    found = refused(scaled, binding(scaled, wanted, PARAMETERS))
+    assert found is not None
+    assert found.reason is Skip.NO_ADAPTER
+    assert "workspace is an object" in found.message
+
+
 def test_only_functions_of_the_tagged_package_are_called() -> None:
     assert api_adapter(STACK, definition()) is not None
     for tag in ("fi_api:os.system", f"fi_api:{STACK.package}.decode.Wrapper.run", "status:verified"):

@@ -201,6 +201,7 @@ class _Runner:
     def _outputs(self, case: Case, held: Container[int | None]) -> tuple[dict[str, torch.Tensor], list[str]]:
         """Outputs of one more call, and the names of those that lie in memory that is held."""
         inputs = self._given(case, self._drawn(case))
+        set_seed(case.seed, self.device)
         returned = named_outputs(self.definition, self._call(case, inputs))
         self._synchronise()  # a copy to the host waits for the current stream alone
         reused = [name for name, value in returned.items() if _address(value) in held]

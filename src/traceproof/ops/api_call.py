@@ -111,17 +111,25 @@ def binding(function: Callable[..., Any], definition: Definition, parameters: Pa
     lost = [name for name, spec in definition.inputs.items() if name not in inputs and not spec.optional]
     if lost:
         return f"no parameter of {getattr(function, '__name__', 'it')} takes {', '.join(lost)}"
+    handles = [name for name, spec in definition.inputs.items() if spec.shape is None and _works_in(name)]
+    if handles:
+        return f"its {handles[0]} is an object that the definition has as a number"
     taken = {place.parameter for place in inputs.values()}
     written = _written(known, definition, taken)
     returned = tuple(name for name in definition.outputs if name not in written)
     asked = tuple(name for name in map("return_{}".format, definition.outputs) if name in {*known} - taken)
     needed = _needed(known, {*taken, *written.values()})
-    scratch = tuple(name for name in needed if WORKSPACE in name.split("_"))
+    scratch = tuple(filter(_works_in, needed))
     axes = tuple(name for name in needed if name not in scratch)
     unknown = [name for name in axes if name not in _sized(definition)]
     if unknown:
         return f"its parameter {unknown[0]} is no input of the definition"
     return Binding(inputs, asked, axes, scratch, written, returned)
+
+
+def _works_in(name: str) -> bool:
+    """Whether a parameter of that name takes memory to work in, or an object that holds it."""
+    return WORKSPACE in name.split("_")
 
 
 def _needed(known: Mapping[str, inspect.Parameter], taken: Collection[str]) -> tuple[str, ...]:
@@ -177,7 +185,7 @@ def call(function: Callable[..., Any], bound: Binding | str, definition: Definit
 
     Raises:
         TypeError: it takes or returns something else than the definition says.
-        UnavailableError: it says that it needs another GPU.
+        UnavailableError: it says that it needs another GPU, or the definition does not say what it writes to.
     """
     if isinstance(bound, str):
         raise TypeError(bound)
@@ -188,7 +196,7 @@ def call(function: Callable[..., Any], bound: Binding | str, definition: Definit
         if torch.cuda.is_available() and asks_for_another(str(error), torch.cuda.get_device_capability()):
             raise UnavailableError(Unavailable(Skip.NEEDS_SM, str(error))) from error
         raise
-    outputs = {name: given[parameter] for name, parameter in bound.written.items()}
+    outputs = {name: given[parameter] for name, parameter in bound.written.items() if parameter in given}
     values = list(returned) if isinstance(returned, tuple | list) else [returned]
     values = [value for value in values if isinstance(value, torch.Tensor)]
     if len(values) < len(bound.returned):
@@ -224,9 +232,11 @@ def _arguments(bound: Binding, definition: Definition, inputs: Values) -> dict[s
         else:
             elements.setdefault(place.parameter, {})[place.element] = copied
     given |= {name: tuple(parts[index] for index in sorted(parts)) for name, parts in elements.items()}
+    own = {place.parameter for place in bound.inputs.values()}
     for name, parameter in bound.written.items():
-        if parameter not in given:
-            given[parameter] = _empty(definition, definition.outputs[name], axes, inputs)
+        spec = definition.outputs[name]
+        if parameter not in given and not (spec.optional and parameter in own):  # left out, as its input is
+            given[parameter] = _empty(definition, spec, axes, inputs)
     return given
 
 
@@ -240,8 +250,9 @@ def _workspace(inputs: Values) -> torch.Tensor:
 
 
 def _empty(definition: Definition, spec: TensorSpec, axes: Mapping[str, int], inputs: Values) -> torch.Tensor:
-    """An output argument."""
+    """An output argument. Raises UnavailableError: the definition does not say its dtype or its size."""
     dtype = TORCH_DTYPES.get(spec.dtype)
     if dtype is None or any(axis not in axes for axis in spec.shape or ()):
-        raise TypeError(f"an output argument of dtype {spec.dtype} and shape {spec.shape} can not be made")
+        said = f"an output argument of dtype {spec.dtype} and shape {spec.shape} can not be made"
+        raise UnavailableError(Unavailable(Skip.NO_ADAPTER, said))
     return torch.empty(definition.shape_of(spec, axes) or (), dtype=dtype, device=_device(inputs))
