@@ -31,6 +31,8 @@ OWNER = {"write": "writer", "read": "reader"}
 WHEN = "2026-01-01T00:00:00.000Z"
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize {}\n"
 POINTED = re.compile(rb"version https://git-lfs\S+\noid sha256:([0-9a-f]{64})\nsize (\d+)\n")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+KNOWN: dict[tuple[Path, tuple[str, ...]], bytes] = {}  # by repository and question
 PERSON = {"GIT_AUTHOR_NAME": "hub", "GIT_AUTHOR_EMAIL": "hub@example.org", "GIT_CONFIG_GLOBAL": os.devnull}
 PERSON |= {"GIT_COMMITTER_NAME": "hub", "GIT_COMMITTER_EMAIL": "hub@example.org", "GIT_CONFIG_SYSTEM": os.devnull}
 
@@ -71,11 +73,18 @@ class Repository:
             raise Refusal(404, done.stderr.decode())
         return done.stdout
 
+    def known(self, *arguments: str) -> bytes:
+        """What a commit or a blob says, which stays so."""
+        if (self.git_dir, arguments) not in KNOWN:
+            KNOWN[self.git_dir, arguments] = self.git(*arguments)
+        return KNOWN[self.git_dir, arguments]
+
     def discussions(self) -> list[dict[str, Any]]:
         return json.loads(self.file.read_text()) if self.file.exists() else []
 
     def head(self, revision: str) -> str:
-        return self.git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").decode().strip()
+        ask = self.known if COMMIT.fullmatch(revision) else self.git
+        return ask("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").decode().strip()
 
     def seed(self, source: Path, message: str = "Add the dataset") -> str:
         """Commit a folder's files to main."""
@@ -109,18 +118,18 @@ class Repository:
 
     def tree(self, revision: str) -> list[dict[str, Any]]:
         entries = []
-        for line in self.git("ls-tree", "-r", "-l", "-z", self.head(revision)).decode().split("\0")[:-1]:
+        for line in self.known("ls-tree", "-r", "-l", "-z", self.head(revision)).decode().split("\0")[:-1]:
             meta, path = line.split("\t")
             _, _, blob, size = meta.split()
             entry: dict[str, Any] = {"type": "file", "path": path, "oid": blob, "size": int(size)}
-            if entry["size"] < 200 and (found := POINTED.fullmatch(self.git("cat-file", "blob", blob))):
+            if entry["size"] < 200 and (found := POINTED.fullmatch(self.known("cat-file", "blob", blob))):
                 entry["lfs"] = {"oid": found[1].decode(), "size": int(found[2]), "pointerSize": entry["size"]}
                 entry["size"] = int(found[2])
             entries.append(entry)
         return entries
 
     def read(self, revision: str, path: str) -> bytes:
-        data = self.git("cat-file", "blob", f"{self.head(revision)}:{path}")
+        data = self.known("cat-file", "blob", f"{self.head(revision)}:{path}")
         found = POINTED.fullmatch(data)
         return (self.lfs / found[1].decode()).read_bytes() if found else data
 
