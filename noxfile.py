@@ -47,7 +47,7 @@ def prepare(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Everything that a change must pass: lints, layers, types, the DAG, and every test that needs no GPU.
 
-    `nox -s tests -- -m "not slow"` leaves out those that run the rules.
+    `nox -s tests -- -m "not slow"` leaves out those that take long; pyproject.toml has the rule.
     """
     prepare(session)
     session.run("ruff", "check", *CHECKED)
