@@ -81,6 +81,24 @@ def test_open_dtypes_axes_and_sizes_are_completed_and_noted() -> None:
         assert part in told
 
 
+def test_a_state_of_open_dtype_is_what_it_is_after_the_call() -> None:
+    state = {"shape": ["rows"], "dtype": "unknown"}
+    read_as = read(
+        {
+            "name": "carried",
+            "op_type": "unheard_of",
+            "axes": {"rows": {"type": "var"}},
+            "inputs": {"initial_state": state, "x": state},
+            "outputs": {"final_state": {"shape": ["rows"], "dtype": "float32"}},
+            "tags": ["fi_api:flashinfer.unheard_of"],
+            "check": "",
+        }
+    )
+    assert read_as.definition.inputs["initial_state"].dtype is DType.FLOAT32
+    assert read_as.definition.inputs["x"].dtype is DType.BFLOAT16
+    assert "inputs.initial_state.dtype is unknown: read as float32" in read_as.notes
+
+
 def test_an_output_that_is_an_input_is_modified_in_place() -> None:
     torch = pytest.importorskip("torch")
     definition = read(APPEND).definition

@@ -85,6 +85,17 @@ def _is_expression(axis: object) -> bool:
     return isinstance(axis, dict) and axis.get("type") == "expr" and isinstance(axis.get("expression"), str)
 
 
+def _after(name: str, spec: Json, outputs: Json) -> str | None:
+    """The dtype of the output of an input's shape and of its name's last word: `new_state` is `state` after it."""
+    word = name.rpartition("_")[2]
+    found = (
+        str(one.get("dtype"))
+        for other, one in outputs.items()
+        if isinstance(one, dict) and one.get("shape") == spec["shape"] and other.rpartition("_")[2] == word
+    )
+    return next((DTYPES.get(dtype, dtype) for dtype in found if not _is_open(dtype)), None)
+
+
 def _is_open(dtype: str) -> bool:
     return dtype in DTYPES or (dtype in set(DType) and dtype not in PUBLISHED_DTYPES)
 
@@ -244,12 +255,12 @@ class Normaliser:
         return made
 
     def _inputs(self, turned: Json) -> Json:
-        """Inputs; a dtype that is left open is that of the input's description or role."""
+        """Inputs; a dtype that is left open is that of the state after the call, or of the description or role."""
         inputs = {}
         for name, spec in turned["inputs"].items():
             made = self._spec(f"inputs.{name}", spec)
             if isinstance(made, dict) and made.get("dtype") == DType.UNKNOWN:
-                made["dtype"] = str(dtype_of(name, made))
+                made["dtype"] = _after(name, spec, turned["outputs"]) or str(dtype_of(name, made))
                 self._note(f"inputs.{name}.dtype is unknown: read as {made['dtype']}")
             inputs[name] = made
         return inputs
