@@ -222,6 +222,18 @@ def test_an_optional_output_is_left_out_with_the_input_that_it_is_written_to() -
     assert torch.equal(found["state_out"], torch.ones(4))
 
 
+def test_what_is_written_to_an_element_of_a_tuple_is_read_there() -> None:
+    wanted = definition(
+        outputs={"hidden_states": {"shape": ["rows", "width"], "dtype": "float32", "param": "cache"}}
+    )
+
+    def scaled(cache: tuple[torch.Tensor, torch.Tensor]) -> None:
+        cache[1].mul_(cache[0])
+
+    found = called(scaled, wanted, {"hidden_states": ("cache", 1), "Gain": ("cache", 0)})
+    assert torch.equal(found["hidden_states_out"], WANTED)
+
+
 def test_a_workspace_that_is_a_number_in_the_definition_is_a_typed_skip() -> None:
     wanted = definition(inputs={**SAMPLE["inputs"], "workspace": {"shape": None, "dtype": "int64"}})
 

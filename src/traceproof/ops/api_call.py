@@ -54,7 +54,7 @@ class Binding:
     asked: tuple[str, ...]  # parameters by which it is asked to return an output
     axes: tuple[str, ...]  # parameters that take the size of the axis of their name
     scratch: tuple[str, ...]  # parameters that take memory to work in
-    written: Mapping[str, str]  # outputs that the function writes to an argument, by the argument's parameter
+    written: Mapping[str, Place]  # outputs that the function writes to an argument, and where that goes
     returned: tuple[str, ...]  # the other outputs, in the order in which it returns them
 
 
@@ -115,10 +115,10 @@ def binding(function: Callable[..., Any], definition: Definition, parameters: Pa
     if handles:
         return f"its {handles[0]} is an object that the definition has as a number"
     taken = {place.parameter for place in inputs.values()}
-    written = _written(known, definition, taken)
+    written = _written(known, definition, inputs)
     returned = tuple(name for name in definition.outputs if name not in written)
     asked = tuple(name for name in map("return_{}".format, definition.outputs) if name in {*known} - taken)
-    needed = _needed(known, {*taken, *written.values()})
+    needed = _needed(known, {*taken, *(place.parameter for place in written.values())})
     scratch = tuple(filter(_works_in, needed))
     axes = tuple(name for name in needed if name not in scratch)
     unknown = [name for name in axes if name not in _sized(definition)]
@@ -143,19 +143,22 @@ def _sized(definition: Definition) -> set[str]:
 
 
 def _written(
-    known: Mapping[str, inspect.Parameter], definition: Definition, taken: Collection[str]
-) -> dict[str, str]:
-    """The parameter that each output is written to, where it is written to one.
+    known: Mapping[str, inspect.Parameter], definition: Definition, inputs: Mapping[str, Place]
+) -> dict[str, Place]:
+    """Where each output is written to, which may be where an input lies.
 
     One that the function may make itself is left to it where its dtype or its shape is not known.
     """
-    written: dict[str, str] = {}
+    written: dict[str, Place] = {}
+    taken = {place.parameter for place in inputs.values()}
     for name, spec in definition.outputs.items():
         named = (spec.param or name, name, name.removesuffix("_out"))
         own = next((one for one in named if one in known), None)
         made = spec.param == own and spec.dtype in TORCH_DTYPES and _sized(definition).issuperset(spec.shape or ())
         if own is not None and (own in taken or _has_no_default(known[own]) or made):
-            written[name] = own
+            written[name] = Place(own)
+        elif own is None and spec.param is not None and spec.param in inputs:
+            written[name] = inputs[spec.param]
     return written
 
 
@@ -196,12 +199,18 @@ def call(function: Callable[..., Any], bound: Binding | str, definition: Definit
         if torch.cuda.is_available() and asks_for_another(str(error), torch.cuda.get_device_capability()):
             raise UnavailableError(Unavailable(Skip.NEEDS_SM, str(error))) from error
         raise
-    outputs = {name: given[parameter] for name, parameter in bound.written.items() if parameter in given}
+    outputs = {name: _at(place, given) for name, place in bound.written.items() if place.parameter in given}
     values = list(returned) if isinstance(returned, tuple | list) else [returned]
     values = [value for value in values if isinstance(value, torch.Tensor)]
     if len(values) < len(bound.returned):
         raise TypeError(f"it returned {len(values)} tensors for the outputs {list(bound.returned)}")
     return outputs | dict(zip(bound.returned, values, strict=False))
+
+
+def _at(place: Place, given: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an argument
+    """What lies in a place."""
+    value = given[place.parameter]
+    return value if place.element is None else value[place.element]
 
 
 def asks_for_another(said: str, here: tuple[int, int]) -> bool:
@@ -233,10 +242,10 @@ def _arguments(bound: Binding, definition: Definition, inputs: Values) -> dict[s
             elements.setdefault(place.parameter, {})[place.element] = copied
     given |= {name: tuple(parts[index] for index in sorted(parts)) for name, parts in elements.items()}
     own = {place.parameter for place in bound.inputs.values()}
-    for name, parameter in bound.written.items():
+    for name, place in bound.written.items():
         spec = definition.outputs[name]
-        if parameter not in given and not (spec.optional and parameter in own):  # left out, as its input is
-            given[parameter] = _empty(definition, spec, axes, inputs)
+        if place.parameter not in given and not (spec.optional and place.parameter in own):  # as its input is
+            given[place.parameter] = _empty(definition, spec, axes, inputs)
     return given
 
 
