@@ -146,6 +146,19 @@ def test_a_job_ends_with_the_process_that_was_started(jobs: Jobs, number: signal
     until(lambda: not is_there(pid))
 
 
+def test_a_job_that_did_not_hear_the_first_signal_hears_the_next(jobs: Jobs) -> None:
+    """Python hears no signal that comes between its last look and a call that waits; here the first is lost so."""
+    deaf = "import signal, time, os; heard = signal.getsignal(signal.SIGTERM)\n"
+    deaf += "signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, heard))\n"
+    job = jobs.start(f"{deaf}print(os.getpid(), flush=True); time.sleep(600)")
+    assert job.stdout is not None
+    pid = int(job.stdout.readline())
+    with job:
+        job.send_signal(signal.SIGTERM)
+        job.wait(SECONDS)
+    until(lambda: not is_there(pid))
+
+
 def test_a_job_whose_server_is_killed_fails(jobs: Jobs) -> None:
     server = int(words(jobs.run(WHO)[1])[1])
     job, pid = waiting(jobs)

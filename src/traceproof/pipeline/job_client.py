@@ -22,6 +22,9 @@ RUN = "TRACEPROOF_RUN"  # as `traceproof.worker.shared` has it
 LOST = 1  # exit code where the server ended without a word: a crash
 LONGEST_SOCKET = 100  # characters of its path; the kernel takes 107
 WORD_BYTES = 1 << 10
+AGAIN_SECONDS = (
+    1.0  # after which a job is told again: Python hears no signal that comes just before a call that waits
+)
 
 
 def folder() -> Path | None:
@@ -77,23 +80,33 @@ def _served(arguments: Sequence[str]) -> int | None:
 def _waited(connection: socket.socket) -> int:
     """Exit code of the job. A SIGTERM to this process goes to it; an interrupt is heard by their whole group."""
     job = 0
-    told: list[int] = []
+    ended = False  # whether this process was told to end
 
-    def forward(number: int, frame: FrameType | None) -> None:
-        del frame
-        told.append(number)
-        if job:
+    def forward() -> None:
+        if job and ended:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(job, number)
+                os.kill(job, signal.SIGTERM)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        nonlocal ended
+        del number, frame
+        ended = True
+        forward()
+
+    def word() -> bytes:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return connection.recv(WORD_BYTES)
+            forward()
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, forward)
-    said = connection.recv(WORD_BYTES)
+    signal.signal(signal.SIGTERM, end)
+    connection.settimeout(AGAIN_SECONDS)
+    said = word()
     if said:
         job = int(said)
-        for number in tuple(told):  # which `forward` makes longer
-            forward(number, None)
-        said = connection.recv(WORD_BYTES)
+        forward()
+        said = word()
     return int(said) if said else LOST
 
 
