@@ -73,10 +73,9 @@ def _begin(payload: Mapping[str, Any]) -> None:
     torch.set_num_threads(payload["threads"])
     os.environ.update(payload.get("variables", {}))
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        gc.collect()
-        gc.freeze()  # the next job's collection need not walk the packages that this one imported
-        if torch.cuda.memory_reserved() > KEPT_BYTES:
-            torch.cuda.empty_cache()  # other processes share the GPU
+        with giving_back(KEPT_BYTES):
+            gc.collect()
+            gc.freeze()  # the next job's collection need not walk the packages that this one imported
 
 
 def _load(

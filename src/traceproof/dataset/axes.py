@@ -160,17 +160,16 @@ def _has_value(node: ast.expr, names: frozenset[str]) -> bool:
 
 def _solved(node: ast.expr, name: str, known: Mapping[str, int], scanned: int) -> int | None:
     """The only size of an axis that makes an equality true; None: it is no equality, or has none, or several."""
-    match node:
-        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
-            pass
-        case _:
-            return None
     linear = _linear(node, name, known)
     if linear is not None:
         return _size(linear)
-    difference = ast.BinOp(left, ast.Sub(), right)
-    fitting = [size for size in range(scanned) if evaluate(difference, {**known, name: size}) == 0]
-    return fitting[0] if len(fitting) == 1 else None
+    match node:
+        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+            difference = ast.BinOp(left, ast.Sub(), right)
+            fitting = [size for size in range(scanned) if evaluate(difference, {**known, name: size}) == 0]
+            return fitting[0] if len(fitting) == 1 else None
+        case _:
+            return None
 
 
 def _linear(node: ast.expr, name: str, known: Mapping[str, int]) -> float | None:

@@ -10,8 +10,11 @@ from traceproof.dataset.roles import Role, role_of
 
 # `K_div_2`, `K_div_block_size`, `N_mul_2`, `batch_size_plus_1_kv`, `num_experts_plus_one`.
 ARITHMETIC = re.compile(r"(?P<left>\w+?)_(?P<sign>div|mul|plus)_(?P<right>\d+(?=_|$)|\w+)")
-SIGNS: Mapping[str, str] = {"div": "{left} == {name} * {right}", "mul": "{name} == {left} * {right}"}
-SIGNS = {**SIGNS, "plus": "{name} == {left} + {right}"}
+SIGNS: Mapping[str, str] = {
+    "div": "{left} == {name} * {right}",
+    "mul": "{name} == {left} * {right}",
+    "plus": "{name} == {left} + {right}",
+}
 TWICE = re.compile(r"(?P<one>\w+)_(?P<which>doubled|half)")
 PACKED = re.compile(r"num_packed_(?P<one>\w+)")  # two values of four bits to a byte
 BLOCKS = re.compile(r"num(?:_(?P<format>fp4|mxint4))?_(?P<one>\w+)_blocks")

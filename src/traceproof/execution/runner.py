@@ -32,7 +32,7 @@ from traceproof.execution.tensor_files import (
     write_outputs,
 )
 from traceproof.untrusted import shadow
-from traceproof.worker.model import CHANNELS
+from traceproof.worker.model import CONNECTIONS
 
 PACKAGE = __name__.partition(".")[0]
 # How a call is made.
@@ -55,7 +55,7 @@ def load_module(source: str, name: str) -> ModuleType:
     return module
 
 
-def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
+def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Called once in a worker: loads the source; the result makes one call.
 
     `payload` has `source`, or `solution` in its place (see `unpacked.load`), `name` (drawn for this worker),
@@ -67,7 +67,7 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
     device = torch.device(payload["device"])
     channels = (payload["solution"] or {}).get("channels")
     if channels is not None:
-        os.environ[CHANNELS] = str(channels)  # read when the GPU is opened
+        os.environ[CONNECTIONS] = str(channels)  # read when the GPU is opened
     if device.type == "cuda":
         torch.zeros(1, device=device)  # opens it, in no call's time
     with poisoned(payload["fill"]):  # names taken out of torch here are called later
@@ -101,10 +101,8 @@ class _Caller:
         self._inputs: list[Any] = []  # of the call before
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def answer(self, item: dict[str, Any]) -> dict[str, Any] | None:
-        """Make one call (the item is an `Order`, with whether to `hold` what it returned); None: there is none."""
-        if "inputs" not in item:
-            return None
+    def answer(self, item: dict[str, Any]) -> dict[str, Any]:
+        """Make one call (the item is an `Order`, with whether to `hold` what it returned)."""
         with ending_if_lost(self._device):
             return self._answer(item)
 

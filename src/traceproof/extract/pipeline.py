@@ -43,7 +43,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices(Choice):
-    """Which calls of a model become definitions, and which."""
+    """Which calls of a model become definitions, and of which forms."""
 
     page_sizes: Sequence[int] = PAGE_SIZES
     per_rank: bool = False

@@ -71,7 +71,8 @@ def allowed(definition: Definition, name: str) -> str | int | None:
             if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and node.left.id == name:
                 if not isinstance(node.ops[0], ast.Eq | ast.In):
                     continue
-                for one in ast.walk(node.comparators[0]):
+                given = node.comparators[0]
+                for one in given.elts if isinstance(given, ast.Tuple | ast.List | ast.Set) else [given]:
                     if isinstance(one, ast.Constant) and isinstance(one.value, str | int):
                         return one.value
     return None

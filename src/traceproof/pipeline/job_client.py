@@ -22,9 +22,8 @@ RUN = "TRACEPROOF_RUN"  # as `traceproof.worker.shared` has it
 LOST = 1  # exit code where the server ended without a word: a crash
 LONGEST_SOCKET = 100  # characters of its path; the kernel takes 107
 WORD_BYTES = 1 << 10
-AGAIN_SECONDS = (
-    1.0  # after which a job is told again: Python hears no signal that comes just before a call that waits
-)
+# After which a job is told again to end: Python hears no signal that comes just before a call that waits.
+AGAIN_SECONDS = 1.0
 
 
 def folder() -> Path | None:

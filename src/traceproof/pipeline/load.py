@@ -132,10 +132,10 @@ def _largest(plan: OpTypePlan, need: Callable[[PlannedCase], int]) -> tuple[int,
 
 def _opens_gpu(plan: OpTypePlan, actor: str) -> bool:
     info = ACTORS[actor]
-    able = [entry for entry in plan.definitions.values() if entry.lacks(actor) is None]
-    waiting = [case for entry in able for case in entry.cases if case.skip is None]
+    able = (entry for entry in plan.definitions.values() if entry.lacks(actor) is None)
+    waiting = (case for entry in able for case in entry.cases if case.skip is None)
     if not info.host_bytes:
-        return bool(waiting)
+        return any(True for _ in waiting)
     # Oracles of large cases are the judge's work.
     return any(info.device("cuda", case.memory) == "cuda" for case in waiting if not case.large)
 

@@ -44,7 +44,7 @@ class Remote:
             clone.refuse_lfs(change)
             tip = clone.tip(branch)
             commit = clone.commit(
-                change.files, [tip] if tip else [], base.revision, f"{bundle.title}\n\n{(describe(change))}"
+                change.files, [tip] if tip else [], base.revision, f"{bundle.title}\n\n{describe(change)}"
             )
             if commit is not None:
                 clone.push(commit, branch, tip)

@@ -78,7 +78,8 @@ def prepare() -> None:
             environment.FLASHINFER_AOT_DIR = Path(libraries)
     with contextlib.suppress(ImportError):
         loader: Any = importlib.import_module(LOADER)
-        loader.time = SimpleNamespace(sleep=lambda seconds: _wait(seconds, loader.FLASHINFER_CUBINS_REPOSITORY))
+        waits = {"sleep": lambda seconds: _wait(seconds, loader.FLASHINFER_CUBINS_REPOSITORY)}
+        loader.time = SimpleNamespace(**{**vars(time), **waits})
 
 
 def _wait(seconds: float, repository: str) -> None:

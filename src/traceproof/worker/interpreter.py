@@ -15,7 +15,7 @@ from traceproof.errors import TraceproofError
 from traceproof.owner import new_folder
 from traceproof.stacks import STACKS
 from traceproof.worker.conversation import Conversation
-from traceproof.worker.model import CHANNELS, Isolation, Limits
+from traceproof.worker.model import CONNECTIONS, Isolation, Limits
 
 PACKET_BYTES = 1 << 16
 START_SECONDS = 180.0  # importing torch from a cold network file system
@@ -41,7 +41,7 @@ KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_
 # on small tensors then cost up to five times the processor time. Workers' threads sleep at once.
 SLEEPS = {"OMP_WAIT_POLICY": "PASSIVE"}
 # A driver sets up eight channels to a GPU for a process, and processes wait for each other's. Here one will do.
-FEW_CHANNELS = {CHANNELS: "1"}
+FEW_CHANNELS = {CONNECTIONS: "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

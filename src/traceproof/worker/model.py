@@ -7,7 +7,7 @@ from typing import Any, Self
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
-CHANNELS = "CUDA_DEVICE_MAX_CONNECTIONS"  # CUDA's environment variable: how many channels to a GPU a process has
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"  # CUDA's environment variable: channels to a GPU per process
 NICE = "TRACEPROOF_NICE"  # environment variable of an interpreter: how far it stands back from others, 0 to 19
 UNTRUSTED_PROCESSES = 32  # enough for a compiler driver and its passes
 
