@@ -2,4 +2,4 @@
 
 from traceproof.ops.record import OpType
 
-OP = OpType(family="gdn", long=True, compiles_late=("flashinfer",), staged=True)
+OP = OpType(family="gdn", long=True, compiles_late=("flashinfer", "fla", "sglang"), staged=True)
