@@ -1,45 +1,16 @@
 """Putting a definition of a kernel call together: axes, tensors, tags, reference, in the dataset's shape."""
 
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from string import Template
-from typing import Any, NamedTuple
+from typing import Any
 
 from traceproof.dataset.definition import Definition
 from traceproof.stacks import PACKAGES, TAGGED
 
-Axes = dict[str, dict[str, Any]]
-Tensors = dict[str, dict[str, Any]]
 COMMON = "traceproof.ops.common"  # holds skeletons that several op_types have
-
-
-def const(value: int, description: str) -> dict[str, Any]:
-    """An axis of a fixed size."""
-    return {"type": "const", "value": value, "description": description}
-
-
-def var(description: str) -> dict[str, Any]:
-    """An axis that the inputs decide."""
-    return {"type": "var", "description": description}
-
-
-def tensor(shape: str, dtype: str, description: str, *, optional: bool = False) -> dict[str, Any]:
-    """A tensor whose axes are the words of `shape`."""
-    spec: dict[str, Any] = {"shape": shape.split(), "dtype": dtype, "description": description}
-    return spec | {"optional": True} if optional else spec
-
-
-def scalar(dtype: str, description: str) -> dict[str, Any]:
-    """A Python number."""
-    return {"shape": None, "dtype": dtype, "description": description}
-
-
-class Filled(NamedTuple):
-    """A reference's text out of an op_type's skeleton."""
-
-    op_type: str
-    reference: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +19,11 @@ class Draft:
 
     name: str
     description: str
-    axes: Axes
-    inputs: Tensors
-    outputs: Tensors
-    filled: Filled  # its reference, and the op_type whose package that is of
+    axes: dict[str, dict[str, Any]]
+    inputs: dict[str, dict[str, Any]]
+    outputs: dict[str, dict[str, Any]]
+    op_type: str
+    reference: str
     constraints: Sequence[str] = ()
     stage: str | None = None
     fi_api: str | None = None
@@ -63,16 +35,6 @@ class Draft:
     # a definition of the same form with small const axes, to check the reference by where the real sizes would not
     # fit a few seconds or a gigabyte; None: check the definition itself
     twin: "Draft | None" = field(default=None, repr=False)
-
-    @property
-    def op_type(self) -> str:
-        """The definition's op_type."""
-        return self.filled.op_type
-
-    @property
-    def reference(self) -> str:
-        """The reference's text."""
-        return self.filled.reference
 
     def definition(self, tags: Sequence[str]) -> Definition:
         """The definition with `tags`, checked by the strict model of the schema."""
@@ -103,16 +65,46 @@ class Draft:
         return [*found, *self.extra_tags]
 
 
-def fill(package: str | None, skeleton: str, **constants: float | str) -> Filled:
-    """The reference text `<skeleton>.py.in` of an op_type's package or of all, its placeholders `$NAME` replaced.
+def draft(
+    package: str | None,
+    skeleton: str,
+    values: Mapping[str, object],
+    *,
+    without: Collection[str] = (),
+    twin: Draft | None = None,
+) -> Draft:
+    """The definition that `<skeleton>.toml.in` and `<skeleton>.py.in` of an op_type's package state, or of all.
 
-    Such texts are ours, written from the definitions' semantics; `traceproof.extract.check` holds every filled one
-    against the op's float64 oracle.
+    `$NAME` in them is a value; axes and inputs in `without` are left out. Such texts are ours, written from the
+    definitions' semantics; `traceproof.extract.check` holds every reference against the op's float64 oracle.
 
     Raises:
-        KeyError: a placeholder has no constant.
+        KeyError: a placeholder has no value.
     """
     assert package is not None
-    places = [resources.files(place).joinpath(f"{skeleton}.py.in") for place in (package, COMMON)]
+    stated = tomllib.loads(_text(package, f"{skeleton}.toml.in", values))
+    reference = _text(package, f"{stated.pop('reference', skeleton)}.py.in", values)
+    stated["axes"] = {name: _axis(said) for name, said in stated["axes"].items() if name not in without}
+    for part in ("inputs", "outputs"):
+        stated[part] = {name: _tensor(*said) for name, said in stated[part].items() if name not in without}
+    return Draft(op_type=package.rpartition(".")[2], reference=reference, twin=twin, **stated)
+
+
+def _text(package: str, name: str, values: Mapping[str, object]) -> str:
+    places = [resources.files(place).joinpath(name) for place in (package, COMMON)]
     text = next(place for place in places if place.is_file()).read_text(encoding="utf-8")
-    return Filled(package.rpartition(".")[2], Template(text).substitute(constants))
+    return Template(text).substitute(values)
+
+
+def _axis(said: str | list[Any]) -> dict[str, Any]:
+    """An axis that the inputs decide, of its description; of a size and a description, one of that size."""
+    if isinstance(said, str):
+        return {"type": "var", "description": said}
+    return {"type": "const", "value": said[0], "description": said[1]}
+
+
+def _tensor(shape: str, dtype: str, description: str, *optional: str) -> dict[str, Any]:
+    """A tensor whose axes are the words of `shape`; a Python number where that is `scalar`."""
+    axes = None if shape == "scalar" else shape.split()
+    spec: dict[str, Any] = {"shape": axes, "dtype": dtype, "description": description}
+    return spec | {"optional": True} if optional else spec

@@ -23,7 +23,7 @@ class CodeDigests:
         """Digest of what an extraction depends on: code, the texts of references, the bundled models."""
         texts = [path for folder in ("extract", "models") for path in (SOURCE / folder).rglob("*")]
         files = sorted(path for path in texts if path.suffix in {".py", ".json"})
-        files += sorted(registry.FOLDER.rglob("*.py.in"))
+        files += sorted(registry.FOLDER.rglob("*.in"))
         parts = (registry.module(op_type, "extraction") for op_type in registry.known())
         code = code_digest("traceproof.extract.stage", *_ops(), *(name for name in parts if name is not None))
         return digest_json([code, [digest_bytes(path.read_bytes()) for path in files]])

@@ -6,7 +6,7 @@ from typing import Any
 from traceproof.models.evidence import Evidence
 from traceproof.models.kernel import Kernel
 from traceproof.models.reading import Module, Reading
-from traceproof.ops.drafts import Draft, const, fill, tensor, var
+from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, call_of, held_against
 
 # Activations of SGLang without a gate; a config names them by their function.
@@ -44,20 +44,8 @@ def _terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
 
 def activation(kind: str, hidden: int) -> Draft:
     """One activation over halves of `hidden` channels on one rank."""
-    return Draft(
-        name=f"{kind}_and_mul_d{hidden}",
-        description=f"{kind}(x[:, :d]) * x[:, d:] over rows of 2 * d channels, d={hidden}.",
-        axes={
-            "num_tokens": var("Number of tokens."),
-            "hidden_size": const(hidden, "Channels of the output on one rank."),
-            "input_size": const(2 * hidden, "Channels of the input: gate, then up."),
-        },
-        inputs={"input": tensor("num_tokens input_size", "bfloat16", "Gate, then up.")},
-        outputs={"output": tensor("num_tokens hidden_size", "bfloat16", "Activated gate times up.")},
-        filled=fill(__package__, "and_mul", hidden=hidden, activation=TEXTS[kind]),
-        fi_api=f"activation.{kind}_and_mul",
-        tp=True,
-    )
+    sizes = {"hidden": hidden, "both": 2 * hidden}
+    return draft(__package__, "and_mul", {"kind": kind, "activation": TEXTS[kind], **sizes})
 
 
 EXTRACTION = Extraction(

@@ -1,13 +1,14 @@
 """What extractions of attention share."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 from typing import Any
 
 from traceproof.models.evidence import Evidence
 from traceproof.models.kernel import Kernel
 from traceproof.models.reading import Module
-from traceproof.ops.drafts import Axes, Tensors, const, scalar, tensor, var
-from traceproof.ops.extraction import Facts, call_of, held_against
+from traceproof.ops.drafts import Draft, draft
+from traceproof.ops.extraction import Choice, Facts, call_of, held_against
 
 
 def read_attention(module: Any, parent: Any) -> Facts:  # noqa: ANN401
@@ -80,79 +81,21 @@ def _latent(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
 against_latent = held_against("attention", _latent, **PLAIN)  # of absorbed attention
 
 
-def page_constants(page_size: int) -> Mapping[str, str]:
-    """What a paged skeleton wants: how many tokens a row has, and whether the last page's length is an input."""
-    if page_size == 1:
-        return {"last_page_argument": "", "num_tokens": "len(pages)"}
-    return {
-        "last_page_argument": "kv_last_page_len, ",
-        "num_tokens": "(len(pages) - 1) * PAGE_SIZE + int(kv_last_page_len[row])",
-    }
+def paged(package: str | None, form: str) -> Callable[[Kernel, Choice], Iterator[Draft]]:
+    """Decode and causal prefill at each page size; only pages of several tokens may be partly filled."""
 
+    def drafts(call: Kernel, choice: Choice) -> Iterator[Draft]:
+        for stage, size in product(("decode", "prefill"), choice.page_sizes):
+            texts, without = {"last_page_argument": "", "num_tokens": "len(pages)"}, ["kv_last_page_len"]
+            if size > 1:
+                tokens = "(len(pages) - 1) * PAGE_SIZE + int(kv_last_page_len[row])"
+                texts, without = {"last_page_argument": "kv_last_page_len, ", "num_tokens": tokens}, []
+            elif stage == "prefill":
+                without.append("batch_size")  # which nothing else has there
+            values = {**dict(call.facts), "page_size": size, **texts}
+            yield draft(package, f"{form}_{stage}", values, without=without)
 
-LSE = "The 2-based log-sum-exp of attention logits."
-RAGGED = "prefill.BatchPrefillWithRaggedKVCacheWrapper"
-LEN_INDPTR = var("Length of the indptr arrays (number of sequences + 1).")
-NUM_PAGES = var("Total number of allocated pages in the KV cache.")
-NUM_INDICES = var("Total number of KV page indices.")
-TOTAL_Q = var("Total number of query tokens.")
-KV_PAGES = ["num_kv_indices == kv_indptr[-1].item()"]
-Q_ENDS = "total_q == qo_indptr[-1].item()"
-
-
-def page_size_axis(page_size: int) -> dict[str, object]:
-    """The axis of tokens within a page."""
-    return const(page_size, "Number of tokens stored per page.")
-
-
-def table(page_size: int, *, prefill: bool) -> Tensors:
-    """The page table's inputs: offsets, page numbers, and the last page's length where it can be partly filled."""
-    inputs: Tensors = {}
-    if prefill:
-        inputs["qo_indptr"] = tensor("len_indptr", "int32", "Query offsets for each sequence.")
-    inputs["kv_indptr"] = tensor("len_indptr", "int32", "KV page offsets for each sequence.")
-    inputs["kv_indices"] = tensor("num_kv_indices", "int32", "Page numbers, sequence by sequence.")
-    if page_size > 1:
-        last = "Number of valid tokens in the last page for each sequence."
-        inputs["kv_last_page_len"] = tensor("batch_size", "int32", last)
-    return inputs
-
-
-def heads_of(heads: int, kv_heads: int, dim: int) -> Axes:
-    """Heads and their width."""
-    return {
-        "num_qo_heads": const(heads, "Number of query heads on one rank."),
-        "num_kv_heads": const(kv_heads, "Number of key and value heads on one rank."),
-        "head_dim": const(dim, "Channels of a head."),
-    }
-
-
-def outputs(rows: str, width: str) -> Tensors:
-    """The output and its log-sum-exp."""
-    return {
-        "output": tensor(f"{rows} num_qo_heads {width}", "bfloat16", "Attention output."),
-        "lse": tensor(f"{rows} num_qo_heads", "float32", LSE),
-    }
-
-
-def ragged(qk: str, vo: str) -> Tensors:
-    """Inputs of a prefill over ragged keys and values."""
-    return {
-        "q": tensor(f"total_q num_qo_heads {qk}", "bfloat16", "Queries."),
-        "k": tensor(f"total_kv num_kv_heads {qk}", "bfloat16", "Keys."),
-        "v": tensor(f"total_kv num_kv_heads {vo}", "bfloat16", "Values."),
-        "qo_indptr": tensor("len_indptr", "int32", "Query offsets for each sequence."),
-        "kv_indptr": tensor("len_indptr", "int32", "Key-value offsets for each sequence."),
-        "sm_scale": scalar("float32", f"Softmax scale. Default is (1/sqrt({qk}))."),
-    }
-
-
-RAGGED_AXES: Axes = {
-    "len_indptr": LEN_INDPTR,
-    "total_q": TOTAL_Q,
-    "total_kv": var("Total key-value tokens across all sequences."),
-}
-RAGGED_CONSTRAINTS = (Q_ENDS, "total_kv == kv_indptr[-1].item()")
+    return drafts
 
 
 READERS = {"RadixAttention": ("attention", read_attention)}

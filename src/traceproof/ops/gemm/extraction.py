@@ -1,12 +1,13 @@
 """Projections in models, and their definitions."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from traceproof.models.evidence import Evidence
 from traceproof.models.kernel import Kernel
 from traceproof.models.reading import Module, Reading
-from traceproof.ops.drafts import Draft, const, fill, tensor, var
+from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name
 
 
@@ -53,19 +54,8 @@ def gemm(n: int, k: int, *, role: str, note: str = "", rank: bool = False) -> Dr
     """C = A @ B.T in float16, as the dataset has it whatever dtype the model runs in."""
     twin = gemm(SMALL_N, SMALL_K, role=role) if n * k > SMALL_N * SMALL_K else None
     share = "one rank's share of " if rank else ""
-    return Draft(
-        name=f"gemm_n{n}_k{k}",
-        description=f"General matrix multiply C = A @ B.T: {share}{role}. {note}".strip(),
-        axes={"M": var("Number of tokens."), "N": const(n, "Output features."), "K": const(k, "Input features.")},
-        inputs={
-            "A": tensor("M K", "float16", "Activations."),
-            "B": tensor("N K", "float16", "Weight, one row per output feature."),
-        },
-        outputs={"C": tensor("M N", "float16", "Product.")},
-        filled=fill(__package__, "gemm"),
-        tp=rank,
-        twin=twin,
-    )
+    made = draft(__package__, "gemm", {"n": n, "k": k}, twin=twin)
+    return replace(made, description=f"{made.description}: {share}{role}. {note}".strip(), tp=rank)
 
 
 def _call(module: Module, _: Reading) -> Kernel | str:

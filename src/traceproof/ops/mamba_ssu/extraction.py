@@ -1,14 +1,15 @@
 """The Mamba state update in models, and its definition."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from traceproof.models.evidence import Evidence
 from traceproof.models.kernel import Kernel
-from traceproof.ops.drafts import Draft, const, fill, tensor, var
-from traceproof.ops.extraction import Extraction, Facts, call_of, held_against
+from traceproof.ops.drafts import Draft, draft
+from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, held_against
 
 SIZES = ("heads", "head_dim", "state", "groups")
+TWIN_CELLS = 1 << 16
 
 
 def read_mixer(module: Any, _parent: Any) -> Facts:  # noqa: ANN401
@@ -25,52 +26,13 @@ def read_mixer(module: Any, _parent: Any) -> Facts:  # noqa: ANN401
     }
 
 
-def mamba(call: Kernel) -> Draft:
+def _mamba(call: Kernel, _: Choice) -> Iterator[Draft]:
     """One token per sequence, states in the slots of a cache."""
     heads, dim, state, groups = (call[name] for name in SIZES)
     # The twin keeps how many heads share a group; a real slot is a million cells, in float64 seconds a case.
-    twin = _mamba(2 * heads // groups, 8, 16, 2) if heads * dim * state > TWIN_CELLS else None
-    return _mamba(heads, dim, state, groups, twin=twin)
-
-
-TWIN_CELLS = 1 << 16
-
-
-def _mamba(heads: int, dim: int, state: int, groups: int, *, twin: Draft | None = None) -> Draft:
-    per_head = "batch_size nheads head_dim"
-    return Draft(
-        name=f"mamba_ssu_decode_h{heads}_d{dim}_s{state}_ng{groups}",
-        description="Mamba-2 selective state update, one token per sequence.",
-        axes={
-            "batch_size": var("Number of sequences."),
-            "state_cache_size": var("Slots in the cache of states."),
-            "nheads": const(heads, "Number of heads on one rank."),
-            "head_dim": const(dim, "Channels of a head."),
-            "dstate": const(state, "Size of a channel's state."),
-            "ngroups": const(groups, "Groups of heads on one rank that share B and C."),
-        },
-        constraints=("nheads % ngroups == 0", "state_cache_size >= batch_size"),
-        inputs={
-            "state": tensor("state_cache_size nheads head_dim dstate", "bfloat16", "Cache of states."),
-            "x": tensor(per_head, "bfloat16", "Input."),
-            "dt": tensor(per_head, "bfloat16", "Time step before its bias, the same over a head's channels."),
-            "A": tensor("nheads head_dim dstate", "float32", "Decay, negative, the same over a head."),
-            "B": tensor("batch_size ngroups dstate", "bfloat16", "Input matrix."),
-            "C": tensor("batch_size ngroups dstate", "bfloat16", "Output matrix."),
-            "D": tensor("nheads head_dim", "bfloat16", "Factor of the skip connection."),
-            "dt_bias": tensor("nheads head_dim", "bfloat16", "Bias of the time step, added before softplus."),
-            "state_batch_indices": tensor("batch_size", "int32", "Slot of each sequence; -1 for a padding row."),
-        },
-        outputs={
-            "output": tensor(per_head, "bfloat16", "Output."),
-            "new_state": tensor("state_cache_size nheads head_dim dstate", "bfloat16", "The cache, updated."),
-        },
-        filled=fill(__package__, "mamba_ssu_decode", nheads=heads, head_dim=dim, dstate=state, ngroups=groups),
-        stage="decode",
-        fi_api="mamba.selective_state_update",
-        tp=True,
-        twin=twin,
-    )
+    small = dict(zip(SIZES, (2 * heads // groups, 8, 16, 2), strict=True))
+    twin = draft(__package__, "mamba_ssu_decode", small) if heads * dim * state > TWIN_CELLS else None
+    yield draft(__package__, "mamba_ssu_decode", dict(call.facts), twin=twin)
 
 
 def _terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
@@ -82,5 +44,5 @@ EXTRACTION = Extraction(
     readers={"MambaMixer2": ("mamba", read_mixer)},
     calls={"mamba": lambda module, _: call_of(module, "mamba", *SIZES)},
     differs={"mamba": held_against("state", _terms)},
-    drafts={"mamba": lambda call, _: [mamba(call)]},
+    drafts={"mamba": _mamba},
 )

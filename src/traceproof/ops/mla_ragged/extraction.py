@@ -7,34 +7,15 @@ from traceproof.models.evidence import Evidence
 from traceproof.models.kernel import Kernel
 from traceproof.models.reading import Module, Reading
 from traceproof.ops.common import attention_extraction as attention
-from traceproof.ops.drafts import Draft, const, fill
+from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, held_against
 
 
 def mla_ragged(call: Kernel) -> Draft:
     """MLA before absorption: full keys and values per head."""
     heads, qk, vo = call["heads"], call["qk"], call["vo"]
-    axes = {
-        "num_qo_heads": const(heads, "Number of query heads on one rank."),
-        "num_kv_heads": const(heads, "Number of key and value heads on one rank."),
-        "qk_dim": const(qk, "Channels of a query or key head, the rotated ones included."),
-        "vo_dim": const(vo, "Channels of a value head."),
-        "total_q": attention.RAGGED_AXES["total_q"],
-        "total_kv": attention.RAGGED_AXES["total_kv"],
-        "len_indptr": attention.LEN_INDPTR,
-    }
-    return Draft(
-        name=f"mla_ragged_prefill_causal_h{heads}_qk{qk}_vo{vo}",
-        description="Batched multi-head latent attention prefill over ragged inputs, not absorbed, causal.",
-        axes=axes,
-        constraints=attention.RAGGED_CONSTRAINTS,
-        inputs=attention.ragged("qk_dim", "vo_dim"),
-        outputs=attention.outputs("total_q", "vo_dim"),
-        filled=fill(__package__, "ragged_prefill", num_qo_heads=heads, num_kv_heads=heads, qk_dim=qk, vo_dim=vo),
-        stage="prefill",
-        fi_api=attention.RAGGED,
-        tp=True,
-    )
+    sizes = {"num_qo_heads": heads, "num_kv_heads": heads, "qk_dim": qk, "vo_dim": vo}
+    return draft(__package__, "mla_ragged", sizes)
 
 
 def _call(module: Module, _: Reading) -> Kernel | str | None:

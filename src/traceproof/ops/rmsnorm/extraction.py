@@ -1,12 +1,13 @@
 """Norms in models, and their definitions."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from traceproof.models.evidence import Evidence
 from traceproof.models.kernel import Kernel
 from traceproof.models.reading import Module, Reading
-from traceproof.ops.drafts import Draft, const, fill, tensor, var
+from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, call_of, dtype_name, held_against
 
 
@@ -35,27 +36,17 @@ def norm(hidden: int, eps: float, *, variant: str, fused: bool, note: str = "") 
     """(gemma_)(fused_add_)rmsnorm; eps stands in the reference and in the description."""
     prefix = "gemma_" if variant == "gemma" else ""
     kind = f"{prefix}fused_add_rmsnorm" if fused else f"{prefix}rmsnorm"
-    rows = "batch_size hidden_size"
-    inputs = {"hidden_states": tensor(rows, "bfloat16", "Rows to be normalised.")}
-    if fused:
-        inputs["residual"] = tensor(rows, "bfloat16", "Residual stream, added to hidden_states first.")
-    factor = "Factor of each channel, stored minus one." if prefix else "Factor of each channel."
-    inputs["weight"] = tensor("hidden_size", "bfloat16", factor)
-    what = "Fused add and root mean square norm" if fused else "Root mean square norm"
-    form = " with the weight stored minus one (Gemma)" if prefix else ""
-    return Draft(
-        name=f"{kind}_h{hidden}",
-        description=f"{what}{form} over hidden_size={hidden}. Epsilon is {eps:g}. {note}".strip(),
-        axes={
-            "batch_size": var("Number of rows (tokens, or tokens times heads)."),
-            "hidden_size": const(hidden, "Width of a row."),
-        },
-        inputs=inputs,
-        outputs={"output": tensor(rows, "bfloat16", "Normalised rows.")},
-        filled=fill(__package__, kind, hidden_size=hidden, eps=repr(eps)),
-        fi_api=f"norm.{kind}",
-        extra_tags=("fused",) if fused else (),
-    )
+    values = {
+        "kind": kind,
+        "hidden_size": hidden,
+        "eps": eps,
+        "shown": f"{eps:g}",
+        "what": "Fused add and root mean square norm" if fused else "Root mean square norm",
+        "form": " with the weight stored minus one (Gemma)" if prefix else "",
+        "stored": ", stored minus one" if prefix else "",
+    }
+    made = draft(__package__, "norm", values, without=() if fused else ("residual",))
+    return replace(made, description=f"{made.description} {note}".strip(), extra_tags=("fused",) if fused else ())
 
 
 def _call(module: Module, reading: Reading) -> Kernel | str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from traceproof.models.evidence import Evidence
 from traceproof.models.kernel import Kernel
-from traceproof.ops.drafts import Draft, const, fill, tensor, var
+from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, call_of, held_against
 
 
@@ -20,32 +20,8 @@ def _rope(module: Any, _parent: Any) -> Facts:  # noqa: ANN401
 
 def rope(call: Kernel) -> Draft:
     """Rotary embedding from a cache of cosines and sines."""
-    head, rotary, style = call["head_dim"], call["rotary_dim"], call["style"]
-    pairs = "channel i with channel i + rotary_dim / 2" if style == "neox" else "neighbouring channels"
-    return Draft(
-        name=f"rope_with_cos_sin_cache_{style}_style_d{head}_rd{rotary}",
-        description=f"Rotary embedding of q and k, rotating {pairs} of the first {rotary} of {head} channels.",
-        axes={
-            "num_tokens": var("Number of tokens."),
-            "num_qo_heads": var("Number of query heads."),
-            "num_kv_heads": var("Number of key heads."),
-            "head_size": const(head, "Channels of a head."),
-            "rotary_dim": const(rotary, "Channels that are rotated."),
-            "max_seq_len": var("Positions in the cache."),
-        },
-        inputs={
-            "q": tensor("num_tokens num_qo_heads head_size", "bfloat16", "Queries."),
-            "k": tensor("num_tokens num_kv_heads head_size", "bfloat16", "Keys."),
-            "cos_sin_cache": tensor("max_seq_len rotary_dim", "float32", "A position's cosines, then its sines."),
-            "positions": tensor("num_tokens", "int64", "Position of each token."),
-        },
-        outputs={
-            "q_out": tensor("num_tokens num_qo_heads head_size", "bfloat16", "Rotated queries."),
-            "k_out": tensor("num_tokens num_kv_heads head_size", "bfloat16", "Rotated keys."),
-        },
-        filled=fill(__package__, f"rope_{style}", head_size=head, rotary_dim=rotary),
-        fi_api="rope.apply_rope_with_cos_sin_cache_inplace",
-    )
+    pairs = "channel i with channel i + rotary_dim / 2" if call["style"] == "neox" else "neighbouring channels"
+    return draft(__package__, "rope", {**dict(call.facts), "pairs": pairs})
 
 
 def _terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:

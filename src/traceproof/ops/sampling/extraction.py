@@ -3,13 +3,10 @@
 from collections.abc import Iterator
 
 from traceproof.models.kernel import Kernel, kernel
-from traceproof.ops.drafts import Draft, const, fill, tensor, var
+from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, held_against
 
-FILTERS = {
-    "top_k": ("int32", "How many of the most probable tokens may be drawn, per row."),
-    "top_p": ("float32", "Probability mass that may be drawn from, per row."),
-}
+FILTERS = ("top_k", "top_p")
 
 
 def samplers(call: Kernel) -> Iterator[Draft]:
@@ -20,23 +17,14 @@ def samplers(call: Kernel) -> Iterator[Draft]:
 
 def sampler(names: tuple[str, ...], vocab: int) -> Draft:
     """One sampler over probabilities."""
-    kind = "_".join(names)
-    inputs = {"probs": tensor("batch_size vocab_size", "float32", "Probabilities, each row sums to one.")}
-    inputs |= {name: tensor("batch_size", *FILTERS[name]) for name in names}
-    order = ", top-k first" if len(names) > 1 else ""
-    return Draft(
-        name=f"{kind}_sampling_from_probs_v{vocab}",
-        description=f"Draws a token a row after a {' and '.join(names)} filter{order}, vocab_size={vocab}.",
-        axes={
-            "batch_size": var("Number of sequences."),
-            "vocab_size": const(vocab, "Number of tokens in the vocabulary."),
-        },
-        inputs=inputs,
-        outputs={"samples": tensor("batch_size", "int64", "Drawn tokens.")},
-        filled=fill(__package__, f"{kind}_sampling", vocab_size=vocab),
-        fi_api=f"sampling.{kind}_sampling_from_probs",
-        twin=sampler(names, 4096) if vocab > 4096 else None,  # drawing is what costs; the text is the same
-    )
+    values = {
+        "vocab_size": vocab,
+        "kind": "_".join(names),
+        "filter": " and ".join(names),
+        "order": ", top-k first" if len(names) > 1 else "",
+    }
+    twin = sampler(names, 4096) if vocab > 4096 else None  # drawing is what costs; the text is the same
+    return draft(__package__, "sampling", values, without={*FILTERS} - {*names}, twin=twin)
 
 
 EXTRACTION = Extraction(
