@@ -8,22 +8,8 @@ from functools import cache, cached_property
 from traceproof.checkouts.tree import Tree
 from traceproof.dependents.facts import ANYTHING
 
-NATIVE = (
-    ".cu",
-    ".cuh",
-    ".h",
-    ".hpp",
-    ".hh",
-    ".c",
-    ".cc",
-    ".cpp",
-    ".cxx",
-    ".inl",
-    ".inc",
-    ".jinja",
-    ".ptx",
-    ".def",
-)
+_NATIVE = ".cu .cuh .h .hpp .hh .c .cc .cpp .cxx .inl .inc .jinja .ptx .def"
+NATIVE = tuple(_NATIVE.split())
 OTHER = (".json", ".yaml", ".yml", ".toml", ".csv", ".txt", ".so", ".cubin", ".bin", ".npz", ".pt")
 RESOURCE = re.compile(rf"[\w*./+-]+({'|'.join(re.escape(end) for end in (*NATIVE, *OTHER))})")
 INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)[ \t]+(?:[<\"]([^>\"\n]+)[>\"]|(\w[^\n]*))", re.MULTILINE)

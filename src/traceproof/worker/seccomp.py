@@ -22,76 +22,49 @@ CLONE_NEW = 0x7E020080  # every CLONE_NEW* flag of clone(2)
 AF_UNIX = 1
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C  # typing into a terminal
 
-# name: (x86_64, aarch64); None where the processor has no such call.
-REFUSED: dict[str, tuple[int | None, int | None]] = {
+Numbers = tuple[int | None, int | None]
+
+
+def _calls(text: str) -> dict[str, Numbers]:
+    """Of `name x86_64 aarch64, ...` the numbers by name; `-` where the processor has no such call."""
+    calls = (call.split() for call in text.split(","))
+    return {name: (int(first), None if second == "-" else int(second)) for name, first, second in calls}
+
+
+REFUSED = {
     # other processes' memory, descriptors and registers
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "process_madvise": (440, 440),
-    "kcmp": (312, 272),
-    "pidfd_getfd": (438, 438),
+    **_calls(
+        "ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, process_madvise 440 440, "
+        "kcmp 312 272, pidfd_getfd 438 438"
+    ),
     # namespaces and mounts: the layers themselves
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
+    **_calls(
+        "unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51, "
+        "open_tree 428 428, move_mount 429 429, fsopen 430 430, fsconfig 431 431, fsmount 432 432, "
+        "fspick 433 433, mount_setattr 442 442, name_to_handle_at 303 264, open_by_handle_at 304 265"
+    ),
     # parts of the kernel with a long history of holes and no use here; io_uring also opens sockets unseen
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "fanotify_init": (300, 262),
-    "lookup_dcookie": (212, 18),
-    "personality": (135, 92),
+    **_calls(
+        "bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, io_uring_setup 425 425, "
+        "io_uring_enter 426 426, io_uring_register 427 427, add_key 248 217, request_key 249 218, "
+        "keyctl 250 219, fanotify_init 300 262, lookup_dcookie 212 18, personality 135 92"
+    ),
     # memory that belongs to no process, and so counts for none
-    "shmget": (29, 194),
-    "memfd_secret": (447, 447),
+    **_calls("shmget 29 194, memfd_secret 447 447"),
     # the machine
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "reboot": (169, 142),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "acct": (163, 89),
-    "quotactl": (179, 60),
-    "syslog": (103, 116),
-    "sethostname": (170, 161),
-    "setdomainname": (171, 162),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "clock_adjtime": (305, 266),
-    "adjtimex": (159, 171),
-    "iopl": (172, None),
-    "ioperm": (173, None),
-    "modify_ldt": (154, None),
+    **_calls(
+        "kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273, "
+        "delete_module 176 106, reboot 169 142, swapon 167 224, swapoff 168 225, acct 163 89, "
+        "quotactl 179 60, syslog 103 116, sethostname 170 161, setdomainname 171 162, "
+        "settimeofday 164 170, clock_settime 227 112, clock_adjtime 305 266, adjtimex 159 171, iopl 172 -, "
+        "ioperm 173 -, modify_ldt 154 -"
+    ),
 }
 CLONE, CLONE3, FORK, VFORK = (56, 220), (435, 435), (57, None), (58, None)
 MEMFD_CREATE = (319, 279)
 SOCKET, IOCTL, PRCTL = (41, 198), (16, 29), (157, 167)
 KILL_CALL, TGKILL, TKILL = (62, 129), (234, 131), (200, 130)
 SIGQUEUE, TGSIGQUEUE, PIDFD_SIGNAL = (129, 138), (297, 240), (424, 424)
-
-Numbers = tuple[int | None, int | None]
 
 
 class Program:

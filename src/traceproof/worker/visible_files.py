@@ -10,30 +10,11 @@ from pathlib import Path
 from traceproof.worker import kernel
 
 # Installed software; libraries and programs, nobody's data.
-SYSTEM = (
-    "/usr",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/libx32",
-    "/opt",
-    "/nix/store",
-    "/gnu/store",
-    "/sys",
-)
+_SYSTEM = "/usr /bin /sbin /lib /lib32 /lib64 /libx32 /opt /nix/store /gnu/store /sys"
+SYSTEM = tuple(_SYSTEM.split())
 # Of /etc, only what loading a library or naming a time zone or a user needs: the rest may hold keys.
-ETC = (
-    "alternatives",
-    "group",
-    "ld.so.cache",
-    "ld.so.conf",
-    "ld.so.conf.d",
-    "localtime",
-    "nsswitch.conf",
-    "passwd",
-)
+_ETC = "alternatives group ld.so.cache ld.so.conf ld.so.conf.d localtime nsswitch.conf passwd"
+ETC = tuple(_ETC.split())
 DEVICES = ("null", "zero", "full", "random", "urandom")  # below /dev
 GPU_DEVICES = ("nvidia*", "dxg")
 # Of /proc, what changes the machine: the owner of these files, root, needs no capability to write to them.
