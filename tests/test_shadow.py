@@ -134,6 +134,32 @@ def test_whole_numbers_that_rounding_may_decide_are_left_out_and_others_stay() -
     assert torch.equal(moved, ids + 1)
 
 
+def _accepted(target: torch.Tensor, draft: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drafts whose target is at least as likely; and their lengths, which nothing floating decides."""
+    lengths = ids + 1
+    out = torch.full_like(ids, -1)
+    for row, one in enumerate(ids.tolist()):
+        out[row] = one if target[row, one] >= draft[row, one] else int(target[row].argmax())
+    return lengths, out
+
+
+def _branched(x: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([1, 2]) if float(x.sum()) > 0 else torch.tensor([3, 4])
+
+
+def _equal(x: torch.Tensor) -> torch.Tensor:
+    return torch.full((2,), 7 if torch.equal(x.float(), x.float() + 1) else 8)
+
+
+def test_whole_numbers_that_python_decides_by_floating_ones_are_left_out() -> None:
+    x = values(3, 5)
+    lengths, out = followed(_accepted, x, x.flip(0), torch.arange(3))
+    assert torch.equal(lengths, torch.arange(3) + 1)
+    assert out is None
+    assert followed(_branched, x) == [None]
+    assert followed(_equal, x) == [None]
+
+
 @pytest.mark.parametrize(
     ("function", "why"),
     [

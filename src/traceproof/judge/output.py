@@ -1,7 +1,7 @@
 """Judging one output of a case: presence, shape, dtype, NaN and infinities by position, numerics."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from traceproof.judge.numeric_gates import gate_of
 from traceproof.judge.numerics import Misplaced, Numeric, Numerics
 from traceproof.judge.sampling import judge_samples
 from traceproof.judge.specification import row_for
+from traceproof.judge.ties import OPEN, closed, told, unverified
 from traceproof.ops.compare import Comparison, Exact, IndexSet, Quantised, Samples
 from traceproof.reasons import Failure, Skip, Verdict
 
@@ -58,8 +59,14 @@ def judge_output(actual: torch.Tensor | None, expected: Expected, *, tolerance: 
         gate, details = _discrete(actual, expected.oracle, expected.comparison)
         return _ruling(gate, details)
     numerics = numerics_of(expected.comparison, actual.dtype, tolerance)
-    numerics.hold_prepared(numerics.measure(actual, expected.oracle))
-    return rule_on(numerics)
+    numerics.hold_prepared(numerics.measure(closed(actual, expected.oracle), expected.oracle))
+    ruling = rule_on(numerics)
+    if OPEN not in expected.oracle:
+        return ruling
+    why = unverified(actual, expected.oracle)
+    if ruling.verdict is Verdict.PASS and why:
+        return Ruling(Verdict.SKIP, Skip.NO_ORACLE, f"not verified: {why}", {})
+    return replace(ruling, message=f"{ruling.message}; {told(expected.oracle)}")
 
 
 def judge_form(actual: torch.Tensor | None, expected: Expected) -> Ruling | None:
@@ -112,6 +119,7 @@ def passes(actual: torch.Tensor, expected: Expected) -> bool:
     """Whether `judge_output` would pass an output of the right shape and dtype; without its figures."""
     if expected.comparison is None or isinstance(expected.comparison, Samples | IndexSet):
         return judge_output(actual, expected, tolerance=None).verdict == Verdict.PASS
+    actual = closed(actual, expected.oracle)
     if _misplaced(actual, expected.oracle[""]):
         return False
     return not actual.numel() or gate_of(actual, expected.oracle, expected.comparison).ok
@@ -121,6 +129,7 @@ def shares_limits(
     one: torch.Tensor, other: torch.Tensor, oracle: Mapping[str, torch.Tensor], comparison: Numeric
 ) -> float:
     """Half the difference of two answers as a part of the limit on each, so two that pass are never above 1."""
+    one, other = closed(one, oracle), closed(other, oracle)
     if _misplaced(one, other.to(torch.float64)):
         return float("inf")
     if not one.numel():

@@ -33,7 +33,7 @@ from traceproof.solutions.cases import planned
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import Row, Settings, Trial
 from traceproof.solutions.rows import bad, refused, row_of
-from traceproof.untrusted import FLOAT64, OTHER_ORDER
+from traceproof.untrusted import FLOAT64, ORDERING, OTHER_ORDER, OTHER_TIES
 from traceproof.worker import Limits, Pool, Status
 
 ROOM, BYTE = 4096, 0xFF  # around inputs: NaN as a float, out of range as a place
@@ -203,11 +203,18 @@ class Evaluation:
         if self.reference is None:
             return {}
         call = partial(self.reference.run, subject.case, subject.inputs, seed=subject.seed)
+        ordering = any(word in self.definition.reference for word in ORDERING)
+        modes = {"": FLOAT64, f"@{FLOOR}": OTHER_ORDER, **({f"@{OTHER_TIES}": OTHER_TIES} if ordering else {})}
         try:
-            shadow, other = (call(mode=mode).outputs for mode in (FLOAT64, OTHER_ORDER))
+            made = {beside: call(mode=mode).outputs for beside, mode in modes.items()}
         except CallError:
             return {}
-        return shadow | {f"{name}@{FLOOR}": value for name, value in other.items() if name in shadow}
+        return {
+            name + beside: value
+            for beside, outputs in made.items()
+            for name, value in outputs.items()
+            if name in made[""]
+        }
 
     def seed_of(self, case: Case) -> int:
         """The seed of torch's generator in a case's calls; nobody can tell the case by it."""

@@ -1,3 +1,6 @@
 """Limits on what strangers give: names, files, answers, programs, and variables that their code sees."""
 
-FLOAT64, OTHER_ORDER = "float64", "other order"  # modes of `shadow`, for who has no torch
+# Modes of `shadow`, for who has no torch. OTHER_TIES is FLOAT64 with equal values in another order, and names what
+# that gives beside an output.
+FLOAT64, OTHER_ORDER, OTHER_TIES = "float64", "other order", "other ties"
+ORDERING = ("sort", "topk")  # in the text of code that `ties` changes anything in

@@ -10,7 +10,7 @@ taken back: who compares allows for that rounding. Runs in the process of strang
 # ruff: noqa: ANN401, SLF001
 # mypy: disallow-untyped-calls=False
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +18,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten, tree_map
 
-from traceproof.untrusted import OTHER_ORDER
+from traceproof.untrusted import OTHER_ORDER, OTHER_TIES
 from traceproof.untrusted.other_order import OtherOrder, PlainMode
+from traceproof.untrusted.ties import INSTEAD
 
 PURGED = 512  # new shadows after which those of tensors that are gone are let go
 BITS_TAKEN = "a tensor's bits are read as another dtype, which float64 does not have"
@@ -41,12 +42,14 @@ class UnsupportedError(RuntimeError):
 
 
 class Float64(PlainMode):
-    """The mode that keeps the shadows."""
+    """The mode that keeps the shadows; `instead` holds what is done in the place of some operations."""
 
-    def __init__(self) -> None:
+    def __init__(self, instead: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()
+        self._instead = instead
         self._kept: dict[int, tuple[StorageWeakRef, torch.dtype, torch.Tensor, torch.Tensor]] = {}
         self._decided: dict[int, StorageWeakRef] = {}  # storages of whole numbers that rounding decided
+        self._told = False  # whether Python got such a number: any that is written later may follow from it
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -57,19 +60,24 @@ class Float64(PlainMode):
         tensors = _tensors((args, named))
         _check(name, tensors)
         floats = [one for one in tensors if one.is_floating_point()]
-        if floats and name == "_local_scalar_dense":
-            return self.value(floats[0]).item()
+        if name == "_local_scalar_dense":
+            self._told |= bool(floats) or self.decided(tensors[0])
+            return self.value(floats[0]).item() if floats else func(*args, **named)
         self._begin(func, floats)
         own = {_key(one) for one in tensors}
-        decided = bool(floats) or any(map(self.decided, tensors))
-        out = func(*args, **named)
-        if not tensors:
-            return out  # a constant, which its dtype rounds
-        _check(name, _tensors(out))
+        decided = bool(floats) or self._told or any(map(self.decided, tensors))
+        out = self._instead.get(func, func)(*args, **named)
+        made = _tensors(out)
+        _check(name, made)
+        self._told |= decided and not made
+        if not tensors or name == "lift_fresh":  # a constant, which its dtype rounds
+            if self._told:
+                self._note_decided(made)
+            return out
         if func._schema.is_mutable:
             self._changed(func, args, named, decided=decided)
             return out
-        fresh = [one for one in _tensors(out) if _key(one) not in own]
+        fresh = [one for one in made if _key(one) not in own]
         if decided:
             self._note_decided(fresh)
         if any(one.is_floating_point() for one in fresh):
@@ -125,7 +133,7 @@ class Float64(PlainMode):
 
         with _double():
             try:
-                return func(*tree_map(lifted, args), **tree_map(lifted, named))
+                return self._instead.get(func, func)(*tree_map(lifted, args), **tree_map(lifted, named))
             except NotImplementedError as error:
                 raise UnsupportedError(f"{func.overloadpacket.__name__} is not there in float64") from error
 
@@ -178,10 +186,10 @@ class Float64(PlainMode):
 
 
 def run(mode: str, function: Callable[..., Any], inputs: Sequence[Any], entries: Callable[[Any], Any]) -> Any:
-    """What a function returns under a mode, each floating-point output as its shadow under FLOAT64.
+    """What a function returns under a mode, each floating-point output as its shadow but under OTHER_ORDER.
 
-    Whole numbers that rounding may have decided are None under FLOAT64: nothing says what is right. `entries`
-    takes what it returned apart, into (name, value) pairs.
+    Whole numbers that rounding may have decided are None there: nothing says what is right. `entries` takes what
+    it returned apart, into (name, value) pairs.
 
     Raises:
         UnsupportedError: float64 can not follow the code.
@@ -189,7 +197,7 @@ def run(mode: str, function: Callable[..., Any], inputs: Sequence[Any], entries:
     if mode == OTHER_ORDER:
         with torch.no_grad(), OtherOrder():
             return entries(function(*inputs))
-    shadows = Float64()
+    shadows = Float64(INSTEAD if mode == OTHER_TIES else {})
     with torch.no_grad(), shadows:
         returned = entries(function(*inputs))
     return [(name, _shadow(shadows, value)) for name, value in returned]
