@@ -57,6 +57,7 @@ def main() -> None:
             memory_bytes=int(limits["memory_gb"] * 2**30),
             output_bytes=int(limits["output_mb"] * 2**20),
         ),
+        build_seconds=limits["build_s"],
         force=options.force,
         weak_isolation=options.allow_weak_isolation,
         stack_workers=stack_workers,

@@ -7,12 +7,15 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 from definitions import GOOD, HIDDEN, rmsnorm, write
+from dialect_samples import GATED
 from pipeline import STACK, Run, sharing, verdicts
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -25,6 +28,7 @@ from traceproof.execution.inputs import HOST_BYTES, drawing_device, fingerprints
 from traceproof.ops import registry
 from traceproof.ops.cases import Case
 from traceproof.pipeline.load import Load
+from traceproof.pipeline.records import OpTypePlan
 from traceproof.pipeline.stages import large
 from traceproof.pipeline.stages.actor import MANY_TRIALS, _Trusted
 from traceproof.pipeline.stages.actor import run as run_job
@@ -34,6 +38,7 @@ from traceproof.pipeline.stages.plan import plan
 from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.pipeline.stages.progress import Progress
 from traceproof.pipeline.stages.stack_workers import StackWorkers
+from traceproof.stacks import STACKS, TAGGED
 from traceproof.store import Store
 from traceproof.worker import ItemOutcome, Limits, Pool, Status
 
@@ -41,6 +46,7 @@ pytestmark = pytest.mark.slow
 
 LIMITS = Limits(seconds=20.0, memory_bytes=2 << 30)
 PASSED = {("pass", None)}
+TRUTH = STACKS[TAGGED].truths[0].name
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -278,6 +284,50 @@ def test_a_full_disk_ends_the_job_and_is_no_verdict(dataset: Path, tmp_path: Pat
         with pytest.raises(TraceproofError, match="no space left while writing"):
             runner._record("0" * 64, outcome)
     assert store.record("0" * 64) is None
+
+
+class _Asked:
+    """In the place of a pool and of its session: answers nothing, and notes what was asked in what time."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, float | None]] = []
+
+    @contextmanager
+    def session(self, **options: object) -> Iterator[_Asked]:
+        del options
+        yield self
+
+    def ask(self, item: dict[str, Any], seconds: float | None = None) -> ItemOutcome:
+        index = len(self.asked)
+        self.asked.append((item["definition"], item["case"]["id"], seconds))
+        return ItemOutcome(index=index, status=Status.ERROR)
+
+
+@pytest.mark.parametrize(
+    ("actor", "gpu", "allowed"), [(TRUTH, True, 300.0), (TRUTH, False, 20.0), ("torch", True, 20.0)]
+)
+def test_the_first_call_of_a_function_that_a_tag_names_may_take_a_build_s_time(
+    tmp_path: Path, *, actor: str, gpu: bool, allowed: float
+) -> None:
+    write(tmp_path / "dataset", GATED)
+    write(tmp_path / "dataset", {**rmsnorm("plain"), "op_type": GATED["op_type"]})
+    [cases] = plan(tmp_path / "dataset", tmp_path / "cases", Selection(sizes=("small",)))
+    asked, workers = _Asked(), StackWorkers(gpu=gpu)
+    job = Job(
+        actor=actor,
+        code="0",
+        stack=STACK,
+        threads=1,
+        limits=LIMITS,
+        build_seconds=300.0,
+        stack_workers=workers,
+    )
+    store = Store(tmp_path / "store", "outputs")
+    runner = _Trusted(job, store, cast("Pool", asked), tmp_path, "", Progress("", 1))
+    runner.together(OpTypePlan.read(cases).definitions)
+    first = {name: seconds for name, _, seconds in reversed(asked.asked)}
+    assert first == {GATED["name"]: allowed, "plain": 20.0}
+    assert {seconds for *_, seconds in asked.asked} == {None, *first.values()}
 
 
 def test_few_inputs_are_drawn_on_the_host() -> None:

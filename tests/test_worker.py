@@ -38,6 +38,14 @@ def test_no_items_start_nothing(workers: Workers) -> None:
     assert workers.run() == []
 
 
+def test_an_item_may_have_a_time_of_its_own(workers: Workers) -> None:
+    limits = Limits(seconds=0.5)
+    setup = "worker_misdeeds:setup"
+    with workers.pool.session(setup=setup, payload=None, limits=limits, isolation=workers.isolation) as session:
+        assert session.ask({"do": "nap", "seconds": 1.0}, 20.0).status is Status.OK
+        assert session.ask({"do": "nap", "seconds": 1.0}).status is Status.TIMEOUT
+
+
 @pytest.mark.parametrize(
     ("deed", "status", "said"),
     [

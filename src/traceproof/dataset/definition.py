@@ -24,6 +24,7 @@ STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
 LARGEST = 1 << 40  # of an axis: a tensor of so many elements fits nowhere
 MOST = 256  # axes, inputs, outputs, tags or constraints of one definition
 MOST_DIMENSIONS = 64  # PyTorch's operators take no more
+FUNCTION = "fi_api:"  # tag: the function that a definition is of
 
 
 class Dialect(StrEnum):
@@ -220,6 +221,12 @@ class Definition(BaseModel):
             return None
         const = self.const_axes
         return tuple(const[name] if name in const else axes[name] for name in spec.shape)
+
+    @property
+    def dumped_from(self) -> str:
+        """The function that a trace dump's tag names; empty: none, or it is no dump."""
+        named = (tag.removeprefix(FUNCTION) for tag in self.tags if tag.startswith(FUNCTION))
+        return next(named, "") if self.dialect is Dialect.TRACE_DUMP else ""
 
     @property
     def in_place(self) -> frozenset[str]:

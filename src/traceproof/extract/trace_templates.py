@@ -8,11 +8,10 @@ for a person to read.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from traceproof.dataset.definition import ConstAxis, Definition, TensorSpec
+from traceproof.dataset.definition import FUNCTION, ConstAxis, Definition, TensorSpec
 from traceproof.extract.compare import hidden_constants
 from traceproof.extract.templates import Template, Templates, TemplateTensor
 
-API = "fi_api:"
 HEAD = (
     "Read off FlashInfer's source; in differences ours stands first. A template is evidence, not a judge:\n"
     "nothing of it is written into a definition."
@@ -38,7 +37,7 @@ def template_readings(definitions: Sequence[Definition], templates: Templates) -
 
 def _template_reading(definition: Definition, templates: Templates) -> TemplateReading:
     named = [item for item in templates.found if item.name(definition.const_axes) == definition.name]
-    tags = [tag.removeprefix(API) for tag in definition.tags if tag.startswith(API)]
+    tags = [tag.removeprefix(FUNCTION) for tag in definition.tags if tag.startswith(FUNCTION)]
     same_api = [item for item in templates.found if any(_serves(api, tag) for api in item.apis for tag in tags)]
     by, found = ("name", named) if named else ("api", same_api)
     if not found:

@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 
-from traceproof.dataset.definition import Definition, Dialect, TensorSpec
+from traceproof.dataset.definition import Definition, TensorSpec
 from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Outputs, Signature, Values, sizes
 from traceproof.reasons import Skip, Unavailable, UnavailableError
 from traceproof.stacks.base import Stack
 
-TAG = "fi_api:"
 ANY_GPU = ((0, 0), (99, 9))  # which one it needs, the function says
 RUNS_ON = "is_compute_capability_supported"  # attribute of a function that says so
 WORKSPACE = "workspace"  # word of a parameter that takes memory to work in
@@ -63,10 +62,10 @@ def api_adapter(stack: Stack, definition: Definition) -> Adapter | None:
 
     A method is none: its object has to be made and planned first, which only a hand-written adapter knows.
     """
-    named = next((tag.removeprefix(TAG) for tag in definition.tags if tag.startswith(TAG)), "")
+    named = definition.dumped_from
     module, _, function = named.rpartition(".")
     of_package = named.startswith(f"{stack.package}.") and not module.rpartition(".")[2][:1].isupper()
-    if definition.dialect is not Dialect.TRACE_DUMP or not stack.tagged or not of_package:
+    if not stack.tagged or not of_package:
         return None
     key = f"{module}:{function}"
 

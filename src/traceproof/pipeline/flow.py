@@ -202,7 +202,7 @@ class Pipeline(CodeDigests, DatasetFiles):
     @property
     def limits(self) -> str:
         """A case's limits, as JSON."""
-        return self.config.limits.model_dump_json(exclude={"build_s", "store_gb"})
+        return self.config.limits.model_dump_json(exclude={"store_gb"})
 
     @property
     def store_gb(self) -> str:

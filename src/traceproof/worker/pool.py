@@ -208,14 +208,15 @@ class Session:
         self._refused: ItemOutcome | None = None
         self._count = 0
 
-    def ask(self, item: Any) -> ItemOutcome:  # noqa: ANN401 - any JSON value
-        """Run one item; the outcome is numbered by how many came before."""
+    def ask(self, item: Any, seconds: float | None = None) -> ItemOutcome:  # noqa: ANN401 - any JSON value
+        """Run one item, in `seconds` or the limit's; the outcome is numbered by how many came before."""
         index, self._count = self._count, self._count + 1
         while self._refused is None:
             if self._worker is None or self._worker.over():
                 self._start()
             else:
-                return _outcome(index, self._worker.ask({"item": item}, self._limits.seconds), self._reach)
+                answer = self._worker.ask({"item": item}, seconds or self._limits.seconds)
+                return _outcome(index, answer, self._reach)
         return replace(self._refused, index=index)
 
     def _start(self) -> None:

@@ -189,7 +189,9 @@ class _Trusted:
         for name, entry in entries.items():
             own = entry.holding(planned for planned in entry.cases if self._runs(planned))
             found[name], unknown = _known(self.job, self.outputs, name, own, self.progress)
-            waiting += [self._item(name, planned, key) for planned, key in unknown]
+            items = [self._item(name, planned, key) for planned, key in unknown]
+            first = {"seconds": self.job.seconds_of_first(entry)}
+            waiting += [item | (first if item is items[0] else {}) for item in items]
         timeouts: Counter[str] = Counter()
         while waiting:
             names = {item["definition"] for item in waiting}
@@ -227,14 +229,15 @@ class _Trusted:
         }
 
     def _outcomes(self, payload: Mapping[str, Any], items: list[dict[str, Any]]) -> Iterator[ItemOutcome]:
-        return self.pool.run_items(
+        with self.pool.session(
             setup=SETUP_MANY,
             payload=payload,
-            items=items,
             limits=self.job.limits,
             isolation=self.job.isolation,
             scratch=self.scratch,
-        )
+        ) as session:
+            for item in items:
+                yield session.ask(item, item.get("seconds"))
 
     def _finished(self, name: str, item: Mapping[str, Any], outcome: ItemOutcome) -> RunRecord:
         record = self._record(item["key"], outcome)

@@ -8,6 +8,7 @@ from traceproof.actors.registry import ACTORS
 from traceproof.digests import digest_json
 from traceproof.pipeline.records import PlannedCase, PlannedDefinition
 from traceproof.pipeline.stages.stack_workers import StackWorkers
+from traceproof.stacks import STACK_OF, STACKS, TAGGED
 from traceproof.worker import Isolation, Limits
 
 
@@ -20,6 +21,7 @@ class Job:
     stack: Mapping[str, Any]  # the stack's record: `digest`, `versions`, `device`
     threads: int  # torch threads of a worker
     limits: Limits  # of one case
+    build_seconds: float = 0.0  # of a call that compiles what it calls, if that is more than `limits` gives
     stack_workers: StackWorkers = field(default_factory=StackWorkers)  # the workers of its stack
     lanes: int = 1  # definitions of strangers' code that run side by side, each in a worker of its own
     force: bool = False  # run what the store already holds
@@ -42,6 +44,12 @@ class Job:
     def device(self) -> str:
         """`cpu` or `cuda`; what the actor computes on the CPU all the same, its entry in the registry says."""
         return "cuda" if self.stack_workers.gpu else "cpu"
+
+    def seconds_of_first(self, entry: PlannedDefinition) -> float:
+        """What a definition's first call may take: on a GPU one of a function that its tag names compiles it."""
+        compiles = self.device == "cuda" and STACK_OF.get(self.actor) == TAGGED
+        named = compiles and entry.parsed.dumped_from.startswith(f"{STACKS[TAGGED].package}.")
+        return max(self.limits.seconds, self.build_seconds if named else 0.0)
 
     @property
     def hidden_threads(self) -> int:
