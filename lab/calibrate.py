@@ -55,15 +55,19 @@ def main() -> int:
             (options.out / f"{op_type}.json").write_text(text, encoding="utf-8")
     sys.stdout.write(counts(found, options.out / "units") + "\n")
     if options.page:
-        tables = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(options.out.glob("*.json"))]
-        text = page.rates_tables(tables)
-        mutants = sorted((options.out / "mutants").glob("*.json"))
-        if mutants:
-            text += "\n" + page.mutation_tables([json.loads(path.read_text(encoding="utf-8")) for path in mutants])
-        options.page.write_text(page.insert(options.page.read_text(encoding="utf-8"), text), encoding="utf-8")
+        _write_page(options.page, options.out)
     if failed:
         raise TraceproofError(f"{len(failed)} of {len(found)} measurements failed", problems=failed)
     return 0
+
+
+def _write_page(target: Path, out: Path) -> None:
+    tables = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*.json"))]
+    text = page.rates_tables(tables)
+    mutants = sorted((out / "mutants").glob("*.json"))
+    if mutants:
+        text += "\n" + page.mutation_tables([json.loads(path.read_text(encoding="utf-8")) for path in mutants])
+    target.write_text(page.insert(target.read_text(encoding="utf-8"), text), encoding="utf-8")
 
 
 def _chosen(options: argparse.Namespace) -> Iterator[Definition]:

@@ -57,28 +57,18 @@ class Card:
 
 
 def score(  # noqa: PLR0913 - each a choice of the measurement
-    suite: Suite,
-    entry: Path,
-    definition: Definition,
+    suite: Suite,  # what is scored
+    entry: Path,  # the definition's file in the suite's copy of the dataset
+    definition: Definition,  # what it holds
     *,
-    seeds: int,
-    most: int | None = None,
-    known: Known | None = None,
-    until: float = float("inf"),
+    seeds: int,  # how many, for false alarms; seed 0 is the one that mutants run with
+    most: int | None = None,  # mutants to take; None: all
+    known: Known | None = None,  # fates found before; what is missing is added
+    until: float = float("inf"),  # by `time.monotonic`, when to begin nothing new
+    # what an earlier call has found, which is completed: seeds one by one, mutants all or none
     earlier: Card | None = None,
 ) -> Card:
-    """Put mutants of a definition before a suite: all of them, or `most`, evenly spread; equivalent ones drop out.
-
-    Args:
-        suite: what is scored.
-        entry: the definition's file in the suite's copy of the dataset.
-        definition: what it holds.
-        seeds: how many, for false alarms; seed 0 is the one that mutants run with.
-        most: None takes all.
-        known: fates found before; what is missing is added.
-        until: by `time.monotonic`, when to begin nothing new.
-        earlier: what an earlier call has found, which is completed: seeds one by one, mutants all or none.
-    """
+    """Put mutants of a definition before a suite, all or `most`, evenly spread; equivalent ones drop out."""
     card = earlier or Card(definition.name, definition.op_type)
     suite.plant(entry, None)
     right = suite.run(definition)

@@ -36,22 +36,10 @@ def prepare() -> None:
     from triton.language.extra import libdevice  # type: ignore[import-not-found,import-untyped,unused-ignore]
     from triton.runtime import driver, interpreter  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
-    class Processor:
-        """The driver of a machine without a GPU; every tiling takes the same time, so that the first is taken."""
-
-        def get_current_target(self) -> Any:  # noqa: ANN401 - Triton's
-            return GPUTarget("cpu", 0, 32)
-
-        def get_active_torch_device(self) -> torch.device:
-            return torch.device("cpu")
-
-        def get_benchmarker(self) -> Callable[..., list[float]]:
-            return lambda _, quantiles=(0.5,), **__: [0.0] * len(quantiles)
-
-    driver.set_active(Processor())
+    driver.set_active(_Processor(GPUTarget("cpu", 0, 32)))
     for name in SHARED:
         setattr(libdevice, name, _late(language.math, name))
-    convert = interpreter._implicit_cvt  # noqa: SLF001 - the one place where arguments become tensors
+    convert, convert_bits = interpreter._implicit_cvt, interpreter._convert_float  # noqa: SLF001 - no other place
 
     def converted(value: Any) -> Any:  # noqa: ANN401 - any argument
         if not isinstance(value, float):
@@ -59,16 +47,28 @@ def prepare() -> None:
         handle = interpreter.TensorHandle(np.array([value], dtype=np.float32), language.float32)
         return language.tensor(handle, language.float32)
 
-    interpreter._implicit_cvt = converted  # noqa: SLF001
-    convert_bits = interpreter._convert_float  # noqa: SLF001
-
     def rounded(data: Any, source: Any, target: Any, mode: Any) -> Any:  # noqa: ANN401 - Triton's
         if (source, target) != (language.float32, language.bfloat16):
             return convert_bits(data, source, target, mode)
         wide = torch.from_numpy(np.array(data, dtype=np.float32))
         return wide.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
 
-    interpreter._convert_float = rounded  # noqa: SLF001
+    interpreter._implicit_cvt, interpreter._convert_float = converted, rounded  # noqa: SLF001
+
+
+class _Processor:
+    """The driver of a machine without a GPU; every tiling takes the same time, so that the first is taken."""
+
+    def __init__(self, target: object) -> None:
+        self.get_current_target = lambda: target
+
+    def get_active_torch_device(self) -> Any:  # noqa: ANN401 - torch is imported where a worker has it
+        import torch
+
+        return torch.device("cpu")
+
+    def get_benchmarker(self) -> Callable[..., list[float]]:
+        return lambda _, quantiles=(0.5,), **__: [0.0] * len(quantiles)
 
 
 def _late(module: Any, name: str) -> Callable[..., Any]:  # noqa: ANN401 - Triton's

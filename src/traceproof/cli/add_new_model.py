@@ -57,12 +57,8 @@ def add_new_model(  # noqa: PLR0913 - one parameter per option
         _name_definitions(named, reading, made)
         sys.stderr.write("".join(f"not described: {told(item)}\n" for item in left))
         readings.append(reading)
-    model = hierarchy.as_json(
-        hierarchy.nodes(readings[0], named),
-        identity=model_name,
-        name=bundled.title if bundled is not None else model_name,
-        description=f"{bundled.title if bundled is not None else model_name} ({', '.join(tags)}).",
-    )
+    title, found = bundled.title if bundled is not None else model_name, hierarchy.nodes(readings[0], named)
+    model = hierarchy.as_json(found, identity=model_name, name=title, description=f"{title} ({', '.join(tags)}).")
     _write(model, models_ts, json_file)
 
 

@@ -20,21 +20,26 @@ from traceproof.testgen.known import Divergences
 SIZES = ("small", "medium", "large")
 
 
+DefinitionsDir = Annotated[
+    Path | None, typer.Option(help="A dataset's definitions/; the configured dataset's if left out.")
+]
+OutputDir = Annotated[
+    Path | None,
+    typer.Option(help="The folder to write to, or its tests/references; the dataset's own if left out."),
+]
+ReposConfig = Annotated[
+    Path | None, typer.Option(help="A repos_config.json of clone-repos: where FlashInfer and SGLang are.")
+]
+
+
 def add_reference_tests(  # noqa: PLR0913 - the specification's options
     *,
     definition_name: Annotated[list[str] | None, typer.Option(help="Write tests of these definitions.")] = None,
     op_type: Annotated[list[str] | None, typer.Option(help="Write tests of these op_types.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Write tests of every definition.")] = False,
-    definitions_dir: Annotated[
-        Path | None, typer.Option(help="A dataset's definitions/; the configured dataset's if left out.")
-    ] = None,
-    output_dir: Annotated[
-        Path | None,
-        typer.Option(help="The folder to write to, or its tests/references; the dataset's own if left out."),
-    ] = None,
-    repos_config: Annotated[
-        Path | None, typer.Option(help="A repos_config.json of clone-repos: where FlashInfer and SGLang are.")
-    ] = None,
+    definitions_dir: DefinitionsDir = None,
+    output_dir: OutputDir = None,
+    repos_config: ReposConfig = None,
     test_sizes: Annotated[list[str] | None, typer.Option(help="Sizes by default: small medium large.")] = None,
     tolerance: options.Tolerance = None,
     force: Annotated[bool, typer.Option("--force", help="Write tests again that are there.")] = False,
@@ -50,8 +55,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
     """
     if everything and (op_type or definition_name):
         raise TraceproofError("--all selects everything: give it, or --op-type and --definition-name, not both")
-    given = {name: checkouts.get(f"{name}_path") for name in PACKAGES}
-    paths = _paths(repos_config) | {name: path for name, path in given.items() if path is not None}
+    paths = _paths(repos_config) | run.given(**{name: checkouts.get(f"{name}_path") for name in PACKAGES})
     root, out = _places(definitions_dir, output_dir)
     order = GenerateOptions(
         root=root,

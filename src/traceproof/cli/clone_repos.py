@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -47,34 +48,19 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
     """
     available()
     lock, target_dir = lock or _home() / NAME, _folder(target_dir or _home() / "sources")
-    pins = read_lock(lock)
-    options = {"branch": branch, "tag": tag, "commit": commit, "release": release}
+    options = {"branch": branch, "tag": tag, "commit": commit, "release": release, "url": url}
     changes = {name: _pairs(f"--{name}", given) for name, given in options.items()}
-    urls = _pairs("--url", url)
-    _check_values(urls, changes["commit"])
-    chosen = names or sorted({*ORIGINS, *pins, *urls})
-    _known([*chosen, *(lfs or []), *chain.from_iterable(changes.values())], {*pins, *urls})
-    given = {name: _given(name, changes) for name in chosen}
     git = Git(Path.cwd(), Patience(stall=stall))
-    found, unpinned = _pinned(given, pins, urls, git)
-    order = CloneRequest(
-        pins=found,
-        unpinned=unpinned,
-        target_dir=target_dir,
-        jobs=jobs,
-        lfs=frozenset(lfs or []),
-        patience=git.patience,
-    )
-    value, known = clone_all(order, Progress())
-    records = value["repositories"]
-    failed = {name: records[name]["error"] for name in chosen if records[name]["status"] == FAILED}
+    found, unpinned = _pinned(names, changes, lfs or [], read_lock(lock), git)
+    order = CloneRequest(pins=found, target_dir=target_dir, jobs=jobs, lfs=frozenset(lfs or []), unpinned=unpinned)
+    value, known = clone_all(replace(order, patience=git.patience), Progress())
+    chosen, records = names or sorted({*found, *unpinned}), value["repositories"]
+    failed = [name for name in chosen if records[name]["status"] == FAILED]
     _keep(lock, {name: pin for name, pin in known.items() if name not in failed})
     run.write_result(json_file, value)
     if failed:
-        raise TraceproofError(
-            f"{len(failed)} of {len(chosen)} sources could not be brought to {target_dir}",
-            problems=[f"{name}: {_one_line(error)}" for name, error in failed.items()],
-        )
+        what = f"{len(failed)} of {len(chosen)} sources could not be brought to {target_dir}"
+        raise TraceproofError(what, problems=[f"{name}: {_one_line(records[name]['error'])}" for name in failed])
 
 
 def _check_values(urls: Mapping[str, str], commits: Mapping[str, str]) -> None:
@@ -90,9 +76,18 @@ def _check_values(urls: Mapping[str, str], commits: Mapping[str, str]) -> None:
 
 
 def _pinned(
-    given: Mapping[str, Mapping[str, str]], pins: Mapping[str, Pin], urls: Mapping[str, str], git: Git
+    names: Sequence[str] | None,
+    changes: dict[str, dict[str, str]],
+    lfs: Sequence[str],
+    pins: dict[str, Pin],
+    git: Git,
 ) -> tuple[dict[str, Pin], dict[str, str]]:
-    """The pin of each source, and why others have none."""
+    """The pin of each source that is meant, all where none is named, and why others have none."""
+    urls = changes.pop("url")
+    _check_values(urls, changes["commit"])
+    chosen = names or sorted({*ORIGINS, *pins, *urls})
+    _known([*chosen, *lfs, *chain.from_iterable(changes.values())], {*pins, *urls})
+    given = {name: _given(name, changes) for name in chosen}
     found: dict[str, Pin] = {}
     unpinned: dict[str, str] = {}
     for name, choice in given.items():

@@ -25,52 +25,65 @@ from traceproof.extract.reports import as_json, not_described
 from traceproof.models import catalogue
 from traceproof.stacks import MAIN, READER
 
+REPORTS = Path("results/extract")
 OUTPUT = Path("results/extracted")  # not the pipeline's own results/extract/dataset, which it writes anew
+
+
+Models = Annotated[list[str] | None, typer.Option(help="Bundled models, or a name for --config.")]
+ConfigFile = Annotated[Path | None, typer.Option(help="A model's config.json.")]
+Hub = Annotated[str | None, typer.Option(help="Fetch config.json from this HuggingFace repository.")]
+TensorRanks = Annotated[
+    list[str] | None,
+    typer.Option(help="Tensor parallel ranks, or all that fit; the model's usual ones if left out."),
+]
+ExpertRanks = Annotated[list[str] | None, typer.Option(help="Expert parallel ranks, or all; must divide tp.")]
+Groups = Annotated[int, typer.Option(help="Groups of ranks, each with attention of its own.")]
+PageSizes = Annotated[list[int] | None, typer.Option(help="Of paged attention; 1 and 64 if left out.")]
+Shapes = Annotated[
+    Literal["full", "rank"], typer.Option(help="The model's whole projections, or one rank's share.")
+]
+Templates = Annotated[
+    Path | None,
+    typer.Option(help="A FlashInfer wheel or folder: its trace templates are held against the definitions."),
+]
+Held = Annotated[Path | None, typer.Option(help="Compare with this dataset; the output folder if left out.")]
+Output = Annotated[Path, typer.Option(help="Root of the dataset folder to write to.")]
+Reports = Annotated[Path, typer.Option(help="Where sharing.md and report.json go.")]
+TorchPython = Annotated[
+    Path | None, typer.Option(help="Interpreter of the torch stack; config.yaml's if left out.")
+]
+Single = Annotated[
+    bool, typer.Option("--single-reading", help="Do not hold SGLang's reading against transformers' model.")
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Write nothing where the two readings differ on some kernel call.")
+]
+Listed = Annotated[
+    bool, typer.Option("--list", help="Name the bundled models and the architectures that SGLang can read.")
+]
 
 
 def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
     *,
-    model_name: Annotated[list[str] | None, typer.Option(help="Bundled models, or a name for --config.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A model's config.json.")] = None,
-    hf_repo_id: Annotated[
-        str | None, typer.Option(help="Fetch config.json from this HuggingFace repository.")
-    ] = None,
+    model_name: Models = None,
+    config: ConfigFile = None,
+    hf_repo_id: Hub = None,
     revision: Annotated[str | None, typer.Option(help="Of --hf-repo-id.")] = None,
-    tp: Annotated[
-        list[str] | None,
-        typer.Option(help="Tensor parallel ranks, or all that fit; the model's usual ones if left out."),
-    ] = None,
-    ep: Annotated[list[str] | None, typer.Option(help="Expert parallel ranks, or all; must divide tp.")] = None,
-    dp_attention: Annotated[int, typer.Option(help="Groups of ranks, each with attention of its own.")] = 1,
-    page_size: Annotated[list[int] | None, typer.Option(help="Of paged attention; 1 and 64 if left out.")] = None,
-    gemm_shapes: Annotated[
-        Literal["full", "rank"], typer.Option(help="The model's whole projections, or one rank's share.")
-    ] = "full",
+    tp: TensorRanks = None,
+    ep: ExpertRanks = None,
+    dp_attention: Groups = 1,
+    page_size: PageSizes = None,
+    gemm_shapes: Shapes = "full",
     sglang_path: options.Sglang = None,
-    flashinfer_path: Annotated[
-        Path | None,
-        typer.Option(help="A FlashInfer wheel or folder: its trace templates are held against the definitions."),
-    ] = None,
-    dataset: Annotated[
-        Path | None, typer.Option(help="Compare with this dataset; the output folder if left out.")
-    ] = None,
-    output_dir: Annotated[Path, typer.Option(help="Root of the dataset folder to write to.")] = OUTPUT,
-    report_dir: Annotated[Path, typer.Option(help="Where sharing.md and report.json go.")] = Path(
-        "results/extract"
-    ),
+    flashinfer_path: Templates = None,
+    dataset: Held = None,
+    output_dir: Output = OUTPUT,
+    report_dir: Reports = REPORTS,
     extract_python: options.SglangPython = None,
-    torch_python: Annotated[
-        Path | None, typer.Option(help="Interpreter of the torch stack; config.yaml's if left out.")
-    ] = None,
-    single_reading: Annotated[
-        bool, typer.Option("--single-reading", help="Do not hold SGLang's reading against transformers' model.")
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Write nothing where the two readings differ on some kernel call.")
-    ] = False,
-    list_models: Annotated[
-        bool, typer.Option("--list", help="Name the bundled models and the architectures that SGLang can read.")
-    ] = False,
+    torch_python: TorchPython = None,
+    single_reading: Single = False,
+    strict: Strict = False,
+    list_models: Listed = False,
     json_file: options.JsonFile = None,
 ) -> None:
     """Write the kernel definitions that models need, right by construction.
@@ -78,29 +91,25 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
     Exit codes: 0 written or nothing new, 1 a conflict with the dataset is to be reviewed, 2 bad use or input.
     """
     if list_models:
-        listing = Environment(interpreter(READER, extract_python), sglang_path).listing()
-        if json_file is None:
-            sys.stdout.write(told_bundled() + told_listing(listing))
-        else:
-            run.write_result(json_file, listing_json(listing))
+        _list(Environment(interpreter(READER, extract_python), sglang_path).listing(), json_file)
         return
     models = _models(model_name or [], config, hf_repo_id, revision, tp or [], ep or [], dp_attention)
-    pages = _page_sizes(page_size or [])
-    settings = Settings(
-        environment=Environment(interpreter(READER, extract_python), sglang_path),
-        torch_python=interpreter(MAIN, torch_python),
-        choices=Choices(
-            page_sizes=pages, per_rank=gemm_shapes == "rank", second_reading=not single_reading, strict=strict
-        ),
-        flashinfer=flashinfer_path,
-    )
+    pages, per_rank = _page_sizes(page_size or []), gemm_shapes == "rank"
+    choices = Choices(page_sizes=pages, per_rank=per_rank, second_reading=not single_reading, strict=strict)
+    environment = Environment(interpreter(READER, extract_python), sglang_path)
+    python = interpreter(MAIN, torch_python)
+    settings = Settings(environment=environment, torch_python=python, choices=choices, flashinfer=flashinfer_path)
     extraction = extract(models, settings, say=say)
     publish(extraction, settings, dataset=dataset or output_dir, out=output_dir, report=report_dir)
-    _summary(extraction, output_dir)
     run.write_result(json_file, as_json(extraction))
-    conflicts = any(outcome.status == "conflict" for outcome in extraction.outcomes)
-    if conflicts or extraction.clashes:
-        raise typer.Exit(1)
+    raise typer.Exit(run.FINDINGS if _summary(extraction, output_dir) else run.FINE)
+
+
+def _list(listing: Listing, json_file: Path | None) -> None:
+    if json_file is None:
+        sys.stdout.write(told_bundled() + told_listing(listing))
+    else:
+        run.write_result(json_file, listing_json(listing))
 
 
 def interpreter(stack: str, given: Path | None) -> Path:
@@ -182,7 +191,8 @@ def told_listing(listing: Listing) -> str:
     )
 
 
-def _summary(extraction: Extraction, root: Path) -> None:
+def _summary(extraction: Extraction, root: Path) -> bool:
+    """Tell what came of it; gives whether something conflicts."""
     counted: dict[str, int] = {}
     for outcome in extraction.outcomes:
         counted[outcome.status] = counted.get(outcome.status, 0) + 1
@@ -199,3 +209,4 @@ def _summary(extraction: Extraction, root: Path) -> None:
         say(f"FlashInfer's trace templates differ from {differ} of them: templates.md says how")
     said = ", ".join(f"{count} {status}" for status, count in sorted(counted.items()))
     sys.stdout.write(f"{len(extraction.outcomes)} definitions in {root}: {said}\n")
+    return "conflict" in counted or bool(extraction.clashes)

@@ -36,7 +36,12 @@ def repository() -> Path:
 def configured(**changes: Any) -> tuple[Path, Config]:  # noqa: ANN401 - as config.yaml has them
     """That folder, and the configuration there, with what options give (None: nothing) in place of some keys."""
     root = repository()
-    return root, config_of(root, {key: value for key, value in changes.items() if value is not None})
+    return root, config_of(root, given(**changes))
+
+
+def given(**options: Any) -> dict[str, Any]:  # noqa: ANN401 - as config.yaml has them
+    """The options that have a value."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def dataset_in(folder: Path | None) -> dict[str, str | None] | None:

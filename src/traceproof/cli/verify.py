@@ -19,6 +19,14 @@ from traceproof.pipeline.flow import Pipeline
 SLUG_LENGTH = 60  # of the readable part of a folder's name
 
 
+HiddenSeed = Annotated[
+    int | None, typer.Option(help="What hidden cases follow from; one of this results folder if not given.")
+]
+Solutions = Annotated[
+    bool, typer.Option("--solutions", help="Then judge the dataset's solutions for what is selected.")
+]
+
+
 def verify(  # noqa: PLR0913 - the specification's options
     *,
     op_type: Annotated[list[str] | None, typer.Option(help="Verify these op_types.")] = None,
@@ -29,15 +37,11 @@ def verify(  # noqa: PLR0913 - the specification's options
     tolerance: options.Tolerance = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the inputs.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Run again what is finished already.")] = False,
-    hidden_seed: Annotated[
-        int | None, typer.Option(help="What hidden cases follow from; one of this results folder if not given.")
-    ] = None,
+    hidden_seed: HiddenSeed = None,
     allow_weak_isolation: options.WeakIsolation = False,
     dataset: options.Dataset = None,
     cores: Annotated[int | None, typer.Option(min=1, help="Cores to use; all of them if not given.")] = None,
-    solutions: Annotated[
-        bool, typer.Option("--solutions", help="Then judge the dataset's solutions for what is selected.")
-    ] = False,
+    solutions: Solutions = False,
     json_file: options.JsonFile = None,
     snakemake: Annotated[list[str] | None, typer.Argument(help="After `--`: arguments for Snakemake.")] = None,
 ) -> None:
@@ -48,17 +52,16 @@ def verify(  # noqa: PLR0913 - the specification's options
     """
     if everything and (op_type or definition_name):
         raise TraceproofError("--all selects everything: give it, or --op-type and --definition-name, not both")
-    given = {
-        "selection": _selection(op_type=op_type, definition_name=definition_name, case=case, all=everything),
-        "dataset": run.dataset_in(dataset),
-        "test_sizes": test_sizes,
-        "tolerance": tolerance,
-        "seed": seed,
-        "force": force or None,
-        "hidden_seed": hidden_seed,
-        "allow_weak_isolation": allow_weak_isolation or None,
-    }
-    changes = {key: value for key, value in given.items() if value is not None}
+    changes = run.given(
+        selection=_selection(op_type=op_type, definition_name=definition_name, case=case, all=everything),
+        dataset=run.dataset_in(dataset),
+        test_sizes=test_sizes,
+        tolerance=tolerance,
+        seed=seed,
+        force=force or None,
+        hidden_seed=hidden_seed,
+        allow_weak_isolation=allow_weak_isolation or None,
+    )
     code = _verify(changes, cores or run.all_cores(), snakemake or [], json_file)
     if solutions and code in {run.FINE, run.FINDINGS}:
         code = max(code, _solutions(changes))

@@ -36,9 +36,8 @@ def diagnose(config: Config, *, root: Path, seconds: float) -> Diagnosis:
         *remedies.of_sources(config, root=root),
         *remedies.of_gpu(driver, stacks, compiler),
         *remedies.of_room(memory, disk, root=root),
+        *filter(None, [isolation.problem(layers)]),
     ]
-    exposed = isolation.problem(layers)
-    problems += [exposed] if exposed is not None else []
     return Diagnosis(
         traceproof=traceproof.__version__,
         system=f"{platform.system()} {platform.release()} {platform.machine()}",

@@ -70,12 +70,9 @@ class Source:
         layout: Layout = PLAIN,
         **order: Any,  # noqa: ANN401 - what else a CallRequest says
     ) -> Taken:
-        """What one call leaves; several draws are stacked along a new first axis.
+        """What one call leaves; several draws are stacked along a new first axis. Raises CallError: no outputs.
 
         Of the rest of a `CallRequest`, `mode` is one of `traceproof.untrusted.shadow`, for a single draw.
-
-        Raises:
-            CallError: it left no outputs.
         """
         token = secrets.token_hex(8)
         data, out = f"{token}.in", f"{token}.out"

@@ -40,24 +40,18 @@ class _Tail:
 
 
 def judge_samples(
-    samples: torch.Tensor, tokens: torch.Tensor, probs: torch.Tensor, optional: torch.Tensor, false_alarm: float
+    samples: torch.Tensor,  # integers [trials, rows]
+    tokens: torch.Tensor,  # int64 [rows, n], those that may be drawn, padded with -1
+    probs: torch.Tensor,  # float64 [rows, n], their probabilities if all of them take part, padded with 0
+    optional: torch.Tensor,  # bool [rows, n], tokens that need not take part
+    false_alarm: float,  # largest probability of failing a right sampler
 ) -> tuple[bool, dict[str, Any]]:
-    """Judge draws against the exact distribution of each row.
+    """Judge draws against the exact distribution of each row: whether they pass, and fields for the verdict.
 
     Optional tokens may belong to the support or not, each sampler's choice. Frequencies are therefore compared
     among the other tokens alone, whose ratios do not depend on the choice, and these must come up at least as
-    often as if all optional tokens took part.
-
-    Args:
-        samples: integers [trials, rows].
-        tokens: int64 [rows, n], tokens that may be drawn, padded with -1.
-        probs: float64 [rows, n], their probabilities if all of them take part, padded with 0.
-        optional: bool [rows, n], tokens that need not take part.
-        false_alarm: largest probability of failing a right sampler.
-
-    Returns:
-        Whether it passes, and fields for the verdict: `trials`, `rows`, `outside` (draws outside the support),
-        `p_bound` (bound on the p-value of the worst test, corrected for their number) and `detail`, a sentence.
+    often as if all optional tokens took part. Of the fields, `outside` counts draws outside the support, and
+    `p_bound` bounds the p-value of the worst test, corrected for their number.
 
     Raises:
         ValueError: `samples` does not have the oracle's rows.

@@ -76,31 +76,30 @@ def patiently(
     def lost(state: RetryCallState) -> bool:
         return not _reason(state).reached and time.monotonic() - began > UNREACHED_SECONDS
 
-    def wait(state: RetryCallState) -> float:
-        usual = FIRST_PAUSE * 2.0 ** (state.attempt_number - 1)
-        asked = _reason(state).wait
-        return min(LONGEST_PAUSE, usual if asked is None else asked)
-
     def again(state: RetryCallState) -> None:
         last, pause = str(_reason(state))[:200], state.upcoming_sleep
         say(f"attempt {state.attempt_number} of {tries} failed ({last}); again in {pause:g} s")
 
     def ended(state: RetryCallState) -> Result:
-        last = _reason(state)
+        what, todo = f"{tries} attempts failed, the last one on", "Run the same command again later: what was "
+        todo += "uploaded is not uploaded twice."
         if lost(state):
-            todo = "Check the address and the network."
-            raise TraceproofError(f"not published: the other side cannot be reached: {last}", todo=todo) from None
-        todo = "Run the same command again later: what was uploaded is not uploaded twice."
-        raise TraceproofError(f"not published: {tries} attempts failed, the last one on: {last}", todo=todo)
+            what, todo = "the other side cannot be reached", "Check the address and the network."
+        raise TraceproofError(f"not published: {what}: {_reason(state)}", todo=todo) from None
 
     return Retrying(
         retry=retry_if_exception_type(Again),
         stop=lambda state: state.attempt_number >= tries or lost(state),
-        wait=wait,
+        wait=_pause,
         sleep=pause,
         before_sleep=again,
         retry_error_callback=ended,
     )(attempt)
+
+
+def _pause(state: RetryCallState) -> float:
+    asked = _reason(state).wait
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (state.attempt_number - 1) if asked is None else asked)
 
 
 def _reason(state: RetryCallState) -> Again:

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +18,7 @@ from traceproof.worker.sandbox import lacking, line_of
 from traceproof.worker.shared import Host
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Pool:
     """Keeps an interpreter, with `preload` imported, from which each worker is forked in milliseconds.
 
@@ -25,38 +26,36 @@ class Pool:
     workers come from interpreters of their own, each started when it is first needed.
     """
 
-    def __init__(  # noqa: PLR0913 - all have defaults
-        self,
-        *,
-        # modules to import before the first fork. They must not start threads, run tensor operations or touch CUDA
-        # on import.
-        preload: Sequence[str] = ("torch",),
-        python: str | os.PathLike[str] | None = None,  # the interpreter; None: this one
-        # environment variables for the worker beside the few that are passed on. Foreign code sees them.
-        env: Mapping[str, str] | None = None,
-        # whether workers may use CUDA devices; if not, they see none, and memory limits hold more exactly
-        gpu: bool = False,
-        # files and folders that shut-in workers may read beside the interpreter and installed software
-        readable: Sequence[Path] = (),
-        # layers (keys of `layers`) to leave out: where one stands in the way, and to see what is left
-        without: Collection[str] = (),
-        # files and folders that shut-in workers do not see even where they lie inside of what they see
-        conceal: Sequence[Path] = (),
-        # whether untrusted code may run where isolation is not whole; if not, each item's status says so
-        weak: bool = True,
-        # whether to use, inside a run that announced itself, the interpreters that its jobs share
-        shared: bool = False,
-        most: int | None = None,  # how many trusted workers such an interpreter may have at once; None: any number
-        lasting: bool = True,  # whether its trusted workers serve other jobs too, before and afterwards
-    ) -> None:
+    # modules to import before the first fork. They must not start threads, run tensor operations or touch CUDA
+    # on import.
+    preload: Sequence[str] = ("torch",)
+    python: str | os.PathLike[str] | None = None  # the interpreter; None: this one
+    # environment variables for the worker beside the few that are passed on. Foreign code sees them.
+    env: Mapping[str, str] | None = None
+    # whether workers may use CUDA devices; if not, they see none, and memory limits hold more exactly
+    gpu: bool = False
+    # files and folders that shut-in workers may read beside the interpreter and installed software
+    readable: Sequence[Path] = ()
+    # layers (keys of `layers`) to leave out: where one stands in the way, and to see what is left
+    without: Collection[str] = ()
+    # files and folders that shut-in workers do not see even where they lie inside of what they see
+    conceal: Sequence[Path] = ()
+    # whether untrusted code may run where isolation is not whole; if not, each item's status says so
+    weak: bool = True
+    # whether to use, inside a run that announced itself, the interpreters that its jobs share
+    shared: bool = False
+    most: int | None = None  # how many trusted workers such an interpreter may have at once; None: any number
+    lasting: bool = True  # whether its trusted workers serve other jobs too, before and afterwards
+
+    def __post_init__(self) -> None:
         # Nothing shuts trusted code in; without what would, recipes of different jobs are equal and share a host.
-        shut_in = [os.path.abspath(path) for path in readable], sorted(without)  # noqa: PTH100 - links stay links
+        shut_in = [os.path.abspath(path) for path in self.readable], sorted(self.without)  # noqa: PTH100 - links stay links
         self._recipes = {
             isolation: Recipe(
-                python=os.fspath(python) if python is not None else sys.executable,
-                preload=tuple(preload),
-                env=dict(env or {}),
-                gpu=gpu,
+                python=os.fspath(self.python) if self.python is not None else sys.executable,
+                preload=tuple(self.preload),
+                env=dict(self.env or {}),
+                gpu=self.gpu,
                 isolation=isolation,
                 readable=shut_in[0] if isolation is Isolation.UNTRUSTED else [],
                 without=shut_in[1] if isolation is Isolation.UNTRUSTED else [],
@@ -64,12 +63,9 @@ class Pool:
             for isolation in Isolation
         }
         self._hosts = {
-            isolation: Host.of_run(recipe) if shared else None for isolation, recipe in self._recipes.items()
+            isolation: Host.of_run(recipe) if self.shared else None for isolation, recipe in self._recipes.items()
         }
-        self._most = most
-        self._lasting = lasting
-        self._weak = weak
-        self._conceal = sorted(os.path.realpath(path) for path in conceal)
+        self._conceal = sorted(os.path.realpath(path) for path in self.conceal)
         self._lock = threading.Lock()
         self._running: dict[Isolation, Interpreter] = {}
 
@@ -149,7 +145,7 @@ class Pool:
                 payload=payload,
                 limits=settled,
                 shut_in=shut_in,
-                strict=shut_in and not self._weak,
+                strict=shut_in and not self.weak,
             )
 
     @contextlib.contextmanager
@@ -161,8 +157,8 @@ class Pool:
             host = self._hosts[isolation]
             worker: Conversation
             if host is not None:
-                most = self._most if isolation is Isolation.TRUSTED else None
-                worker = host.borrow(limits, folder, most=most, conceal=self._conceal, lasting=self._lasting)
+                most = self.most if isolation is Isolation.TRUSTED else None
+                worker = host.borrow(limits, folder, most=most, conceal=self._conceal, lasting=self.lasting)
             else:
                 with self._lock:
                     worker = self._interpreter(isolation).worker(limits, folder, conceal=self._conceal)

@@ -94,10 +94,9 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
     started = time.monotonic()
     config = job["config"]
     world = {name: job.get(name, 1) for name in ("tp", "ep", "dp")}
-    named = config.get("architectures") or [None]
-    known = adapter.architectures()
-    if named[0] not in known:
-        raise Refused("unknown architecture", value=named[0], allowed=known, version=version)
+    named, known = (config.get("architectures") or [None])[0], adapter.architectures()
+    if named not in known:
+        raise Refused("unknown architecture", value=named, allowed=known, version=version)
     with tempfile.TemporaryDirectory(prefix="traceproof-extract-") as folder:
         Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
         try:
@@ -114,12 +113,6 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
         if module["kind"] in PACKED:
             module["facts"]["scheme"] = packed.partition(":")[0]
     torch.set_default_dtype(torch.float32)  # SGLang changes it
-    try:
-        other: dict[str, Any] = second.read(config)
-    except second.Absent as absent:
-        other = {"absent": str(absent)}
-    except Exception as error:  # noqa: BLE001 - without a second reading nothing is written, and this is told
-        other = {"absent": f"transformers' model cannot be read: {type(error).__name__}: {error}"[:300]}
     versions = {name: importlib.import_module(name).__version__ for name in ("transformers", "torch")}
     return {
         "format": FORMAT,
@@ -132,7 +125,7 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
         "unpacked": packed,
         "modules": modules,
         "draft": draft,
-        "second": other,
+        "second": _second(config),
         "seconds": round(time.monotonic() - started, 2),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
@@ -154,6 +147,16 @@ def _unpacked(adapter: Any, folder: Path, config: Mapping[str, Any], world: Mapp
         except Exception:  # noqa: BLE001 - it is not the packing that SGLang refuses
             raise error from None
         return model, f"{config['quantization_config'].get('quant_method')}: {type(error).__name__}: {error}"[:300]
+
+
+def _second(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Transformers' reading, or why there is none."""
+    try:
+        return second.read(config)
+    except second.Absent as absent:
+        return {"absent": str(absent)}
+    except Exception as error:  # noqa: BLE001 - without a second reading nothing is written, and this is told
+        return {"absent": f"transformers' model cannot be read: {type(error).__name__}: {error}"[:300]}
 
 
 def _draft(adapter: Any, folder: Path, config: Mapping[str, Any], world: Mapping[str, int]) -> dict[str, Any]:  # noqa: ANN401

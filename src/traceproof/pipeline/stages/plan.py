@@ -95,32 +95,28 @@ def _definition_plan(
         what = f"no cases can be planned: {type(error).__name__}: {str(error)[:300]}"
         broken.append(Broken(entry.path, what, "check its sizes, names and constraints"))
         return None, None
-    path = printable(entry.path.as_posix())
     if twin is not None:
         cases = [noted(case, twin) for case in cases]
-    whole = PlannedDefinition(
-        path=path,
-        digest=definition.digest,
-        no_oracle=unknown,
-        nonce=selection.hidden_seed,
-        definition=definition.as_json(),
-        cases=tuple(
-            planned.model_copy(update={"blobs": _blobs(tree, planned)})
-            for planned in _wanted(cases, selection.cases)
-        ),
-    )
+    whole = _planned_definition(entry, definition, cases, selection)
+    blobs = [planned.model_copy(update={"blobs": _blobs(tree, planned)}) for planned in whole.cases]
+    whole = whole.holding(blobs).model_copy(update={"no_oracle": unknown})
     if not isinstance(twin, PlannedTwin):
         return whole, None
-    smaller = PlannedDefinition(
-        path=path,
-        digest=twin.definition.digest,
+    smaller = _planned_definition(entry, twin.definition, twin.cases, selection)
+    return whole, smaller.model_copy(update={"twin": twin.told})
+
+
+def _planned_definition(
+    entry: Entry, definition: Definition, cases: Iterable[PlannedCase], selection: Selection
+) -> PlannedDefinition:
+    return PlannedDefinition(
+        path=printable(entry.path.as_posix()),
+        digest=definition.digest,
         no_oracle=None,
         nonce=selection.hidden_seed,
-        definition=twin.definition.as_json(),
-        cases=tuple(_wanted(twin.cases, selection.cases)),
-        twin=twin.told,
+        definition=definition.as_json(),
+        cases=tuple(_wanted(cases, selection.cases)),
     )
-    return whole, smaller
 
 
 def _twin(definition: Definition, op: Op, selection: Selection) -> PlannedTwin | str:

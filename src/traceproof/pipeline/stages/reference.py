@@ -106,6 +106,8 @@ class References:
         """Make the calls in one new worker; after PATIENCE timeouts, `waited` included, the rest is given up."""
         if not calls:
             return
+        payload = {"definition": entry.definition, "dataset": self.dataset, "device": self.drawing}
+        payload |= {"runs_on": self.job.device}
         with (
             calling(
                 self.pool,
@@ -119,13 +121,7 @@ class References:
             ) as caller,
             self.measuring.session(
                 setup=MEASURE,
-                payload={
-                    "definition": entry.definition,
-                    "dataset": self.dataset,
-                    "folder": str(caller.folder),
-                    "device": self.drawing,
-                    "runs_on": self.job.device,
-                },
+                payload=payload | {"folder": str(caller.folder)},
                 limits=self.job.limits,
                 isolation=Isolation.TRUSTED,
                 scratch=done,
