@@ -2,46 +2,20 @@
 
 import ast
 import importlib.util
-import sys
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable
+
+from traceproof.untrusted.stand_ins import StandIns
 
 
 class AbsentError(RuntimeError):
     """A function of a package that is not installed was called."""
 
 
-class _Finder(MetaPathFinder, Loader):
-    """Finds the given packages and any module in them."""
+def _raising(place: str) -> Callable[..., None]:
+    def absent(*_: object, **__: object) -> None:
+        raise AbsentError(f"{place} was called, and its package is not installed")
 
-    def __init__(self, packages: frozenset[str]) -> None:
-        self._packages = packages
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        del path, target
-        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in self._packages else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        del module
-
-
-class _StandIn(ModuleType):
-    """Has every name; what is called raises."""
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any name
-        if name.startswith("__"):
-            raise AttributeError(name)
-        place = f"{self.__name__}.{name}"
-
-        def absent(*_: object, **__: object) -> None:
-            raise AbsentError(f"{place} was called, and its package is not installed")
-
-        return absent
+    return absent
 
 
 def stand_in(source: str) -> tuple[str, ...]:
@@ -53,5 +27,5 @@ def stand_in(source: str) -> tuple[str, ...]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module.partition(".")[0])
     absent = frozenset(name for name in names if importlib.util.find_spec(name) is None)
-    sys.meta_path.append(_Finder(absent))
+    StandIns(absent, _raising).install()
     return tuple(sorted(absent))

@@ -20,6 +20,8 @@ __all__ = ["TORCH_DTYPES", "Definition", "Module", "Values", "scalar", "tensor"]
 
 Api = Mapping[str, Any]  # what an adapter's API keys stand for at the installed version
 Outputs = Mapping[str, torch.Tensor]
+# Compute capabilities that a kernel runs on, the first and the last; these go up to the newest there is.
+SM75, SM80, SM89 = (((7, 5), (12, 9)), ((8, 0), (12, 9)), ((8, 9), (12, 9)))
 STAND_IN = "stands_in"  # attribute of a loader whose modules stand in for a package that is absent
 
 

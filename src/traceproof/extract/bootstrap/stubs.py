@@ -4,14 +4,12 @@ Real ones would cost gigabytes (torchvision drags in its own torch and CUDA) or 
 that is missing and not named here stays an ImportError.
 """
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
+
+from traceproof.untrusted.stand_ins import StandIns
 
 STUBBED = ("torchvision", "vllm", "IPython")
 
@@ -32,40 +30,13 @@ class Anything(metaclass=_Anything):
         """Take anything."""
 
 
-class StubFinder(MetaPathFinder, Loader):
-    """Finds the stubbed packages, and nothing else."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Give a specification of a stubbed package or one of its submodules."""
-        del path, target
-        if fullname.split(".", maxsplit=1)[0] in STUBBED:
-            return ModuleSpec(fullname, self, is_package=True)
-        return None
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        """Leave it to the import system."""
-        del spec
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Give the module a `__getattr__` that answers with `Anything`."""
-
-        def answer(name: str) -> type[Anything]:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return Anything
-
-        module.__dict__["__getattr__"] = answer
-
-
 def install() -> None:
     """Put the stubs last on the import path: a package that is really there wins.
 
     transformers must have looked for torchvision before, or it would take the stub for the package.
     """
     import_module("transformers.utils.import_utils").is_torchvision_available()
-    sys.meta_path.append(StubFinder())
+    StandIns(STUBBED, lambda _: Anything).install()
 
 
 @contextmanager

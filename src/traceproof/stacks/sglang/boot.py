@@ -6,16 +6,14 @@ Checked with 0.5.22 and 0.5.23.
 import importlib
 import importlib.util
 import json
-import sys
 import tempfile
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import torch
 
 from traceproof.stacks.sglang import STACK
+from traceproof.untrusted.stand_ins import StandIns
 
 KERNELS, CONTEXT, ARGUMENTS = STACK.modules
 # The smallest model description that SGLang's argument check accepts; nothing of it is used.
@@ -41,32 +39,13 @@ def stand_in_for_kernels() -> None:
     version, the other sorts indices (`align`).
     """
     if importlib.util.find_spec(KERNELS) is None:
-        sys.meta_path.append(_Finder())
+        _Kernels({KERNELS}, _Name).install()
 
 
-class _Finder(MetaPathFinder, Loader):
-    """Finds the kernel package and any module in it; `stands_in` tells whoever asks if the package is there."""
+class _Kernels(StandIns):
+    """The kernel package; `stands_in` tells whoever asks if it is there."""
 
     stands_in = True
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        del path, target
-        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] == KERNELS else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        del module
-
-
-class _StandIn(ModuleType):
-    """A module that has every name."""
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Name(f"{self.__name__}.{name}")
 
 
 class _Name:

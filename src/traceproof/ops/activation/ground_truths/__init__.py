@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from traceproof.ops.activation.forms import activation_of
-from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, signature
+from traceproof.ops.adapter import SM75, Adapter, Api, Definition, Outputs, Values, signature
 from traceproof.text import names
 
 Call = Callable[[Api, Definition, Values], Outputs]
@@ -21,7 +21,7 @@ def fused(places: Mapping[str, str], call: Call, *, packages: tuple[str, ...] = 
             accepts=_accepts(kind),
             dtypes=names("float16 bfloat16"),
             packages=packages,
-            sm=((7, 5), (12, 9)),
+            sm=SM75,
         )
         for kind, place in places.items()
     )

@@ -1,10 +1,9 @@
 """FlashInfer's merges."""
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
+from traceproof.ops.adapter import SM75, Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.cascade_merge.ground_truths import IN_PLACE, MANY, PAIR
 
 ONE, ALL, WITHIN = (f"flashinfer.cascade:merge_{what}" for what in ("state", "states", "state_in_place"))
-SM = ((7, 5), (12, 9))
 
 
 def _pair(api: Api, definition: Definition, inputs: Values) -> Outputs:
@@ -24,7 +23,7 @@ def _in_place(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 
 ADAPTERS = (
-    Adapter("cascade.merge_state", PAIR, _pair, (ONE,), sm=SM),
-    Adapter("cascade.merge_states", MANY, _many, (ALL,), sm=SM),
-    Adapter("cascade.merge_state_in_place", IN_PLACE, _in_place, (WITHIN,), sm=SM),
+    Adapter("cascade.merge_state", PAIR, _pair, (ONE,), sm=SM75),
+    Adapter("cascade.merge_states", MANY, _many, (ALL,), sm=SM75),
+    Adapter("cascade.merge_state_in_place", IN_PLACE, _in_place, (WITHIN,), sm=SM75),
 )

@@ -2,7 +2,7 @@
 
 import torch
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
+from traceproof.ops.adapter import SM80, Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.causal_conv1d.ground_truths import STEP
 
 NAME = "sgl_kernel:causal_conv1d_update"
@@ -17,8 +17,4 @@ def _step(api: Api, _: Definition, inputs: Values) -> Outputs:
     return {"output": output, "new_state": torch.cat([state[..., 1:], tensor(inputs, "x").unsqueeze(-1)], -1)}
 
 
-ADAPTERS = (
-    Adapter(
-        "causal_conv1d_update", STEP, apis=(NAME,), call=_step, packages=("sgl_kernel",), sm=((8, 0), (12, 9))
-    ),
-)
+ADAPTERS = (Adapter("causal_conv1d_update", STEP, apis=(NAME,), call=_step, packages=("sgl_kernel",), sm=SM80),)

@@ -10,9 +10,8 @@ from itertools import pairwise
 
 import torch
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Signature, Values, dim, scalar, tensor
+from traceproof.ops.adapter import SM80, Adapter, Api, Definition, Outputs, Signature, Values, dim, scalar, tensor
 
-SM = ((8, 0), (12, 9))
 DTYPES = frozenset({"float16", "bfloat16"})  # products of float32 would be TF32
 SPLITS = 8  # parts that a row's keys are cut into, SGLang's default
 TILE = 16  # query heads that a program of the decode kernel has
@@ -45,7 +44,7 @@ def _adapter(
         outputs = kernel(api, inputs, operands(inputs))
         return {name: outputs[name] for name in definition.outputs}
 
-    return Adapter(f"triton_ops.{key}_fwd", signature, call, (key,), accepts=accepts, dtypes=DTYPES, sm=SM)
+    return Adapter(f"triton_ops.{key}_fwd", signature, call, (key,), accepts=accepts, dtypes=DTYPES, sm=SM80)
 
 
 def heads_fit(definition: Definition, query: str, kv_heads: int) -> bool:

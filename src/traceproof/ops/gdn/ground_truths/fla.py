@@ -6,12 +6,10 @@ transposed on the way in and out: the option that spares it has changed its name
 
 import torch
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
+from traceproof.ops.adapter import SM80, Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.gdn.forms import Form, is_form
 from traceproof.ops.gdn.ground_truths import DECODE, MTP, PREFILL
 from traceproof.ops.gdn.ground_truths.common import by_token, in_one_row, state, turned
-
-SM = ((8, 0), (12, 9))
 
 
 def _by_token(api: Api, definition: Definition, inputs: Values) -> Outputs:
@@ -41,8 +39,8 @@ ADAPTERS = (
         _by_token,
         ("recurrent",),
         accepts=lambda definition: is_form(definition, Form.DECODE),
-        sm=SM,
+        sm=SM80,
     ),
-    Adapter("fused_recurrent_gated_delta_rule on a pool", MTP, _by_token, ("recurrent",), sm=SM),
-    Adapter("chunk_gated_delta_rule", PREFILL, _prefill, ("chunk",), sm=SM),
+    Adapter("fused_recurrent_gated_delta_rule on a pool", MTP, _by_token, ("recurrent",), sm=SM80),
+    Adapter("chunk_gated_delta_rule", PREFILL, _prefill, ("chunk",), sm=SM80),
 )

@@ -2,12 +2,10 @@
 
 import torch
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
+from traceproof.ops.adapter import SM80, Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.gdn.forms import Form, is_form
 from traceproof.ops.gdn.ground_truths import DECODE, MTP, PREFILL
 from traceproof.ops.gdn.ground_truths.common import arguments, by_token, in_one_row, state, with_tokens
-
-SM = ((8, 0), (12, 9))
 
 
 def _decode(api: Api, definition: Definition, inputs: Values) -> Outputs:
@@ -47,8 +45,8 @@ ADAPTERS = (
         _decode,
         ("recurrent",),
         accepts=lambda definition: is_form(definition, Form.DECODE),
-        sm=SM,
+        sm=SM80,
     ),
-    Adapter("fla.fused_recurrent_gated_delta_rule_update", MTP, _mtp, ("recurrent_on_pool",), sm=SM),
-    Adapter("fla.chunk_gated_delta_rule", PREFILL, _prefill, ("chunk",), sm=SM),
+    Adapter("fla.fused_recurrent_gated_delta_rule_update", MTP, _mtp, ("recurrent_on_pool",), sm=SM80),
+    Adapter("fla.chunk_gated_delta_rule", PREFILL, _prefill, ("chunk",), sm=SM80),
 )

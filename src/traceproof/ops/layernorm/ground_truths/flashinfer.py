@@ -1,6 +1,6 @@
 """FlashInfer's layer norm: bfloat16 rows, weights in float32."""
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
+from traceproof.ops.adapter import SM75, Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.common.constants import named_constants
 from traceproof.ops.layernorm.ground_truths import NORM
 
@@ -17,4 +17,4 @@ def _accepts(definition: Definition) -> bool:
     return rows.dtype == "bfloat16" and weight.dtype == "float32"
 
 
-ADAPTERS = (Adapter("norm.layernorm", NORM, _norm, (NAME,), accepts=_accepts, sm=((7, 5), (12, 9))),)
+ADAPTERS = (Adapter("norm.layernorm", NORM, _norm, (NAME,), accepts=_accepts, sm=SM75),)

@@ -1,6 +1,6 @@
 """Liger-Kernel's layer norm in Triton: a row per program, one dtype for rows and outputs."""
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
+from traceproof.ops.adapter import SM80, Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.common.constants import named_constants
 from traceproof.ops.layernorm.ground_truths import NORM
 
@@ -15,4 +15,4 @@ def _one_dtype(definition: Definition) -> bool:
     return definition.inputs["hidden_states"].dtype == definition.outputs["output"].dtype
 
 
-ADAPTERS = (Adapter("layer_norm_forward", NORM, _norm, ("layer_norm",), accepts=_one_dtype, sm=((8, 0), (12, 9))),)
+ADAPTERS = (Adapter("layer_norm_forward", NORM, _norm, ("layer_norm",), accepts=_one_dtype, sm=SM80),)

@@ -1,6 +1,6 @@
 """FlashInfer's selective state update."""
 
-from traceproof.ops.adapter import Adapter, Definition, Module, dim
+from traceproof.ops.adapter import SM80, Adapter, Definition, Module, dim
 from traceproof.ops.common.ground_truths.flashinfer import dtype_name
 from traceproof.ops.mamba_ssu.ground_truths import UPDATE
 from traceproof.ops.mamba_ssu.ground_truths.common import update
@@ -21,12 +21,6 @@ def _accepts(definition: Definition) -> bool:
 
 ADAPTERS = (
     Adapter(
-        "mamba.selective_state_update",
-        UPDATE,
-        update,
-        ("mamba",),
-        accepts=_accepts,
-        modules=_modules,
-        sm=((8, 0), (12, 9)),
+        "mamba.selective_state_update", UPDATE, update, ("mamba",), accepts=_accepts, modules=_modules, sm=SM80
     ),
 )

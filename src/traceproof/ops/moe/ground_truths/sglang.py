@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, scalar, signature, tensor
+from traceproof.ops.adapter import SM89, Adapter, Api, Definition, Outputs, Values, scalar, signature, tensor
 from traceproof.ops.common.quant import BLOCK
 from traceproof.ops.moe.form import Form, Scaling, form_of
 from traceproof.ops.moe.routing import PACKED_SHIFT, Method
@@ -123,6 +123,4 @@ SERVED = signature(
     rows="hidden_states",
 )
 
-ADAPTERS = (
-    Adapter("fused_experts_impl", SERVED, _call, ("experts", "router", "grouped_topk"), sm=((8, 9), (12, 9))),
-)
+ADAPTERS = (Adapter("fused_experts_impl", SERVED, _call, ("experts", "router", "grouped_topk"), sm=SM89),)

@@ -2,7 +2,7 @@
 
 import torch
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
+from traceproof.ops.adapter import SM80, Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.common.constants import named_constants
 from traceproof.ops.moe_routing.ground_truths import ROUTER
 
@@ -23,8 +23,4 @@ def _accepts(definition: Definition) -> bool:
     return outputs["topk_ids"].dtype == "int32" and outputs["topk_weights"].dtype == "float32"
 
 
-ADAPTERS = (
-    Adapter(
-        "topk_softmax", ROUTER, _route, (NAME,), accepts=_accepts, packages=("sgl_kernel",), sm=((8, 0), (12, 9))
-    ),
-)
+ADAPTERS = (Adapter("topk_softmax", ROUTER, _route, (NAME,), accepts=_accepts, packages=("sgl_kernel",), sm=SM80),)

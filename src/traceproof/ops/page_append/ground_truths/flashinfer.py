@@ -1,6 +1,6 @@
 """FlashInfer's append, which writes to the caches."""
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, dim, tensor
+from traceproof.ops.adapter import SM75, Adapter, Api, Definition, Outputs, Values, dim, tensor
 from traceproof.ops.page_append.ground_truths import APPEND
 
 NAME = "flashinfer.page:append_paged_kv_cache"
@@ -20,6 +20,4 @@ def _append(api: Api, _: Definition, inputs: Values) -> Outputs:
     return {"k_cache_out": keys, "v_cache_out": values}
 
 
-ADAPTERS = (
-    Adapter("page.append_paged_kv_cache", APPEND, _append, (NAME,), accepts=_accepts, sm=((7, 5), (12, 9))),
-)
+ADAPTERS = (Adapter("page.append_paged_kv_cache", APPEND, _append, (NAME,), accepts=_accepts, sm=SM75),)

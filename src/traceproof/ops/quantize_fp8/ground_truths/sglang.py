@@ -2,7 +2,7 @@
 
 import torch
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, dim, tensor
+from traceproof.ops.adapter import SM89, Adapter, Api, Definition, Outputs, Values, dim, tensor
 from traceproof.ops.quantize_fp8.ground_truths import ROWS
 
 NAME = "sgl_kernel:sgl_per_token_quant_fp8"
@@ -30,6 +30,6 @@ ADAPTERS = (
         call=_quantise,
         accepts=_accepts,
         packages=("sgl_kernel",),
-        sm=((8, 9), (12, 9)),
+        sm=SM89,
     ),
 )

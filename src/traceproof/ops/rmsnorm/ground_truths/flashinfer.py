@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Module, Outputs, Values, tensor
+from traceproof.ops.adapter import SM75, Adapter, Api, Definition, Module, Outputs, Values, tensor
 from traceproof.ops.rmsnorm.ground_truths import FUSED_ADD, NORM
 from traceproof.ops.rmsnorm.oracle import OP
 
@@ -34,15 +34,7 @@ def _adapters(plain: str, fused: str, offset: float) -> tuple[Adapter, Adapter]:
     def accepts(definition: Definition) -> bool:
         return OP.weight_offset(definition) == offset
 
-    norm = Adapter(
-        f"norm.{plain}",
-        NORM,
-        _norm,
-        (plain,),
-        accepts=accepts,
-        modules=lambda _, __: MODULES,
-        sm=((7, 5), (12, 9)),
-    )
+    norm = Adapter(f"norm.{plain}", NORM, _norm, (plain,), accepts=accepts, modules=lambda _, __: MODULES, sm=SM75)
     added = replace(norm, name=f"norm.{fused}", signature=FUSED_ADD, apis=(fused,), call=_fused_add)
     return norm, added
 

@@ -1,10 +1,8 @@
 """Liger-Kernel's norms in Triton. Casting mode `gemma` computes a row in float32, with any weight offset."""
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
+from traceproof.ops.adapter import SM80, Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.rmsnorm.ground_truths import FUSED_ADD, NORM
 from traceproof.ops.rmsnorm.oracle import OP
-
-SM = ((8, 0), (12, 9))
 
 
 def _one_dtype(definition: Definition) -> bool:
@@ -32,8 +30,8 @@ def _fused_add(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 
 ADAPTERS = (
-    Adapter("rms_norm_forward", NORM, _norm, ("rms_norm",), accepts=_one_dtype, sm=SM),
+    Adapter("rms_norm_forward", NORM, _norm, ("rms_norm",), accepts=_one_dtype, sm=SM80),
     Adapter(
-        "fused_add_rms_norm_forward", FUSED_ADD, _fused_add, ("fused_add_rms_norm",), accepts=_one_dtype, sm=SM
+        "fused_add_rms_norm_forward", FUSED_ADD, _fused_add, ("fused_add_rms_norm",), accepts=_one_dtype, sm=SM80
     ),
 )

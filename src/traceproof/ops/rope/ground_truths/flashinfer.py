@@ -1,6 +1,6 @@
 """FlashInfer's rotary embedding with a cosine and sine cache, in place on copies."""
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Module, Outputs, Values, tensor
+from traceproof.ops.adapter import SM75, Adapter, Api, Definition, Module, Outputs, Values, tensor
 from traceproof.ops.common.rotary import Pairing, pairing
 from traceproof.ops.rope.ground_truths import ROTARY
 
@@ -26,6 +26,6 @@ ADAPTERS = (
         _call,
         ("rope",),
         modules=lambda _, __: (Module("gen_rope"),),
-        sm=((7, 5), (12, 9)),
+        sm=SM75,
     ),
 )

@@ -1,6 +1,6 @@
 """Liger-Kernel's rotary embedding in Triton: halves of the rotated width, in place, on copies."""
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, tensor
+from traceproof.ops.adapter import SM80, Adapter, Api, Definition, Outputs, tensor
 from traceproof.ops.base import Unsupported, Values
 from traceproof.ops.common.rotary import Pairing, pairing
 from traceproof.ops.rope.ground_truths import ROTARY
@@ -30,4 +30,4 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return {name: turned[index].transpose(1, 2).flatten(0, 1) for index, name in enumerate(("q_out", "k_out"))}
 
 
-ADAPTERS = (Adapter("rope_forward", ROTARY, _call, ("rope",), accepts=_accepts, sm=((8, 0), (12, 9))),)
+ADAPTERS = (Adapter("rope_forward", ROTARY, _call, ("rope",), accepts=_accepts, sm=SM80),)

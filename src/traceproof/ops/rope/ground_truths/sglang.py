@@ -2,7 +2,7 @@
 
 import torch
 
-from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Api, Definition, Outputs, Values, tensor
+from traceproof.ops.adapter import SM80, TORCH_DTYPES, Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.common.rotary import Pairing, pairing
 from traceproof.ops.rope.ground_truths import ROTARY
 from traceproof.stacks.sglang.boot import KERNELS
@@ -39,6 +39,6 @@ ADAPTERS = (
         ("rotary_embedding",),
         accepts=_accepts,
         packages=(KERNELS,),
-        sm=((8, 0), (12, 9)),
+        sm=SM80,
     ),
 )

@@ -2,7 +2,7 @@
 
 import torch
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Module, Outputs, Values, signature, tensor
+from traceproof.ops.adapter import SM80, Adapter, Api, Definition, Module, Outputs, Values, signature, tensor
 
 FILTERS = ("top_k", "top_p")
 PROBABILITIES = 1 << 28  # of one launch, 1 GiB
@@ -44,7 +44,7 @@ def _adapter(*filters: str) -> Adapter:
         (key,),
         trials=_trials,
         modules=lambda _, __: (Module("gen_sampling"),),
-        sm=((8, 0), (12, 9)),
+        sm=SM80,
     )
 
 

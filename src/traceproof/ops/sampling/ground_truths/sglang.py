@@ -7,7 +7,7 @@ that needs the server's packages, in exactly a release's versions.
 
 import torch
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, signature, tensor
+from traceproof.ops.adapter import SM80, Adapter, Api, Definition, Outputs, Values, signature, tensor
 
 PROBABILITIES = 1 << 27  # of one draw, 512 MiB
 
@@ -52,7 +52,7 @@ ADAPTERS = tuple(
         _call,
         ("top_k_renorm", "top_p_renorm"),
         trials=_trials,
-        sm=((8, 0), (12, 9)),
+        sm=SM80,
     )
     for filters in ("top_k", "top_p", "top_k top_p")
 )

@@ -1,6 +1,6 @@
 """FlashInfer's decode of one request."""
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, signature, tensor
+from traceproof.ops.adapter import SM75, Adapter, Api, Definition, Outputs, Values, signature, tensor
 
 NAME = "flashinfer.decode:single_decode_with_kv_cache"
 KEYWORDS = ("sm_scale", "logits_soft_cap", "window_left")
@@ -12,4 +12,4 @@ def _attend(api: Api, _: Definition, inputs: Values) -> Outputs:
 
 
 CALL = signature("q k v [sm_scale] [logits_soft_cap] [window_left] -> output")
-ADAPTERS = (Adapter("decode.single_decode_with_kv_cache", CALL, apis=(NAME,), call=_attend, sm=((7, 5), (12, 9))),)
+ADAPTERS = (Adapter("decode.single_decode_with_kv_cache", CALL, apis=(NAME,), call=_attend, sm=SM75),)

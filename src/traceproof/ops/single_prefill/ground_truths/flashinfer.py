@@ -1,6 +1,6 @@
 """FlashInfer's prefill of one request."""
 
-from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, signature, tensor
+from traceproof.ops.adapter import SM75, Adapter, Api, Definition, Outputs, Values, signature, tensor
 from traceproof.ops.common.constants import named_constants
 
 NAME = "flashinfer.prefill:single_prefill_with_kv_cache"
@@ -15,6 +15,4 @@ def _attend(api: Api, definition: Definition, inputs: Values) -> Outputs:
 
 
 CALL = signature("q k v [sm_scale] [logits_soft_cap] [window_left] -> output", rows="q")
-ADAPTERS = (
-    Adapter("prefill.single_prefill_with_kv_cache", CALL, apis=(NAME,), call=_attend, sm=((7, 5), (12, 9))),
-)
+ADAPTERS = (Adapter("prefill.single_prefill_with_kv_cache", CALL, apis=(NAME,), call=_attend, sm=SM75),)
