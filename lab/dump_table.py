@@ -50,9 +50,14 @@ def of_kernel(rows: Iterable[VerdictRow]) -> str:
 
 def _stopped(rows: Iterable[VerdictRow]) -> str:
     """The word for the worst thing that kept rows from passing; empty: nothing did."""
-    order = {Verdict.FAIL: 0, Verdict.ERROR: 1, Verdict.SKIP: 2}
-    worst = min((row for row in rows if row.verdict in order), key=lambda row: order[row.verdict], default=None)
+    worst = _worst(rows)
     return "" if worst is None else _word(worst)
+
+
+def _worst(rows: Iterable[VerdictRow]) -> VerdictRow | None:
+    """The row of the worst thing that kept rows from passing; None: nothing did."""
+    order = {Verdict.FAIL: 0, Verdict.ERROR: 1, Verdict.SKIP: 2}
+    return min((row for row in rows if row.verdict in order), key=lambda row: order[row.verdict], default=None)
 
 
 def _word(row: VerdictRow) -> str:
@@ -67,11 +72,9 @@ def _plain(reason: object) -> str:
 
 
 def _reason(rows: Iterable[VerdictRow]) -> str:
-    """The first thing that kept rows from passing, in one line."""
-    for row in rows:
-        if row.verdict is not Verdict.PASS:
-            return f"{row.case}\t{row.output}\t{row.verdict}\t{row.reason}\t{_last(row.message)}"
-    return ""
+    """The worst thing that kept rows from passing, in one line."""
+    row = _worst(rows)
+    return "" if row is None else f"{row.case}\t{row.output}\t{row.verdict}\t{row.reason}\t{_last(row.message)}"
 
 
 def judged(path: Path, plan: OpTypePlan, kernel: str) -> tuple[dict[str, tuple[str, str]], list[str]]:

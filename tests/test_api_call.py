@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 import torch
@@ -115,6 +115,21 @@ def test_a_size_that_the_function_asks_for_is_the_axis_s() -> None:
     assert torch.equal(called(scaled)["y"], WANTED)
 
 
+def test_a_size_is_told_by_its_words_and_what_may_be_nothing_is_nothing_where_no_input_says() -> None:
+    def scaled(
+        input: torch.Tensor,  # noqa: A002
+        gain: torch.Tensor,
+        groups: Optional[int],  # noqa: UP045 - as the packages have it
+        heads_local: int,
+        limit: float | None,
+    ) -> torch.Tensor:
+        assert (groups, heads_local, limit) == (None, 3, None)
+        return input * gain
+
+    axes = {**SAMPLE["axes"], "local_heads": {"type": "const", "value": 3}}
+    assert torch.equal(called(scaled, definition(axes=axes))["y"], WANTED)
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [
@@ -159,6 +174,8 @@ def test_a_gpu_that_the_function_does_not_run_on_is_a_typed_skip(monkeypatch: py
         ("decode requires an SM100a/B200 GPU; device cuda:0 has compute capability (9, 0)", True),
         ("prefill supports SM90 and SM100 only, got 16 heads", False),
         ("prefill requires SM80 or newer", False),
+        ("mm does not support backend 'low_latency' with capability 90", True),
+        ("mm does not support backend 'low_latency' with capability 100", False),
         ("scale requires a value above 1.0", False),
         ("x must be bf16", False),
     ],
@@ -176,6 +193,22 @@ def test_a_function_that_refuses_a_gpu_as_it_is_called_is_a_typed_skip(
     with pytest.raises(UnavailableError if another else RuntimeError) as raised:
         called(scaled)
     assert str(raised.value) == said
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Artifact not found locally: 8ee5/checksums.txt (looked at cubins)",
+        "delta_rule requires the cudnn Python frontend. Install with: pip install -U 'nvidia-cudnn-frontend'",
+    ],
+)
+def test_what_a_function_needs_beside_it_and_does_not_find_is_a_typed_skip(said: str) -> None:
+    def scaled(input: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:  # noqa: A002, ARG001
+        raise RuntimeError(said)
+
+    with pytest.raises(UnavailableError) as raised:
+        called(scaled)
+    assert raised.value.unavailable.reason is Skip.PACKAGE_ABSENT
 
 
 def test_what_a_function_works_in_is_given_and_an_output_of_no_dtype_is_left_to_it() -> None:

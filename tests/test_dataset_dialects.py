@@ -99,6 +99,25 @@ def test_a_state_of_open_dtype_is_what_it_is_after_the_call() -> None:
     assert "inputs.initial_state.dtype is unknown: read as float32" in read_as.notes
 
 
+def test_an_input_of_open_dtype_that_is_written_to_has_its_output_s() -> None:
+    cache = {"shape": ["rows"], "dtype": "unknown"}
+    sample = {
+        "name": "appended",
+        "op_type": "unheard_of",
+        "axes": {"rows": {"type": "var"}},
+        "inputs": {"scale_cache": cache, "cache": cache, "weight": cache | {"description": "LoRA, bf16."}},
+        "outputs": {
+            "scale_cache": {"shape": ["rows"], "dtype": "float8_e4m3fn"},
+            "cache": {"shape": ["rows"], "dtype": "uint8"},
+        },
+        "tags": ["fi_api:flashinfer.unheard_of"],
+        "check": "",
+    }
+    inputs = read(sample).definition.inputs
+    dtypes = {name: spec.dtype for name, spec in inputs.items()}
+    assert dtypes == {"scale_cache": DType.FLOAT8_E4M3FN, "cache": DType.UINT8, "weight": DType.BFLOAT16}
+
+
 def test_an_output_that_is_an_input_is_modified_in_place() -> None:
     torch = pytest.importorskip("torch")
     definition = read(APPEND).definition

@@ -84,6 +84,21 @@ def test_elements_of_a_tuple_that_is_no_input_are_inputs(pool: Pool) -> None:
     assert made(pool, init=both).tensors["values"].shape == (6, 8)
 
 
+def test_a_matrix_whose_columns_lie_side_by_side_keeps_its_strides(tmp_path: Path, pool: Pool) -> None:
+    turned = INIT.replace(
+        "torch.randn(tokens, hidden_size, device=device)", "torch.randn(hidden_size, tokens, device=device).t()"
+    )
+    assert made(pool).columns == frozenset()
+    found = made(pool, init=turned)
+    assert found.columns == {"values"}
+    case = planned(tmp_path, init=turned)["small-1"].case
+    definition = read(changed(SAMPLE, init=turned)).definition
+    values = make_inputs(GenericOp("unheard_of"), definition, case, device=torch.device("cpu"))["values"]
+    assert isinstance(values, torch.Tensor)
+    assert values.shape == (case.axes["num_tokens"], 8)
+    assert values.stride() == (1, case.axes["num_tokens"])
+
+
 @pytest.mark.parametrize(
     ("what", "said"),
     [

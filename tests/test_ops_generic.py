@@ -150,7 +150,10 @@ def test_an_upstream_gated_activation_has_inputs_that_its_reference_takes() -> N
     assert list(value.shape) == [case.axes["num_tokens"], 64]
 
 
-def test_a_text_is_what_a_constraint_allows_and_else_a_typed_skip(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cases_asked", [(), ("small-0",)])
+def test_a_text_is_what_a_constraint_allows_and_else_a_typed_skip(
+    tmp_path: Path, cases_asked: tuple[str, ...]
+) -> None:
     texts = {"layout": {"shape": None, "dtype": "string"}}
     inputs = GATED["inputs"] | texts
     known = read(changed(GATED, op_type="unheard_of", inputs=inputs, constraints=["layout == 'HND'"])).definition
@@ -158,7 +161,8 @@ def test_a_text_is_what_a_constraint_allows_and_else_a_typed_skip(tmp_path: Path
     assert drawn(known, cases(known)["small-0"])["layout"] == "HND"
     unknown = changed(GATED, op_type="unheard_of", inputs=inputs)
     (tmp_path / "one.json").write_text(json.dumps(unknown))
-    (path,) = plan(tmp_path, tmp_path / "cases", Selection())
+    (tmp_path / "two.json").write_text(json.dumps(changed(GATED, name="known", op_type="unheard_of")))
+    (path,) = plan(tmp_path, tmp_path / "cases", Selection(cases=cases_asked))
     (only,) = OpTypePlan.read(path).definitions["silu_and_mul_h64"].cases
     assert only.skip is not None
     assert (only.skip.reason, "layout is a text" in only.skip.message) == (Skip.NO_INPUTS, True)
@@ -169,6 +173,33 @@ def test_constraints_without_a_solution_are_a_typed_skip() -> None:
     told = OP.no_inputs(definition)
     assert told is not None
     assert "no sizes were found" in told
+
+
+def test_a_whole_number_is_one_that_no_constraint_forbids() -> None:
+    numbers = {name: {"shape": None, "dtype": "int32"} for name in ("rank", "world", "groups")}
+    constraints = [*PAGED["constraints"], "world in [1, 2]", "0 <= rank < world"]
+    definition = Definition.model_validate(
+        PAGED | {"inputs": PAGED["inputs"] | numbers, "constraints": constraints}
+    )
+    values = drawn(definition, cases(definition)["small-0"])
+    assert {name: values[name] for name in numbers} == {"rank": 0, "world": 1, "groups": 1}
+
+
+def test_an_optional_number_that_is_an_axis_is_its_size() -> None:
+    optional = {"shape": None, "dtype": "int32", "optional": True}
+    inputs = PAGED["inputs"] | {"batch_size": optional, "page_size": optional}
+    definition = Definition.model_validate(PAGED | {"inputs": inputs})
+    case = cases(definition)["small-1"]
+    values = drawn(definition, case)
+    assert (values["batch_size"], values["page_size"]) == (case.axes["batch_size"], None)
+
+
+def test_of_the_sizes_that_a_constraint_lists_the_first_counts() -> None:
+    axes = PAGED["axes"] | {"head_dim": {"type": "var"}, "stored": {"type": "var"}}
+    constraints = [*PAGED["constraints"], "head_dim in (64, 128)", "stored in (head_dim, head_dim // 2)"]
+    definition = Definition.model_validate(PAGED | {"axes": axes, "constraints": constraints})
+    sizes = cases(definition)["small-0"].axes
+    assert (sizes["head_dim"], sizes["stored"]) == (64, 64)
 
 
 def test_inputs_that_hold_the_same_nan_are_the_same() -> None:

@@ -89,6 +89,15 @@ class System:
         found = (_linear(node, next(iter(names)), sizes) for node, names in open_ones if len(names) == 1)
         return any(size is not None and _size(size) is None for size in found)
 
+    def listed(self, name: str, known: Mapping[str, int]) -> Iterator[int]:
+        """Sizes by which `name in (head_dim, head_dim // 2)` states an axis, in the order written."""
+        for node, names in self._usable:
+            match node:
+                case ast.Compare(left=ast.Name(id=left), ops=[ast.In()], comparators=[ast.Tuple(elts=among)]):
+                    if left == name and {name} < names <= {name, *known}:
+                        sizes = (evaluate(one, known) for one in among)
+                        yield from (int(size) for size in sizes if size is not None)
+
     def solve(self, const: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, int] | None:
         """A size for every axis that satisfies all constraints, near the sizes wanted; None: none was found.
 
@@ -137,7 +146,11 @@ class _Search:
     def _candidates(self, name: str, known: Mapping[str, int]) -> Sequence[int]:
         wanted = self.wanted.get(name, 1)
         others = {*OTHERS, *(size for size in known.values() if size)} - {wanted}
-        return [wanted, *sorted(others, key=lambda size: (abs(size - wanted), size))]
+        return [
+            wanted,
+            *self.system.listed(name, known),
+            *sorted(others, key=lambda size: (abs(size - wanted), size)),
+        ]
 
 
 def _parts(text: str) -> Iterator[ast.expr]:

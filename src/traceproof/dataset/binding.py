@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 HELD = "_input"  # behind an input's name: of the output of `run_of_init` that holds it
+COLUMNS = "_columns"  # and of the one that says that its last two axes lie the other way round in memory
 HEADER = "\n\n# The call by position, added where the definition was read.\n"
 RUN_OF_INIT = """import torch
 
@@ -30,7 +31,10 @@ def run({free}):
             if isinstance(value, kept) and kinds[name] == ((str(value.dtype), value.dim()) if tensor else None):
                 found[name] = made.pop(other)
                 break
-    return {{name + {held!r}: value for name, value in found.items()}}
+    wide = [name for name, value in found.items() if isinstance(value, torch.Tensor) and value.dim() > 1]
+    turned = [name for name in wide if not found[name].is_contiguous() and found[name].mT.is_contiguous()]
+    given = {{name + {held!r}: value for name, value in found.items()}}
+    return {{**given, **{{name + {columns!r}: True for name in turned}}}}
 """
 
 
@@ -160,7 +164,12 @@ def run_of_init(
     needed = [name for name, spec in inputs.items() if not spec.get("optional")]
     source = definition["init"].rstrip()
     text = RUN_OF_INIT.format(
-        free=", ".join([*free, "seed"]), call=f"{entry.name}({keywords})", kinds=kinds, needed=needed, held=HELD
+        free=", ".join([*free, "seed"]),
+        call=f"{entry.name}({keywords})",
+        kinds=kinds,
+        needed=needed,
+        held=HELD,
+        columns=COLUMNS,
     )
     return f"{source}{HEADER}{text}"
 

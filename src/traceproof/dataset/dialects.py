@@ -86,14 +86,15 @@ def _is_expression(axis: object) -> bool:
 
 
 def _after(name: str, spec: Json, outputs: Json) -> str | None:
-    """The dtype of the output of an input's shape and of its name's last word: `new_state` is `state` after it."""
+    """The dtype of the output of an input's shape and name, or its last word: `new_state` is `state` after it."""
     word = name.rpartition("_")[2]
     found = (
         str(one.get("dtype"))
-        for other, one in outputs.items()
+        for other, one in sorted(outputs.items(), key=lambda item: item[0] != name)
         if isinstance(one, dict) and one.get("shape") == spec["shape"] and other.rpartition("_")[2] == word
     )
-    return next((DTYPES.get(dtype, dtype) for dtype in found if not _is_open(dtype)), None)
+    told = (DTYPES.get(dtype, dtype) for dtype in found)
+    return next((dtype for dtype in told if dtype in set(DType) - {DType.STRING, DType.UNKNOWN}), None)
 
 
 def _is_open(dtype: str) -> bool:

@@ -39,7 +39,11 @@ DTYPES: tuple[tuple[re.Pattern[str], DType], ...] = (
     (re.compile(r"\buint8\b"), DType.UINT8),
     (re.compile(r"\bint32\b|\bexpert ids\b"), DType.INT32),
     (re.compile(r"\bint64\b"), DType.INT64),
-    (re.compile(r"\bpacked E2M1\b|Packed (FP4|E2M1|4-bit)|(FP4|Int4)-packed|scale bytes"), DType.UINT8),
+    (
+        re.compile(r"\bpacked E2M1\b|Packed (FP4|E2M1|4-bit)|(FP4|Int4)-packed|scale bytes|\bLogical E8M0\b"),
+        DType.UINT8,
+    ),
+    (re.compile(r"\bbf16\.?$"), DType.BFLOAT16),
     (re.compile(r"\bU?E8M0\b.{0,40} scales?\b"), DType.FLOAT8_E8M0FNU),
     (re.compile(r"\b[Ff]loat32\b|\bFP32\b"), DType.FLOAT32),
     (

@@ -7,12 +7,12 @@ out.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from traceproof.dataset.axes import System
-from traceproof.dataset.binding import HELD, entry_of, run_of_init
+from traceproof.dataset.binding import COLUMNS, HELD, entry_of, run_of_init
 from traceproof.dataset.definition import Definition, Dialect, TensorSpec
 from traceproof.execution.caller import refusal
 from traceproof.execution.source import CallError, Source, loaded
@@ -35,6 +35,7 @@ class Made:
     axes: Mapping[str, int]
     scalars: Mapping[str, bool | int | float] = field(default_factory=dict)  # Python numbers by input
     tensors: Tensors = field(default_factory=dict)  # the others
+    columns: frozenset[str] = frozenset()  # those whose last two axes lie the other way round in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,9 @@ class Maker:
             taken = self.source.run(Case("init", "small", {**sizes, SEED: seed}, seed), given, seed=seed)
         except CallError as error:
             raise InitError(f"init: {error.told}") from error
-        return _checked(self.definition, {_plain(name): one for name, one in taken.outputs.items()}, wanted)
+        held = {_plain(name): one for name, one in taken.outputs.items() if name.endswith(HELD)}
+        turned = frozenset(name.removesuffix(COLUMNS) for name in taken.outputs if name.endswith(COLUMNS))
+        return replace(_checked(self.definition, held, wanted), columns=turned)
 
 
 @contextmanager
@@ -70,14 +73,15 @@ def maker(definition: Definition, pool: Pool, limits: Limits) -> Iterator[Maker]
     if "axes" in entry.parameters:
         free = list(definition.var_axes)
     text = run_of_init(definition.as_json(), entry, free, definition.const_axes)
-    number = {"shape": None, "dtype": "int64"}
+    number, flag = {"shape": None, "dtype": "int64"}, {"shape": None, "dtype": "bool"}
     called = Definition.model_validate(
         {
             "name": definition.name,
             "op_type": definition.op_type,
             "axes": {name: axis.model_dump() for name, axis in definition.axes.items()},
             "inputs": dict.fromkeys([*free, SEED], number),
-            "outputs": {f"{name}{HELD}": spec.model_dump() for name, spec in definition.inputs.items()},
+            "outputs": {f"{name}{HELD}": spec.model_dump() for name, spec in definition.inputs.items()}
+            | {f"{name}{COLUMNS}": flag for name, spec in definition.inputs.items() if len(spec.shape or ()) > 1},
             "reference": text,
             "dialect": Dialect.TRACE_DUMP.value,
         }

@@ -16,6 +16,7 @@ from traceproof.ops.generic_inputs import draw_spec
 
 DESCRIBED = "inputs"  # key of a case's drawing instructions: what is to be had for each input
 RANDOM = MappingProxyType({"type": "random"})
+COLUMN_MAJOR = "column_major"  # of what is to be had: its last two axes lie the other way round in memory
 HOST_BYTES = 8 << 20  # of inputs: a CPU draws that many in 16 ms
 
 
@@ -98,7 +99,8 @@ def make_inputs(
             shape = definition.shape_of(spec, case.axes) or ()
             blob = (dataset or Path()) / described["path"]
             tensor = _load(blob, described["tensor_key"], shape, TORCH_DTYPES[spec.dtype])
-            values[name] = tensor.to(device)
+            turned = tensor.mT.contiguous().mT if described.get(COLUMN_MAJOR) else tensor
+            values[name] = turned.to(device)
     return values
 
 

@@ -29,6 +29,9 @@ GOT = re.compile(r"\b(?:got|has|have|but|found|current|device cuda)\b", re.IGNOR
 OR_NEWER = re.compile(r"\+|newer|later|higher|above|at least|>=", re.IGNORECASE)
 SM = re.compile(r"\bSM[ _-]?(\d{2,3})", re.IGNORECASE)
 CAPABILITY = re.compile(r"\b(\d{1,2})\.(\d)\b")
+REFUSED = re.compile(r"does not support .* with capability (\d+)")
+ABSENT = re.compile(r"not found locally|requires .* pip install", re.DOTALL)  # what it needs is not installed
+NOTHING = re.compile(r"\bOptional\[|\| None\b|\bNone \|")  # in an annotation: the parameter may be None
 Parameters = Mapping[str, tuple[str, int | None]]  # by input: the function's parameter, the element of its tuple
 NAMED = (
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -51,8 +54,9 @@ class Binding:
 
     inputs: Mapping[str, Place]  # place of each input
     asked: tuple[str, ...]  # parameters by which it is asked to return an output
-    axes: tuple[str, ...]  # parameters that take the size of the axis of their name
+    axes: Mapping[str, str]  # axis of each parameter that takes its size
     scratch: tuple[str, ...]  # parameters that take memory to work in
+    left: tuple[str, ...]  # parameters without a default that are None, since the definition has no such input
     written: Mapping[str, Place]  # outputs that the function writes to an argument, and where that goes
     returned: tuple[str, ...]  # the other outputs, in the order in which it returns them
 
@@ -119,11 +123,18 @@ def binding(function: Callable[..., Any], definition: Definition, parameters: Pa
     asked = tuple(name for name in map("return_{}".format, definition.outputs) if name in {*known} - taken)
     needed = _needed(known, {*taken, *(place.parameter for place in written.values())})
     scratch = tuple(filter(_works_in, needed))
-    axes = tuple(name for name in needed if name not in scratch)
-    unknown = [name for name in axes if name not in _sized(definition)]
+    sized = {_words(axis): axis for axis in _sized(definition)}
+    axes = {name: sized[_words(name)] for name in needed if name not in scratch and _words(name) in sized}
+    left = [name for name in needed if name not in scratch and name not in axes]
+    unknown = [name for name in left if not NOTHING.search(str(known[name].annotation))]
     if unknown:
         return f"its parameter {unknown[0]} is no input of the definition"
-    return Binding(inputs, asked, axes, scratch, written, returned)
+    return Binding(inputs, asked, axes, scratch, tuple(left), written, returned)
+
+
+def _words(name: str) -> tuple[str, ...]:
+    """The words of a name in any order: `local_num_experts` is the axis `num_local_experts`."""
+    return tuple(sorted(name.split("_")))
 
 
 def _works_in(name: str) -> bool:
@@ -195,6 +206,8 @@ def call(function: Callable[..., Any], bound: Binding | str, definition: Definit
     try:
         returned = function(**given)
     except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
+        if ABSENT.search(str(error)):
+            raise UnavailableError(Unavailable(Skip.PACKAGE_ABSENT, str(error))) from error
         if torch.cuda.is_available() and asks_for_another(str(error), torch.cuda.get_device_capability()):
             raise UnavailableError(Unavailable(Skip.NEEDS_SM, str(error))) from error
         raise
@@ -214,20 +227,23 @@ def _at(place: Place, given: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an arg
 
 def asks_for_another(said: str, here: tuple[int, int]) -> bool:
     """Whether what a function said as it refused a call names the GPUs that it needs, and none like this one."""
+    own = here[0] * 10 + here[1]
+    if any(int(number) == own for number in REFUSED.findall(said)):
+        return True
     before = GOT.split(said, maxsplit=1)[0]
     named = {int(number) for number in SM.findall(before)}
     if "capabilit" in before:
         named |= {int(major) * 10 + int(minor) for major, minor in CAPABILITY.findall(before)}
     if not named or not NEEDS.search(before):
         return False
-    own = here[0] * 10 + here[1]
     return own < min(named) if OR_NEWER.search(before) else own not in named
 
 
 def _arguments(bound: Binding, definition: Definition, inputs: Values) -> dict[str, Any]:
     """What a call is given by name: copies of the inputs, sizes, and memory for what it writes."""
     axes = sizes(definition, inputs)
-    given: dict[str, Any] = dict.fromkeys(bound.asked, True) | {name: axes[name] for name in bound.axes}
+    given: dict[str, Any] = dict.fromkeys(bound.asked, True) | dict.fromkeys(bound.left)
+    given |= {name: axes[axis] for name, axis in bound.axes.items()}
     given |= {name: _workspace(inputs) for name in bound.scratch}
     elements: dict[str, dict[int, Any]] = {}
     for name, place in bound.inputs.items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from traceproof.dataset.definition import Definition, DType, TensorSpec
-from traceproof.dataset.expressions import last_of
+from traceproof.dataset.expressions import evaluate, last_of, parse
 from traceproof.dataset.roles import Role, role_of
 from traceproof.draw import Draw
 from traceproof.ops.base import TORCH_DTYPES, Value
@@ -32,7 +32,7 @@ SCALARS: Mapping[str, float] = {"eps": 1e-6, "p": 0.9, "theta": 1e4, "offset": 0
 
 def draw_spec(definition: Definition, spec: TensorSpec, name: str, case: Case, draw: Draw) -> Value:
     """A value by an input's schema; None where it may be left out. Raises ValueError: nothing fits its dtype."""
-    if spec.optional and case.params.get("drawn"):
+    if spec.optional and case.params.get("drawn") and (spec.shape is not None or name not in definition.var_axes):
         return None
     shape = definition.shape_of(spec, case.axes)
     if shape is None:
@@ -52,10 +52,18 @@ def _scalar(definition: Definition, spec: TensorSpec, name: str, case: Case) -> 
         return mode if isinstance(mode, int) else False
     known = next((value for word, value in SCALARS.items() if word in words), 1.0)
     if not spec.dtype.startswith("float"):
-        return int(known) if known >= 1 or not known else 1
+        return _permitted(definition, name, int(known) if known >= 1 or not known else 1, sizes)
     if role_of(name) is Role.SCALE and "head_dim" in sizes:
         return 2.0 ** -(max(sizes["head_dim"], 1).bit_length() // 2)
     return known
+
+
+def _permitted(definition: Definition, name: str, wanted: int, sizes: Mapping[str, int]) -> int:
+    """A whole number, or 0 where a constraint forbids that one beside the sizes and the other numbers."""
+    given = {other: allowed(definition, other) for other in definition.inputs}
+    known = {other: value for other, value in given.items() if isinstance(value, int)} | {**sizes, name: wanted}
+    forbidden = any(evaluate(parse(text), known) is False for text in definition.constraints or ())
+    return 0 if forbidden else wanted
 
 
 def text_of(definition: Definition, name: str) -> str | None:

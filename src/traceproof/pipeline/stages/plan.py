@@ -25,6 +25,7 @@ from traceproof.untrusted.bounded import bounded
 
 PLAN_SECONDS = 60.0  # for the cases of one definition; a thousandth of that is usual
 PLAN_BYTES = 4 << 30  # beside what the process has by then
+UNDRAWN = "none"  # the case of a definition that no inputs can be drawn for
 
 
 def plan(
@@ -187,18 +188,18 @@ def _skip_of(line: WorkloadLine) -> SkipNote | None:
 def _wanted(planned: Iterable[PlannedCase], ids: Collection[str]) -> list[PlannedCase]:
     """The cases of these ids, hidden ones last; another is repeated where the one that was is not among them.
 
-    Where there are no ids, all of them.
+    Where there are no ids, all of them. What no inputs can be drawn for has no other case than one that says so.
     """
     if not ids:
         return list(planned)
-    chosen = [entry for entry in planned if entry.id in ids]
+    chosen = [entry for entry in planned if entry.id in {*ids, UNDRAWN}]
     shown = _mark_repeat([entry for entry in chosen if not entry.hidden])
     return [*shown, *(entry for entry in chosen if entry.hidden)]
 
 
 def _without_inputs(why: str, selection: Selection) -> PlannedCase:
     """The only case of a definition that no inputs can be drawn for."""
-    case = Case("none", "edge", {}, selection.seed)
+    case = Case(UNDRAWN, "edge", {}, selection.seed)
     selection.met.add(case.id)
     note = SkipNote(reason=Skip.NO_INPUTS, message=why)
     return PlannedCase(case=case, digest=case.digest, memory=0, trials=0, skip=note, large=False, nonce=0)

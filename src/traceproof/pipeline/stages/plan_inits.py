@@ -13,6 +13,7 @@ from traceproof.codedigest import code_digest
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution.init_inputs import InitError, Made, Maker, maker
+from traceproof.execution.inputs import COLUMN_MAJOR
 from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
 from traceproof.owner import own_folder
@@ -111,6 +112,7 @@ class Inits:
             path = folder / "inputs.safetensors"
             save_file({name: value.contiguous() for name, value in made.tensors.items()}, path)
             record = {"axes": dict(made.axes), "scalars": dict(made.scalars), "names": sorted(made.tensors)}
+            record["columns"] = sorted(made.columns)
             return kept.finish(key, record, path)
 
 
@@ -120,6 +122,8 @@ def _described(case: Case, record: Mapping[str, Any], path: str) -> Case:
         name: {"type": "scalar", "value": value} for name, value in record["scalars"].items()
     }
     inputs |= {name: {"type": "safetensors", "path": path, "tensor_key": name} for name in record["names"]}
+    for name in record["columns"]:
+        inputs[name][COLUMN_MAJOR] = True
     return Case(case.id, case.size, record["axes"], case.seed, {"drawn": DRAWN, "inputs": inputs})
 
 
