@@ -85,20 +85,21 @@ def _content(path: Path) -> str:
 @cache
 def _imports(module: str) -> tuple[str, ...]:
     """Modules of this package that one module imports or names."""
-    path = file_of(module)
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    found = dict.fromkeys(_named(path.read_text(encoding="utf-8"), package))
+    text = file_of(module).read_text(encoding="utf-8")
+    found = dict.fromkeys((*imported(module), *(name for _, name in NAMED.findall(text))))
     return tuple(name for name in found if name.partition(".")[0] == PACKAGE and _exists(name))
 
 
-def _named(text: str, package: str) -> Iterator[str]:
-    for dots, module, listed in IMPORT.findall(text):
+def imported(module: str) -> Iterator[str]:
+    """What a module of this package imports, wherever the import stands: modules, and what may be one."""
+    path = file_of(module)
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for dots, base, listed in IMPORT.findall(path.read_text(encoding="utf-8")):
         names = [part.split()[0] for part in COMMENT.sub("", listed).strip("() \t\n").split(",") if part.strip()]
-        if not (dots or module):
+        if not (dots or base):
             yield from names
             continue
-        base = package.rsplit(".", len(dots) - 1)[0] if len(dots) > 1 else package
-        start = ".".join(part for part in (base if dots else "", module) if part)
+        above = package.rsplit(".", len(dots) - 1)[0] if len(dots) > 1 else package
+        start = ".".join(part for part in (above if dots else "", base) if part)
         yield start
         yield from (f"{start}.{name}" for name in names)  # may be a module of that package
-    yield from (name for _, name in NAMED.findall(text))

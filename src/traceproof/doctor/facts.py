@@ -3,6 +3,7 @@
 Runs in a stack's interpreter: standard library only, beside what is asked for.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -75,3 +76,4 @@ if __name__ == "__main__":
     home, *wanted = sys.argv[1:]
     found = facts(wanted, home)
     sys.stdout.write("\n" + json.dumps(found) + "\n")
+    gc.freeze()  # ending, Python would look for cycles in all of torch: half a second

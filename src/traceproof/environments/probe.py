@@ -1,5 +1,6 @@
 """Run inside a stack's interpreter: what this environment is, as one JSON object on stdout."""
 
+import gc
 import json
 import platform
 import sys
@@ -69,3 +70,4 @@ def probe(cuda_home: str = "") -> dict[str, Any]:
 
 if __name__ == "__main__":
     json.dump(probe(*sys.argv[1:]), sys.stdout)
+    gc.freeze()  # ending, Python would look for cycles in all of torch: half a second

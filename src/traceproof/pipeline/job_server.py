@@ -157,10 +157,11 @@ def main(arguments: Sequence[str]) -> int:
     if os.fork():
         os._exit(0)  # the job that started this goes on
     fd, where, owner = arguments
+    gc.disable()  # importing is quicker so
     for name in PRELOAD:
         __import__(name)
-    gc.collect()
     gc.freeze()  # a collection in a job would write to, and so copy, every page of objects
+    gc.enable()
     with socket.socket(fileno=int(fd)) as listener:
         listener.set_inheritable(False)
         try:

@@ -11,7 +11,7 @@ from functools import cache
 from types import MappingProxyType
 
 import traceproof
-from traceproof.codedigest import PACKAGE, SOURCE, file_of
+from traceproof.codedigest import PACKAGE, SOURCE, file_of, imported
 from traceproof.digests import digest_json
 from traceproof.ops import registry
 from traceproof.stacks import TRUTHS
@@ -104,7 +104,7 @@ def _closure() -> set[str]:
         found.add(module)
         waiting.append(module.rpartition(".")[0])
         if module not in HOLLOW:
-            waiting += _imports(_source(module))
+            waiting += imported(module)
     return found - {OWN, OWN.rpartition(".")[0]}
 
 
@@ -113,17 +113,6 @@ def _modules_of(package: str) -> Iterator[str]:
     for path in sorted(folder.rglob("*.py")):
         place = path.relative_to(SOURCE.parent).with_suffix("")
         yield ".".join(place.parent.parts if place.name == "__init__" else place.parts)
-
-
-def _imports(source: str) -> Iterator[str]:
-    """Modules of this package that a module imports, wherever the import stands."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            assert not node.level, "imports are absolute here"
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _exists(module: str) -> bool:

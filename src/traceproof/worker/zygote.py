@@ -90,6 +90,7 @@ def _say(control: socket.socket, message: Mapping[str, Any]) -> None:
 
 def _preloaded(settings: Settings) -> VisibleFiles:
     """Import, settle, and tell what workers need to see."""
+    gc.disable()  # a quarter of the time that importing takes
     for name in settings.modules:
         try:
             importlib.import_module(name)
@@ -106,8 +107,8 @@ def _preloaded(settings: Settings) -> VisibleFiles:
         raise CanNotServeError(
             f"importing {names} left {threads} threads, over which a fork can hang; preload less"
         )
-    gc.collect()
     gc.freeze()  # a collection in a child would write to, and so copy, every page of objects
+    gc.enable()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no process of the same user may look into it or its monitors
     return view_of_this_process("", gpu=settings.gpu, more=settings.readable)
 

@@ -1,6 +1,7 @@
 """Options and fixtures of the reference tests beside this file."""
 
 import ast
+import gc
 import importlib.util
 import json
 import sys
@@ -76,6 +77,11 @@ def pytest_configure(config: pytest.Config) -> None:
         if path is not None and origin is not None:
             inner = Path(path, origin.place)
             sys.path.insert(0, str(inner if inner.is_dir() else path))
+
+
+def pytest_unconfigure() -> None:
+    """End soon: looking for cycles in all of torch takes half a second."""
+    gc.freeze()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
