@@ -1,0 +1,83 @@
+"""Findings U1 to U6 of 2026-11-22-flashinfer-on-h200.md: `python flashinfer-dumped-calls.py U2 U3 ...`.
+
+What FlashInfer's trace templates say of six functions, and what these do. Needs torch and FlashInfer 0.7.2.post1; all but U1 also nvcc and a
+GPU of compute capability 9.0. Each prints what it got and what is right. U6 ends CUDA's context, so it comes last.
+"""
+
+import sys
+
+import flashinfer
+import flashinfer.comm  # whose templates are not registered before
+import torch
+from flashinfer.api_logging import _TRACE_REGISTRY
+
+T = {t.name_prefix or t.op_type: (f, t) for f, t, _ in reversed(_TRACE_REGISTRY)}
+
+
+def told(call):
+    """What a call returns, or what it raises: the line that says what the GPU lacks, else the last one."""
+    try:
+        found = call()
+        torch.cuda.synchronize()
+        return found
+    except Exception as error:  # compilers have errors of their own
+        lines = str(error).strip().splitlines() or [""]
+        said = next((line for line in lines if "not supported" in line), lines[-1])
+        return f"{type(error).__name__}: {said.strip()}"
+
+
+def shapes(outputs):
+    return outputs if isinstance(outputs, str) else [list(one.shape) for one in outputs]
+
+
+def u1():
+    got = T["top_p_renorm_probs"][1].reference(torch.full((1, 4), 0.25), 0.5)
+    print(f"U1: the reference keeps {got.tolist()} (right: none or all of equal probabilities at the bound, as the kernel)")
+    if torch.cuda.is_available():
+        kept = told(lambda: flashinfer.top_p_renorm_probs(torch.full((1, 4), 0.25, device="cuda"), 0.5).tolist())
+        print(f"U1: the kernel keeps {kept}")
+
+
+def u2():
+    for name in ("fp4_quantize", "nvfp4_quantize", "mxfp4_quantize"):
+        function, template = T[name]
+        given = template.init(M=1, device="cuda")
+        declared, said = template.outputs["scales"].dim_names, shapes(template.reference(**given))[1]
+        got = shapes(told(lambda function=function, given=given: function(**given)))
+        got = got if isinstance(got, str) else got[1]
+        print(f"U2: {name}: scales are {declared} in the template, {said} of its reference, {got} of the function (right: all the same)")
+
+
+def u3():
+    function, template = T["nvfp4_kv_dequantize_paged_hnd"]
+    given = template.init(batch_size=1, max_seq_len=16, num_heads=8, device="cuda")
+    said = sorted({"kv_layout", "kv_cache_layout"} & set(template.inputs))
+    layout = given.pop("kv_layout")
+    print(f"U3: inputs of the template that say the layout: {said} (right: one; its init gives kv_layout={layout!r})")
+    print(f"U3: called without it: {told(lambda: function(**given))}; with it: {told(lambda: function(**given, kv_layout=layout))}")
+
+
+def u4():
+    function, template = T["selective_state_update"]
+    given = template.init(batch_size=1, device="cuda") | {"dt_softplus": True}
+    got = told(lambda: function(**given))
+    print(f"U4: {got if isinstance(got, str) else 'it returns'} (right: it returns, as its documentation has this form)")
+
+
+def u5():
+    x = torch.randn(1, 4096, device="cuda").bfloat16()
+    weight = torch.ones(4096, device="cuda", dtype=torch.bfloat16)
+    for name in ("rmsnorm_fp4quant", "add_rmsnorm_fp4quant"):
+        got = told(lambda name=name: T[name][0](*([x] if name[0] == "r" else [x, x.clone()]), weight))
+        print(f"U5: {name}: {got if isinstance(got, str) else 'it returns'} (right: refused, since this GPU has no such instruction)")
+
+
+def u6():
+    function, template = T["decode_cp_a2a_alltoall"]
+    given = template.init(batch_dim=1, cp_size=2, ws_elems_per_rank=1, device="cuda")
+    got = told(lambda: function(**given))
+    print(f"U6: {got if isinstance(got, str) else 'it returns'} (right: refused, or its init gives a workspace that it can follow)")
+
+
+for name in sys.argv[1:] or ("U1", "U2", "U3", "U4", "U5", "U6"):
+    globals()[name.lower()]()
