@@ -111,5 +111,5 @@ rule actor:
         "PYTHONPATH={params.path:q} {params.python:q} -P -m traceproof.pipeline.job_client scripts/actor.py --actor {wildcards.actor:q}"
         " --shard={wildcards.shard:q} --cases {input.cases:q} --stack {params.record:q} --manifest {output:q} --built {input.built:q}"
         " --caches {params.caches:q} --store {params.store:q} --code {params.outputs_code:q}"
-        " --limits {params.limits:q} --lanes {resources.lanes:q} --memory-mb {resources.mem_mb:q}"
+        " --limits {params.limits:q} --lanes {resources.lanes:q}"
         " {params.weak:q} {FLOW.force_flag:q} --log {log:q}"

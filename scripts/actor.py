@@ -28,7 +28,6 @@ PARSER.add_argument("--built", type=Path, nargs="*", default=[], help="what came
 PARSER.add_argument("--code", required=True, help="digest of the code that outputs depend on")
 PARSER.add_argument("--limits", type=json.loads, required=True, help="JSON, `limits` of config.yaml")
 PARSER.add_argument("--lanes", type=int, required=True, help="definitions that run side by side")
-PARSER.add_argument("--memory-mb", type=int, required=True, help="what the job is planned to take, MiB")
 PARSER.add_argument("--force", action="store_true", help="run what the store holds too")
 PARSER.add_argument(
     "--allow-weak-isolation", action="store_true", help="run references where they can not be isolated whole"
@@ -64,7 +63,7 @@ def main() -> None:
         variables=built.variables(options.built) if stack_workers.gpu else {},
         workers=workers(found) if opened else None,
     )
-    with lease(found, memory_mib=options.memory_mb):
+    with lease(found, memory_mib=load.gpu_mb(options.cases.stem, options.actor) if opened else 0):
         run(options.cases, options.manifest, options.store, job, shard=options.shard)
 
 

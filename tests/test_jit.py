@@ -205,7 +205,7 @@ def test_an_assignment_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_single_assigned_gpu_is_waited_for_by_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [Gpu("0", 40_000, "GPU-aa"), Gpu("1", 3 * gpu_lease.PLACE_MIB, "GPU-bb")]
+    found = [Gpu("0", 40_000, "GPU-aa"), Gpu("1", 4 * gpu_lease.PLACE_MIB, "GPU-bb")]
     with other_process(found[1:], tmp_path, memory_mib=2 * gpu_lease.PLACE_MIB) as other:
         assert place_of(other) == "1"
         for name in ("1", "GPU-bb"):

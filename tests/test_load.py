@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from traceproof.ops.cases import Case
-from traceproof.pipeline.load import LANES, Load
+from traceproof.pipeline.load import GPU_MB, KERNEL_COPIES, LANE_MB, LANES, Load
 from traceproof.pipeline.records import OpTypePlan, PlannedCase, PlannedDefinition
 
 OP_TYPE = "gemm"
 DEFINITIONS = 12
 GIB = 1 << 30
+TENSORS_MB = 2  # of a case
 
 
 def entry(name: str, *, large: bool, memory: int, trials: int) -> PlannedDefinition:
     case = PlannedCase(
-        case=Case("small-0", "small", {}, 0, {}),
+        case=Case("small-0", "small", {"M": 1 << 18}, 0, {}),
         digest="0" * 32,
         memory=memory,
         trials=trials,
@@ -23,7 +24,15 @@ def entry(name: str, *, large: bool, memory: int, trials: int) -> PlannedDefinit
         large=large,
         nonce=0,
     )
-    definition = {"name": name, "op_type": OP_TYPE, "reference": "def run(): ..."}
+    tensor = {"shape": ["M"], "dtype": "float32"}
+    definition = {
+        "name": name,
+        "op_type": OP_TYPE,
+        "axes": {"M": {"type": "var"}},
+        "inputs": {"A": tensor},
+        "outputs": {"C": tensor},
+        "reference": "def run(A): ...",
+    }
     return PlannedDefinition(
         path=f"{name}.json", digest="0" * 32, no_oracle=None, nonce=0, definition=definition, cases=(case,)
     )
@@ -68,3 +77,13 @@ def test_of_references_alike_the_one_with_more_draws_starts_first(tmp_path: Path
     of_references = [load(tmp_path, large=True, trials=trials).priority(OP_TYPE, "reference") for trials in draws]
     assert of_references == sorted(set(of_references))
     assert len({load(tmp_path, large=True, trials=trials).priority(OP_TYPE, "torch") for trials in draws}) == 1
+
+
+def test_a_kernel_takes_less_of_a_gpu_than_a_reference_and_an_oracle_of_the_judge_nothing(tmp_path: Path) -> None:
+    found = load(tmp_path, large=True, memory=8 * GIB)
+    kernel, reference, oracle = (found.gpu_mb(OP_TYPE, actor) for actor in ("torch", "reference", "oracle"))
+    alone = GPU_MB + LANE_MB
+    assert oracle == alone
+    assert alone < kernel < alone + 2 * KERNEL_COPIES * TENSORS_MB
+    assert reference > LANES * 8 * 1024
+    assert load(tmp_path, large=False, memory=8 * GIB).gpu_mb(OP_TYPE, "oracle") > 8 * 1024

@@ -16,7 +16,6 @@ from traceproof.environments.building import has_driver
 from traceproof.errors import TraceproofError
 from traceproof.owner import Owner
 from traceproof.pipeline.flow import Pipeline
-from traceproof.pipeline.load import Load
 from traceproof.pipeline.rows import VerdictRow, read_rows
 from traceproof.stacks import MAIN, truths_of
 from traceproof.store import write_json
@@ -99,7 +98,6 @@ class Trial:
             "code": self.flow.outputs_code(self.op_type, actor),
             "limits": self.flow.limits,
             "lanes": 1,
-            "memory-mb": Load(self._cases.parent, side_by_side=False).actor_mb(self.op_type, actor),
         }
         self._run("actor", MAIN if actor == "oracle" else self.stack, options, package)
         return manifest

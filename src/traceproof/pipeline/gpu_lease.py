@@ -18,7 +18,9 @@ from traceproof.programs import nvidia_smi
 from traceproof.store import write_text
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-PLACE_MIB = 4 * 1024  # of GPU memory: a context, libraries' workspaces and the cases of an ordinary job
+PLACE_MIB = 1024  # of GPU memory, which leases are counted in
+IDLE_SHARE = 8  # one part in so many is for workers that wait for their next job, with the GPU open
+WORKER_MIB = 4 * 1024  # of GPU memory for each process that a stack may have
 POLL_SECONDS = 0.05
 
 
@@ -42,8 +44,8 @@ class Gpu:
 
     @property
     def places(self) -> int:
-        """How many ordinary jobs share it."""
-        return max(1, self.memory_mib // PLACE_MIB)
+        """How many units of memory jobs share."""
+        return max(1, (self.memory_mib - self.memory_mib // IDLE_SHARE) // PLACE_MIB)
 
 
 def gpus(folder: Path | None = None) -> list[Gpu]:
@@ -72,8 +74,8 @@ def _asked() -> list[Gpu]:
 
 def workers(found: Sequence[Gpu]) -> int:
     """How many processes of a stack may have the GPUs open: a driver opens a GPU for one after the other."""
-    places = sum(gpu.places for gpu in found)
-    return max(1, min(places, len(os.sched_getaffinity(0))) // 4)
+    room = sum(gpu.memory_mib for gpu in found) // WORKER_MIB
+    return max(1, min(room, len(os.sched_getaffinity(0))) // 4)
 
 
 @contextmanager

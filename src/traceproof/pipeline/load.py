@@ -1,5 +1,6 @@
 """What a job takes of the machine: how many definitions run side by side in it, and the memory for that."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -7,7 +8,14 @@ from pathlib import Path
 
 from traceproof.actors.registry import ACTORS
 from traceproof.ops.registry import record
-from traceproof.pipeline.records import REFERENCE, OpTypePlan, PlannedCase, shard_names
+from traceproof.pipeline.records import (
+    ORACLE,
+    REFERENCE,
+    OpTypePlan,
+    PlannedCase,
+    PlannedDefinition,
+    shard_names,
+)
 from traceproof.pipeline.stages.shards import BYTE_SECONDS, CASE_SECONDS, TRIAL_SECONDS
 from traceproof.stacks import STACK_OF, STACKS, TRUTHS
 
@@ -18,6 +26,9 @@ FEW_LANES = 2  # other references
 CLASS = 100  # priorities between one class of jobs and the next; `rules/` has the judge's and those of builds
 SHARED = 8  # jobs of one actor in an allocation of a batch system; profiles give as much in `group-components`
 SLACK = 1.25  # estimates were up to a fifth below what was measured
+LANE_MB = 600  # MiB of a GPU: what a process that has it open takes
+GPU_MB = 1000  # MiB of a GPU: workspaces of libraries, and what is kept between two cases
+KERNEL_COPIES = 6  # tensors of a case in a kernel's process: two sets of inputs, outputs of each call, temporaries
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,13 @@ class Load:
         plan = self._plan(op_type)
         return _mb(plan.kernel_needs if actor in TRUTHS else plan.needs, self.lanes(op_type, actor))
 
+    def gpu_mb(self, op_type: str, actor: str) -> int:
+        """Memory of a GPU that an actor's job over one op_type's cases takes, in MiB."""
+        plan = OpTypePlan.read(self.cases / f"{op_type}.json")
+        lanes = self.lanes(op_type, actor)
+        needs = sorted(_gpu_need(entry, actor) for entry in plan.definitions.values())
+        return GPU_MB + LANE_MB * lanes + int(SLACK * sum(needs[-lanes:]) / MIB)
+
     def judge_mb(self, op_type: str) -> int:
         """Memory of a judge of one op_type's cases, in MiB."""
         return _mb(self._plan(op_type).needs, self.judge_lanes(op_type))
@@ -128,6 +146,26 @@ def _largest(plan: OpTypePlan, need: Callable[[PlannedCase], int]) -> tuple[int,
     return tuple(
         sorted(max((need(case) for case in entry.cases if case.skip is None), default=0) for entry in entries)
     )
+
+
+def _gpu_need(entry: PlannedDefinition, actor: str) -> int:
+    """Bytes of a GPU that a definition's largest case takes: a kernel needs nothing in float64."""
+    cases = [case for case in entry.cases if case.skip is None]
+    if actor in TRUTHS:
+        definition = entry.parsed
+        specs = (*definition.inputs.values(), *definition.outputs.values())
+
+        def tensors(case: PlannedCase) -> int:
+            shapes = [(definition.shape_of(spec, case.case.axes) or (), spec.dtype.bits) for spec in specs]
+            return sum(math.prod(shape) * bits // 8 for shape, bits in shapes)
+
+        return max(
+            (min(case.memory, KERNEL_COPIES * tensors(case)) + case.kernel_bytes for case in cases), default=0
+        )
+    if actor == ORACLE:  # the others are computed by a CPU, or by the judge
+        device = ACTORS[actor].device
+        cases = [case for case in cases if not case.large and device("cuda", case.memory) == "cuda"]
+    return max((case.memory for case in cases), default=0)
 
 
 def _opens_gpu(plan: OpTypePlan, actor: str) -> bool:

@@ -17,8 +17,8 @@ from traceproof.ops.sampling.patterns import PACKS, WHOLE_VOCABULARY, Pattern
 ROWS = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
 DRAWS = 160  # of a case, over all its rows, at a vocabulary where a draw takes a CPU 4 to 8 ms
 WEIGHT_DRAWS = 256  # ... of cases that are to tell temperatures: a power of 1.2 is told in 998 of 1,000 runs
-CHEAP_DRAWS = 1 << 21  # ... and that many divided by the vocabulary where it is small
-MAX_TRIALS = 512
+CHEAP_DRAWS = 5 << 18  # ... and that many divided by the vocabulary where it is small: few tokens tell less
+MAX_TRIALS = 128
 FEW_TRIALS = 4  # where one token alone is right
 DENSE_TRIALS = 6  # a full row sorts three times slower than one that is mostly zeros
 
@@ -70,16 +70,19 @@ class Sampling(Op):
         return Far(axis=(definition.inputs["probs"].shape or ())[0], copies=8)
 
     def trials(self, definition: Definition, case: Case) -> int:
-        """About DRAWS draws in all, more where the vocabulary is small."""
+        """About DRAWS draws in all; where temperatures are to be told, more if the vocabulary is small."""
         rows, vocabulary = definition.shape_of(definition.inputs["probs"], case.axes) or (0, 0)
-        least = WEIGHT_DRAWS if case.params.get("rows") == "weights" else DRAWS
-        draws = max(least, CHEAP_DRAWS // max(vocabulary, 1))
         if rows == 0:
             return 1
-        if case.params.get("rows") == "nothing":
-            return FEW_TRIALS
-        if case.params.get("rows") == "dense":
-            draws = max(DENSE_TRIALS * rows, CHEAP_DRAWS // max(vocabulary, 1))
+        cheap = CHEAP_DRAWS // max(vocabulary, 1)
+        draws = DRAWS
+        match case.params.get("rows"):
+            case "nothing":
+                return FEW_TRIALS
+            case "weights":
+                draws = max(WEIGHT_DRAWS, cheap)
+            case "dense":
+                draws = max(DENSE_TRIALS * rows, min(DRAWS, cheap))
         if case.size == "small":
             draws //= 3  # these cases are for the wiring, the others for the numbers
         return max(1, min(MAX_TRIALS, draws // rows))
@@ -132,7 +135,7 @@ class Sampling(Op):
 
 def _place(draw: Draw, row: int, pattern: Pattern, out: torch.Tensor) -> None:
     """Write the pattern's probabilities to random distinct tokens of one row, the first and last among them."""
-    weights = pattern.weights[: len(out)]
+    weights = pattern.within(len(out))
     count = len(weights)
     slot = len(out) // count
     tokens = torch.arange(count, device=out.device) * slot

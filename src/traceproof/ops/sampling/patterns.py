@@ -19,6 +19,12 @@ class Pattern:
     k: int  # top_k of the row, or WHOLE_VOCABULARY
     p: float  # top_p of the row where it is the only filter
     p_after_k: float  # top_p of the row after its top-k, where the shares are larger
+    balanced: bool = False  # whether the first token is as likely as the others together, however few these are
+
+    def within(self, vocabulary: int) -> tuple[int, ...]:
+        """The weights of as many tokens as there are."""
+        kept = self.weights[:vocabulary]
+        return (max(1, len(kept) - 1), *kept[1:]) if self.balanced else kept
 
 
 PLAIN = (
@@ -47,7 +53,7 @@ TRICKY = (
 )
 # One token as likely as 8,192 others together: to the power of 1.2 it is 86 in 100, so that 128 draws tell. More
 # others would tell more, but at p = 1 the rounding of their sum in float32 could drop the last one.
-PEAK = Pattern("one-and-many", (8192, *(1,) * 8192), WHOLE_VOCABULARY, 1.0, 1.0)
+PEAK = Pattern("one-and-many", (8192, *(1,) * 8192), WHOLE_VOCABULARY, 1.0, 1.0, balanced=True)
 # .53 .47: the second token stays for p and goes for 0.96 p, so that 40 draws tell a p that is a little small
 CLOSE_TO_P = Pattern("p-just-above", (8, 7, 1), 2, 0.52, 0.55)
 # No mass at all is wanted: the most probable token, by a branch of its own in references
@@ -57,6 +63,6 @@ PACKS = {
     "single": PLAIN[:1],
     "plain": PLAIN,
     # rows alike but for their places are judged together
-    "weights": (PEAK, PLAIN[2], PEAK, CLOSE_TO_P, PEAK, PLAIN[3], PEAK, CLOSE_TO_P),
+    "weights": (PEAK, PLAIN[2], PEAK, CLOSE_TO_P, PEAK, PEAK, PEAK, CLOSE_TO_P),
     "tricky": TRICKY,
 }

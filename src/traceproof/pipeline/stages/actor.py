@@ -24,7 +24,6 @@ from traceproof.worker import ItemOutcome, Pool, Status
 
 SETUP_MANY = "traceproof.actors.execute:setup_many"
 DRAWN_ON_GPU = 64 << 20  # bytes that a case needs: a CPU takes a tenth of a second and more to draw its inputs
-MANY_TRIALS = 100  # draws of a reference, a call each: a second and more
 
 
 def run(cases: Path, manifest: Path, store: Path, job: Job, *, shard: str = "") -> None:
@@ -87,43 +86,18 @@ def _strangers(job: Job, conceal: Sequence[Path]) -> Pool:
     )
 
 
-def _parts(cases: Sequence[PlannedCase], *, apart: bool) -> list[Sequence[PlannedCase]]:
-    """Cases by the worker that runs them; what is run again and what is hidden stay together."""
-    if not apart:
-        return [cases]
-    together = [planned for planned in cases if planned.repeat or planned.hidden]
-    others = [planned for planned in cases if planned not in together]
-    parts: list[Sequence[PlannedCase]] = [[planned] for planned in others if planned.trials >= MANY_TRIALS]
-    rest = [planned for planned in others if planned.trials < MANY_TRIALS]
-    many = any(planned.trials >= MANY_TRIALS for planned in together)
-    return parts + [part for part in ([together, rest] if many else [[*rest, *together]]) if part]
-
-
-def _rows_drawn(planned: PlannedCase) -> int:
-    """About how many draws of one row a reference makes for a case: it often takes row after row."""
-    return planned.trials * math.prod(planned.case.axes.values())
+def _rows_drawn(entry: PlannedDefinition) -> int:
+    """About how many draws of one row a reference makes: it often takes row after row."""
+    return sum(planned.trials * math.prod(planned.case.axes.values()) for planned in entry.cases)
 
 
 def _apart(references: References, entries: Mapping[str, PlannedDefinition]) -> dict[str, Records]:
-    """Records of all definitions, each run in workers of its own, `lanes` of them at a time.
-
-    Where there are several lanes, a case of many draws has a worker to itself, and these start first: one
-    after another they would take longer than all other cases together.
-    """
-    apart = references.job.lanes > 1
-    parts = [
-        (name, entry.holding(cases))
-        for name, entry in entries.items()
-        for cases in _parts(entry.cases, apart=apart)
-    ]
-    parts.sort(key=lambda part: -sum(map(_rows_drawn, part[1].cases)) if apart else 0)
+    """Records of all definitions, each run in workers of its own, `lanes` of them at a time, the longest first."""
+    order = sorted(entries, key=lambda name: -_rows_drawn(entries[name]))
     with lanes_of(references.job.lanes) as lanes:
-        started = [(name, lanes.submit(partial(_definition, references, name, part))) for name, part in parts]
-        found: dict[str, Records] = {name: {} for name in entries}
-        for name, running in started:
-            found[name] |= running.result()
-    order = {name: [planned.id for planned in entry.cases] for name, entry in entries.items()}
-    return {name: {case: found[name][case] for case in cases} for name, cases in order.items()}
+        started = {name: lanes.submit(partial(_definition, references, name, entries[name])) for name in order}
+        found = {name: started[name].result() for name in entries}
+    return {name: {case.id: found[name][case.id] for case in entry.cases} for name, entry in entries.items()}
 
 
 def _definition(references: References, name: str, entry: PlannedDefinition) -> Records:
