@@ -203,6 +203,23 @@ def test_what_names_and_descriptions_state_of_sizes_is_a_constraint() -> None:
     assert "kind == 2: taken from the description of inputs.kind" in reading.notes
 
 
+def test_a_description_that_states_an_axis_s_only_size_is_a_constraint() -> None:
+    told = {
+        "rows": "Tokens (1-16).",
+        "K": "Model-X hidden dim (24).",
+        "planes": "Planes; required to be 2.",
+        "steps": "Query length (must be 1).",
+        "pad": "Always 1; a singleton.",
+    }
+    axes = {name: {"type": "var", "description": text} for name, text in told.items()}
+    wide = {"shape": list(axes), "dtype": "float32"}
+    definition = read(
+        changed(APPEND, axes=APPEND["axes"] | axes, inputs=APPEND["inputs"] | {"x": wide})
+    ).definition
+    const = {name: size for name, size in definition.const_axes.items() if name in axes}
+    assert const == {"K": 24, "planes": 2, "steps": 1, "pad": 1}
+
+
 def test_names_that_contradict_the_sizes_state_nothing() -> None:
     axes = {
         "K": {"type": "const", "value": 7},

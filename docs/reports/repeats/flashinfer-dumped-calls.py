@@ -1,6 +1,6 @@
-"""Findings U1 to U6 of 2026-11-22-flashinfer-on-h200.md: `python flashinfer-dumped-calls.py U2 U3 ...`.
+"""Findings U1 to U7 of 2026-11-22-flashinfer-on-h200.md: `python flashinfer-dumped-calls.py U2 U3 ...`.
 
-What FlashInfer's trace templates say of six functions, and what these do. Needs torch and FlashInfer 0.7.2.post1; all but U1 also nvcc and a
+What FlashInfer's trace templates say of functions, and what these do. Needs torch and FlashInfer 0.7.2.post1; all but U1 also nvcc and a
 GPU of compute capability 9.0. Each prints what it got and what is right. U6 ends CUDA's context, so it comes last.
 """
 
@@ -72,6 +72,15 @@ def u5():
         print(f"U5: {name}: {got if isinstance(got, str) else 'it returns'} (right: refused, since this GPU has no such instruction)")
 
 
+def u7():
+    function, template = T["mm_M1_16_K7168_N256"]
+    given = template.init(M=1, device="cuda")
+    got = told(lambda: function(**given))
+    print(f"U7: mat_b of its init has strides {given['mat_b'].stride()}: {got if isinstance(got, str) else 'it returns'}")
+    given["mat_b"] = given["mat_b"].mT.contiguous().mT
+    print(f"U7: by column: {told(lambda: function(**given))} (right: init gives what the function takes, and it says which GPUs it needs)")
+
+
 def u6():
     function, template = T["decode_cp_a2a_alltoall"]
     given = template.init(batch_dim=1, cp_size=2, ws_elems_per_rank=1, device="cuda")
@@ -79,5 +88,5 @@ def u6():
     print(f"U6: {got if isinstance(got, str) else 'it returns'} (right: refused, or its init gives a workspace that it can follow)")
 
 
-for name in sys.argv[1:] or ("U1", "U2", "U3", "U4", "U5", "U6"):
+for name in sys.argv[1:] or ("U1", "U2", "U3", "U4", "U5", "U7", "U6"):
     globals()[name.lower()]()

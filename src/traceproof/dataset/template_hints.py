@@ -33,6 +33,8 @@ EXPERTS = (
     "top_k * n_group <= num_experts * topk_group",
 )
 MODE = re.compile(r"(\d+)=\w+\.?")  # the description of a mode that a definition is of: `2=MxFp8.`
+# The only size of an axis, in its description: `(must be 1)`, `Always 1;`, `DeepSeek-V3 hidden dim (7168).`
+ONLY = re.compile(r"\b(?:must|required to) be (\d+)\b|\balways (\d+)\b|\((\d+)\)\.?$", re.IGNORECASE)
 INDICES = frozenset({Role.OFFSETS, Role.INDICES, Role.LENGTHS, Role.SEED})
 # Words of the description of a tensor without a dtype; the first that is found counts.
 DTYPES: tuple[tuple[re.Pattern[str], DType], ...] = (
@@ -53,13 +55,16 @@ DTYPES: tuple[tuple[re.Pattern[str], DType], ...] = (
 )
 
 
-def stated(axes: Collection[str], inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def stated(axes: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Constraints on axes and whole numbers, each with what states it."""
     for name in axes:
         for constraint in (_arithmetic(name, axes), _twice(name, axes), _packed(name, axes)):
             if constraint:
                 yield constraint, f"the name of axes.{name}"
         yield from _blocks(name, axes, inputs)
+        only = ONLY.search(str(axes[name].get("description"))) if isinstance(axes[name], dict) else None
+        if only and "value" not in axes[name]:
+            yield f"{name} == {only[only.lastindex or 0]}", f"the description of axes.{name}"
     for constraint in EXPERTS if {"num_experts", "num_local_experts"} & set(axes) else ():
         if names_of(constraint) <= set(axes):
             yield constraint, "the names of experts' axes"
