@@ -8,11 +8,9 @@ import json
 import os
 import re
 import shutil
-import tarfile
 import tempfile
-import zlib
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from traceproof.dataset.source import Dataset, Git, Pypi
 from traceproof.dataset.tree import is_dataset
@@ -95,30 +93,16 @@ def _from_pypi(source: Pypi, scratch: Path) -> Path:
 
 
 def _unpack(archive: Path, folder: str, target: Path) -> Path:
-    """Unpack the plain files of one folder of an sdist; links and paths that lead elsewhere are left out."""
-    target.mkdir()
+    """Unpack one folder of an sdist."""
+    from traceproof.checkouts.archive import unpack
+
     try:
-        with tarfile.open(archive) as opened:
-            for member in opened:
-                content = opened.extractfile(member) if member.isfile() and _inside(member.name, folder) else None
-                if content is None:
-                    continue
-                path = target.joinpath(*PurePosixPath(member.name).parts[1:])
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("wb") as file:
-                    shutil.copyfileobj(content, file)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise TraceproofError(f"dataset.pypi: {archive.name} can not be unpacked: {error}") from error
+        unpack(archive, target, folder=folder)
+    except TraceproofError as error:
+        raise TraceproofError(f"dataset.pypi: {error}") from error
     found = target / folder
     _check(found, f"dataset.pypi: folder {folder!r} of {archive.name}")
     return found
-
-
-def _inside(name: str, folder: str) -> bool:
-    """Whether a member `<package>-<version>/<folder>/...` lies in the folder."""
-    parts = PurePosixPath(name).parts[1:]
-    wanted = PurePosixPath(folder).parts
-    return ".." not in parts and parts[: len(wanted)] == wanted
 
 
 def _from_git(source: Git, scratch: Path) -> Path:

@@ -2,15 +2,12 @@
 
 import hashlib
 import json
-import shutil
 import sys
-import tarfile
 import tempfile
-import zipfile
-from pathlib import Path, PurePosixPath
-from typing import IO
+from pathlib import Path
 
 from traceproof import programs
+from traceproof.checkouts.archive import unpack
 from traceproof.checkouts.moving import State
 from traceproof.checkouts.package_index import download_sdist
 from traceproof.checkouts.pin import Pin
@@ -106,35 +103,3 @@ def _expect(pin: Pin, archive: Path, sha256: str) -> None:
             todo="Run again in case the download was damaged; if it stays so, find out why before you trust it. A "
             "release may have one file per platform: then sources.lock lists the sha256 of each.",
         )
-
-
-def unpack(archive: Path, target: Path) -> None:
-    """The plain files of an archive, without links and paths out of it. Raises TraceproofError: it is damaged."""
-    target.mkdir(parents=True)
-    try:
-        if archive.suffix == ".whl":
-            with zipfile.ZipFile(archive) as opened:
-                for info in opened.infolist():
-                    if not info.is_dir() and _safe(info.filename):
-                        with opened.open(info) as content:
-                            _write(target, info.filename, content)
-        else:
-            with tarfile.open(archive) as tar:
-                for member in tar:
-                    stream = tar.extractfile(member) if member.isfile() and _safe(member.name) else None
-                    if stream is not None:
-                        _write(target, str(PurePosixPath(*PurePosixPath(member.name).parts[1:])), stream)
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
-        raise TraceproofError(f"{archive.name} can not be unpacked: {error}") from error
-
-
-def _safe(name: str) -> bool:
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts
-
-
-def _write(target: Path, name: str, content: IO[bytes]) -> None:
-    path = target / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        shutil.copyfileobj(content, file)
