@@ -25,7 +25,6 @@ from traceproof.pipeline.stages.stack_workers import PRELOAD
 from traceproof.worker import Isolation, ItemOutcome, Limits, Pool, Status
 from traceproof.worker.sandbox import LAYERS
 
-SETUP = "traceproof.actors.execute:setup"
 Definitions = dict[str, dict[str, Any]]
 Mode = Callable[[Definitions, Path], Iterator[ItemOutcome]]
 LIMITS = Limits(seconds=300.0)
@@ -55,10 +54,11 @@ def apart(pool: Pool, dataset: Path) -> Mode:
     """A worker a definition, shut in as far as the pool does it."""
 
     def run(chosen: Definitions, scratch: Path) -> Iterator[ItemOutcome]:
-        for entry in chosen.values():
-            payload = GIVEN | {"dataset": str(dataset), "definition": entry["definition"]}
+        for name, entry in chosen.items():
+            payload = GIVEN | {"dataset": str(dataset), "definitions": {name: entry["definition"]}}
+            items = [item | {"definition": name} for item in _items(entry)]
             yield from pool.run_items(
-                setup=SETUP, payload=payload, items=_items(entry), limits=LIMITS, scratch=scratch
+                setup=SETUP_MANY, payload=payload, items=items, limits=LIMITS, scratch=scratch
             )
 
     return run

@@ -40,8 +40,8 @@ def outcome(reference: str, scratch: Path) -> tuple[dict[str, Any], torch.Tensor
     """What a run of one case says, and its output."""
     scratch.mkdir()
     payload = {"actor": "reference", "device": "cuda", "threads": 1, "dataset": None}
-    run = execute.setup(payload | {"definition": rmsnorm("norm", reference)}, scratch)
-    said = run({"case": CASE, "key": "key", "repeat": True})
+    run = execute.setup_many(payload | {"definitions": {"norm": rmsnorm("norm", reference)}}, scratch)
+    said = run({"definition": "norm", "case": CASE, "key": "key", "repeat": True})
     return said, load_file(scratch / "key.safetensors")["output"]
 
 

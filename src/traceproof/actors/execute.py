@@ -19,7 +19,6 @@ from traceproof.actors import registry as actors
 from traceproof.actors.base import Actor, named_outputs
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
-from traceproof.execution import caches
 from traceproof.execution.bits import same_bits
 from traceproof.execution.device import BETWEEN_BYTES, KEPT_BYTES, ending_if_lost, giving_back, set_seed
 from traceproof.execution.inputs import drawing_device, fingerprints, make_inputs, place
@@ -36,21 +35,12 @@ GOLDEN = 0x9E3779B97F4A7C15
 OTHER_SEED = 1_000_003  # added to a case's seed to get the second, different inputs of the same shapes
 
 
-def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Called once in an isolated worker: loads the actor and the definition; the result runs one case per call.
-
-    Args:
-        payload: `definition` (JSON), `actor`, `device` (of items that name none), `threads`, `dataset` (root of
-            the blobs, or null), and `variables` of the environment.
-        scratch: the only folder that may be written; outputs go there as `<key>.safetensors`.
-    """
-    _begin(payload)
-    caches.use_own(scratch)
-    return _load(payload, payload["definition"], scratch)
-
-
 def setup_many(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The same for several definitions: `definitions` (JSON by name) in the payload, `definition` in each item.
+    """Called once in a worker: loads the actor; the result runs one case of one of the definitions per call.
+
+    The payload has `definitions` (JSON by name; each item has its `definition`), `actor`, `device` (of items that
+    name none), `threads`, `dataset` (root of the blobs, or null), and `variables` of the environment. Outputs go
+    to `<key>.safetensors` in `scratch`.
 
     A definition is loaded at its first case, so that one that can not be loaded costs its own cases only.
     """
