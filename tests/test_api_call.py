@@ -176,6 +176,8 @@ def test_a_gpu_that_the_function_does_not_run_on_is_a_typed_skip(monkeypatch: py
         ("prefill requires SM80 or newer", False),
         ("mm does not support backend 'low_latency' with capability 90", True),
         ("mm does not support backend 'low_latency' with capability 100", False),
+        ("No supported CUDA architectures found for major versions [10, 12].", True),
+        ("No supported CUDA architectures found for major versions [9].", False),
         ("scale requires a value above 1.0", False),
         ("x must be bf16", False),
     ],

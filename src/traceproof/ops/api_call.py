@@ -30,6 +30,7 @@ OR_NEWER = re.compile(r"\+|newer|later|higher|above|at least|>=", re.IGNORECASE)
 SM = re.compile(r"\bSM[ _-]?(\d{2,3})", re.IGNORECASE)
 CAPABILITY = re.compile(r"\b(\d{1,2})\.(\d)\b")
 REFUSED = re.compile(r"does not support .* with capability (\d+)")
+MAJORS = re.compile(r"No supported CUDA architectures found for major versions \[([\d, ]+)\]")
 ABSENT = re.compile(r"not found locally|requires .* pip install", re.DOTALL)  # what it needs is not installed
 NOTHING = re.compile(r"\bOptional\[|\| None\b|\bNone \|")  # in an annotation: the parameter may be None
 Parameters = Mapping[str, tuple[str, int | None]]  # by input: the function's parameter, the element of its tuple
@@ -228,7 +229,10 @@ def _at(place: Place, given: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an arg
 def asks_for_another(said: str, here: tuple[int, int]) -> bool:
     """Whether what a function said as it refused a call names the GPUs that it needs, and none like this one."""
     own = here[0] * 10 + here[1]
-    if any(int(number) == own for number in REFUSED.findall(said)):
+    majors = MAJORS.search(said)
+    if any(int(number) == own for number in REFUSED.findall(said)) or (
+        majors is not None and here[0] not in map(int, majors[1].split(","))
+    ):
         return True
     before = GOT.split(said, maxsplit=1)[0]
     named = {int(number) for number in SM.findall(before)}
