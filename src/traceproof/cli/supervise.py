@@ -27,8 +27,7 @@ def supervise(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], mark
     caught: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
 
-    def forward(number: int, frame: FrameType | None) -> None:
-        del frame
+    def forward(number: int, _: FrameType | None) -> None:
         caught.append(number)
         with contextlib.suppress(OSError):  # a full disk: such a job is told again
             mark.touch()

@@ -12,7 +12,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TextIO
 
 from traceproof.errors import TraceproofError
@@ -26,9 +25,8 @@ PATIENCE_SECONDS = 3.0  # for a clean end of an interrupted job; its workers end
 _inside = threading.Event()  # the work has begun, so there is something to leave tidily
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(*_: object) -> None:
     """Leave the work where it stands, and the process soon after, whatever a thread of it waits for."""
-    del number, frame
     if not _inside.is_set():
         os._exit(INTERRUPTED)
     for one in SIGNALS:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 
 INTERRUPTED = 130  # exit code, as shells have it for Ctrl-C
 MESSAGE = "Stopped.\n"
@@ -41,8 +41,7 @@ def loaded() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    del number, frame
+def _leave(*_: object) -> None:
     os.write(2, MESSAGE.encode())  # not through sys.stderr, which may be in use
     os._exit(INTERRUPTED)
 

@@ -16,7 +16,6 @@ import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 RUN = "TRACEPROOF_RUN"  # as `traceproof.worker.shared` has it
 LOST = 1  # exit code where the server ended without a word: a crash
@@ -86,9 +85,8 @@ def _waited(connection: socket.socket) -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(job, signal.SIGTERM)
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def end(*_: object) -> None:
         nonlocal ended
-        del number, frame
         ended = True
         forward()
 

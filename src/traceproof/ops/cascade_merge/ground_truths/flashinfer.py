@@ -15,8 +15,7 @@ def _many(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return dict(zip(definition.outputs, api[ALL](tensor(inputs, "v"), tensor(inputs, "s")), strict=True))
 
 
-def _in_place(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    del definition
+def _in_place(api: Api, _: Definition, inputs: Values) -> Outputs:
     v, s = tensor(inputs, "v").clone(), tensor(inputs, "s").clone()
     api[WITHIN](v, s, tensor(inputs, "v_other"), tensor(inputs, "s_other"), mask=inputs.get("mask"))
     return {"v_out": v, "s_out": s}

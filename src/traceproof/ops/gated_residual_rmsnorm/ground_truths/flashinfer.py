@@ -11,8 +11,7 @@ def _accepts(definition: Definition) -> bool:
     return dim(definition, "branch", -1) == HIDDEN
 
 
-def _gated(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    del definition
+def _gated(api: Api, _: Definition, inputs: Values) -> Outputs:
     return {"output": api[NAME](**inputs)}
 
 

@@ -10,8 +10,7 @@ from traceproof.ops.gated_residual_rmsnorm.ground_truths import GATED
 NORM = "torch.nn.functional:rms_norm"
 
 
-def _gated(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    del definition
+def _gated(api: Api, _: Definition, inputs: Values) -> Outputs:
     branch, weight = tensor(inputs, "branch").float(), inputs.get("weight")
     if isinstance(weight, torch.Tensor):
         branch = branch * (weight.float() + scalar(inputs, "gain_center"))

@@ -12,14 +12,12 @@ from traceproof.ops.gdn.ground_truths import DECODE, MTP, PREFILL
 from traceproof.ops.gdn.ground_truths.common import by_token, in_one_row, state, turned
 
 
-def _by_token(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    del definition
+def _by_token(api: Api, _: Definition, inputs: Values) -> Outputs:
     return by_token(api, inputs, flipped=True)
 
 
-def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
+def _prefill(api: Api, _: Definition, inputs: Values) -> Outputs:
     """All sequences in one row of tokens, empty ones among them: such a one keeps its state."""
-    del definition
     states = state(inputs, len(tensor(inputs, "cu_seqlens")) - 1)
     if not tensor(inputs, "q").shape[0]:
         return {"output": torch.empty_like(tensor(inputs, "v")), "new_state": states}

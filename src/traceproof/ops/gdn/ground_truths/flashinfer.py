@@ -22,17 +22,15 @@ def _gated(inputs: Values) -> dict[str, torch.Tensor]:
     return {name: tensor(inputs, name) for name in ("q", "k", "v", "A_log", "a", "dt_bias", "b")}
 
 
-def _decode(api: Api, definition: Definition, inputs: Values) -> Outputs:
+def _decode(api: Api, _: Definition, inputs: Values) -> Outputs:
     """Updates the state in place. `use_qk_l2norm` is on by default and not part of the definition."""
-    del definition
     carried = state(inputs, tensor(inputs, "q").shape[0])
     output, after = api["gdn_decode"](**_gated(inputs), state=carried, scale=scale(inputs), use_qk_l2norm=False)
     return {"output": output, "new_state": after}
 
 
-def _mtp(api: Api, definition: Definition, inputs: Values) -> Outputs:
+def _mtp(api: Api, _: Definition, inputs: Values) -> Outputs:
     """Updates the pool in place; with updates disabled it would return what came in."""
-    del definition
     output, after = api["gdn_mtp"](
         **_gated(inputs),
         initial_state=tensor(inputs, "initial_state").clone(),
@@ -44,13 +42,12 @@ def _mtp(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return {"output": output, "final_state": after}
 
 
-def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
+def _prefill(api: Api, _: Definition, inputs: Values) -> Outputs:
     """Wants the decay itself where others want its logarithm.
 
     A sequence without tokens keeps its state and is left out: on Hopper the warps that compute its first tile wait
     forever for the ones that load it, which load as many tiles as the sequence has.
     """
-    del definition
     states = state(inputs, len(tensor(inputs, "cu_seqlens")) - 1)
     rows, bounds = with_tokens(inputs)
     if not tensor(inputs, "q").shape[0]:

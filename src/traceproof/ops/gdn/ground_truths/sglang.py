@@ -8,14 +8,12 @@ from traceproof.ops.gdn.ground_truths import DECODE, MTP, PREFILL
 from traceproof.ops.gdn.ground_truths.common import arguments, by_token, in_one_row, state, with_tokens
 
 
-def _decode(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    del definition
+def _decode(api: Api, _: Definition, inputs: Values) -> Outputs:
     return by_token(api, inputs, flipped=False)
 
 
-def _mtp(api: Api, definition: Definition, inputs: Values) -> Outputs:
+def _mtp(api: Api, _: Definition, inputs: Values) -> Outputs:
     """Updates the named slots of the pool in place."""
-    del definition
     pool = tensor(inputs, "initial_state").clone()
     output = api["recurrent_on_pool"](
         **arguments(inputs),
@@ -25,9 +23,8 @@ def _mtp(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return {"output": output, "final_state": pool}
 
 
-def _prefill(api: Api, definition: Definition, inputs: Values) -> Outputs:
+def _prefill(api: Api, _: Definition, inputs: Values) -> Outputs:
     """Updates the states in place, each where its index points. A sequence without tokens keeps its own."""
-    del definition
     states = state(inputs, len(tensor(inputs, "cu_seqlens")) - 1)
     rows, bounds = with_tokens(inputs)
     if not tensor(inputs, "q").shape[0]:

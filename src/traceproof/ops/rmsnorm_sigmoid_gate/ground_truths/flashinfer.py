@@ -11,8 +11,7 @@ def _accepts(definition: Definition) -> bool:
     return dim(definition, "input", -1) == HEAD_DIM
 
 
-def _gated(api: Api, definition: Definition, inputs: Values) -> Outputs:
-    del definition
+def _gated(api: Api, _: Definition, inputs: Values) -> Outputs:
     output = tensor(inputs, "input").clone()
     api[NAME](output, tensor(inputs, "gate"), eps=scalar(inputs, "eps"))
     return {"output": output}

@@ -15,12 +15,11 @@ def _accepts(definition: Definition) -> bool:
         return False
 
 
-def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
+def _call(api: Api, _: Definition, inputs: Values) -> Outputs:
     """Tokens are sequences [batch, heads, tokens, width]: two where their number is even, so both forms are run.
 
     Cosines are as wide as what is rotated, their halves alike: releases differ in what they take for it.
     """
-    del definition
     angles = tensor(inputs, "cos_sin_cache")[tensor(inputs, "positions").long()].float()
     batch = 1 if angles.shape[0] % 2 else 2
     cos, sin = (half.repeat(1, 2) for half in angles.chunk(2, dim=-1))
