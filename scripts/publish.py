@@ -42,7 +42,7 @@ def main() -> None:
     except NothingVerifiedError as error:  # an empty list says so; the verdicts say why
         sys.stderr.write(f"publish    {error}\n")
         made = []
-    listed = [show(item, folder) for item in made]
+    listed = [show(item, folder)[0] for item in made]
     for item in listed:
         for problem in item["problems"]:
             sys.stderr.write(f"publish    {item['bundle']} could not be sent as it is: {problem}\n")

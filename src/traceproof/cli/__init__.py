@@ -21,28 +21,13 @@ MANY = frozenset(
 )
 
 HELP = "Proves LLM kernel references right. Exit codes: 0 fine, 1 findings, 2 bad use or input, 130 interrupted."
-# Each command's function, in a module of this package.
-COMMANDS = {
-    "clone-repos": "clone_repos:clone_repos",
-    "dependents": "dependents:dependents",
-    "clean": "clean:clean",
-    "diff": "diff:diff_command",
-    "bisect": "bisect:bisect",
-    "replay-history": "replay_history:replay_history",
-    "doctor": "doctor:doctor",
-    "verify": "verify:verify",
-    "judge": "judge:judge_command",
-    "show": "show:show",
-    "site": "site:site",
-    "lint": "lint:lint_command",
-    "extract-kernel-definitions": "extract:extract_kernel_definitions",
-    "add-new-model": "add_new_model:add_new_model",
-    "add-reference-tests": "add_reference_tests:add_reference_tests",
-    "audit-tests": "audit_tests:audit_tests",
-    "lint-kernels": "lint_kernels:lint_kernels_command",
-    "coverage": "coverage:coverage",
-    "publish": "publish:publish",
-}
+# Each is a module's function of that name, with `_command` behind it where that means something else there.
+_NAMES = (
+    "clone-repos dependents clean diff bisect replay-history doctor verify judge show site lint "
+    "extract-kernel-definitions add-new-model add-reference-tests audit-tests lint-kernels coverage publish"
+)
+COMMANDS = tuple(_NAMES.split())
+MODULES = {"extract-kernel-definitions": "extract"}  # where the module is called otherwise
 
 
 def command_line(arguments: Sequence[str]) -> typer.Typer:
@@ -50,8 +35,9 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
     app = typer.Typer(name="traceproof", no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback(help=HELP)(lambda: None)  # with one command, too, its name is an argument
     for name in [name for name in arguments[:1] if name in COMMANDS] or COMMANDS:
-        module, _, function = COMMANDS[name].partition(":")
-        app.command(name)(getattr(import_module(f"{__name__}.{module}"), function))
+        function = name.replace("-", "_")
+        module = import_module(f"{__name__}.{MODULES.get(name, function)}")
+        app.command(name)(getattr(module, f"{function}_command", None) or getattr(module, function))
     return app
 
 

@@ -61,32 +61,11 @@ class DType(StrEnum):
     @property
     def bits(self) -> int:
         """Size of one element in bits; float4 counts 4, two to a byte."""
-        return BITS[self]
+        digits = re.search(r"\d+", self)  # those that follow the kind of number
+        return int(digits[0]) if digits else OTHER_BITS[self.value]
 
 
-BITS: Mapping[DType, int] = MappingProxyType(
-    {
-        DType.FLOAT32: 32,
-        DType.FLOAT16: 16,
-        DType.BFLOAT16: 16,
-        DType.FLOAT8_E4M3FN: 8,
-        DType.FLOAT8_E5M2: 8,
-        DType.FLOAT4_E2M1: 4,
-        DType.INT64: 64,
-        DType.INT32: 32,
-        DType.INT16: 16,
-        DType.INT8: 8,
-        DType.BOOL: 8,
-        DType.FLOAT64: 64,
-        DType.FLOAT8_E8M0FNU: 8,
-        DType.UINT8: 8,
-        DType.UINT16: 16,
-        DType.UINT32: 32,
-        DType.UINT64: 64,
-        DType.STRING: 0,
-        DType.UNKNOWN: 64,
-    }
-)
+OTHER_BITS = {"bool": 8, "string": 0, "unknown": 64}
 PUBLISHED_DTYPES = frozenset(list(DType)[: list(DType).index(DType.FLOAT64)])
 
 

@@ -16,28 +16,11 @@ from traceproof.publish.ledger import Ledger, tagged
 TABLE = f"{Kind.VIEWER}/definitions.jsonl"
 FILES = {"definitions": TABLE, "workloads": "workloads/*/*.jsonl", "traces": "traces/**/*.jsonl"}
 # Columns of the datasets library, by name. What has other keys from row to row is JSON to it.
-LINES = {
-    "definition": "dtype: string",
-    "workload": "dtype: json",
-    "solution": "dtype: string",
-    "evaluation": "dtype: json",
-}
-COLUMNS: Mapping[str, Mapping[str, str]] = {
-    "definitions": {
-        "name": "dtype: string",
-        "op_type": "dtype: string",
-        "description": "dtype: string",
-        "tags": "list: string",
-        "verified_by": "list: string",
-        "axes": "dtype: json",
-        "constraints": "list: string",
-        "inputs": "dtype: json",
-        "outputs": "dtype: json",
-        "reference": "dtype: string",
-    },
-    "workloads": LINES,
-    "traces": LINES,
-}
+STRING, STRINGS, JSON = "dtype: string", "list: string", "dtype: json"
+LINES = {"definition": STRING, "workload": JSON, "solution": STRING, "evaluation": JSON}
+DEFINITION = {"name": STRING, "op_type": STRING, "description": STRING, "tags": STRINGS, "verified_by": STRINGS}
+DEFINITION |= {"axes": JSON, "constraints": STRINGS, "inputs": JSON, "outputs": JSON, "reference": STRING}
+COLUMNS: Mapping[str, Mapping[str, str]] = {"definitions": DEFINITION, "workloads": LINES, "traces": LINES}
 TEXT = """
 # Definitions of LLM kernels
 

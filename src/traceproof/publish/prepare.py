@@ -175,7 +175,7 @@ def dry_run(prepared: Prepared, out: Path, *, allow_changes: bool, base: Base | 
         TraceproofError: the bundle breaks a rule (what was written stays, to be looked at), or the folder can not
             be written.
     """
-    listed, change = _shown(prepared, out, allow_changes=allow_changes, base=base)
+    listed, change = show(prepared, out, allow_changes=allow_changes, base=base)
     if listed["problems"]:
         todo = f"What it would hold is in {out / path_part(prepared.bundle.slug)}."
         if change.problems:
@@ -186,20 +186,14 @@ def dry_run(prepared: Prepared, out: Path, *, allow_changes: bool, base: Base | 
     return listed
 
 
-def show(prepared: Prepared, out: Path, *, base: Base | None = None) -> dict[str, Any]:
-    """Write what a push would send below `out`: the files, their list, the description; gives the list.
-
-    Its `problems` say why it could not be sent as it is.
-
-    Raises:
-        TraceproofError: the folder can not be written.
-    """
-    return _shown(prepared, out, allow_changes=False, base=base)[0]
-
-
-def _shown(
-    prepared: Prepared, out: Path, *, allow_changes: bool, base: Base | None
+def show(
+    prepared: Prepared, out: Path, *, allow_changes: bool = False, base: Base | None = None
 ) -> tuple[dict[str, Any], Change]:
+    """Write what a push would send below `out`: the files, their list, the description; the list and the change.
+
+    The list's `problems` say why it could not be sent as it is. Raises TraceproofError: the folder can not be
+    written.
+    """
     on_top = base or Folder(prepared.source.base or prepared.source.dataset)
     change = resolve(prepared.bundle, on_top, allow_changes=allow_changes)
     found = problems(prepared.bundle, change, on_top)

@@ -4,23 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-ALLOWED_IMPORTS: Mapping[str, str] = {
-    "__future__": "annotations",
-    "abc": "class declarations",
-    "cmath": "mathematics",
-    "collections": "containers",
-    "dataclasses": "class declarations",
-    "einops": "rearranging tensors",
-    "enum": "class declarations",
-    "functools": "higher-order functions",
-    "itertools": "iteration",
-    "math": "mathematics",
-    "numbers": "mathematics",
-    "numpy": "arrays; its readers and writers of files are refused below",
-    "torch": "tensors; its readers, writers, loaders and switches are refused below",
-    "typing": "annotations",
-    "typing_extensions": "annotations",
-}
+# Class declarations, containers, mathematics, iteration, annotations, arrays and tensors; what of these reads or
+# writes files, and PyTorch's switches, is refused below.
+_ALLOWED = "__future__ abc cmath collections dataclasses einops enum functools itertools math numbers numpy torch"
+ALLOWED_IMPORTS = frozenset((*_ALLOWED.split(), "typing", "typing_extensions"))
 
 FILES = "reads or writes files"
 LOADS = "loads or compiles code"
@@ -46,16 +33,10 @@ REFUSED_PATHS: Mapping[str, str] = {
     )
     for name in names.split()
 }
-KERNELS = "kernels: languages they are written in, and libraries that have them"
-# What a solution may say beyond a reference; the packages of stacks come beside it.
-SOLUTION_IMPORTS: Mapping[str, str] = {
-    "contextlib": "context managers",
-    "logging": "messages",
-    "operator": "higher-order functions",
-    "warnings": "messages",
-    **dict.fromkeys(("cuda", "cutlass", "deep_gemm", "flash_attn", "liger_kernel", "sgl_kernel"), KERNELS),
-    **dict.fromkeys(("tilelang", "triton", "tvm", "tvm_ffi"), KERNELS),
-}
+# What a solution may say beyond a reference: languages that kernels are written in, and libraries that have them;
+# the packages of stacks come beside it.
+_KERNELS = "cuda cutlass deep_gemm flash_attn liger_kernel sgl_kernel tilelang triton tvm tvm_ffi"
+SOLUTION_IMPORTS = frozenset((*_KERNELS.split(), "contextlib", "logging", "operator", "warnings"))
 SOLUTION_PATHS = frozenset(
     {"torch.compile", "torch.library", "torch.utils.cpp_extension", "torch._dynamo", "torch._inductor"}
     | {f"torch.{name}" for name in ("_scaled_mm", "_scaled_grouped_mm", "_grouped_mm", "_int_mm")}
@@ -116,5 +97,5 @@ class Rules:
         return type(self)(self.imports | frozenset(modules), self.paths)
 
 
-REFERENCE = Rules(frozenset(ALLOWED_IMPORTS))
-SOLUTION = Rules(frozenset(ALLOWED_IMPORTS) | frozenset(SOLUTION_IMPORTS), SOLUTION_PATHS)
+REFERENCE = Rules(ALLOWED_IMPORTS)
+SOLUTION = Rules(ALLOWED_IMPORTS | SOLUTION_IMPORTS, SOLUTION_PATHS)
