@@ -16,6 +16,7 @@ SIGNS: Mapping[str, str] = {
     "plus": "{name} == {left} + {right}",
 }
 TWICE = re.compile(r"(?P<one>\w+)_(?P<which>doubled|half)")
+PADDED = re.compile(r"(?P<one>\w+)_padded")
 PACKED = re.compile(r"num_packed_(?P<one>\w+)")  # two values of four bits to a byte
 BLOCKS = re.compile(r"num(?:_(?P<format>fp4|mxint4))?_(?P<one>\w+)_blocks")
 BLOCK: Mapping[str | None, int] = {None: 128, "fp4": 16, "mxint4": 32}  # values that share a scale
@@ -58,7 +59,7 @@ DTYPES: tuple[tuple[re.Pattern[str], DType], ...] = (
 def stated(axes: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Constraints on axes and whole numbers, each with what states it."""
     for name in axes:
-        for constraint in (_arithmetic(name, axes), _twice(name, axes), _packed(name, axes)):
+        for constraint in (_arithmetic(name, axes), _twice(name, axes), _packed(name, axes), _padded(name, axes)):
             if constraint:
                 yield constraint, f"the name of axes.{name}"
         yield from _blocks(name, axes, inputs)
@@ -98,6 +99,12 @@ def _twice(name: str, axes: Collection[str]) -> str:
     if found is None or one is None:
         return ""
     return f"{name} == 2 * {one}" if found["which"] == "doubled" else f"{one} == 2 * {name}"
+
+
+def _padded(name: str, axes: Collection[str]) -> str:
+    found = PADDED.fullmatch(name)
+    one = _axis(found["one"], axes) if found else None
+    return f"{name} >= {one}" if one else ""
 
 
 def _packed(name: str, axes: Collection[str]) -> str:
