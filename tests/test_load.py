@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from traceproof.ops.cases import Case
-from traceproof.pipeline.load import GPU_MB, KERNEL_COPIES, LANE_MB, LANES, Load
+from traceproof.pipeline.load import GPU_MB, KERNEL_COPIES, LANE_MB, LANES, SLACK, Load
 from traceproof.pipeline.records import OpTypePlan, PlannedCase, PlannedDefinition
 
 OP_TYPE = "gemm"
@@ -14,7 +14,7 @@ GIB = 1 << 30
 TENSORS_MB = 2  # of a case
 
 
-def entry(name: str, *, large: bool, memory: int, trials: int) -> PlannedDefinition:
+def entry(name: str, *, large: bool, memory: int, trials: int, **far: int) -> PlannedDefinition:
     case = PlannedCase(
         case=Case("small-0", "small", {"M": 1 << 18}, 0, {}),
         digest="0" * 32,
@@ -23,7 +23,7 @@ def entry(name: str, *, large: bool, memory: int, trials: int) -> PlannedDefinit
         skip=None,
         large=large,
         nonce=0,
-    )
+    ).model_copy(update=far)
     tensor = {"shape": ["M"], "dtype": "float32"}
     definition = {
         "name": name,
@@ -38,14 +38,23 @@ def entry(name: str, *, large: bool, memory: int, trials: int) -> PlannedDefinit
     )
 
 
-def load(folder: Path, *, large: bool, gpu: bool = True, memory: int = 1 << 20, trials: int = 0) -> Load:
+def load(
+    folder: Path, *, large: bool, gpu: bool = True, memory: int = 1 << 20, trials: int = 0, **far: int
+) -> Load:
     entries = {
-        name: entry(name, large=large, memory=memory, trials=trials)
+        name: entry(name, large=large, memory=memory, trials=trials, **far)
         for name in map("gemm_n{}".format, range(DEFINITIONS))
     }
     plan = OpTypePlan(op_type=OP_TYPE, dataset="", definitions=entries, broken=())
     (folder / f"{OP_TYPE}.json").write_text(plan.as_text())
     return Load(folder, side_by_side=gpu)
+
+
+def test_pytorchs_forms_lease_what_is_between_their_operations(tmp_path: Path) -> None:
+    found = load(tmp_path, large=False, kernel_bytes=GIB, eager_bytes=3 * GIB)
+    kernel, eager = (found.gpu_mb(OP_TYPE, actor) for actor in ("sglang", "torch"))
+    assert eager - kernel == SLACK * 2048
+    assert found.gpu_mb(OP_TYPE, "sglang_native") == eager
 
 
 def test_actors_of_large_cases_start_before_others(tmp_path: Path) -> None:

@@ -15,11 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from traceproof.programs import nvidia_smi
+from traceproof.stacks import KERNELS
 from traceproof.store import write_text
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 PLACE_MIB = 1024  # of GPU memory, which leases are counted in
 IDLE_SHARE = 8  # one part in so many is for workers that wait for their next job, with the GPU open
+# Of such a worker: its context, and what its allocator keeps (`execution.device.KEPT_BYTES`). On an H200 614 MiB
+# and 512 MiB, 31 GiB in all with 16 cores, where a few large jobs leave most workers without one.
+IDLE_MIB = 1126
+POOLS = len(KERNELS) + 2  # of workers: a stack's, the references', the judge's
 WORKER_MIB = 4 * 1024  # of GPU memory for each process that a stack may have
 POLL_SECONDS = 0.05
 
@@ -86,9 +91,9 @@ def lease(
 
     Gives None and changes nothing where there is no GPU, or none that somebody has assigned: a batch system, or
     whoever started this. Of several assigned ones, it gives one; a single one is waited for and named as it was.
-    A job that none has room for gets a whole one. Lock files lie in the temporary folder unless another is given,
-    for all runs of this user. They are called by the GPU's UUID, since a batch system may give two jobs of a
-    machine different GPUs under one number.
+    A job that none has room for gets a whole one; a large one leaves more to idle workers than others. Lock files
+    lie in the temporary folder unless another is given, for all runs of this user. They are called by the GPU's
+    UUID, since a batch system may give two jobs of a machine different GPUs under one number.
     """
     assigned = os.environ.get(VARIABLE)
     available = gpus() if found is None else list(found)
@@ -98,7 +103,8 @@ def lease(
         yield None
         return
     folder = folder or _folder()
-    place, locks = _wait(available, max(1, math.ceil(memory_mib / PLACE_MIB)), folder)
+    wanted, spare = max(1, math.ceil(memory_mib / PLACE_MIB)), _spare(available)
+    place, locks = _wait(available, wanted, spare if wanted > spare else 0, folder)
     os.environ[VARIABLE] = place.index if assigned is None or "," in assigned else assigned
     try:
         yield place.index
@@ -125,8 +131,17 @@ def _folder() -> Path:
     return Path(tempfile.gettempdir()) / f"traceproof-gpus-{os.getuid()}"
 
 
-def _wait(available: Sequence[Gpu], wanted: int, folder: Path) -> tuple[Gpu, list[int]]:
-    """Places on the GPU that has most of them free. One job waits at a time, so that a large one gets its turn."""
+def _spare(found: Sequence[Gpu]) -> int:
+    """Units of a GPU's memory that idle workers may hold beyond the share that is theirs."""
+    held = POOLS * workers(found) * IDLE_MIB - sum(gpu.memory_mib // IDLE_SHARE for gpu in found)
+    return max(0, math.ceil(held / (PLACE_MIB * len(found))))
+
+
+def _wait(available: Sequence[Gpu], wanted: int, spare: int, folder: Path) -> tuple[Gpu, list[int]]:
+    """Places on the GPU that has most of them free, and so many to spare.
+
+    One job waits at a time, so that a large one gets its turn.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     turn = os.open(folder / "turn.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -134,8 +149,8 @@ def _wait(available: Sequence[Gpu], wanted: int, folder: Path) -> tuple[Gpu, lis
         while True:
             free = {gpu: _take(gpu, folder) for gpu in available}
             chosen = max(available, key=lambda gpu: len(free[gpu]))
-            enough = min(wanted, chosen.places)
-            kept = free[chosen][:enough] if len(free[chosen]) >= enough else []
+            enough = min(wanted + spare, chosen.places)
+            kept = free[chosen][: min(wanted, chosen.places)] if len(free[chosen]) >= enough else []
             _release([lock for locks in free.values() for lock in locks if lock not in kept])
             if kept:
                 return chosen, kept

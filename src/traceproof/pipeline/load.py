@@ -159,9 +159,9 @@ def _gpu_need(entry: PlannedDefinition, actor: str) -> int:
             shapes = [(definition.shape_of(spec, case.case.axes) or (), spec.dtype.bits) for spec in specs]
             return sum(math.prod(shape) * bits // 8 for shape, bits in shapes)
 
-        return max(
-            (min(case.memory, KERNEL_COPIES * tensors(case)) + case.kernel_bytes for case in cases), default=0
-        )
+        far = [case.eager_bytes if TRUTHS[actor].eager else case.kernel_bytes for case in cases]
+        near = (min(case.memory, KERNEL_COPIES * tensors(case)) for case in cases)
+        return max(map(sum, zip(near, far, strict=True)), default=0)
     if actor == ORACLE:  # the others are computed by a CPU, or by the judge
         device = ACTORS[actor].device
         cases = [case for case in cases if not case.large and device("cuda", case.memory) == "cuda"]

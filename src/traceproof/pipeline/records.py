@@ -58,7 +58,10 @@ class PlannedCase(Record):
     repeat: bool = False  # whether it is run again, for determinism and remembered answers
     hidden: str = ""  # options of the command that repeats a hidden case; empty: it is none
     blobs: dict[str, str] = {}  # digest of each file that inputs of a workload line are loaded from
-    kernel_bytes: int = 0  # what a kernel needs beside that, where it alone gets large tensors
+    # kernel_bytes, eager_bytes: what a kernel, or PyTorch's form of one, needs beside that, where it alone gets
+    # large tensors
+    kernel_bytes: int = 0
+    eager_bytes: int = 0
 
     @property
     def id(self) -> str:

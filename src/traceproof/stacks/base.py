@@ -19,6 +19,7 @@ class GroundTruth:
     label: str  # what people call it
     calls: str  # what it calls, to follow "agrees with"
     priority: int  # place in the specified order; the smallest comes first
+    eager: bool = False  # whether it is PyTorch operation by operation, so that memory holds what is between them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

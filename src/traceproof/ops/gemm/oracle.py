@@ -11,6 +11,7 @@ from traceproof.draw import Draw
 from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered, specified
 from traceproof.ops.cases import Case, by_size
 from traceproof.ops.compare import Backward, Comparison
+from traceproof.ops.far import Far
 
 SIZES = {"small": (1, 2), "medium": (16,), "large": (64,)}  # rows of A; B is drawn anew for every case
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
@@ -121,6 +122,10 @@ class Gemm(Op):
     def row_axis(self, definition: Definition) -> str:
         """M: a row of C needs that row of A and all of B."""
         return roles(definition).rows
+
+    def enlarged(self, definition: Definition) -> Far:
+        """The rows. PyTorch's product is one call of a kernel, and widens nothing."""
+        return Far(axis=self.row_axis(definition), wide=0)
 
     def summed(self, definition: Definition) -> tuple[str, ...]:
         """K is the last axis of A."""

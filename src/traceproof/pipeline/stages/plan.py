@@ -214,7 +214,7 @@ def _planned(  # noqa: PLR0913, PLR0917 - all but the last two are bound
     skip: SkipNote | None,
 ) -> PlannedCase:
     """One case as the plan has it; `skip`: why it is not run, whatever its size."""
-    need, more = op.memory(definition, case), _far_bytes(definition, op, case)
+    need, (more, eager) = op.memory(definition, case), _far_bytes(definition, op, case)
     trials = op.trials(definition, case)
     return PlannedCase(
         case=case,
@@ -225,13 +225,16 @@ def _planned(  # noqa: PLR0913, PLR0917 - all but the last two are bound
         large=not unknown and is_large(definition, op, case),
         nonce=selection.hidden_seed if trials else 0,
         kernel_bytes=more,
+        eager_bytes=eager,
     )
 
 
-def _far_bytes(definition: Definition, op: Op, case: Case) -> int:
-    """Bytes of what a kernel gets in place of a small case's tensors."""
+def _far_bytes(definition: Definition, op: Op, case: Case) -> tuple[int, int]:
+    """Bytes that a kernel and PyTorch's form of one need for what they get in place of a small case's tensors."""
     enlarged = op.enlarged(definition) if far.SIZE in case.params else None
-    return 0 if enlarged is None else enlarged.bytes(definition, case)
+    if enlarged is None:
+        return 0, 0
+    return enlarged.bytes(definition, case), enlarged.eager_bytes(definition, case)
 
 
 def _blobs(tree: Tree, planned: PlannedCase) -> dict[str, str]:
