@@ -230,6 +230,16 @@ def test_a_description_that_states_an_axis_s_only_size_is_a_constraint() -> None
     assert const == {"K": 24, "planes": 2, "steps": 1, "pad": 1}
 
 
+def test_a_tag_that_states_a_text_is_a_constraint() -> None:
+    texts = {name: {"shape": None, "dtype": "string"} for name in ("weight_split", "layout")}
+    wanted = changed(
+        APPEND, inputs=APPEND["inputs"] | texts, tags=[*APPEND["tags"], "weight-split:tp_n_tp_k", "layout:'"]
+    )
+    reading = read(wanted)
+    assert reading.definition.constraints == ("weight_split == 'tp_n_tp_k'",)
+    assert "weight_split == 'tp_n_tp_k': taken from the tag weight-split:tp_n_tp_k" in reading.notes
+
+
 def test_names_that_contradict_the_sizes_state_nothing() -> None:
     axes = {
         "K": {"type": "const", "value": 7},

@@ -217,7 +217,7 @@ class Normaliser:
         const = {name: size for name, size in sizes.items() if type(size) is int}
         met = given = [names_of(text) for text in found]
         impossible = 0
-        for text, why in stated(turned["axes"], turned["inputs"]):
+        for text, why in stated(turned["axes"], turned["inputs"], turned.get("tags")):
             names = names_of(text)
             if any(names <= other for other in given):
                 continue

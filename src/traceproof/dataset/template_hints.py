@@ -33,6 +33,7 @@ EXPERTS = (
     "topk_group <= n_group",
     "top_k * n_group <= num_experts * topk_group",
 )
+TEXT = re.compile(r"[\w-]+")  # a mode that a tag states: `partition-strategy:tp_n_tp_k`
 MODE = re.compile(r"(\d+)=\w+\.?")  # the description of a mode that a definition is of: `2=MxFp8.`
 # The only size of an axis, in its description: `(must be 1)`, `Always 1;`, `DeepSeek-V3 hidden dim (7168).`
 ONLY = re.compile(r"\b(?:must|required to) be (\d+)\b|\balways (\d+)\b|\((\d+)\)\.?$", re.IGNORECASE)
@@ -56,8 +57,8 @@ DTYPES: tuple[tuple[re.Pattern[str], DType], ...] = (
 )
 
 
-def stated(axes: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Constraints on axes and whole numbers, each with what states it."""
+def stated(axes: Mapping[str, Any], inputs: Mapping[str, Any], tags: object = ()) -> Iterator[tuple[str, str]]:
+    """Constraints on axes, whole numbers and texts, each with what states it."""
     for name in axes:
         for constraint in (_arithmetic(name, axes), _twice(name, axes), _packed(name, axes), _padded(name, axes)):
             if constraint:
@@ -73,6 +74,15 @@ def stated(axes: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[tuple
         mode = MODE.fullmatch(str(spec.get("description"))) if isinstance(spec, dict) else None
         if mode and spec.get("shape") is None:
             yield f"{name} == {mode[1]}", f"the description of inputs.{name}"
+    yield from _tagged(inputs, tags if isinstance(tags, list) else [])
+
+
+def _tagged(inputs: Mapping[str, Any], tags: Collection[Any]) -> Iterator[tuple[str, str]]:
+    for tag in tags:
+        word, _, value = str(tag).partition(":")
+        spec = inputs.get(word.replace("-", "_"))
+        if isinstance(spec, dict) and spec.get("dtype") == DType.STRING and TEXT.fullmatch(value):
+            yield f"{word.replace('-', '_')} == {value!r}", f"the tag {tag}"
 
 
 def names_of(constraint: str) -> frozenset[str]:
