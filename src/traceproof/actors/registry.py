@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from traceproof.ops.registry import ground_truth, known
@@ -67,19 +66,17 @@ def for_op_type(op_type: str) -> tuple[str, ...]:
     )
 
 
-ACTORS: Mapping[str, ActorInfo] = MappingProxyType(
-    {
-        "reference": ActorInfo(
-            "traceproof.actors.reference:Reference",
-            MAIN,
-            trusted=False,
-            modules=("traceproof.actors.measure", "traceproof.execution.runner"),
-        ),
-        # In float64 a CPU takes less than two seconds for such a case, and less than a crowded GPU for most.
-        "oracle": ActorInfo("traceproof.actors.oracle:Oracle", MAIN, trusted=True, host_bytes=512 << 20),
-        **{name: _truth(name) for name in TRUTHS},
-    }
-)
+ACTORS: Mapping[str, ActorInfo] = {
+    "reference": ActorInfo(
+        "traceproof.actors.reference:Reference",
+        MAIN,
+        trusted=False,
+        modules=("traceproof.actors.measure", "traceproof.execution.runner"),
+    ),
+    # In float64 a CPU takes less than two seconds for such a case, and less than a crowded GPU for most.
+    "oracle": ActorInfo("traceproof.actors.oracle:Oracle", MAIN, trusted=True, host_bytes=512 << 20),
+    **{name: _truth(name) for name in TRUTHS},
+}
 
 
 def get(name: str) -> Actor:

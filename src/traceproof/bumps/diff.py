@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from traceproof.actors.registry import ACTORS, PAIR
@@ -16,15 +15,13 @@ MOVED = 2.0  # factor; kernels that add in another order differ by some tenths w
 FLOOR = 0.05  # of the gate's limit: below it a margin is noise of the last bits
 
 # The kinds of change that Diff has rows of, by attribute, in words.
-TITLES: Mapping[str, str] = MappingProxyType(
-    {
-        "failing": "newly failing",
-        "skipped": "newly skipped",
-        "vanished_rows": "passed before and is gone",
-        "passing": "newly passing",
-        "moved": "margin moved",
-    }
-)
+TITLES: Mapping[str, str] = {
+    "failing": "newly failing",
+    "skipped": "newly skipped",
+    "vanished_rows": "passed before and is gone",
+    "passing": "newly passing",
+    "moved": "margin moved",
+}
 
 Row = Mapping[str, Any]
 Key = tuple[str, str, str, str]  # text, case and seed, actor, output

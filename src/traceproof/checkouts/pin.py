@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -65,16 +64,14 @@ class Pin(BaseModel):
         return self
 
 
-ORIGINS: Mapping[str, Origin] = MappingProxyType(
-    {
-        **{name: stack.origin for name, stack in STACKS.items() if stack.origin is not None},
-        DATASET: Origin(
-            url="https://huggingface.co/datasets/flashinfer-ai/flashinfer-trace",
-            package="flashinfer-bench",
-            inside="flashinfer_trace",
-        ),
-    }
-)
+ORIGINS: Mapping[str, Origin] = {
+    **{name: stack.origin for name, stack in STACKS.items() if stack.origin is not None},
+    DATASET: Origin(
+        url="https://huggingface.co/datasets/flashinfer-ai/flashinfer-trace",
+        package="flashinfer-bench",
+        inside="flashinfer_trace",
+    ),
+}
 
 
 class Locked(BaseModel):

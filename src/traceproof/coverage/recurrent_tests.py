@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
 
 from traceproof.ops.space import Axis, Chosen, Space, Values
@@ -60,25 +59,23 @@ def _verifier(parameters: Parameters, names: Collection[str]) -> str:
     return "reference" if compares or not names else "sanity"
 
 
-READERS: Mapping[str, Callable[[str, Parameters], str]] = MappingProxyType(
-    {
-        "layout": _layout,
-        "direction": _direction,
-        "length": _length,
-        "initial_state": lambda _, p: _yes(p, "initial_state", "use_initial_state", "h0", "has_state"),
-        "final_state": lambda _, p: _yes(p, "final_state", "output_final_state", "ht"),
-        "gate": lambda _, p: _yes(p, "use_gate_in_kernel", "gate_in_kernel", "gate"),
-        "beta": lambda _, p: str(p.get("beta", "head")),
-        "beta_sigmoid": lambda _, p: (
-            "in kernel" if _yes(p, "use_beta_sigmoid", "use_beta_sigmoid_in_kernel") == "yes" else "raw"
-        ),
-        "safe_gate": lambda _, p: _yes(p, "safe_gate", "use_safe_gate"),
-        "qk_norm": lambda _, p: _yes(p, "use_qk_l2norm_in_kernel", "qk_norm", "qk_l2norm"),
-        "value_heads": _heads,
-        "head_dims": _dims,
-        "dtype": lambda _, p: str(p.get("dtype", "unknown")).removeprefix("torch."),
-    }
-)
+READERS: Mapping[str, Callable[[str, Parameters], str]] = {
+    "layout": _layout,
+    "direction": _direction,
+    "length": _length,
+    "initial_state": lambda _, p: _yes(p, "initial_state", "use_initial_state", "h0", "has_state"),
+    "final_state": lambda _, p: _yes(p, "final_state", "output_final_state", "ht"),
+    "gate": lambda _, p: _yes(p, "use_gate_in_kernel", "gate_in_kernel", "gate"),
+    "beta": lambda _, p: str(p.get("beta", "head")),
+    "beta_sigmoid": lambda _, p: (
+        "in kernel" if _yes(p, "use_beta_sigmoid", "use_beta_sigmoid_in_kernel") == "yes" else "raw"
+    ),
+    "safe_gate": lambda _, p: _yes(p, "safe_gate", "use_safe_gate"),
+    "qk_norm": lambda _, p: _yes(p, "use_qk_l2norm_in_kernel", "qk_norm", "qk_l2norm"),
+    "value_heads": _heads,
+    "head_dims": _dims,
+    "dtype": lambda _, p: str(p.get("dtype", "unknown")).removeprefix("torch."),
+}
 
 
 def read(test: str, parameters: Parameters, names: Collection[str] = ()) -> Values:

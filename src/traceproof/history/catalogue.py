@@ -86,14 +86,9 @@ def _version(text: str) -> str:
 
 
 Release = Annotated[str, AfterValidator(_version)]
-DISTRIBUTIONS: Mapping[str, str] = MappingProxyType(
-    {
-        name: stack.name
-        for stack in STACKS.values()
-        if stack.origin
-        for name in (stack.distribution, *stack.formerly)
-    }
-)
+DISTRIBUTIONS: Mapping[str, str] = {
+    name: stack.name for stack in STACKS.values() if stack.origin for name in (stack.distribution, *stack.formerly)
+}
 
 
 class Evidence(BaseModel):

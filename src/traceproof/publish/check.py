@@ -18,22 +18,10 @@ from traceproof.publish import card
 from traceproof.publish.bundle import Base, Bundle, Kind, traces_path
 from traceproof.publish.change import Change
 from traceproof.publish.ledger import STATUS, tagged
+from traceproof.store import DTYPES
 
 SECRET = re.compile(rb"hf_[A-Za-z0-9]{20,}|HF_TOKEN\s*=\s*\S|-----BEGIN [A-Z ]*PRIVATE KEY")
 LARGEST = 10 << 20  # bytes of one file; the hub takes no larger one outside LFS, and nothing here needs it
-# How safetensors calls the schema's dtypes.
-DTYPES = {
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "BOOL": "bool",
-}
 
 
 def problems(bundle: Bundle, change: Change, base: Base) -> list[str]:

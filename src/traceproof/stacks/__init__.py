@@ -28,17 +28,11 @@ def _order(stack: Stack) -> tuple[bool, bool, int]:
 # The main stack first, the others by their ground truths' priority, those without any last.
 STACKS: Mapping[str, Stack] = MappingProxyType({one.name: one for one in sorted(_discovered(), key=_order)})
 # Ground truths in the specified order of priority.
-TRUTHS: Mapping[str, GroundTruth] = MappingProxyType(
-    {
-        truth.name: truth
-        for truth in sorted(
-            (one for stack in STACKS.values() for one in stack.truths), key=lambda one: one.priority
-        )
-    }
-)
-STACK_OF: Mapping[str, str] = MappingProxyType(
-    {truth.name: stack.name for stack in STACKS.values() for truth in stack.truths}
-)
+TRUTHS: Mapping[str, GroundTruth] = {
+    truth.name: truth
+    for truth in sorted((one for stack in STACKS.values() for one in stack.truths), key=lambda one: one.priority)
+}
+STACK_OF: Mapping[str, str] = {truth.name: stack.name for stack in STACKS.values() for truth in stack.truths}
 # The ground truth that stands for each stack, in that order: one that shares a stack is not among them.
 FIRST_TRUTHS = tuple(name for name in TRUTHS if STACKS[STACK_OF[name]].truths[0].name == name)
 (TAGGED,) = (name for name, stack in STACKS.items() if stack.tagged)
@@ -47,9 +41,7 @@ FIRST_TRUTHS = tuple(name for name in TRUTHS if STACKS[STACK_OF[name]].truths[0]
 # Stacks that run kernels: what a machine with a GPU has.
 KERNELS = tuple(name for name, stack in STACKS.items() if not stack.reads_models)
 # The package of every stack whose code is followed; the others are keyed by their versions alone.
-PACKAGES: Mapping[str, str] = MappingProxyType(
-    {name: stack.package for name, stack in STACKS.items() if stack.origin is not None}
-)
+PACKAGES: Mapping[str, str] = {name: stack.package for name, stack in STACKS.items() if stack.origin is not None}
 ENVIRONMENTS = tuple(name for stack in STACKS.values() for name in stack.environments)
 UNHASHED = frozenset(name for stack in STACKS.values() for name in stack.unhashed)
 

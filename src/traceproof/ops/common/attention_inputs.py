@@ -21,7 +21,6 @@ weight of 0, which is right and would give NaN.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -34,9 +33,7 @@ LEAN = 0.75  # logit of the leaned-to key per doubling of the length: exp(0.75 n
 FLAT = 2.0  # deviation of logits up to which all keys share the weight; above, the largest few have it all
 NEGATIVE = 120.0  # beyond 104, where exp(-x) is 0 in float32 even as a subnormal number
 RAW = 60000.0  # of products of queries and keys before the softmax scale; float16 ends at 65,504
-SIGNS: Mapping[str, int] = MappingProxyType(
-    {"negative": -1, "below": -1, "deep": -1, "above": 1}
-)  # of products, where all have one
+SIGNS: Mapping[str, int] = {"negative": -1, "below": -1, "deep": -1, "above": 1}
 OUTLIER = 32.0  # a power of two, so that scaling is exact in every dtype
 MEAN_ABS = math.sqrt(2 / math.pi)  # mean of |x|, x standard normal
 

@@ -20,9 +20,11 @@ SIZES: Mapping[str, tuple[int, ...]] = {"small": (1, 2), "medium": (4, 16), "lar
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 TENSOR = re.compile(r"(\w+)(?:\[([^\]]*)\])?(\?)?")
 # Beside plain values: a tiny scale, where an eps shows; an outlier column; a mean that is not zero.
-ADVERSARIAL: Mapping[str, Mapping[str, float]] = MappingProxyType(
-    {"tiny": {"scale": 1e-3}, "outlier": {"outlier": 300.0}, "offset": {"offset": 2.0}}
-)
+ADVERSARIAL: Mapping[str, Mapping[str, float]] = {
+    "tiny": {"scale": 1e-3},
+    "outlier": {"outlier": 300.0},
+    "offset": {"offset": 2.0},
+}
 # One order of a float32 sum says nothing of another, which a kernel is free to take; nor does one exponential.
 WIDE = Close(factor=16.0, reason="a float32 output is rounded no more than the sums and exponentials before it")
 

@@ -1,7 +1,6 @@
 """The axes of a smaller mixture of experts that routes and multiplies as the whole one does."""
 
 from collections.abc import Collection, Iterable, Mapping
-from types import MappingProxyType
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops.common.quant import BLOCK
@@ -15,14 +14,12 @@ Places = tuple[tuple[str, int], ...]  # inputs with the dimension that an axis s
 ALONG_HIDDEN: Places = (("hidden_states", 1), ("gemm1_weights", 2), ("gemm2_weights", 1))
 HIDDEN_BLOCKS: Places = (("hidden_states_scale", 0), ("gemm1_weights_scale", 2), ("gemm2_weights_scale", 1))
 # By how many of an expert's intermediate columns one element of the axis counts, times two.
-ALONG_INTERMEDIATE: Mapping[Places, int] = MappingProxyType(
-    {
-        (("gemm2_weights", 2),): 2,
-        (("gemm1_weights", 1),): 1,
-        (("gemm2_weights_scale", 2),): 2 * BLOCK,
-        (("gemm1_weights_scale", 1),): BLOCK,
-    }
-)
+ALONG_INTERMEDIATE: Mapping[Places, int] = {
+    (("gemm2_weights", 2),): 2,
+    (("gemm1_weights", 1),): 1,
+    (("gemm2_weights_scale", 2),): 2 * BLOCK,
+    (("gemm1_weights_scale", 1),): BLOCK,
+}
 EXPERTS: Places = (("routing_logits", 1), ("routing_bias", 0))
 LOCAL: Places = tuple(
     (name, 0)

@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any
 
 from traceproof.pipeline.records import REFERENCE
@@ -26,19 +25,17 @@ class Outcome(StrEnum):
 
 
 # How many of each there are, in the order in which it is told.
-WORDS: Mapping[Outcome, str] = MappingProxyType(
-    {
-        Outcome.RIGHT: "right",
-        Outcome.AGREED: "agreed by a ground truth and their own float64, no oracle",
-        Outcome.RELAXED: "accepted by your tolerance, not proved",
-        Outcome.KNOWN: "with known findings",
-        Outcome.WRONG: "with new findings",
-        Outcome.CONSISTENT: "not verified: consistent with their own float64 alone",
-        Outcome.UNVERIFIED: "not verified: no oracle",
-        Outcome.TWIN: "too large here, judged by a smaller twin alone",
-        Outcome.NOT_RUN: "not runnable here",
-    }
-)
+WORDS: Mapping[Outcome, str] = {
+    Outcome.RIGHT: "right",
+    Outcome.AGREED: "agreed by a ground truth and their own float64, no oracle",
+    Outcome.RELAXED: "accepted by your tolerance, not proved",
+    Outcome.KNOWN: "with known findings",
+    Outcome.WRONG: "with new findings",
+    Outcome.CONSISTENT: "not verified: consistent with their own float64 alone",
+    Outcome.UNVERIFIED: "not verified: no oracle",
+    Outcome.TWIN: "too large here, judged by a smaller twin alone",
+    Outcome.NOT_RUN: "not runnable here",
+}
 COMPARED = frozenset(Outcome) - {Outcome.UNVERIFIED, Outcome.TWIN, Outcome.NOT_RUN}
 OF_GRADE = {Grade.AGREED: Outcome.AGREED, Grade.CONSISTENT: Outcome.CONSISTENT, Grade.TWIN: Outcome.TWIN}
 

@@ -7,7 +7,6 @@ finding, known or not, is not proved.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -21,25 +20,23 @@ from traceproof.stacks import STACK_OF, TRUTHS, distribution
 COMPARED = frozenset({Verdict.PASS, Verdict.FAIL})
 NO_TRUTH, ERROR, UNREADABLE, RELAXED = "no_truth", "error", "unreadable", "relaxed"
 # Why a definition met no ground truth, in words; of several reasons the first one in this order is told.
-WHY: Mapping[str, str] = MappingProxyType(
-    {
-        RELAXED: "judged by a tolerance of your own, which proves nothing",
-        UNREADABLE: "the definition cannot be read",
-        ERROR: "ended in an error",
-        Skip.DOES_NOT_FIT: "larger than limits.memory_gb",
-        Skip.BLOB_MISSING: "files of its workloads are missing",
-        Skip.NEEDS_SM: "needs a GPU of another compute capability",
-        Skip.NO_CUDA: "needs a GPU",
-        Skip.API_ABSENT: "the installed version lacks the function",
-        Skip.PACKAGE_ABSENT: "the package is not installed",
-        Skip.DTYPE_UNSUPPORTED: "its dtype is not supported",
-        Skip.NO_REFERENCE: "it has no reference",
-        Skip.NO_INPUTS: "no inputs can be made for it",
-        Skip.NO_ORACLE: "no oracle is known for it",
-        Skip.NO_ADAPTER: "no ground truth is known for it",
-        NO_TRUTH: "no ground truth is known for it",
-    }
-)
+WHY: Mapping[str, str] = {
+    RELAXED: "judged by a tolerance of your own, which proves nothing",
+    UNREADABLE: "the definition cannot be read",
+    ERROR: "ended in an error",
+    Skip.DOES_NOT_FIT: "larger than limits.memory_gb",
+    Skip.BLOB_MISSING: "files of its workloads are missing",
+    Skip.NEEDS_SM: "needs a GPU of another compute capability",
+    Skip.NO_CUDA: "needs a GPU",
+    Skip.API_ABSENT: "the installed version lacks the function",
+    Skip.PACKAGE_ABSENT: "the package is not installed",
+    Skip.DTYPE_UNSUPPORTED: "its dtype is not supported",
+    Skip.NO_REFERENCE: "it has no reference",
+    Skip.NO_INPUTS: "no inputs can be made for it",
+    Skip.NO_ORACLE: "no oracle is known for it",
+    Skip.NO_ADAPTER: "no ground truth is known for it",
+    NO_TRUTH: "no ground truth is known for it",
+}
 NAMED = 2  # definitions of an op_type that are named one by one; more are counted
 
 
