@@ -13,14 +13,14 @@ from traceproof.bumps.package import Key, Sources
 from traceproof.bumps.roots import Roots
 from traceproof.bumps.units import EFFECTS, LISTERS, Unit
 from traceproof.dependents.facts import ANYTHING, Import
+from traceproof.text import names
 
 MODULE = re.compile(r"\.*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 PATTERN = re.compile(rf"[\w.]*{re.escape(ANYTHING)}[\w.{re.escape(ANYTHING)}]*")
 # Base classes that call no method of a subclass by themselves but its dunder ones.
-PASSIVE = frozenset(
-    {"object", "ABC", "Enum", "IntEnum", "StrEnum", "IntFlag", "Flag", "str", "int", "Protocol", "NamedTuple"}
-    | {"Generic", "TypedDict", "Exception", "ValueError", "RuntimeError", "TypeError", "ABCMeta", "type", "dict"}
-    | {"list", "tuple"}
+PASSIVE = names(
+    "object ABC Enum IntEnum StrEnum IntFlag Flag str int Protocol NamedTuple Generic TypedDict Exception "
+    "ValueError RuntimeError TypeError ABCMeta type dict list tuple"
 )
 
 

@@ -17,20 +17,17 @@ from functools import cached_property
 from traceproof.bumps.syntax import MUTATORS, dump, is_literal_assignment, is_plain, names_changed
 from traceproof.dependents.facts import Import, dotted_name, path_text
 from traceproof.digests import digest_json
+from traceproof.text import names
 
 EFFECTS = ""
 # Names that say which release this is; their values change with every one and compute nothing.
-RELEASE = frozenset(
-    {"__version__", "__git_version__", "version", "git_version", "__version_tuple__", "version_tuple"}
-)
+RELEASE = names("__version__ __git_version__ version git_version __version_tuple__ version_tuple")
 # Conditions that do not hold when a module is imported.
 NEVER = re.compile(r"'TYPE_CHECKING'|Compare\(left=Name\(id='__name__', ctx=Load\(\)\), ops=\[Eq\(\)\]")
 LOOKUPS = frozenset({"getattr", "hasattr", "attrgetter", "methodcaller", "__getattribute__"})
 IMPORTERS = frozenset({"import_module", "__import__", "run_module", "run_path"})
 # What gives names of modules that stand in no string.
-LISTERS = frozenset(
-    {"iter_modules", "walk_packages", "listdir", "scandir", "iterdir", "glob", "rglob", "entry_points"}
-)
+LISTERS = names("iter_modules walk_packages listdir scandir iterdir glob rglob entry_points")
 
 
 @dataclass(slots=True)

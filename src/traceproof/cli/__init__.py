@@ -9,15 +9,13 @@ import typer
 from traceproof.cli import outputs
 from traceproof.errors import TraceproofError
 from traceproof.pipeline.interrupts import INTERRUPTED, MESSAGE, loaded
+from traceproof.text import names
 
 BAD_USE = 2
 # Options that take several values after one flag.
-MANY = frozenset(
-    {
-        *("--test-sizes", "--op-type", "--definition-name", "--case", "--select", "--ignore"),
-        *("--changed", "--bug"),
-        *("--model-name", "--tp", "--ep", "--page-size"),
-    }
+MANY = names(
+    "--test-sizes --op-type --definition-name --case --select --ignore --changed --bug --model-name --tp --ep "
+    "--page-size"
 )
 
 HELP = "Proves LLM kernel references right. Exit codes: 0 fine, 1 findings, 2 bad use or input, 130 interrupted."

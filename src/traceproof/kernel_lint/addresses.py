@@ -4,10 +4,9 @@ import ast
 
 from traceproof.audit.source import last_name
 from traceproof.kernel_lint.values import addends
+from traceproof.text import names
 
-MEMORY = frozenset(
-    {"load", "store", "atomic_add", "atomic_max", "atomic_min", "atomic_cas", "atomic_xchg", "make_block_ptr"}
-)
+MEMORY = names("load store atomic_add atomic_max atomic_min atomic_cas atomic_xchg make_block_ptr")
 
 
 def pointers(function: ast.FunctionDef) -> frozenset[str]:

@@ -5,11 +5,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from traceproof.audit.source import dotted, last_name
+from traceproof.text import names
 
 GRID = frozenset({"program_id", "num_programs"})
-PASSES_ON = frozenset(
-    {"cdiv", "minimum", "maximum", "min", "max", "abs", "where", "multiple_of", "max_contiguous"}
-)
+PASSES_ON = names("cdiv minimum maximum min max abs where multiple_of max_contiguous")
 SMALL = 64  # a product with a literal up to this leaves a program id far below 2**31
 BARE, INDEX, PRODUCT = 0, 1, 2
 

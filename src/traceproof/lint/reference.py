@@ -18,9 +18,7 @@ VIEWS = names(
 )
 VIEW_ATTRIBUTES = frozenset({"T", "mT", "data"})
 # Methods whose result holds the same values, in other memory, another dtype or another shape.
-COPIES = VIEWS | frozenset(
-    {"clone", "contiguous", "to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda"}
-)
+COPIES = VIEWS | names("clone contiguous to float double half bfloat16 type type_as cpu cuda")
 NOT_IN_PLACE = frozenset({"requires_grad_", "share_memory_"})  # end in _ and change no values
 SHAPE_ONLY = names("shape size device dtype ndim dim numel stride is_contiguous is_cuda element_size")
 
