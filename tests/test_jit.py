@@ -142,10 +142,14 @@ def test_workers_compile_with_the_builders_compiler(tmp_path: Path, monkeypatch:
     assert "CXX" not in variables
 
 
-def other_process(found: list[Gpu], folder: Path, memory_mib: int = 0) -> subprocess.Popen[str]:
+def other_process(
+    found: list[Gpu], folder: Path, memory_mib: int = 0, passed: float = 0.0
+) -> subprocess.Popen[str]:
     """A process that takes a lease, says of what, and holds it until its stdin is closed."""
     code = (
-        "import sys\nfrom pathlib import Path\nfrom traceproof.pipeline.gpu_lease import Gpu, lease\n"
+        "import sys\nfrom pathlib import Path\nfrom traceproof.pipeline import gpu_lease\n"
+        "from traceproof.pipeline.gpu_lease import Gpu, lease\n"
+        f"gpu_lease.PASSED_SECONDS = {passed}\n"
         f"with lease({found!r}, memory_mib={memory_mib}, folder=Path({str(folder)!r})) as place:\n"
         "    print(place, flush=True)\n    sys.stdin.read()\n"
     )
@@ -195,6 +199,23 @@ def test_a_large_job_waits_for_room_and_is_not_passed(tmp_path: Path, monkeypatc
         large.communicate()
         assert place_of(small) == "0"
         small.communicate()
+
+
+def test_a_large_job_that_waits_lets_small_ones_pass_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(gpu_lease.VARIABLE, raising=False)
+    found = [Gpu("0", 4 * gpu_lease.PLACE_MIB)]
+    with lease(found, folder=tmp_path):
+        large = other_process(found, tmp_path, memory_mib=99 * gpu_lease.PLACE_MIB, passed=60.0)
+        with pytest.raises(subprocess.TimeoutExpired):
+            large.wait(0.5)
+        with other_process(found, tmp_path) as small:
+            assert place_of(small) == "0"
+            small.communicate()
+    with large:
+        assert place_of(large) == "0"
+        large.communicate()
 
 
 def test_an_assignment_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ IDLE_MIB = 1126
 POOLS = len(KERNELS) + 2  # of workers: a stack's, the references', the judge's
 WORKER_MIB = 4 * 1024  # of GPU memory for each process that a stack may have
 POLL_SECONDS = 0.05
+# For which a job that waits for room lets others pass: their packages take as long to import.
+PASSED_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +142,14 @@ def _spare(found: Sequence[Gpu]) -> int:
 def _wait(available: Sequence[Gpu], wanted: int, spare: int, folder: Path) -> tuple[Gpu, list[int]]:
     """Places on the GPU that has most of them free, and so many to spare.
 
-    One job waits at a time, so that a large one gets its turn.
+    A job that has waited for long is passed by no other.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     turn = os.open(folder / "turn.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    patient = time.monotonic() + PASSED_SECONDS
     try:
-        fcntl.flock(turn, fcntl.LOCK_EX)
         while True:
+            fcntl.flock(turn, fcntl.LOCK_EX)
             free = {gpu: _take(gpu, folder) for gpu in available}
             chosen = max(available, key=lambda gpu: len(free[gpu]))
             enough = min(wanted + spare, chosen.places)
@@ -154,6 +157,8 @@ def _wait(available: Sequence[Gpu], wanted: int, spare: int, folder: Path) -> tu
             _release([lock for locks in free.values() for lock in locks if lock not in kept])
             if kept:
                 return chosen, kept
+            if time.monotonic() < patient:
+                fcntl.flock(turn, fcntl.LOCK_UN)
             time.sleep(POLL_SECONDS)
     finally:
         os.close(turn)
