@@ -19,6 +19,7 @@ def entry(name: str, *, large: bool, memory: int, trials: int, **far: int) -> Pl
         case=Case("small-0", "small", {"M": 1 << 18}, 0, {}),
         digest="0" * 32,
         memory=memory,
+        oracle_bytes=memory,
         trials=trials,
         skip=None,
         large=large,

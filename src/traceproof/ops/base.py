@@ -130,6 +130,10 @@ class Op(ABC):
             for spec in (*definition.inputs.values(), *definition.outputs.values())
         )
 
+    def oracle_memory(self, definition: Definition, case: Case) -> int:
+        """Estimated peak in bytes of the oracle alone, where a reference needs far more."""
+        return self.memory(definition, case)
+
     def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
         """Sizes of const axes in a smaller definition that means the same (`traceproof.ops.twins`); empty: none.
 

@@ -164,7 +164,8 @@ def _gpu_need(entry: PlannedDefinition, actor: str) -> int:
         return max(map(sum, zip(near, far, strict=True)), default=0)
     if actor == ORACLE:  # the others are computed by a CPU, or by the judge
         device = ACTORS[actor].device
-        cases = [case for case in cases if not case.large and device("cuda", case.memory) == "cuda"]
+        waiting = (case for case in cases if not case.large and device("cuda", case.memory) == "cuda")
+        return max((case.oracle_bytes for case in waiting), default=0)
     return max((case.memory for case in cases), default=0)
 
 

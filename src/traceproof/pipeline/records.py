@@ -62,6 +62,7 @@ class PlannedCase(Record):
     # large tensors
     kernel_bytes: int = 0
     eager_bytes: int = 0
+    oracle_bytes: int = 0  # what the oracle alone needs
 
     @property
     def id(self) -> str:

@@ -75,9 +75,14 @@ def _drawing(form: Form, *, position: int) -> dict[str, Any]:
 
 def memory_of(form: Form, case: Case) -> int:
     """Peak bytes of the larger of the reference and the oracle, the interpreter included."""
+    widened = form.weight_count * REFERENCE_BYTES[form.scaling]
+    return oracle_memory_of(form, case) + max(0, widened - ORACLE_BYTES)
+
+
+def oracle_memory_of(form: Form, case: Case) -> int:
+    """Peak bytes of the oracle, the interpreter included."""
     tokens = case.axes[form.tokens]
     weights = form.weight_count * STORED_BYTES[form.scaling]
-    widened = form.weight_count * REFERENCE_BYTES[form.scaling]
     # a token in float64: hidden and output, and for every chosen expert gemm1's and gemm2's rows
     rows = tokens * (4 * form.hidden + form.routing.top_k * (4 * form.intermediate + form.hidden)) * 8
-    return PROCESS_BYTES + weights + max(widened, ORACLE_BYTES) + rows
+    return PROCESS_BYTES + weights + ORACLE_BYTES + rows

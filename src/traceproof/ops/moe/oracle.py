@@ -21,7 +21,7 @@ from traceproof.draw import Draw
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Comparison, Quantised
-from traceproof.ops.moe.cases import cases_of, memory_of, stressed
+from traceproof.ops.moe.cases import cases_of, memory_of, oracle_memory_of, stressed
 from traceproof.ops.moe.experts import mixture_of, roundings, shares
 from traceproof.ops.moe.form import Scaling, form_of
 from traceproof.ops.moe.inputs import draw_inputs
@@ -83,6 +83,10 @@ class Moe(Op):
     def memory(self, definition: Definition, case: Case) -> int:
         """See `cases.memory_of`."""
         return memory_of(form_of(definition), case)
+
+    def oracle_memory(self, definition: Definition, case: Case) -> int:
+        """It widens a few slices of weights at a time, a reference all of them."""
+        return oracle_memory_of(form_of(definition), case)
 
     def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
         """See `twin.smaller_of`."""

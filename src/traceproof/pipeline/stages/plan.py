@@ -226,6 +226,7 @@ def _planned(  # noqa: PLR0913, PLR0917 - all but the last two are bound
         nonce=selection.hidden_seed if trials else 0,
         kernel_bytes=more,
         eager_bytes=eager,
+        oracle_bytes=op.oracle_memory(definition, case),
     )
 
 
