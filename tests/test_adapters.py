@@ -9,7 +9,7 @@ import op_support as support
 import pytest
 import torch
 
-from traceproof.dataset.definition import Definition
+from traceproof.dataset.definition import Definition, Dialect
 from traceproof.ops import lookup
 from traceproof.ops.adapter import Values, resolve
 from traceproof.ops.common.ground_truths.flashinfer import outputs_of
@@ -112,6 +112,63 @@ def test_the_stand_in_for_minus_infinity_is_mapped_in_rows_without_keys_alone(qu
     lse = torch.tensor([[-5e4, -49998.4141], [-63742.9952, -5e4], [-5e4, 3.0]])[own]
     mapped = outputs_of(definition, inputs, (torch.zeros(1), lse))["lse"].isinf()
     assert mapped.tolist() == torch.tensor([[True, True], [False, False], [True, False]])[own].tolist()
+
+
+MLA = Definition.model_validate(
+    {
+        "name": "latent",
+        "op_type": "mla_paged",
+        "axes": {
+            **{name: {"type": "var"} for name in ("batch", "pages", "bounds", "used")},
+            **{f"n{size}": {"type": "const", "value": size} for size in (16, 64, 512)},
+        },
+        "inputs": {
+            "q_nope": {"shape": ["batch", "n16", "n512"], "dtype": "bfloat16"},
+            "q_pe": {"shape": ["batch", "n16", "n64"], "dtype": "bfloat16"},
+            "ckv_cache": {"shape": ["pages", "n64", "n512"], "dtype": "bfloat16"},
+            "kpe_cache": {"shape": ["pages", "n64", "n64"], "dtype": "bfloat16"},
+            "kv_indptr": {"shape": ["bounds"], "dtype": "int32"},
+            "kv_indices": {"shape": ["used"], "dtype": "int32"},
+            "sm_scale": {"shape": None, "dtype": "float32"},
+        },
+        "outputs": {
+            "output": {"shape": ["batch", "n16", "n512"], "dtype": "bfloat16"},
+            "lse": {"shape": ["batch", "n16"], "dtype": "float32"},
+        },
+        "reference": "def run(*inputs):\n    return inputs\n",
+    }
+)
+
+
+def with_optional(definition: Definition, cache: str = "bfloat16", **further: str) -> Definition:
+    """As FlashInfer's trace template has it: with what its wrapper's `run` may be given."""
+    given = definition.as_json()
+    for name, dtype in further.items():
+        given["inputs"][name] = {"shape": None, "dtype": dtype, "optional": True}
+    for name in {"ckv_cache", "kpe_cache"} & given["inputs"].keys():
+        given["inputs"][name]["dtype"] = cache
+    return Definition.model_validate(given | {"dialect": Dialect.TRACE_DUMP.value})
+
+
+@pytest.mark.parametrize("name", ["flashinfer", "sglang", "torch"])
+@pytest.mark.parametrize("op_type", ["gqa_paged", "mla_paged", "mla_ragged"])
+def test_attention_that_may_be_asked_for_its_log_sum_exp_has_the_adapter_of_that_which_gives_it(
+    op_type: str, name: str
+) -> None:
+    found = [read(path) for path in FILES if path.parent.name == op_type]
+    definition = next(iter(found), MLA)
+    plain, asked = (
+        lookup.adapter(name, one) for one in (definition, with_optional(definition, return_lse="int32"))
+    )
+    assert plain is not None
+    assert asked is plain
+
+
+@pytest.mark.parametrize("name", ["flashinfer", "torch"])
+def test_scales_of_a_cache_in_fp8_have_no_adapter(name: str) -> None:
+    scales = dict.fromkeys(("ckv_scale", "kpe_scale"), "float32")
+    assert lookup.adapter(name, with_optional(MLA, **scales)) is not None
+    assert lookup.adapter(name, with_optional(MLA, "float8_e4m3fn", **scales)) is None
 
 
 def test_pairs_are_sorted_into_blocks_of_one_expert() -> None:

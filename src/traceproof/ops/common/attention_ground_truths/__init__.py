@@ -2,4 +2,4 @@
 
 from traceproof.ops.adapter import signature
 
-RAGGED = signature("q k v qo_indptr kv_indptr sm_scale -> output lse", rows="q")
+RAGGED = signature("q k v qo_indptr kv_indptr sm_scale [return_lse] -> output lse", rows="q")

@@ -12,11 +12,11 @@ from traceproof.ops.common.ground_truths.flashinfer import (
     outputs_of,
     workspace,
 )
-from traceproof.ops.mla_paged.ground_truths import EITHER
+from traceproof.ops.mla_paged.ground_truths import EITHER, unscaled
 
 
 def _accepts(definition: Definition) -> bool:
-    return bool(dim(definition, "ckv_cache", 1)) and bool(dim(definition, "ckv_cache", 2))
+    return bool(dim(definition, "ckv_cache", 1)) and bool(dim(definition, "ckv_cache", 2)) and unscaled(definition)
 
 
 def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:

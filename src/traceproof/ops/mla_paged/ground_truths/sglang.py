@@ -8,7 +8,7 @@ import torch
 from traceproof.ops.adapter import Definition, Values, tensor
 from traceproof.ops.common.ground_truths.attention import paged_tokens
 from traceproof.ops.common.ground_truths.sglang import Operands, decoding, extending, heads_fit, wide
-from traceproof.ops.mla_paged.ground_truths import DECODE, PREFILL
+from traceproof.ops.mla_paged.ground_truths import DECODE, PREFILL, unscaled
 
 
 def _operands(inputs: Values) -> Operands:
@@ -20,7 +20,7 @@ def _operands(inputs: Values) -> Operands:
 
 
 def _accepts(definition: Definition) -> bool:
-    return wide(definition, "ckv_cache", "kpe_cache")
+    return wide(definition, "ckv_cache", "kpe_cache") and unscaled(definition)
 
 
 def _accepts_decode(definition: Definition) -> bool:

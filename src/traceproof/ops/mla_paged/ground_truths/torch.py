@@ -4,7 +4,7 @@ import torch
 
 from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
 from traceproof.ops.common.ground_truths.attention import by_row, paged_tokens
-from traceproof.ops.mla_paged.ground_truths import EITHER
+from traceproof.ops.mla_paged.ground_truths import EITHER, unscaled
 
 
 def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
@@ -16,4 +16,6 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
     return by_row(api, definition, inputs, q, keys)
 
 
-ADAPTERS = (Adapter("scaled_dot_product_attention", EITHER, _call, ("attention", "attention_kernels")),)
+ADAPTERS = (
+    Adapter("scaled_dot_product_attention", EITHER, _call, ("attention", "attention_kernels"), accepts=unscaled),
+)
