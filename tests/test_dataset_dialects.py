@@ -16,6 +16,7 @@ from traceproof.dataset.binding import entry_of
 from traceproof.dataset.definition import ConstAxis, Definition, Dialect, DType
 from traceproof.dataset.dialects import read
 from traceproof.dataset.roles import Role, role_of
+from traceproof.dataset.template_hints import stated
 from traceproof.dataset.tree import is_dataset, read_tree
 from traceproof.dataset.workload import Workload
 from traceproof.lint import lint
@@ -186,13 +187,13 @@ def test_what_names_and_descriptions_state_of_sizes_is_a_constraint() -> None:
         "description": "UE8M0 scales over 32 values along K.",
     }
     packed = {"shape": ["num_packed_hidden"], "dtype": "unknown"}
-    stated = changed(
+    described = changed(
         APPEND,
         axes=APPEND["axes"] | axes,
         inputs=APPEND["inputs"] | {"kind": mode, "scales": scales, "packed": packed},
         constraints=["rows_plus_1_kv > rows"],
     )
-    reading = read(stated)
+    reading = read(described)
     definition = reading.definition
     assert definition.constraints == (
         "rows_plus_1_kv > rows",  # which speaks of these axes: their names are not asked
@@ -211,6 +212,46 @@ def test_what_names_and_descriptions_state_of_sizes_is_a_constraint() -> None:
     assert str(definition.inputs["scales"].dtype) == "float8_e8m0fnu"
     assert str(definition.inputs["packed"].dtype) == "uint8"
     assert "kind == 2: taken from the description of inputs.kind" in reading.notes
+
+
+def test_the_sizes_of_scales_in_tiles_are_those_of_what_they_scale() -> None:
+    names = ("N", "K_packed", "SF", "q_numel", "tokens", "heads", "dim_half", "tiles", "columns", "one")
+    axes = {name: {"type": "var"} for name in (*names, "width", "width_padded")}
+    swizzled, tiled = "Contiguous 128x4-swizzled E4M3 buffer.", "Flat e4m3 scales, cuBLAS 128x4 tiled layout."
+    sized = "The view (32, N//128, K_packed//8//4, 1) of them; (a, b) and (N, 1) say nothing."
+    tensors = {
+        "B": ["N", "K_packed"],
+        "b_descale": ["SF"],
+        "q_fp4": ["tokens", "heads", "dim_half"],
+        "q_scale": ["q_numel"],
+        "view": ["32", "tiles", "columns", "one"],
+        "padded": ["width_padded"],
+        "plain": ["width"],
+    }
+    told = {"b_descale": swizzled, "q_scale": tiled, "view": sized}
+    inputs = {
+        name: {"shape": shape, "dtype": "unknown", "description": told.get(name)}
+        for name, shape in tensors.items()
+    }
+    definition = read(
+        changed(APPEND, axes=APPEND["axes"] | axes, inputs=APPEND["inputs"] | inputs, constraints=[])
+    ).definition
+    found = set(definition.constraints or ())
+    for size, rows, last in (("SF", "N", "K_packed"), ("q_numel", "tokens * heads", "dim_half")):
+        stated_size = f"{size} == (({rows} + 127) // 128 * 128) * (({last} // 8 + 3) // 4 * 4)"
+        assert f"{stated_size} and {last} % 8 == 0 and {last} >= 8" in found
+    assert {"tiles == N//128", "columns == K_packed//8//4", "one == 1", "width_padded >= width"} <= found
+    assert str(definition.inputs["b_descale"].dtype) == "float8_e4m3fn"
+    assert str(definition.inputs["B"].dtype) == "uint8"
+
+
+@pytest.mark.parametrize("shape", [None, 3, "N", [3], [["N"]], ["N", "K_packed"], ["absent"]])
+@pytest.mark.parametrize("text", ["128x4-swizzled E4M3", "(N, , 1)", "(" * 5000, "(" + "," * 5000, "(N//0, 1)"])
+def test_a_description_that_says_nothing_of_sizes_is_no_error(shape: object, text: str) -> None:
+    scales = {"shape": shape, "dtype": "unknown", "description": text}
+    axes = {"N": {"type": "var"}, "K_packed": {"type": "var"}}
+    inputs = {"b": {"shape": ["N", "K_packed"], "dtype": "unknown"}, "b_scale": scales}
+    assert all(isinstance(one, str) for one, _ in stated(axes, inputs))
 
 
 def test_a_description_that_states_an_axis_s_only_size_is_a_constraint() -> None:

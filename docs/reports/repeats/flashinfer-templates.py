@@ -1,4 +1,4 @@
-"""Findings 1 to 22 of 2026-11-22-flashinfer-definitions.md, F3 and F4: `python flashinfer-templates.py 1 7 F4 ...`, or all of them.
+"""Findings 1 to 23 of 2026-11-22-flashinfer-definitions.md, F3 and F4: `python flashinfer-templates.py 1 7 F4 ...`, or all of them.
 
 What is wrong in FlashInfer's trace templates: their references, definitions and `init`s. Needs torch and FlashInfer 0.7.2.post1, and no
 GPU. Each prints what it got and what is right.
@@ -150,6 +150,24 @@ def n22():
     return f"32 products of 1.0 with 1.0 in FP4 sum up to {float(product(32)[0, 0])} (right: 32)"
 
 
+def n23():
+    tokens, hidden, inner, experts = 2, 128, 128, 2
+    packed = lambda *shape: torch.zeros(*shape[:-1], shape[-1] // 2, dtype=torch.uint8)
+    scales = lambda rows, columns: torch.ones(32, 4, rows // 128, 4, columns // 64, experts)  # as the template has them
+    one, chosen = torch.ones(experts), torch.zeros(tokens, 1, dtype=torch.int32)
+    weights = {
+        "w1_weight": packed(experts, 2 * inner, hidden),
+        "w1_weight_sf": scales(2 * inner, hidden),
+        "w2_weight": packed(experts, hidden, inner),
+        "w2_weight_sf": scales(hidden, inner),
+    }
+    rest = {"x": packed(tokens, hidden), "x_sf": torch.ones(tokens, hidden // 16), "fc2_input_scale": one[:1]}
+    routing = {"token_selected_experts": chosen, "token_final_scales": torch.ones(tokens, 1), "num_experts": experts, "top_k": 1}
+    given = weights | rest | routing | {"w1_alpha": one, "w2_alpha": one}
+    told = refused(lambda: template("cute_dsl_fused_moe").reference(**given))
+    return f"scales of {list(weights['w1_weight_sf'].shape)}, {axes('cute_dsl_fused_moe', 'w1_weight_sf')}: {told} (right: nothing)"
+
+
 def f3():
     v, s = torch.zeros(1, 1, 2), torch.full((1, 1), -torch.inf)
     got = {name: template(name).reference(v, s, v, s)[1].item() for name in ("merge_state", "merge_state_in_place")}
@@ -190,5 +208,5 @@ def f4():
     return f"1.0 comes back from mxfp8 as {back} (right: 1.0)"
 
 
-for name in sys.argv[1:] or (*map(str, range(1, 23)), "F4"):
+for name in sys.argv[1:] or (*map(str, range(1, 24)), "F4"):
     print(f"{name}: {globals()['n' + name if name.isdigit() else name.lower()]()}")

@@ -109,8 +109,13 @@ class System:
         return None if found is None else dict(found)
 
     def order(self, known: Mapping[str, int]) -> tuple[str, ...]:
-        """Axes without a size, those in the most constraints first."""
+        """Axes without a size, those in the most constraints first; last, those that quotients of others give."""
         weight = {name: -sum(name in names for _, names in self._usable) for name in self.axes}
+        for node, _ in self._usable:
+            match node:
+                case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[right]):
+                    if any(isinstance(one, ast.FloorDiv) for one in ast.walk(right)):
+                        weight[name] = 1
         return tuple(sorted((name for name in self.axes if name not in known), key=weight.__getitem__))
 
 

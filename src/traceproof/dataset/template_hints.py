@@ -20,6 +20,9 @@ PADDED = re.compile(r"(?P<one>\w+)_padded")
 PACKED = re.compile(r"num_packed_(?P<one>\w+)")  # two values of four bits to a byte
 BLOCKS = re.compile(r"num(?:_(?P<format>fp4|mxint4))?_(?P<one>\w+)_blocks")
 BLOCK: Mapping[str | None, int] = {None: 128, "fp4": 16, "mxint4": 32}  # values that share a scale
+TILED = re.compile(r"\b128x4[- ](swizzled|tiled)")
+SCALES = re.compile(r"(?P<one>\w+?)_(descale|scale|sf)")  # the name of scales: of which input they are
+LISTED = re.compile(r"\(([^()]*)\)")  # sizes in a description, one per axis: `(32, N//128, 1)`
 OVER = re.compile(r"\bover (\d+) values\b")  # in the description of a tensor of scales
 # Of experts: which of their axes go together. Kernels load 16 bytes at a time, 32 values of four bits.
 EXPERTS = (
@@ -51,7 +54,7 @@ DTYPES: tuple[tuple[re.Pattern[str], DType], ...] = (
     (re.compile(r"\bU?E8M0\b.{0,40} scales?\b"), DType.FLOAT8_E8M0FNU),
     (re.compile(r"\b[Ff]loat32\b|\bFP32\b"), DType.FLOAT32),
     (
-        re.compile(r"\bfloat8_e4m3fn\b|\(float8\)|\bE4M3 scales\b|FP8[- ]quantized|FP8 weights"),
+        re.compile(r"\bfloat8_e4m3fn\b|\(float8\)|\bE4M3 (scales|buffer)\b|FP8[- ]quantized|FP8 weights"),
         DType.FLOAT8_E4M3FN,
     ),
 )
@@ -71,9 +74,8 @@ def stated(axes: Mapping[str, Any], inputs: Mapping[str, Any], tags: object = ()
         if names_of(constraint) <= set(axes):
             yield constraint, "the names of experts' axes"
     for name, spec in inputs.items():
-        mode = MODE.fullmatch(str(spec.get("description"))) if isinstance(spec, dict) else None
-        if mode and spec.get("shape") is None:
-            yield f"{name} == {mode[1]}", f"the description of inputs.{name}"
+        for constraint in _described(name, spec, axes, inputs) if isinstance(spec, dict) else ():
+            yield constraint, f"the description of inputs.{name}"
     yield from _tagged(inputs, tags if isinstance(tags, list) else [])
 
 
@@ -83,6 +85,17 @@ def _tagged(inputs: Mapping[str, Any], tags: Collection[Any]) -> Iterator[tuple[
         spec = inputs.get(word.replace("-", "_"))
         if isinstance(spec, dict) and spec.get("dtype") == DType.STRING and TEXT.fullmatch(value):
             yield f"{word.replace('-', '_')} == {value!r}", f"the tag {tag}"
+
+
+def _described(
+    name: str, spec: Mapping[str, Any], axes: Mapping[str, Any], inputs: Mapping[str, Any]
+) -> Iterator[str]:
+    """Constraints that the description of an input states."""
+    mode = MODE.fullmatch(str(spec.get("description")))
+    if mode and spec.get("shape") is None:
+        yield f"{name} == {mode[1]}"
+    yield from _listed(spec, axes)
+    yield from _tiled(name, spec, axes, inputs)
 
 
 def names_of(constraint: str) -> frozenset[str]:
@@ -123,6 +136,50 @@ def _packed(name: str, axes: Collection[str]) -> str:
     return f"{one} == 2 * {name}" if one else ""
 
 
+def _listed(spec: Mapping[str, Any], axes: Mapping[str, Any]) -> Iterator[str]:
+    """Sizes that a description lists, one for each axis: `(32, 4, N//128, 1)`."""
+    shape = _shape(spec)
+    for found in LISTED.finditer(str(spec.get("description"))):
+        sizes = [size.strip() for size in found[1].split(",")]
+        known = all(size.isdigit() or (names_of(size) and names_of(size) <= set(axes)) for size in sizes)
+        if len(sizes) == len(shape) and known:
+            pairs = dict(zip(shape, sizes, strict=True)).items()
+            open_ones = {axis for axis, kind in axes.items() if isinstance(kind, dict) and "value" not in kind}
+            yield from (f"{axis} == {size}" for axis, size in pairs if axis in open_ones)
+
+
+def _tiled(name: str, spec: Mapping[str, Any], axes: Collection[str], inputs: Mapping[str, Any]) -> Iterator[str]:
+    """The sizes of a buffer of E4M3 scales in tiles of 128 rows and 4 columns: one per 16 values, packed ones."""
+    told, shape = str(spec.get("description")), _shape(spec)
+    found = SCALES.fullmatch(name) if TILED.search(told) and "e4m3" in told.lower() else None
+    packed = _packed_rows(found["one"].lower(), inputs) if found else ()
+    if not packed or not {*shape, *packed} <= set(axes):
+        return
+    rows = f"({' * '.join(packed[:-1])} + 127) // 128 * 128"
+    columns = f"({packed[-1]} // 8 + 3) // 4 * 4"
+    whole = f"{packed[-1]} % 8 == 0 and {packed[-1]} >= 8"
+    if len(shape) == 1:
+        yield f"{shape[0]} == ({rows}) * ({columns}) and {whole}"
+    elif len(shape) == 2:
+        yield f"{shape[0]} == {rows}"
+        yield f"{shape[1]} == {columns} and {whole}"
+
+
+def _packed_rows(word: str, inputs: Mapping[str, Any]) -> tuple[str, ...]:
+    """The axes of the input of that name, or of it and a format, the last of which counts two values to a byte."""
+    for name, spec in inputs.items():
+        shape = _shape(spec)
+        if name.lower() in {word, f"{word}_fp4"} and len(shape) > 1 and re.search(r"half|packed|div_2", shape[-1]):
+            return tuple(shape)
+    return ()
+
+
+def _shape(spec: object) -> list[str]:
+    """The axes of a tensor; none where it is no tensor, or no such thing."""
+    shape = spec.get("shape") if isinstance(spec, dict) else None
+    return [str(axis) for axis in shape] if isinstance(shape, list) else []
+
+
 def _blocks(name: str, axes: Collection[str], inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     found = BLOCKS.fullmatch(name)
     one = _axis(found["one"], axes) if found else None
@@ -145,7 +202,7 @@ def _axis(word: str, axes: Collection[str]) -> str | None:
 def dtype_of(name: str, spec: Mapping[str, Any]) -> DType:
     """The dtype of an input that has none: by its description, else what FlashInfer's API takes for its role."""
     told = str(spec.get("description"))
-    if any(PACKED.fullmatch(str(axis)) for axis in spec.get("shape") or ()):
+    if any("packed" in str(axis).split("_") for axis in spec.get("shape") or ()):
         return DType.UINT8
     role = role_of(name)
     by_role = {Role.MASK: DType.BOOL, Role.SCALE: DType.FLOAT32}.get(role, DType.BFLOAT16)
