@@ -50,9 +50,9 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
     lock, target_dir = lock or _home() / NAME, _folder(target_dir or _home() / "sources")
     options = {"branch": branch, "tag": tag, "commit": commit, "release": release, "url": url}
     changes = {name: _pairs(f"--{name}", given) for name, given in options.items()}
-    git = Git(Path.cwd(), Patience(stall=stall))
-    found, unpinned = _pinned(names, changes, lfs or [], read_lock(lock), git)
-    order = CloneRequest(pins=found, target_dir=target_dir, jobs=jobs, lfs=frozenset(lfs or []), unpinned=unpinned)
+    git, lfs = Git(Path.cwd(), Patience(stall=stall)), lfs or []
+    found, unpinned = _pinned(names, changes, lfs, read_lock(lock), git)
+    order = CloneRequest(pins=found, target_dir=target_dir, jobs=jobs, lfs=frozenset(lfs), unpinned=unpinned)
     value, known = clone_all(replace(order, patience=git.patience), Progress())
     chosen, records = names or sorted({*found, *unpinned}), value["repositories"]
     failed = [name for name in chosen if records[name]["status"] == FAILED]

@@ -15,12 +15,10 @@ from traceproof.solutions.render import table
 from traceproof.solutions.session import JUDGED, Session, new_hidden_seed
 
 Solution = Annotated[
-    str,
-    typer.Argument(metavar="FILE_OR_FOLDER", help="A solution: .json, .py, .cu, FILE::FUNCTION, or a folder."),
+    str, typer.Argument(metavar="FILE_OR_FOLDER", help="A solution: .json, .py, .cu, FILE::FUNCTION, or a folder.")
 ]
 DefinitionOf = Annotated[
-    str | None,
-    typer.Option(help="Name of the definition in the dataset, or its file; a JSON solution names it."),
+    str | None, typer.Option(help="Name of the definition in the dataset, or its file; a JSON solution names it.")
 ]
 Sizes = Annotated[list[str] | None, typer.Option(help="Sizes: small medium large.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the public cases.")]
@@ -69,7 +67,10 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
         stack=stack,
         timed=timed,
     )
-    certificates = _judged(session, path, _repeated(definition, dataset, test_sizes, tolerance, seed), json_file)
+    given = run.given(definition=definition, dataset=dataset, tolerance=tolerance, seed=seed)
+    repeats = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    repeats += ["--test-sizes", *test_sizes] if test_sizes else []
+    certificates = _judged(session, path, repeats, json_file)
     run.write_result(json_file, {"certificates": [one.model_dump(mode="json") for one in certificates]})
     raise typer.Exit(run.FINE if all(one.accepted for one in certificates) else run.FINDINGS)
 
@@ -87,22 +88,3 @@ def _judged(session: Session, path: str, given: Sequence[str], json_file: Path |
         place = session.place(certificate).with_suffix(".html")
         run.told(json_file).write(f"{table(certificate)}certificate: {place} and .json\n")
     return certificates
-
-
-def _repeated(
-    definition: str | None,
-    dataset: Path | None,
-    sizes: Sequence[str] | None,
-    tolerance: float | None,
-    seed: int | None,
-) -> list[str]:
-    """The options that a repeat needs, as they were given."""
-    words: list[str] = []
-    for name, value in (
-        ("definition", definition),
-        ("dataset", dataset),
-        ("tolerance", tolerance),
-        ("seed", seed),
-    ):
-        words += [] if value is None else [f"--{name}", str(value)]
-    return [*words, *(["--test-sizes", *sizes] if sizes else [])]

@@ -111,8 +111,7 @@ class Candidate:
 def read(where: Path, entry: str | None = None) -> list[Candidate]:
     """The solutions in a file, or in a folder in order of their paths; a plain file's default entry is `run`.
 
-    Raises:
-        TraceproofError: there is none, or one can not be read.
+    Raises TraceproofError: there is none, or one can not be read.
     """
     if not where.exists():
         raise TraceproofError(f"{where} does not exist", todo="Give a solution's file, or a folder of them.")
@@ -142,37 +141,26 @@ def _read(file: Path, entry: str | None) -> Candidate:
     if file.suffix not in KINDS:
         raise ValueError(f"it is no solution: expected a file that ends with {', '.join(KINDS)}")
     function = entry or ENTRY
-    if file.suffix == ".py":
-        return _plain(file, text, function)
-    binding = "tvm-ffi" if "tvm/ffi" in text else "torch"
     return Candidate(
         name=file.stem,
         path=str(file),
         definition="",
-        language=Language.CUDA,
+        language=_language(text, function) if file.suffix == ".py" else Language.CUDA,
         entry=f"{file.name}::{function}",
-        binding=binding,
+        binding="tvm-ffi" if file.suffix == ".cu" and "tvm/ffi" in text else "torch",
         destinations=None,
         files={file.name: text},
     )
 
 
-def _plain(file: Path, text: str, function: str) -> Candidate:
+def _language(text: str, function: str) -> Language:
+    """What a module that has the function is written in."""
     there = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
     if function not in there:
         raise ValueError(
             f"it has no function {function}; name one as FILE::FUNCTION, there are: {', '.join(there)}"
         )
-    return Candidate(
-        name=file.stem,
-        path=str(file),
-        definition="",
-        language=Language.TRITON if "triton" in _imported(text) else Language.PYTHON,
-        entry=f"{file.name}::{function}",
-        binding="torch",
-        destinations=None,
-        files={file.name: text},
-    )
+    return Language.TRITON if "triton" in _imported(text) else Language.PYTHON
 
 
 def _imported(text: str) -> set[str]:
