@@ -57,10 +57,7 @@ def _benchmark(options: argparse.Namespace, root: Path, names: list[str]) -> Non
     from flashinfer_bench.data import TraceSet  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
     config = BenchmarkConfig(
-        definitions=names,
-        warmup_runs=options.warmup,
-        iterations=options.iterations,
-        num_trials=options.trials,
+        definitions=names, warmup_runs=options.warmup, iterations=options.iterations, num_trials=options.trials
     )
     benchmark = Benchmark(TraceSet.from_path(str(root)), config)
     try:

@@ -114,10 +114,7 @@ def drawn(kind: str, seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shape = (COLUMNS, INNER) if kind == "product" else (INNER,)
     rows = ROWS if kind == "product" else 4 * ROWS
-    return {
-        "A": torch.randn(rows, INNER, generator=generator),
-        "B": torch.randn(*shape, generator=generator),
-    }
+    return {"A": torch.randn(rows, INNER, generator=generator), "B": torch.randn(*shape, generator=generator)}
 
 
 def main() -> int:

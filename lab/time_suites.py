@@ -98,13 +98,7 @@ def _file(path: Path, extra: Sequence[str], options: Any) -> dict[str, Any]:  # 
         said = _run(path, [*extra, *(["-k", options.keyword] if options.keyword else [])], seconds, options, log)
         lines = log.read_text(encoding="utf-8")
     wall = round(time.monotonic() - started, 1)
-    return {
-        "file": path.name,
-        "wall_s": wall,
-        "said": said,
-        **_sizes(path),
-        **_outcomes(lines, options.durations),
-    }
+    return {"file": path.name, "wall_s": wall, "said": said, **_sizes(path), **_outcomes(lines, options.durations)}
 
 
 def _run(path: Path, extra: Sequence[str], seconds: float, options: Any, log: Path) -> str:  # noqa: ANN401 - parsed options

@@ -92,8 +92,7 @@ SAMPLERS: dict[str, Api] = {
 
 
 @pytest.mark.parametrize(
-    ("truth", "filters"),
-    [(truth, filters) for truth in SAMPLERS for filters in ("top_k", "top_p", "top_k_top_p")],
+    ("truth", "filters"), [(truth, filters) for truth in SAMPLERS for filters in ("top_k", "top_p", "top_k_top_p")]
 )
 def test_samples_have_the_distribution_of_the_filters(truth: str, filters: str) -> None:
     definition = support.load("sampling", f"{filters}_sampling_from_probs_v1000")

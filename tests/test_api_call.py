@@ -75,9 +75,7 @@ def test_an_output_argument_is_made_and_read_after_the_call() -> None:
 
 
 def test_what_is_modified_in_place_is_a_copy_and_read_after_the_call() -> None:
-    wanted = definition(
-        outputs={"output": {"shape": ["rows", "width"], "dtype": "float32", "param": "input"}},
-    )
+    wanted = definition(outputs={"output": {"shape": ["rows", "width"], "dtype": "float32", "param": "input"}})
     mine = values()
 
     def scaled(input: torch.Tensor, gain: torch.Tensor) -> None:  # noqa: A002

@@ -120,13 +120,7 @@ class Mixture(nn.Module):
 def test_a_router_is_known_by_the_weights_that_it_gives(scoring: str, *, renormalise: bool) -> None:
     block = Mixture(scoring, renormalise=renormalise)
     found = behaviour.routing(block, block.experts, 32)
-    assert found == {
-        "top_k": 4,
-        "scoring": scoring,
-        "renormalise": renormalise,
-        "groups": 4,
-        "kept_groups": 2,
-    }
+    assert found == {"top_k": 4, "scoring": scoring, "renormalise": renormalise, "groups": 4, "kept_groups": 2}
 
 
 def test_a_block_with_weights_of_its_own_is_not_passed_over() -> None:

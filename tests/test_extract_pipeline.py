@@ -123,10 +123,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     folder = tmp_path_factory.mktemp("models")
     own = own_dataset(folder / "dataset", f"rmsnorm/{OWN}")
     (folder / "config.json").write_text(json.dumps(dict(catalogue.entries()[MODEL].config)))
-    stacks = {
-        "torch": {"env": "cpu", "python": sys.executable},
-        "extract": {"python": str(stand_in(folder))},
-    }
+    stacks = {"torch": {"env": "cpu", "python": sys.executable}, "extract": {"python": str(stand_in(folder))}}
     return Repository.copy(
         tmp_path_factory.mktemp("repository"),
         dataset={"path": str(own)},

@@ -77,8 +77,7 @@ REUSED = reference(
     head="HELD = {}\n",
 )
 SUBCLASS = reference(
-    "return norm(hidden_states, weight).as_subclass(Lazy)",
-    head="\nclass Lazy(torch.Tensor):\n    pass\n",
+    "return norm(hidden_states, weight).as_subclass(Lazy)", head="\nclass Lazy(torch.Tensor):\n    pass\n"
 )
 
 

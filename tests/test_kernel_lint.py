@@ -137,7 +137,7 @@ PLANTED = {
         ),
     },
     "KL102": {
-        "a block pointer": "    p = tl.make_block_ptr(x, (n,), (1,), (0,), (BT,), (0,))\n    tl.store(p, 0.0)\n",
+        "a block pointer": "    p = tl.make_block_ptr(x, (n,), (1,), (0,), (BT,), (0,))\n    tl.store(p, 0.0)\n"
     },
     "KL103": {
         "a load": (

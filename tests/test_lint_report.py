@@ -116,8 +116,7 @@ def test_findings_that_are_gone_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{}", '{"version": 2, "findings": []}', '{"version": 1, "findings": [1]}'],
+    "text", ["", "[]", "{}", '{"version": 2, "findings": []}', '{"version": 1, "findings": [1]}']
 )
 def test_a_file_that_is_no_baseline_is_refused(tmp_path: Path, text: str) -> None:
     baseline = tmp_path / "baseline.json"

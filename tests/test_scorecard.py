@@ -89,14 +89,7 @@ def test_our_suite_kills_and_what_there_was_no_time_for_is_said_and_completed(tm
 
     def go_on(seeds: int, until: float, earlier: Card | None) -> Card:
         return score(
-            suite,
-            entry.path,
-            entry.definition,
-            seeds=seeds,
-            most=MOST,
-            known=KNOWN,
-            until=until,
-            earlier=earlier,
+            suite, entry.path, entry.definition, seeds=seeds, most=MOST, known=KNOWN, until=until, earlier=earlier
         )
 
     begun = go_on(3, 0.0, None)

@@ -258,12 +258,7 @@ def test_a_full_disk_is_an_error_that_says_so(tmp_path: Path, upstream: Upstream
 @pytest.mark.parametrize("seed", range(KILLS))
 @pytest.mark.parametrize("updates", [False, True], ids=["clone", "update"])
 def test_a_killed_run_leaves_nothing_that_looks_whole(
-    tmp_path: Path,
-    upstream: Upstream,
-    seed: int,
-    record_property: Callable[[str, object], None],
-    *,
-    updates: bool,
+    tmp_path: Path, upstream: Upstream, seed: int, record_property: Callable[[str, object], None], *, updates: bool
 ) -> None:
     first, second = fill(upstream, 1), fill(upstream, 2)
     target = tmp_path / "out"

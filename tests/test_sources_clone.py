@@ -206,9 +206,7 @@ def test_elsewhere_the_repository_s_lock_and_folder_are_meant(
 
 
 @pytest.mark.usefixtures("wheel")
-def test_a_release_of_a_file_per_platform_has_several_digests_and_cloning_changes_no_lock(
-    tmp_path: Path,
-) -> None:
+def test_a_release_of_a_file_per_platform_has_several_digests_and_cloning_changes_no_lock(tmp_path: Path) -> None:
     bring(tmp_path, "fla", release=["fla=1.0"])
     pin = read_lock(tmp_path / NAME)["fla"]
     assert isinstance(pin.sha256, str)

@@ -316,13 +316,7 @@ def test_the_first_call_of_a_function_that_a_tag_names_may_take_a_build_s_time(
     [cases] = plan(tmp_path / "dataset", tmp_path / "cases", Selection(sizes=("small",)))
     asked, workers = _Asked(), StackWorkers(gpu=gpu)
     job = Job(
-        actor=actor,
-        code="0",
-        stack=STACK,
-        threads=1,
-        limits=LIMITS,
-        build_seconds=300.0,
-        stack_workers=workers,
+        actor=actor, code="0", stack=STACK, threads=1, limits=LIMITS, build_seconds=300.0, stack_workers=workers
     )
     store = Store(tmp_path / "store", "outputs")
     runner = _Trusted(job, store, cast("Pool", asked), tmp_path, "", Progress("", 1))

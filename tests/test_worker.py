@@ -190,10 +190,7 @@ def test_a_trusted_worker_between_two_items_costs_no_processor_time() -> None:
 
     with pool() as made:
         outcomes = made.run_items(
-            setup="worker_misdeeds:setup",
-            payload=None,
-            items=[{"do": "given"}] * 2,
-            isolation=Isolation.TRUSTED,
+            setup="worker_misdeeds:setup", payload=None, items=[{"do": "given"}] * 2, isolation=Isolation.TRUSTED
         )
         assert next(outcomes).status is Status.OK
         time.sleep(0.2)

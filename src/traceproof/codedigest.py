@@ -28,11 +28,8 @@ def code_digest(*modules: str) -> str:
     """Digest of the named modules, of all that they import from this package, and so on.
 
     Followed: imports wherever they stand (in functions, under TYPE_CHECKING too), relative ones, packages on the
-    way, and strings that name a module. Not followed: names put together at run time, and the table of
-    actors (DISPATCH); give what is chosen there as roots.
-
-    Raises:
-        ModuleNotFoundError: a named module does not exist.
+    way, and strings that name a module. Not followed: names put together at run time, and the table of actors
+    (DISPATCH); give what is chosen there as roots. Raises ModuleNotFoundError: a named module does not exist.
     """
     return digest_json({name: _content(file_of(name)) for name in sorted(closure(*modules))})
 

@@ -47,10 +47,8 @@ def begin() -> None:
 def claim(results: Path, folder: str, *, environments: str) -> None:
     """Hold a selection's folder until this process ends, and remove what killed runs left behind.
 
-    `environments` is the digest of the configuration of what runs share.
-
-    Raises:
-        TraceproofError: another run holds it, or one with other environments is under way.
+    `environments` is the digest of the configuration of what runs share. Raises TraceproofError: another run holds
+    it, or one with other environments is under way.
     """
     place = results / FOLDER
     place.mkdir(parents=True, exist_ok=True)

@@ -204,8 +204,7 @@ class Store:
     def finish(self, digest: str, record: Mapping[str, Any], tensors: Path | None = None) -> dict[str, Any]:
         """Take over a file of tensors (moved), then write the record; gives it, with the digest of the tensors.
 
-        Raises:
-            TraceproofError: the disk is full.
+        Raises TraceproofError: the disk is full.
         """
         written = dict(record)
         if tensors is not None:

@@ -16,10 +16,7 @@ from traceproof.ops.cases import Case
 from traceproof.pipeline.stages.plan import plan
 from traceproof.pipeline.stages.plan_selection import Selection
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 TESTS = Path(__file__).parents[1]
 DATASETS = [TESTS / "dataset", TESTS / "gpu" / "dataset"]
 DATASETS += [Path(os.environ["TRACEPROOF_DATASET"])] if "TRACEPROOF_DATASET" in os.environ else []

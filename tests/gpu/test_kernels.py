@@ -12,10 +12,7 @@ from solution_judge import LIMITS, SolutionJudge, solution_judge
 
 from traceproof.solutions.reading import read
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 FOLDER = Path(__file__).parent / "solutions"
 NAME = "rmsnorm_h96"
 START = "def run(hidden_states, weight):\n"

@@ -13,10 +13,7 @@ from safetensors.torch import load_file
 from traceproof.actors import execute
 from traceproof.execution import inputs
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 LATE = (
     GOOD.replace("def run(", "def norm(")
     + """

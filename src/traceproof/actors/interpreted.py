@@ -24,10 +24,8 @@ def prepare() -> None:
     """Give the interpreter what packages take from a GPU: a driver, its library, scalars and rounding.
 
     Triton offers none of it for a CPU: a driver has to be named for tuning, functions of the library have no body
-    there, numbers stay Python's where a kernel has float32, and float32 is cut to bfloat16.
-
-    Raises:
-        ImportError: Triton is not installed.
+    there, numbers stay Python's where a kernel has float32, and float32 is cut to bfloat16. Raises ImportError:
+    Triton is not installed.
     """
     import numpy as np
     import torch

@@ -36,8 +36,7 @@ class Found:
 def commits_between(repository: Path, good: str, bad: str) -> list[str]:
     """The commits after `good` up to `bad`, oldest first; of merges, the merge itself.
 
-    Raises:
-        TraceproofError: `good` does not come before `bad`.
+    Raises TraceproofError: `good` does not come before `bad`.
     """
     ends = [Git(repository).local("rev-parse", "--verify", f"{end}^{{commit}}").strip() for end in (good, bad)]
     base = Git(repository).local("merge-base", *ends).strip()

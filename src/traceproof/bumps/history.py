@@ -55,10 +55,8 @@ def keep(
     """Keep a run's verdicts under the digest of what they stand on; gives the digest.
 
     A second run in the same state, of another selection say, adds to the first: its rows replace those of what it
-    covered, and of texts of a definition that are not the dataset's any more.
-
-    Raises:
-        TraceproofError: the disk is full.
+    covered, and of texts of a definition that are not the dataset's any more. Raises TraceproofError: the disk is
+    full.
     """
     digest = digest_json([lock_digest(pins), sorted([str(one["stack"]), one["digest"]] for one in stacks)])
     path = folder / f"{digest}.json"
@@ -126,8 +124,7 @@ def load(path: Path) -> Kept:
 def find(folder: Path, name: str) -> Kept:
     """A kept state by the start of its digest, by `latest` or `previous`, or by a file.
 
-    Raises:
-        TraceproofError: there is none, or several.
+    Raises TraceproofError: there is none, or several.
     """
     if Path(name).is_file():
         return load(Path(name))

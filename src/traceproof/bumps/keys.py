@@ -101,10 +101,8 @@ def record_stack(stack: Installation, source: str, *, state: str, linked: Path, 
     """Write a stack's record; its digest is that of its versions, its device and what its source is.
 
     The source is `locked`, a folder, or empty for the environment's package; `state` is what it is now. `linked`,
-    from where a checkout's package is imported, is written.
-
-    Raises:
-        TraceproofError: the interpreter can not be used, or the source holds no such package.
+    from where a checkout's package is imported, is written. Raises TraceproofError: the interpreter can not be
+    used, or the source holds no such package.
     """
     path = [importable(folder_of(stack.name, source), stack.name, linked)] if source else []
     record = (None if path else _of_worker(stack)) or probe(stack, root=Path.cwd(), path=path)
@@ -115,8 +113,7 @@ def record_stack(stack: Installation, source: str, *, state: str, linked: Path, 
 def record_dependencies(stack: Installation, record: Mapping[str, Any], source: str, out: Path) -> None:
     """Digest what each op_type can run, into `out`, and write a record per op_type beside it.
 
-    Raises:
-        TraceproofError: the interpreter can not be used.
+    Raises TraceproofError: the interpreter can not be used.
     """
     checkout = folder_of(stack.name, source) if source else None
     tree = installed(stack.python, stack.name) if checkout is None else FolderTree(checkout)

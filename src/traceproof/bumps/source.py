@@ -19,9 +19,7 @@ def importable(checkout: Path, stack: str, scratch: Path) -> Path:
     """A folder of links from which a checkout's package can be imported, its kernels' sources and traceproof too.
 
     traceproof is among them because workers see one folder beside their interpreter's own: the one it lies in.
-
-    Raises:
-        TraceproofError: the checkout holds no such package.
+    Raises TraceproofError: the checkout holds no such package.
     """
     package, origin = STACKS[stack].package, STACKS[stack].origin
     checkout = checkout.absolute()

@@ -40,8 +40,7 @@ class Trial:
     def verdict(self, package: Path, digest: str) -> dict[str, Any]:
         """What the ground truths in `package` are worth: `verdict` (the worst one) and `rows`.
 
-        Raises:
-            TraceproofError: a stage could not run.
+        Raises TraceproofError: a stage could not run.
         """
         rows = self.rows(package, digest)
         return {"verdict": worst(rows), "rows": [row.as_json() for row in rows]}
@@ -49,10 +48,8 @@ class Trial:
     def rows(self, package: Path | None, digest: str) -> list[VerdictRow]:
         """The verdicts on the ground truths in `package`, or, where it is None, on the installed ones.
 
-        `digest` is of the code that they can run, and keys their outputs.
-
-        Raises:
-            TraceproofError: a stage could not run.
+        `digest` is of the code that they can run, and keys their outputs. Raises TraceproofError: a stage could
+        not run.
         """
         record = keyed(self._record(self.stack, package), digest)
         place = self.work / digest

@@ -14,8 +14,7 @@ from traceproof.errors import TraceproofError
 def unpack(archive: Path, target: Path, *, folder: str = "") -> None:
     """Unpack a wheel, or what a source package holds below its first folder; of `folder` in it alone, if given.
 
-    Raises:
-        TraceproofError: it is damaged.
+    Raises TraceproofError: it is damaged.
     """
     target.mkdir(parents=True)
     wanted, first = PurePosixPath(folder).parts, 0 if archive.suffix == ".whl" else 1

@@ -61,9 +61,7 @@ def bounded_tree(folder: Path, commit: str) -> None:
     """Look whether a commit has a number of files that can be checked out, before any is written.
 
     A few folders that hold each other's content many times over are millions of files, and few bytes to fetch.
-
-    Raises:
-        GitError: it has more than MOST_FILES, or cannot be listed.
+    Raises GitError: it has more than MOST_FILES, or cannot be listed.
     """
     try:
         with Repo(folder) as repository:

@@ -152,8 +152,7 @@ class Git:
     def _watch(self, process: subprocess.Popen[bytes], said: "_Listener") -> bool:
         """Wait for the end; True: nothing came for too long, and it was ended.
 
-        Raises:
-            GitError: it filled the disk.
+        Raises GitError: it filled the disk.
         """
         size, since = -1, time.monotonic()
         free = shutil.disk_usage(self.folder).free

@@ -42,8 +42,7 @@ def _unusable(path: Path, problems: list[str]) -> TraceproofError:
 def write_lock(path: Path, pins: Mapping[str, Pin]) -> None:
     """Write it in one rename, sorted, so that a change of one pin is a change of a few lines.
 
-    Raises:
-        TraceproofError: the disk is full.
+    Raises TraceproofError: the disk is full.
     """
     value = {"sources": {name: pins[name].model_dump(exclude_none=True) for name in sorted(pins)}}
     write_text(path, json.dumps(value, indent=2) + "\n")
@@ -57,8 +56,7 @@ def lock_digest(pins: Mapping[str, Pin]) -> str:
 def resolve(url: str, ref: str, *, git: Git) -> str:
     """The full commit that a branch, tag, `HEAD` or full commit means now.
 
-    Raises:
-        TraceproofError: there is no such ref, it is ambiguous, or the remote can not be reached.
+    Raises TraceproofError: there is no such ref, it is ambiguous, or the remote can not be reached.
     """
     if FULL_COMMIT.fullmatch(ref):
         return ref

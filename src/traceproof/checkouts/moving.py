@@ -40,8 +40,7 @@ class State(StrEnum):
 def update(target: Path, wanted: Wanted, git: Git) -> State:
     """Move an existing checkout to the wanted commit, and put right what a killed update left.
 
-    Raises:
-        TraceproofError: something there is somebody's own; it is left alone.
+    Raises TraceproofError: something there is somebody's own; it is left alone.
     """
     _ours(target, git)
     busy = target / ".git" / BUSY
@@ -135,8 +134,7 @@ def _restore(target: Path, head: str, name: str, git: Git) -> None:
 def _no_loose_commits(target: Path, head: str, git: Git) -> None:
     """Refuse to leave a commit that no branch, tag or note holds: it would be as good as lost.
 
-    Raises:
-        TraceproofError: HEAD is such a commit.
+    Raises TraceproofError: HEAD is such a commit.
     """
     if head in {note(target, NOTE).get("commit"), note(target, MOVING).get("to")}:
         return

@@ -68,8 +68,7 @@ class Places:
 def download_sdist(package: str, version: str, folder: Path, *, sha256: str | None = None) -> Path:
     """Fetch the source package of a version into a new folder; the file.
 
-    Raises:
-        TraceproofError: there is none, it can not be fetched, or it is not the file of the digest.
+    Raises TraceproofError: there is none, it can not be fetched, or it is not the file of the digest.
     """
     places, what = Places.of_pip(), f"{package}=={version}"
     problems: list[str] = []

@@ -21,8 +21,7 @@ FIND = (
 def interpreter(given: Path | None, *, stack: str, needs: Sequence[str], option: str) -> str:
     """An interpreter that has the packages `needs`: the given one, else that of `stack`, built where it is absent.
 
-    Raises:
-        TraceproofError: there is none, or it lacks one of `needs`; `option` gives another one.
+    Raises TraceproofError: there is none, or it lacks one of `needs`; `option` gives another one.
     """
     python = _given(given, option) if given is not None else str(stack_interpreter(stack))
     lacking = _lacking(python, needs, option)

@@ -23,8 +23,7 @@ SECONDS = 3600.0  # of a library's whole suite
 def of_plan(folder: Path) -> list[Coverage]:
     """Coverage of planned cases, one file per op_type, skipped ones left out.
 
-    Raises:
-        TraceproofError: nothing is planned there.
+    Raises TraceproofError: nothing is planned there.
     """
     records: list[Coverage] = []
     for path in sorted(folder.glob("*.json")):
@@ -56,8 +55,7 @@ def _planned(planned: Mapping[str, Any]) -> tuple[Space | None, list[Values]]:
 def of_recorded(file: Path, dataset: Path) -> list[Coverage]:
     """Coverage of what generated tests recorded with `--record`.
 
-    Raises:
-        TraceproofError: the file can not be used, or the dataset is none.
+    Raises TraceproofError: the file can not be used, or the dataset is none.
     """
     tree = read_tree(dataset)
     records: dict[Space, list[Values]] = {}
@@ -77,8 +75,7 @@ def of_recorded(file: Path, dataset: Path) -> list[Coverage]:
 def of_suite(path: Path, *, python: str, run: bool, library: str = LIBRARY.package) -> Coverage:
     """Coverage of a kernel library's tests of linear attention: by their calls if run, else by their parameters.
 
-    Raises:
-        TraceproofError: no test could be collected, or the suite takes longer than SECONDS.
+    Raises TraceproofError: no test could be collected, or the suite takes longer than SECONDS.
     """
     order = json.dumps({"path": str(path.resolve()), "run": run, "library": library})
     source = str(Path(__file__).resolve().parents[2])

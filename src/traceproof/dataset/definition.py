@@ -193,8 +193,7 @@ class Definition(BaseModel):
     def shape_of(self, spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...] | None:
         """Shape of a tensor with the var axes bound as in `axes`; None for a Python scalar.
 
-        Raises:
-            KeyError: a var axis has no value in `axes`.
+        Raises KeyError: a var axis has no value in `axes`.
         """
         if spec.shape is None:
             return None

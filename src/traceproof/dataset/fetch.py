@@ -46,9 +46,8 @@ def slug_of(dataset: Dataset) -> str:
 def fetch(dataset: Dataset, *, root: Path) -> Path:
     """The dataset's folder, fetched first where it is not there yet.
 
-    Raises:
-        TraceproofError: the source can not be reached, is not what its digest says, or holds no definitions.
-            Nothing is left behind then.
+    Raises TraceproofError: the source can not be reached, is not what its digest says, or holds no definitions.
+    Nothing is left behind then.
     """
     folder = folder_of(dataset, root=root)
     if dataset.path is not None:

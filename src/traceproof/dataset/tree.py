@@ -195,10 +195,8 @@ def read_noted(path: Path, *, root: Path | None = None) -> dialects.Reading:
 def read_tree(root: Path) -> Tree:
     """Read every definition below `root`; a file that can not be used costs that file alone.
 
-    Of files that hold the same name, the first by path counts; the others are broken.
-
-    Raises:
-        TraceproofError: `root` holds no definition files at all.
+    Of files that hold the same name, the first by path counts; the others are broken. Raises TraceproofError:
+    `root` holds no definition files at all.
     """
     root = root.resolve()
     files = sorted(islice(_definition_files(root), MOST_DEFINITIONS + 1))

@@ -80,8 +80,7 @@ def resolve(config: Config, name: str) -> Installation:
 def build(environment: str, stamp: Path, *, root: Path) -> None:
     """Build .venvs/<environment> from envs/<environment>.txt and write the stamp that says it is whole.
 
-    Raises:
-        TraceproofError: the packages can not be had; says what the installer said.
+    Raises TraceproofError: the packages can not be had; says what the installer said.
     """
     with telling(f"building {FOLDER / environment}"):
         _install(environment, root)
@@ -144,10 +143,8 @@ def install_cpu(python: Path, pins: Path, environment: str) -> None:
 def ready(stack: Installation, *, root: Path, say: Callable[[str], None]) -> Path:
     """A stack's interpreter, for a command that runs without Snakemake.
 
-    Its environment is built first, if it is absent or of other pins than envs/ has now.
-
-    Raises:
-        TraceproofError: the environment can not be built.
+    Its environment is built first, if it is absent or of other pins than envs/ has now. Raises TraceproofError:
+    the environment can not be built.
     """
     if stack.environment is None:
         return root / stack.python
@@ -177,10 +174,8 @@ def _run(command: Sequence[str], environment: str) -> None:
 def probe(stack: Installation, *, root: Path, path: Sequence[Path] = ()) -> dict[str, Any]:
     """What a stack is: versions, device, and the digest of it all that keys outputs.
 
-    `path` names folders that its packages are searched in first.
-
-    Raises:
-        TraceproofError: the interpreter is missing or has no torch.
+    `path` names folders that its packages are searched in first. Raises TraceproofError: the interpreter is
+    missing or has no torch.
     """
     command = [stack.python, "-P", "-m", "traceproof.environments.probe", stack.cuda_home]
     environment = {**without_secrets(), "PYTHONPATH": os.pathsep.join(map(str, [*path, root / "src"]))}

@@ -31,8 +31,7 @@ GET_VERSION = "cuDriverGetVersion"
 def compose(prefix: Path, packages: Path) -> Path | None:
     """Make `prefix`/cuda from the wheels in `packages`, in place of what is there; None: no compiler among them.
 
-    Raises:
-        TraceproofError: there is no C compiler, without which no kernel can be built either.
+    Raises TraceproofError: there is no C compiler, without which no kernel can be built either.
     """
     found = sorted(packages.glob(WHEELS))
     if not found:
@@ -89,10 +88,7 @@ def compile_stub(header: Path, library: Path) -> None:
     """Compile a library with the driver's name and functions, for machines without a driver.
 
     Modules are linked against it, and packages that open the driver can be imported with it: it has the headers'
-    version and finds no device.
-
-    Raises:
-        TraceproofError: there is no C compiler.
+    version and finds no device. Raises TraceproofError: there is no C compiler.
     """
     text = header.read_text(encoding="utf-8")
     version = VERSION.search(text)

@@ -28,8 +28,7 @@ class Window:
     def holds(self, versions: Mapping[str, str]) -> bool | None:
         """Whether the package's version is inside; None: it is a checkout's, which has no released version.
 
-        Raises:
-            TraceproofError: there is no such package among `versions`, or its version is not one of PEP 440.
+        Raises TraceproofError: there is no such package among `versions`, or its version is not one of PEP 440.
         """
         found = versions.get(self.package)
         if found is None:
@@ -47,8 +46,7 @@ class Window:
 def windows(given: object) -> tuple[Window, ...]:
     """Read one specifier, or a list of them that all have to hold.
 
-    Raises:
-        ValueError: one is not of the form `package<version`, or names a package that no stack's record has.
+    Raises ValueError: one is not of the form `package<version`, or names a package that no stack's record has.
     """
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):

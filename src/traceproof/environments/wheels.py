@@ -40,10 +40,7 @@ def bundle(environment: str, folder: Path, *, root: Path, python: str) -> list[s
     """Download what an environment's pins name for a version of Python; gives the pins that travel as source.
 
     A package without a wheel keeps its pinned digest that way, and what builds it travels too. What the folder
-    holds already stays.
-
-    Raises:
-        TraceproofError: a file can not be had.
+    holds already stays. Raises TraceproofError: a file can not be had.
     """
     folder.mkdir(parents=True, exist_ok=True)
     wanted = list(pins(root / PINS / f"{environment}.txt", python=python))

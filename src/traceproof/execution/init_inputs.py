@@ -48,8 +48,7 @@ class Maker:
     def make(self, wanted: Mapping[str, int], seed: int) -> Made:
         """The inputs for sizes near the wanted ones; those that `init` has no parameter for are its own to choose.
 
-        Raises:
-            InitError: it raises, or gives other shapes or dtypes than the definition's.
+        Raises InitError: it raises, or gives other shapes or dtypes than the definition's.
         """
         given: Values = {name: wanted.get(name, seed) for name in self.source.definition.inputs}
         sizes = {**self.definition.const_axes, **wanted}

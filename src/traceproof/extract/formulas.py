@@ -30,10 +30,8 @@ def language(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def check(config: Mapping[str, Any], parallel: Parallel, *, where: str) -> None:
     """Refuse a config.json that lacks what decides a model's shape, or that the parallelism does not fit.
 
-    SGLang and transformers fill in what is missing, both alike, so that only this sees it.
-
-    Raises:
-        TraceproofError: fields are missing or impossible; all at once.
+    SGLang and transformers fill in what is missing, both alike, so that only this sees it. Raises TraceproofError:
+    fields are missing or impossible; all at once.
     """
     fields = Fields(language(config))
     for names in (HIDDEN, LAYERS, ("vocab_size",)):

@@ -109,8 +109,7 @@ def _list(names: Sequence[str]) -> list[str]:
 def inserted(text: str, model: Mapping[str, Any]) -> str:
     """The content of a models.ts with the model at the end of its list; every other byte as it was.
 
-    Raises:
-        TraceproofError: the list's end is not found, or the model is there already.
+    Raises TraceproofError: the list's end is not found, or the model is there already.
     """
     if re.search(rf"\bid:\s*[\"']{re.escape(model['id'])}[\"']", text):
         raise TraceproofError(

@@ -37,8 +37,7 @@ class Outcome:
 def merge(extracted: Sequence[Definition], dataset: Path, behaviour: Behaviour) -> list[Outcome]:
     """Decide about each checked definition against the dataset, if there is one; nothing is written yet.
 
-    Raises:
-        TraceproofError: a file of the same name can not be read as a definition.
+    Raises TraceproofError: a file of the same name can not be read as a definition.
     """
     held = {definition.name: _held(definition, dataset) for definition in extracted}
     pairs = [
@@ -131,8 +130,7 @@ def with_tags(text: str, tags: Sequence[str]) -> str:
 def write(outcomes: Sequence[Outcome], root: Path) -> list[Path]:
     """Write what is to be written below `root`: all files in a temporary folder first, then each in its place.
 
-    Raises:
-        TraceproofError: it can not be written.
+    Raises TraceproofError: it can not be written.
     """
     files = {outcome.path: outcome.text for outcome in outcomes if outcome.text is not None}
     files = {path: text for path, text in files.items() if _differs(root / path, text)}

@@ -16,8 +16,7 @@ def requested(
 ) -> tuple[Parallel, ...]:
     """The parallelisms of `--tp`, `--ep` and `--dp-attention`, of which `all` is every one that fits the config.
 
-    Raises:
-        TraceproofError: one is no number or does not fit.
+    Raises TraceproofError: one is no number or does not fit.
     """
     if ALL in tp:
         ranks = [one for one in divisors(config) if _fits(config, Parallel(one, 1))]
@@ -65,8 +64,7 @@ def _numbers(name: str, given: Sequence[str]) -> list[int]:
 def pairs(tp: Sequence[int], ep: Sequence[int], usual: Sequence[Parallel]) -> tuple[Parallel, ...]:
     """The parallelisms asked for: every pair of the lists where ep divides tp; the usual ones for none.
 
-    Raises:
-        TraceproofError: a number is below 1, or no pair fits.
+    Raises TraceproofError: a number is below 1, or no pair fits.
     """
     if not tp and not ep:
         return tuple(usual)

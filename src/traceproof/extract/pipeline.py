@@ -84,10 +84,8 @@ def model_of(
 ) -> tuple[str, tuple[str, ...], Mapping[str, Any], tuple[Parallel, ...]]:
     """Name, tags, config.json and usual parallelism of what was asked for.
 
-    A config.json given by path or repository goes before the bundled one of the same name.
-
-    Raises:
-        TraceproofError: nothing names a config.json, or it can not be read.
+    A config.json given by path or repository goes before the bundled one of the same name. Raises TraceproofError:
+    nothing names a config.json, or it can not be read.
     """
     bundled = catalogue.entries().get(catalogue.slug_of(name)) if name else None
     if config is not None:
@@ -111,8 +109,7 @@ def model_of(
 def extract(models: Sequence[Model], settings: Settings, *, say: Callable[[str], None]) -> Extraction:
     """Read the models and check every definition; nothing is written.
 
-    Raises:
-        TraceproofError: a config is wrong, SGLang does not read it, or, if `strict`, the two readings disagree.
+    Raises TraceproofError: a config is wrong, SGLang does not read it, or, if `strict`, the two readings disagree.
     """
     templates = read_templates(settings.flashinfer) if settings.flashinfer is not None else None
     for model in models:
@@ -161,8 +158,7 @@ class Described(NamedTuple):
 def definitions_of(label: str, reading: Reading, config: Mapping[str, Any], choices: Choices) -> Described:
     """Definitions of the calls that both readings of a model have.
 
-    Raises:
-        TraceproofError: the settings are strict and the two readings do not agree on some call.
+    Raises TraceproofError: the settings are strict and the two readings do not agree on some call.
     """
     calls, left = kernels.from_reading(reading)
     counts = [f"read as if not quantised, {reading.unpacked}"] if reading.unpacked else []
@@ -200,10 +196,8 @@ def publish(  # noqa: PLR0913 - what, how, where from, where to
 ) -> list[Path]:
     """Merge into `out` what `dataset` does not have, and write the reports; the paths written.
 
-    With `keep`, sharing.md covers the models of earlier calls too.
-
-    Raises:
-        TraceproofError: some reference does not hold (nothing is written), or a folder can not be written.
+    With `keep`, sharing.md covers the models of earlier calls too. Raises TraceproofError: some reference does not
+    hold (nothing is written), or a folder can not be written.
     """
     wrong = [(item, finding) for item, finding in extraction.refused if finding.no_oracle is None]
     if wrong:

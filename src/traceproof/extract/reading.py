@@ -75,8 +75,7 @@ class Environment:
     def read(self, config: Mapping[str, Any], parallel: Parallel) -> Reading:
         """SGLang's reading of a config.json at one parallelism, and transformers'.
 
-        Raises:
-            TraceproofError: SGLang is absent or not supported, or does not accept the config.
+        Raises TraceproofError: SGLang is absent or not supported, or does not accept the config.
         """
         [found] = self.read_all([(config, parallel)])
         if isinstance(found, TraceproofError):
@@ -86,8 +85,7 @@ class Environment:
     def read_all(self, jobs: Sequence[tuple[Mapping[str, Any], Parallel]]) -> list[Reading | TraceproofError]:
         """Readings of several, SGLang started once; an error stands in the place of what it does not accept.
 
-        Raises:
-            TraceproofError: SGLang can not be started.
+        Raises TraceproofError: SGLang can not be started.
         """
         asked = [{"config": dict(config), **at._asdict()} for config, at in jobs]
         return [
@@ -98,8 +96,7 @@ class Environment:
     def listing(self) -> Listing:
         """The architectures that this SGLang can read, and transformers' default configs of language models.
 
-        Raises:
-            TraceproofError: SGLang can not be started.
+        Raises TraceproofError: SGLang can not be started.
         """
         [answer] = self._answers([None])
         if "error" in answer:

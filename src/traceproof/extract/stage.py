@@ -27,10 +27,8 @@ def run(  # noqa: PLR0913 - what, how, where from, where to
     """Extract the models and put what `dataset` lacks, beside its own files, into `out`; `dataset` stays as it is.
 
     `out` changes only once all of it is there: its definitions are moved in with one rename. A conflict with the
-    dataset is no error here: both definitions are there, and it stands in the report.
-
-    Raises:
-        TraceproofError: a model can not be read, or a reference does not hold.
+    dataset is no error here: both definitions are there, and it stands in the report. Raises TraceproofError: a
+    model can not be read, or a reference does not hold.
     """
     extraction = extract([_model(choice) for choice in choices], settings, say=say)
     with disk_errors(out):

@@ -210,8 +210,7 @@ def _template(
 def _entries(node: ast.expr, dicts: Mapping[str, ast.expr]) -> Iterator[tuple[str, ast.Call]]:
     """Names and calls of a dict that is written out: here, under a name, or as `dict(other)` or `{**other, ...}`.
 
-    Raises:
-        ValueError: it is not.
+    Raises ValueError: it is not.
     """
     if isinstance(node, ast.Name) and node.id in dicts:
         yield from _entries(dicts[node.id], {name: value for name, value in dicts.items() if name != node.id})

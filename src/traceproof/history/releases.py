@@ -34,10 +34,8 @@ class Releases:
     def pair(self, bug: Bug, installed: str | None) -> tuple[str, str | None]:
         """The release with the bug and the one without; None for the latter: the installed one.
 
-        Of a folder of wheels, those nearest the fix: the newest that has the bug, the oldest that has not.
-
-        Raises:
-            NoReleaseError: the folder holds no release that has the bug, or none that has not.
+        Of a folder of wheels, those nearest the fix: the newest that has the bug, the oldest that has not. Raises
+        NoReleaseError: the folder holds no release that has the bug, or none that has not.
         """
         if self.wheels is None:
             return bug.last_bad, bug.first_good

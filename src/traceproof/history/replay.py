@@ -49,8 +49,7 @@ class Replays:
     def run(self, bugs: Sequence[Bug], *, jobs: int) -> list[Outcome]:
         """Replay bugs, `jobs` op_types at a time; those that share releases and definitions share runs.
 
-        Raises:
-            TraceproofError: the configuration can not be used.
+        Raises TraceproofError: the configuration can not be used.
         """
         groups: dict[str, list[Bug]] = {}
         for bug in bugs:
@@ -199,8 +198,7 @@ def _lacking(bug: Bug, capability: str | None) -> Skip | None:
 def _forms(definition: dict[str, Any], bug: Bug) -> dict[str, dict[str, Any]]:
     """A definition with the bug's const axes and dtypes, by name; where asked, one without the dtypes before it.
 
-    Raises:
-        _NotHereError: it has no such axis or tensor.
+    Raises _NotHereError: it has no such axis or tensor.
     """
     axes = {name: dict(axis) for name, axis in definition["axes"].items()}
     for name, size in bug.axes.items():

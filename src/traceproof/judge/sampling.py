@@ -51,10 +51,8 @@ def judge_samples(
     Optional tokens may belong to the support or not, each sampler's choice. Frequencies are therefore compared
     among the other tokens alone, whose ratios do not depend on the choice, and these must come up at least as
     often as if all optional tokens took part. Of the fields, `outside` counts draws outside the support, and
-    `p_bound` bounds the p-value of the worst test, corrected for their number.
-
-    Raises:
-        ValueError: `samples` does not have the oracle's rows.
+    `p_bound` bounds the p-value of the worst test, corrected for their number. Raises ValueError: `samples` does
+    not have the oracle's rows.
     """
     if samples.dim() != 2 or samples.shape[1] != len(tokens):
         raise ValueError(

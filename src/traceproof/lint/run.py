@@ -45,8 +45,7 @@ def all_rules() -> tuple[Rule, ...]:
 def chosen(select: Collection[str], ignore: Collection[str]) -> tuple[Rule, ...]:
     """The rules whose code starts with one of `select` (empty: all) and with none of `ignore`.
 
-    Raises:
-        TraceproofError: a code that is the beginning of no rule's.
+    Raises TraceproofError: a code that is the beginning of no rule's.
     """
     known = [rule.code for rule in all_rules()]
     wrong = [code for code in (*select, *ignore) if not any(one.startswith(code) and code for one in known)]
@@ -70,8 +69,7 @@ def lint(
 ) -> Report:
     """Run the chosen rules over the dataset at `root`.
 
-    Raises:
-        TraceproofError: no dataset, no baseline or no FlashInfer where one was said to be; unknown codes.
+    Raises TraceproofError: no dataset, no baseline or no FlashInfer where one was said to be; unknown codes.
     """
     rules = chosen(select, ignore)
     known = read_baseline(baseline) if baseline is not None else None

@@ -36,8 +36,7 @@ def version(stack: Stack) -> str | None:
 def resolve(stack: Stack, keys: Sequence[str]) -> Api | Unavailable:
     """The objects behind a stack's API keys, or why there are none.
 
-    Raises:
-        ImportError: the package is installed and can not be imported.
+    Raises ImportError: the package is installed and can not be imported.
     """
     if version(stack) is None and importlib.util.find_spec(stack.package) is None:
         return Unavailable(Skip.PACKAGE_ABSENT, f"{stack.distribution} is not installed")

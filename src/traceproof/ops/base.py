@@ -58,8 +58,7 @@ class Op(ABC):
     def check(self, definition: Definition) -> None:  # noqa: B027 - knowing every form is a fine default
         """Say whether `oracle` knows this form of the op.
 
-        Raises:
-            Unsupported: it does not; the definition is then judged without numerics.
+        Raises Unsupported: it does not; the definition is then judged without numerics.
         """
 
     @abstractmethod

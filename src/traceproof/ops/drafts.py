@@ -77,9 +77,7 @@ def draft(
 
     `$NAME` in them is a value; axes and inputs in `without` are left out. Such texts are ours, written from the
     definitions' semantics; `traceproof.extract.check` holds every reference against the op's float64 oracle.
-
-    Raises:
-        KeyError: a placeholder has no value.
+    Raises KeyError: a placeholder has no value.
     """
     assert package is not None
     stated = tomllib.loads(_text(package, f"{skeleton}.toml.in", values))

@@ -81,10 +81,8 @@ def run(main: Callable[[], None], *, log: Path, shared: Path | None = None) -> N
     """Run a rule's work; what it says on stderr, and a traceback if there is one, also stand in `log`.
 
     An interrupt, or the end of the run that the job belongs to, ends it within seconds and without a traceback.
-    What several runs make is `shared`: one of them makes it, the others wait for that.
-
-    Raises:
-        SystemExit: 2 on a TraceproofError, which is shown as text; a crash stays a crash.
+    What several runs make is `shared`: one of them makes it, the others wait for that. Raises SystemExit: 2 on a
+    TraceproofError, which is shown as text; a crash stays a crash.
     """
     from traceproof.worker.shared import follow  # after interrupts are caught
 

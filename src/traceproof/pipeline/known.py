@@ -62,8 +62,7 @@ class Entry(BaseModel):
     def stands(self, versions: Mapping[str, str]) -> bool | None:
         """Whether it is true for these versions, by package; None: not known, since one is a checkout's.
 
-        Raises:
-            TraceproofError: one of its packages is not among them.
+        Raises TraceproofError: one of its packages is not among them.
         """
         try:
             found = [window.holds(versions) for window in self.versions]
@@ -86,8 +85,7 @@ class Known(BaseModel):
     def entry(self, row: VerdictRow, versions: Mapping[str, str]) -> Entry | None:
         """The first entry that speaks of a row, in an environment of these package versions.
 
-        Raises:
-            TraceproofError: such an entry limits versions of a package that is not among them.
+        Raises TraceproofError: such an entry limits versions of a package that is not among them.
         """
         return next(
             (entry for entry in self.findings if entry.names(row) and entry.stands(versions) is not False), None

@@ -8,14 +8,7 @@ from pathlib import Path
 
 from traceproof.actors.registry import ACTORS
 from traceproof.ops.registry import record
-from traceproof.pipeline.records import (
-    ORACLE,
-    REFERENCE,
-    OpTypePlan,
-    PlannedCase,
-    PlannedDefinition,
-    shard_names,
-)
+from traceproof.pipeline.records import ORACLE, REFERENCE, OpTypePlan, PlannedCase, PlannedDefinition, shard_names
 from traceproof.pipeline.stages.shards import BYTE_SECONDS, CASE_SECONDS, TRIAL_SECONDS
 from traceproof.stacks import STACK_OF, STACKS, TRUTHS
 

@@ -118,8 +118,7 @@ def assemble(  # noqa: PLR0913 - all that a bundle is made of
 ) -> Bundle:
     """A bundle of definitions out of the dataset, the ledger and the parts that were written beside.
 
-    Raises:
-        TraceproofError: a definition is not verified, or its parts are missing or of another state.
+    Raises TraceproofError: a definition is not verified, or its parts are missing or of another state.
     """
     given = {name: tree.definitions[name].definition for name in names}
     standings = _verified(given, ledger, slug)
@@ -147,11 +146,7 @@ def assemble(  # noqa: PLR0913 - all that a bundle is made of
 
 
 def _verified(given: Mapping[str, Definition], ledger: Ledger, slug: str) -> dict[str, Standing]:
-    """What the ledger says of each definition: that it is verified.
-
-    Raises:
-        TraceproofError: one is not.
-    """
+    """What the ledger says of each definition: that it is verified. Raises TraceproofError: one is not."""
     standings = {name: ledger.standing(definition) for name, definition in given.items()}
     unproved = [f"{name} is not verified: {one.reason}" for name, one in standings.items() if not one.verified]
     if unproved:

@@ -39,8 +39,7 @@ MOST_FILES = 500_000
 class Connection:
     """Asking a hub about a dataset repository.
 
-    Raises:
-        TraceproofError: the repository's name is none, the endpoint no address of a hub, or there is no token.
+    Raises TraceproofError: the repository's name is none, the endpoint no address of a hub, or there is no token.
     """
 
     def __init__(

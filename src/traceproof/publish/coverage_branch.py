@@ -33,8 +33,7 @@ class Prepared:
 def prepare(clone: Path, file: str, rows: Sequence[Row], *, origin: str, out: Path) -> Prepared:
     """Commit the document, made where it is absent, to the branch of a clone, and write the pull request's text.
 
-    Raises:
-        TraceproofError: it is no clone, the path leaves it, or git knows no author.
+    Raises TraceproofError: it is no clone, the path leaves it, or git knows no author.
     """
     if Path(file).is_absolute() or ".." in Path(file).parts:
         raise TraceproofError(f"{file!r} is no path inside {clone}")

@@ -28,8 +28,7 @@ class Remote:
     def push(self, bundle: Bundle, describe: Callable[[Change], str], *, allow_changes: bool) -> Outcome:
         """Bring the bundle's branch up to date with one commit, and read it back.
 
-        Raises:
-            TraceproofError: the remote can not be read or written, or the bundle does not go on top of it.
+        Raises TraceproofError: the remote can not be read or written, or the bundle does not go on top of it.
         """
         return patiently(lambda: self._attempt(bundle, describe, allow_changes=allow_changes))
 
@@ -86,8 +85,7 @@ class _Clone:
     def refuse_lfs(self, change: Change) -> None:
         """Say so where the remote keeps one of the files in LFS.
 
-        Raises:
-            TraceproofError: it does; a pointer without its object would be a broken file.
+        Raises TraceproofError: it does; a pointer without its object would be a broken file.
         """
         names = "\0".join(change.files).encode()
         index = self.folder / "attributes-index"

@@ -23,9 +23,8 @@ class Hub(Connection):
     def push(self, bundle: Bundle, describe: Callable[[Change], str], *, allow_changes: bool) -> Outcome:
         """Open the bundle's pull request, or bring the one that is open up to date, and read it back.
 
-        Raises:
-            TraceproofError: no write rights, a conflict with what is there, a server that gives up or that holds
-                something else than it was sent.
+        Raises TraceproofError: no write rights, a conflict with what is there, a server that gives up or that
+        holds something else than it was sent.
         """
         self.say(f"{bundle.slug}: asking {self.endpoint} what {self.repository} holds")
         return patiently(
@@ -92,8 +91,7 @@ class Hub(Connection):
     ) -> Any:  # noqa: ANN401 - the library's record
         """Commit to a new pull request (no revision) or to an open one's reference; never to anything else.
 
-        Raises:
-            ValueError: the revision is a branch.
+        Raises ValueError: the revision is a branch.
         """
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 

@@ -128,10 +128,8 @@ def _supports(truth: Record, reference: Record) -> bool:
 def keep(verdicts: Sequence[Path], path: Path, store: Path, *, references: Mapping[str, str]) -> Ledger:
     """Write the ledger of a run out of its verdict files, and give it back.
 
-    The store remembers the day on which a record was first written; references count by their digests.
-
-    Raises:
-        TraceproofError: a verdict file is missing or torn, or the disk is full.
+    The store remembers the day on which a record was first written; references count by their digests. Raises
+    TraceproofError: a verdict file is missing or torn, or the disk is full.
     """
     dates = Store(store, "ledger")
     rows = (row for file in verdicts for row in read_rows(file))

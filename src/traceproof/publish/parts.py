@@ -68,10 +68,8 @@ def write_parts(cases: Path, ledger: Path, out: Path, *, only: Collection[str], 
     """Write the parts of every verified definition of one op_type's cases file into `<out>/<definition>/`.
 
     `only` is of wanted definitions; `answers` are the references', to leave out what no solution can pass in
-    flashinfer-bench; None: not known.
-
-    Raises:
-        TraceproofError: the ledger can not be read, the disk is full, or something else is in the way.
+    flashinfer-bench; None: not known. Raises TraceproofError: the ledger can not be read, the disk is full, or
+    something else is in the way.
     """
     kept = Ledger.read(ledger)
     planned = OpTypePlan.read(cases)

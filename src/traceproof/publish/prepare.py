@@ -171,9 +171,8 @@ def _write_parts(source: Source, tree: Tree, names: Sequence[str], parts: Path) 
 def dry_run(prepared: Prepared, out: Path, *, allow_changes: bool, base: Base | None = None) -> dict[str, Any]:
     """Write what a push would send, as `show` does, and refuse a bundle that can not be sent.
 
-    Raises:
-        TraceproofError: the bundle breaks a rule (what was written stays, to be looked at), or the folder can not
-            be written.
+    Raises TraceproofError: the bundle breaks a rule (what was written stays, to be looked at), or the folder can
+    not be written.
     """
     listed, change = show(prepared, out, allow_changes=allow_changes, base=base)
     if listed["problems"]:

@@ -67,9 +67,7 @@ def patiently(
     """Make attempts until one goes through, and say what they wait for.
 
     Each attempt starts from what the other side holds by then, so that one whose answer was lost is found done.
-
-    Raises:
-        TraceproofError: none did; says what the last one ran into.
+    Raises TraceproofError: none did; says what the last one ran into.
     """
     began = time.monotonic()
 

@@ -14,10 +14,8 @@ from traceproof.untrusted.names import fresh_folder
 def write_tests(tree: Tree, names: Sequence[str], out: Path, *, generated: Path) -> list[str]:
     """Write tests of the definitions that have none into `out`, in the dataset's layout; what was left out.
 
-    Tests that were generated before are taken as they are, with the settings that they were generated with.
-
-    Raises:
-        TraceproofError: a definition's file can not be read, or something else is in the way.
+    Tests that were generated before are taken as they are, with the settings that they were generated with. Raises
+    TraceproofError: a definition's file can not be read, or something else is in the way.
     """
     fresh_folder(out, within=out.parent)
     folder = tree.root / PLACE

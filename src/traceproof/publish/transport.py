@@ -45,8 +45,7 @@ class Watch:
     def begin(self, request: Any) -> None:  # noqa: ANN401 - httpx's request
         """Before a request is sent.
 
-        Raises:
-            TraceproofError: it would take a token elsewhere, or is one too many of a listing.
+        Raises TraceproofError: it would take a token elsewhere, or is one too many of a listing.
         """
         if self.left is not None:
             self.left -= 1

@@ -258,8 +258,7 @@ class Evaluation:
     ) -> Taken:
         """One call; where nothing is drawn, by a new seed of torch's generator, so that what depends on it varies.
 
-        Raises:
-            CallError: it left no outputs.
+        Raises CallError: it left no outputs.
         """
         trials = order.pop("trials", subject.trials)
         return source.run(

@@ -21,10 +21,8 @@ NOTE = ".traceproof-source.json"  # in an unpacked package: what it is, and the 
 def bring_package(target: Path, pin: Pin) -> tuple[State, Pin]:
     """Make `target` the unpacked files of a released version; a pin without a digest comes back with the file's.
 
-    A wheel is preferred, a source package is taken where there is none. Nothing of the package is run.
-
-    Raises:
-        TraceproofError: it can not be had, is not the pinned file, or the folder holds something else.
+    A wheel is preferred, a source package is taken where there is none. Nothing of the package is run. Raises
+    TraceproofError: it can not be had, is not the pinned file, or the folder holds something else.
     """
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)

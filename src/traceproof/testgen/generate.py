@@ -83,9 +83,8 @@ class Result:
 def generate(order: GenerateOptions, divergences: Divergences) -> Result:
     """Write the tests.
 
-    Raises:
-        TraceproofError: the folder is no dataset or can not be written, the selection does not fit it, or
-            something of somebody else's stands in the way. Nothing has been written then.
+    Raises TraceproofError: the folder is no dataset or can not be written, the selection does not fit it, or
+    something of somebody else's stands in the way. Nothing has been written then.
     """
     tree = read_tree(order.root)
     folder = order.place

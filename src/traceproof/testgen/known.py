@@ -13,8 +13,7 @@ from traceproof.pipeline.rows import VerdictRow, read_rows
 class Divergences:
     """What is known of references, by definition; a file or folder that is None or absent holds nothing.
 
-    Raises:
-        TraceproofError: the file of known findings can not be used.
+    Raises TraceproofError: the file of known findings can not be used.
     """
 
     def __init__(self, *, verdicts: Path | None, known: Path | None) -> None:

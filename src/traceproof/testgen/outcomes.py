@@ -54,10 +54,8 @@ def run_tests(
 ) -> Iterator[Row]:
     """Run a file's tests, `lanes` definitions at a time, each in a worker; one row per test, in the file's order.
 
-    The tests are ours, written a moment before; the references that they run are shut in by themselves.
-
-    Raises:
-        TraceproofError: the file was not generated, or no worker can be started.
+    The tests are ours, written a moment before; the references that they run are shut in by themselves. Raises
+    TraceproofError: the file was not generated, or no worker can be started.
     """
     text = order.file.read_text(encoding="utf-8")
     if MARKER not in text:

@@ -106,8 +106,7 @@ class RegularFile:
 def regular_file(path: Path, *, most: int, exactly: int | None = None) -> Iterator[RegularFile]:
     """Open a regular file of `most` bytes, or `exactly` so many; never waits, nor follows a link at its end.
 
-    Raises:
-        BorderError: it is absent, something else, or of another size.
+    Raises BorderError: it is absent, something else, or of another size.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
@@ -157,8 +156,7 @@ def read_json(path: Path, *, most: int = JSON_BYTES) -> Any:  # noqa: ANN401 - a
 def new_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write a file that must not be there yet, which nobody but this user can open.
 
-    Raises:
-        OSError: something is there, or the disk is full.
+    Raises OSError: something is there, or the disk is full.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(path, flags, 0o600)

@@ -62,8 +62,7 @@ def path_part(text: str, pattern: str = NAME) -> str:
 def fresh_folder(folder: Path, *, within: Path) -> Path:
     """Make an empty folder that this package may delete again; an older one of ours is deleted first.
 
-    Raises:
-        TraceproofError: it does not lie in `within`, or something that this package did not make is in the way.
+    Raises TraceproofError: it does not lie in `within`, or something that this package did not make is in the way.
     """
     remove_folder(folder, within=within)
     folder.mkdir(parents=True)
@@ -82,8 +81,7 @@ def confined(path: Path, *, within: Path) -> Path:
 def remove_folder(folder: Path, *, within: Path) -> None:
     """Delete a folder that `fresh_folder` made; one that is absent or empty is fine.
 
-    Raises:
-        TraceproofError: it lies outside of `within`, or this package did not make it.
+    Raises TraceproofError: it lies outside of `within`, or this package did not make it.
     """
     confined(folder, within=within)
     if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):

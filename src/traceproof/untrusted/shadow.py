@@ -189,10 +189,7 @@ def run(mode: str, function: Callable[..., Any], inputs: Sequence[Any], entries:
     """What a function returns under a mode, each floating-point output as its shadow but under OTHER_ORDER.
 
     Whole numbers that rounding may have decided are None there: nothing says what is right. `entries` takes what
-    it returned apart, into (name, value) pairs.
-
-    Raises:
-        UnsupportedError: float64 can not follow the code.
+    it returned apart, into (name, value) pairs. Raises UnsupportedError: float64 can not follow the code.
     """
     if mode == OTHER_ORDER:
         with torch.no_grad(), OtherOrder():

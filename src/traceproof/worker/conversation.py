@@ -209,9 +209,7 @@ class Conversation:
     def set_up(self, setup: str, payload: Any, scratch: Path, seconds: float) -> Answer:  # noqa: ANN401 - JSON
         """`ask` it to load a handler, `setup`, to run items with; one that moves goes to `scratch` for them.
 
-        Raises:
-            TypeError, ValueError: the payload is not JSON.
-            TraceproofError: no worker could be started.
+        Raises TraceproofError: no worker could be started.
         """
         message = {"setup": setup, "payload": payload}
         if self.moves:

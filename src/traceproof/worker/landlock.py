@@ -32,8 +32,7 @@ def version() -> int:
 def restrict(readable: Iterable[str], writable: Iterable[str], devices: Iterable[str]) -> None:
     """Leave this process only these folders and files; no_new_privs must be set. Absent paths are passed over.
 
-    Raises:
-        OSError: the kernel refuses.
+    Raises OSError: the kernel refuses.
     """
     known = version()
     handled = (1 << max(count for least, count in RIGHTS_BY_VERSION if known >= least)) - 1

@@ -80,8 +80,7 @@ class Pool:
     def layers(self) -> dict[str, str]:
         """Each layer of isolation around untrusted code: "holds", or "absent: " and why, as tried on this machine.
 
-        Raises:
-            TraceproofError: the interpreter does not start.
+        Raises TraceproofError: the interpreter does not start.
         """
         with self._lock:
             return dict(self._interpreter(Isolation.UNTRUSTED).layers)
@@ -112,10 +111,8 @@ class Pool:
     ) -> Iterator[ItemOutcome]:
         """Run the items in order in one worker, replaced whenever it dies; one outcome per item.
 
-        Raises:
-            TraceproofError: the interpreter does not start, a module to preload does not import, or no worker
-                can be forked.
-            TypeError, ValueError: payload or an item is not JSON.
+        Raises TraceproofError: the interpreter does not start, a module to preload does not import, or no worker
+        can be forked.
         """
         with self.session(
             setup=setup, payload=payload, limits=limits, isolation=isolation, scratch=scratch

@@ -91,8 +91,7 @@ def new_user() -> None:
 def new_processes() -> None:
     """Return in the first process of a new PID namespace, with a /proc of its own; the caller waits, then exits.
 
-    Raises:
-        OSError: the kernel refuses.
+    Raises OSError: the kernel refuses.
     """
     kernel.unshare(kernel.CLONE_NEWPID | kernel.CLONE_NEWNS)
     pid = os.fork()

@@ -146,8 +146,7 @@ class Host:
     ) -> BorrowedWorker:
         """A worker; a trusted one may have served other jobs, and serves others later if it is a lasting one.
 
-        Raises:
-            TraceproofError: the interpreter does not start.
+        Raises TraceproofError: the interpreter does not start.
         """
         connection = self._connected()
         request = {
@@ -230,8 +229,7 @@ def run_of_workers() -> Iterator[dict[str, str]]:
 def place(folder: Path, run: str = "") -> Iterator[None]:
     """Make a server's folder in that of the run, and hold it: one job starts the server, the others wait for that.
 
-    Raises:
-        TraceproofError: somebody else may write there.
+    Raises TraceproofError: somebody else may write there.
     """
     for made in (folder.parent, folder):
         made.mkdir(mode=0o700, exist_ok=True)

@@ -24,9 +24,7 @@ def run(arguments: Sequence[str], descriptors: Sequence[int], env: Mapping[str, 
     """Run `python -m MODULE FD ARGUMENT...`, which forks and ends at once; FD is the first descriptor's number.
 
     The descriptors are a listening socket and the log; `session` tells whether it leaves this process's session.
-
-    Raises:
-        subprocess.CalledProcessError: it fails.
+    Raises subprocess.CalledProcessError: it fails.
     """
     module, *others = arguments
     listener, log = descriptors

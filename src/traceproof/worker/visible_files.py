@@ -104,10 +104,8 @@ def _is_link(path: str) -> bool:
 def enter(view: VisibleFiles, stage: str, *, fresh_proc: bool) -> None:
     """Build a root that shows the view at `stage`, an empty folder, and move into it. Needs a mount namespace.
 
-    Everything but the scratch folder, a small /dev/shm and files of one's own in /proc is read-only.
-
-    Raises:
-        OSError: the kernel refuses a step.
+    Everything but the scratch folder, a small /dev/shm and files of one's own in /proc is read-only. Raises
+    OSError: the kernel refuses a step.
     """
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", stage, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")

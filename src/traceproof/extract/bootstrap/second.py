@@ -33,8 +33,7 @@ class Absent(Exception):  # noqa: N818 - an answer, not a fault
 def read(config: Mapping[str, Any]) -> dict[str, Any]:
     """Modules of transformers' model, `*` for numbers in their paths, and why some were not seen at work.
 
-    Raises:
-        Absent: there is no such model, or it does not take the config.
+    Raises Absent: there is no such model, or it does not take the config.
     """
     try:
         model = _build(config)

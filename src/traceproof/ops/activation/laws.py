@@ -22,8 +22,7 @@ def _columns(subject: Subject) -> Experiment:
     gate, up = subject.tensor("input").chunk(2, -1)
     order = permutation(subject, gate.shape[1])
     return other_inputs(
-        subject.with_inputs(input=torch.cat([gate[:, order], up[:, order]], -1)),
-        right=reordered(order, 1),
+        subject.with_inputs(input=torch.cat([gate[:, order], up[:, order]], -1)), right=reordered(order, 1)
     )
 
 

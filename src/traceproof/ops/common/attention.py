@@ -202,8 +202,7 @@ def const_size(definition: Definition, name: str, axis: int) -> int:
 def require_ratio(definition: Definition, query: str, key: str, value: str) -> None:
     """Check that the heads of `query` [.., Hq, D] are a multiple of those of `key` [.., Hkv, D] and `value`.
 
-    Raises:
-        Unsupported: they are not, or the last axes of queries and keys differ.
+    Raises Unsupported: they are not, or the last axes of queries and keys differ.
     """
     heads, kv_heads = const_size(definition, query, -2), const_size(definition, key, -2)
     if kv_heads == 0 or heads % kv_heads:

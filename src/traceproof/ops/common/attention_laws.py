@@ -108,10 +108,7 @@ def _heads(subject: Subject) -> Experiment | None:
     order = (of_keys[:, None] * (heads // kv_heads) + inside).flatten()
     changes = {name: subject.tensor(name)[:, order] for name in queries}
     changes |= {name: subject.tensor(name).index_select(-2, of_keys) for name in keys}
-    return other_inputs(
-        subject.with_inputs(**changes),
-        right=reordered(order, 1),
-    )
+    return other_inputs(subject.with_inputs(**changes), right=reordered(order, 1))
 
 
 def _query_scale(subject: Subject) -> Experiment:

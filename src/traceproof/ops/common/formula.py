@@ -58,8 +58,7 @@ class Wide:
     def number(self, name: str, default: float | None = None) -> float:
         """A scalar input, else the number that the reference assigns to that name, else the default.
 
-        Raises:
-            Unsupported: there is none of them.
+        Raises Unsupported: there is none of them.
         """
         value = self.values.get(name)
         if value is not None:

@@ -183,9 +183,8 @@ def unread(rows: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
 def check_paged(definition: Definition, *, caches: tuple[str, str]) -> None:
     """Check the structure of a paged form.
 
-    Raises:
-        Unsupported: pages of var or different sizes, pages that need a kv_last_page_len without one, or a var axis
-            that stands nowhere this project can tell its size from.
+    Raises Unsupported: pages of var or different sizes, pages that need a kv_last_page_len without one, or a var
+    axis that stands nowhere this project can tell its size from.
     """
     sizes = [const_size(definition, cache, 1) for cache in caches]
     if sizes[0] != sizes[1] or sizes[0] < 1:

@@ -18,8 +18,7 @@ FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1; bit 3 is the sign
 def scale_blocks(rows: torch.Tensor, scales: torch.Tensor, *, height: int, width: int = BLOCK) -> torch.Tensor:
     """Multiply a matrix by its block scales: [R, C] times [R / height, C / width], in the matrix's dtype.
 
-    Raises:
-        RuntimeError: the blocks do not tile the matrix.
+    Raises RuntimeError: the blocks do not tile the matrix.
     """
     blocks = rows.view(scales.shape[0], height, scales.shape[1], width)
     return (blocks * scales.to(rows.dtype)[:, None, :, None]).view(rows.shape)

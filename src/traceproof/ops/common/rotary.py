@@ -24,9 +24,7 @@ def pairing(definition: Definition, cache: str) -> Pairing:
     Interleaved: it takes every second channel, views pairs as a last axis of 2, stacks the parts on the last axis,
     or repeats each angle. Halves: none of that, and it cuts or joins channels; cutting something other than the
     cache at half its size speaks against interleaved. The cache itself is cut in half under both conventions.
-
-    Raises:
-        Unsupported: it shows signs of both or of none, or lets a condition choose.
+    Raises Unsupported: it shows signs of both or of none, or lets a condition choose.
     """
     return _pairing(definition.reference, cache)
 

@@ -49,12 +49,6 @@ def _differs(call: Kernel, evidence: Evidence) -> str | None:
 EXTRACTION = Extraction(
     readers={"Indexer": ("indexer", _indexer)},
     calls={"attention": _attention, "indexer": lambda module, _: call_of(module, "dsa_indexer", *module.facts)},
-    differs={
-        "dsa": _differs,
-        "dsa_indexer": held_against("indexer", lambda facts, _: dict(facts)),
-    },
-    drafts={
-        "dsa": _sparse_attention,
-        "dsa_indexer": lambda call, _: [_topk_indexer(call)],
-    },
+    differs={"dsa": _differs, "dsa_indexer": held_against("indexer", lambda facts, _: dict(facts))},
+    drafts={"dsa": _sparse_attention, "dsa_indexer": lambda call, _: [_topk_indexer(call)]},
 )

@@ -15,10 +15,7 @@ def _mamba_groups(subject: Subject) -> Experiment | None:
     changes = {name: subject.tensor(name)[:, outer] for name in ("B", "C")}
     changes |= {name: subject.tensor(name)[:, order] for name in ("state", "x", "dt")}
     changes |= {name: subject.tensor(name)[order] for name in ("A", "D", "dt_bias")}
-    return other_inputs(
-        subject.with_inputs(**changes),
-        right=reordered(order, 1),
-    )
+    return other_inputs(subject.with_inputs(**changes), right=reordered(order, 1))
 
 
 LAWS = (

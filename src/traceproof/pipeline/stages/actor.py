@@ -29,10 +29,8 @@ DRAWN_ON_GPU = 64 << 20  # bytes that a case needs: a CPU takes a tenth of a sec
 def run(cases: Path, manifest: Path, store: Path, job: Job, *, shard: str = "") -> None:
     """Run what the store lacks of all definitions, or of those of a shard, and write the manifest.
 
-    A case that fails costs itself alone; each finished case is in the store before the next one starts.
-
-    Raises:
-        TraceproofError: the disk is full. What was finished stays.
+    A case that fails costs itself alone; each finished case is in the store before the next one starts. Raises
+    TraceproofError: the disk is full. What was finished stays.
     """
     planned = OpTypePlan.read(cases).of_shard(job.actor, shard)
     outputs = Store(store, "outputs")

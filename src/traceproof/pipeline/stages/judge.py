@@ -29,10 +29,7 @@ def judge(  # noqa: PLR0913 - a rule's inputs and outputs
     """Write the verdict rows of one op_type, one JSON object per line, in a fixed order.
 
     A definition whose outputs, code and tolerance were judged before is not judged again; `lanes` are judged side
-    by side.
-
-    Raises:
-        TraceproofError: the disk is full.
+    by side. Raises TraceproofError: the disk is full.
     """
     planned = OpTypePlan.read(cases)
     Manifest.merged(manifests)  # a damaged one ends the job here, with a message

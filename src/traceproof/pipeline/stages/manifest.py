@@ -31,8 +31,7 @@ class Manifest(Record):
     def read(cls, path: Path) -> Self:
         """Read it back.
 
-        Raises:
-            TraceproofError: it is not what was written; it is removed, so that the next run makes it again.
+        Raises TraceproofError: it is not what was written; it is removed, so that the next run makes it again.
         """
         try:
             return cls.model_validate(read_sealed(path))

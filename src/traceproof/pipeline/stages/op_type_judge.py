@@ -87,8 +87,7 @@ class OpTypeJudge:
     def rows(self, name: str) -> Rows:
         """Verdict rows of one definition; what was judged before, by the same code, is not judged again.
 
-        Raises:
-            TraceproofError: the disk is full.
+        Raises TraceproofError: the disk is full.
         """
         entry = self.planned.definitions[name]
         records = {actor: manifest.of(name) for actor, manifest in self.others.items()}

@@ -34,10 +34,7 @@ def plan(
     """Write `out/<op_type>.json` for each op_type selected; an unchanged file keeps its time, a stale one goes.
 
     Without `inits` no definition's own `init` is run, and inputs are drawn by role; without `split` each actor has
-    one job per op_type.
-
-    Raises:
-        TraceproofError: a selected name does not exist, or the dataset has no definitions.
+    one job per op_type. Raises TraceproofError: a selected name does not exist, or the dataset has no definitions.
     """
     return plan_tree(read_tree(dataset), out, selection, inits, split)
 

@@ -20,10 +20,8 @@ PLANS = "plans"
 def planned(dataset: Path, out: Path, selection: Selection, split: Split, pool: Pool) -> list[Path] | None:
     """The plans, as `plan` writes them.
 
-    None: definitions bring an `init`, which is run while planning, in workers that a worker can not have.
-
-    Raises:
-        TraceproofError: as `plan` does.
+    None: definitions bring an `init`, which is run while planning, in workers that a worker can not have. Raises
+    TraceproofError: as `plan` does.
     """
     item = {
         "dataset": str(dataset),

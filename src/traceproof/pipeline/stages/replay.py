@@ -32,8 +32,7 @@ class Bundles:
     ) -> list[VerdictRow]:
         """Write the bundles of one definition's failing rows; gives all rows, these with where their bundle lies.
 
-        Raises:
-            TraceproofError: the disk is full.
+        Raises TraceproofError: the disk is full.
         """
         failing: dict[tuple[str, str], list[VerdictRow]] = {}
         written = []

@@ -18,8 +18,7 @@ ORACLE_BYTES = 16  # of the oracle per element: the value and what it is judged 
 def check(plans: Iterable[Path], store: Path, *, actors: int, limit_gb: float | None) -> None:
     """Tell how much a run of so many actors, the oracle aside, may write where that is much.
 
-    Raises:
-        TraceproofError: the store may grow beyond its limit.
+    Raises TraceproofError: the store may grow beyond its limit.
     """
     needed = sum(estimate(OpTypePlan.read(path), actors=actors) for path in plans)
     if needed <= TOLD_BYTES and limit_gb is None:

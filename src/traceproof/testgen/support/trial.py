@@ -98,9 +98,7 @@ class Trial:
         """Run the reference shut in, on other inputs if a seed is given.
 
         Calls of one definition share a process, where an answer may be remembered, unless a `fresh` one is wanted.
-
-        Raises:
-            CallError: the policy refuses it, or it leaves no outputs.
+        Raises CallError: the policy refuses it, or it leaves no outputs.
         """
         inputs = self.subject.inputs if seed is None else self._draw(seed)
         start, trials = self.case.seed * GOLDEN % (1 << 63), self.subject.trials
@@ -138,8 +136,7 @@ class Trial:
     def rulings(self, actor: str, tolerance: float | None) -> Mapping[str, Ruling]:
         """The judge's ruling on every output of the reference, or of a ground truth that runs here; ruled once.
 
-        Raises:
-            LookupError: the ground truth does not run here.
+        Raises LookupError: the ground truth does not run here.
         """
         key = (actor, tolerance)
         if key not in self._rulings:
