@@ -81,8 +81,10 @@ class Sampling(Op):
                 return FEW_TRIALS
             case "weights":
                 draws = max(WEIGHT_DRAWS, cheap)
+            case "tricky":
+                draws = max(DRAWS, cheap)
             case "dense":
-                draws = max(DENSE_TRIALS * rows, min(DRAWS, cheap))
+                draws = max(DENSE_TRIALS * rows, cheap)
         if case.size == "small":
             draws //= 3  # these cases are for the wiring, the others for the numbers
         return max(1, min(MAX_TRIALS, draws // rows))
