@@ -22,6 +22,8 @@ from traceproof.store import write_json
 from traceproof.untrusted.tokens import without_secrets
 from traceproof.worker.shared import RUN
 
+INSTALLED = "import json; from traceproof.environments.probe import installed; print(json.dumps(installed()))"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
@@ -36,6 +38,7 @@ class Trial:
     work: Path  # a folder for plans and verdicts
     variables: Mapping[str, str] = field(default_factory=dict)  # of the environment of everything that is run
     truths: tuple[str, ...] = ()  # ground truths that are run; empty: all of the stack
+    _environments: dict[str, dict[str, Any]] = field(default_factory=dict)  # what an interpreter is, by its path
 
     def verdict(self, package: Path, digest: str) -> dict[str, Any]:
         """What the ground truths in `package` are worth: `verdict` (the worst one) and `rows`.
@@ -132,8 +135,15 @@ class Trial:
         self._run("judge", MAIN, options)
 
     def _record(self, stack: str, package: Path | None) -> dict[str, Any]:
-        said = self._python(stack, ["-P", "-m", "traceproof.environments.probe"], package)
-        found = json.loads(said.splitlines()[-1])
+        """The stack's record: the interpreter's, asked once, with versions that the package brings."""
+        python = self.flow.python(stack)
+        if python not in self._environments:
+            said = self._python(stack, ["-P", "-m", "traceproof.environments.probe"], None)
+            self._environments[python] = json.loads(said.splitlines()[-1])
+        found = self._environments[python]
+        if package is not None:  # a checkout or an unpacked release, which holds no torch
+            versions = json.loads(self._python(stack, ["-P", "-c", INSTALLED], package).splitlines()[-1])
+            found = found | {"versions": {**versions, "torch": found["versions"]["torch"]}}
         return {"stack": stack, **found, "digest": digest_json(found)}
 
     def _run(self, script: str, stack: str, options: Mapping[str, object], package: Path | None = None) -> None:

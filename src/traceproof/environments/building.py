@@ -89,7 +89,7 @@ def build(environment: str, stamp: Path, *, root: Path) -> None:
 
 def _install(environment: str, root: Path) -> None:
     folder, pins = root / FOLDER / environment, root / PINS / f"{environment}.txt"
-    _run([sys.executable, "-m", "venv", "--clear", str(folder)], environment)
+    _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], environment)
     python = folder / "bin" / "python"
     if environment in UNHASHED:
         install_cpu(python, pins, environment)
@@ -127,7 +127,8 @@ def install_cpu(python: Path, pins: Path, environment: str) -> None:
 
     The last one brings CUDA libraries along that a machine without a GPU does not need; it computes the same way.
     """
-    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    # This interpreter's pip, for that one: a pip of its own would take an environment seconds to install.
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install", "-q"]
     exact = [*pip, "--no-deps", "-r", str(pins)]
     lines = [line.partition("+cpu")[0] for line in pins.read_text(encoding="utf-8").splitlines()]
     registry = [*pip, *(line for line in lines if line and ";" not in line and not line.startswith("#"))]

@@ -125,7 +125,7 @@ def _worst_of(
         (
             size,
             {
-                "index": _index(flat, actual.shape),
+                "index": index_of(flat, actual.shape),
                 "actual": number(actual.flatten()[flat]),
                 "expected": number(expected.flatten()[flat]),
             },
@@ -135,7 +135,7 @@ def _worst_of(
     ]
 
 
-def _index(flat: int, shape: Sequence[int]) -> list[int]:
+def index_of(flat: int, shape: Sequence[int]) -> list[int]:
     """Where a flat position lies; torch's own function imports a computer algebra system for it."""
     index = []
     for size in reversed(shape):

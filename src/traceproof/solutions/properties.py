@@ -16,6 +16,7 @@ from traceproof.execution.runner import GRAPH, ORDINARY, SAME_MEMORY, STREAM, ST
 from traceproof.execution.source import CallError, Source
 from traceproof.execution.transfer import Taken
 from traceproof.judge.kernel_properties import PROPERTIES
+from traceproof.judge.metrics import index_of
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.ops.laws import laws_of
@@ -94,7 +95,7 @@ def _distance(first: Tensors, other: Tensors, name: str) -> str:
     if one is None or two is None or one.shape != two.shape or not one.numel():
         return ""
     apart = (one.double() - two.double()).abs().nan_to_num(float("inf"))
-    place = [int(index) for index in torch.unravel_index(apart.argmax(), apart.shape)] if apart.dim() else []
+    place = index_of(int(apart.argmax()), apart.shape)
     count = int((apart > 0).sum())
     return f": {count} of {one.numel()} elements, most at {place}: {float(apart.max()):.3g} apart"
 
