@@ -282,6 +282,13 @@ def test_a_large_vocabulary_has_few_draws(definition: Definition) -> None:
     assert OP.trials(published, Case("workload-1", "workloads", {"batch_size": 3}, 0, {"inputs": {}})) >= 1
 
 
+@pytest.mark.parametrize("vocabulary", [2, 1000, PUBLISHED_VOCABULARY])
+def test_one_token_is_as_likely_as_the_others_of_the_row_together(vocabulary: int) -> None:
+    first, *others = PEAK.within(vocabulary)
+    assert first == sum(others)
+    assert len(others) < vocabulary
+
+
 def test_the_patterns_are_what_their_names_say() -> None:
     assert all(list(one.weights) == sorted(one.weights, reverse=True) for pack in PACKS.values() for one in pack)
     names = [pattern.name for pattern in (*PLAIN, *TRICKY, PEAK, CLOSE_TO_P, NOTHING)]
