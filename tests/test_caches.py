@@ -9,6 +9,7 @@ import pytest
 
 from traceproof.execution import caches
 
+INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 PACKAGE = "SOME_PACKAGE_WORKSPACE_BASE"
 
 
@@ -21,7 +22,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (kernel / "kernel.cubin").write_bytes(b"machine code")
     (whole / "__grp__kernel.json").write_text("{}")
     monkeypatch.setenv(caches.TRITON, str(folder))
-    monkeypatch.setenv(caches.INDUCTOR, str(tmp_path / "inductor"))
+    monkeypatch.setenv(INDUCTOR, str(tmp_path / "inductor"))
     monkeypatch.setenv(PACKAGE, str(tmp_path / "package"))
     return folder
 
@@ -29,7 +30,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_worker_compiles_below_its_scratch_folder(shared: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     caches.use_own(scratch)
-    for name in (caches.TRITON, caches.INDUCTOR, PACKAGE):
+    for name in (caches.TRITON, INDUCTOR, PACKAGE):
         own = Path(os.environ[name])
         assert own.is_relative_to(scratch)
         (own / "NEW").mkdir()

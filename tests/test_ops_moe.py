@@ -18,7 +18,7 @@ from traceproof.ops.base import Tensors, Unsupported, Values, tensor
 from traceproof.ops.cases import Case
 from traceproof.ops.moe import experts
 from traceproof.ops.moe.cases import HEAVY
-from traceproof.ops.moe.experts import chosen, mixture
+from traceproof.ops.moe.experts import chosen, mixture_of, shares
 from traceproof.ops.moe.form import Scaling, form_of
 from traceproof.ops.moe.oracle import OP
 from traceproof.ops.moe.routing import Choice, Method, Routing, choose, margins, pack, read
@@ -245,9 +245,10 @@ def test_tied_experts_can_stand_in_for_each_other(definition: Definition, monkey
     twins = torch.where(choice.experts == alone, choice.experts, choice.experts ^ 1)
     split = [len(set(row) & {expert ^ 1 for expert in row}) < form.routing.top_k - 1 for row in twins.tolist()]
     assert form.routing.top_k == 1 or any(split)
-    first = mixture(form, values)
+    first = mixture_of(form, values, list(shares(form, values)))
     monkeypatch.setattr(experts, "chosen", lambda *_: Choice(twins, choice.weights))
-    torch.testing.assert_close(mixture(form, values), first, rtol=1e-12, atol=1e-12)
+    again = mixture_of(form, values, list(shares(form, values)))
+    torch.testing.assert_close(again, first, rtol=1e-12, atol=1e-12)
 
 
 def test_negative_and_equal_logits_are_among_the_rows() -> None:

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TypeGuard
 
 from traceproof.audit.findings import Finding, at
@@ -25,7 +25,7 @@ BROAD = frozenset({"Exception", "BaseException"})
 def check(file: TestFile) -> Iterator[Finding]:
     """All findings of all rules here."""
     for test in file.tests:
-        for rule in TEST_RULES:
+        for rule in (_no_assertion, _returned, _swallowed, _silent_return, _shape_only, _unseeded):
             yield from rule(file, test)
     yield from _script_status(file)
     yield from _identity_table(file)
@@ -222,13 +222,3 @@ def _goes_on(handler: ast.ExceptHandler) -> bool:
         isinstance(node, ast.Raise | ast.Assert) for statement in handler.body for node in ast.walk(statement)
     )
     return tells or bool(names & {"fail", "skip", "exit", "xfail"})
-
-
-TEST_RULES: tuple[Callable[[TestFile, Function], Iterator[Finding]], ...] = (
-    _no_assertion,
-    _returned,
-    _swallowed,
-    _silent_return,
-    _shape_only,
-    _unseeded,
-)

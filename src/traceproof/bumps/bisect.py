@@ -34,10 +34,7 @@ class Found:
 
 
 def commits_between(repository: Path, good: str, bad: str) -> list[str]:
-    """The commits after `good` up to `bad`, oldest first; of merges, the merge itself.
-
-    Raises TraceproofError: `good` does not come before `bad`.
-    """
+    """Commits after `good` up to `bad`, oldest first. Raises TraceproofError: `good` does not come first."""
     ends = [Git(repository).local("rev-parse", "--verify", f"{end}^{{commit}}").strip() for end in (good, bad)]
     base = Git(repository).local("merge-base", *ends).strip()
     if base != ends[0] or ends[0] == ends[1]:

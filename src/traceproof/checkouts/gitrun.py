@@ -150,10 +150,7 @@ class Git:
         return content
 
     def _watch(self, process: subprocess.Popen[bytes], said: "_Listener") -> bool:
-        """Wait for the end; True: nothing came for too long, and it was ended.
-
-        Raises GitError: it filled the disk.
-        """
+        """Wait for the end; True: nothing came for too long. Raises GitError: it filled the disk."""
         size, since = -1, time.monotonic()
         free = shutil.disk_usage(self.folder).free
         while process.poll() is None:

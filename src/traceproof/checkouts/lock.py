@@ -40,10 +40,7 @@ def _unusable(path: Path, problems: list[str]) -> TraceproofError:
 
 
 def write_lock(path: Path, pins: Mapping[str, Pin]) -> None:
-    """Write it in one rename, sorted, so that a change of one pin is a change of a few lines.
-
-    Raises TraceproofError: the disk is full.
-    """
+    """Write it sorted: a changed pin is a changed line or two. Raises TraceproofError: the disk is full."""
     value = {"sources": {name: pins[name].model_dump(exclude_none=True) for name in sorted(pins)}}
     write_text(path, json.dumps(value, indent=2) + "\n")
 

@@ -21,10 +21,7 @@ SECONDS = 3600.0  # of a library's whole suite
 
 
 def of_plan(folder: Path) -> list[Coverage]:
-    """Coverage of planned cases, one file per op_type, skipped ones left out.
-
-    Raises TraceproofError: nothing is planned there.
-    """
+    """Coverage of planned cases, one file per op_type. Raises TraceproofError: nothing is planned there."""
     records: list[Coverage] = []
     for path in sorted(folder.glob("*.json")):
         try:

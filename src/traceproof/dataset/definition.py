@@ -191,10 +191,7 @@ class Definition(BaseModel):
         return tuple(name for name, axis in self.axes.items() if isinstance(axis, VarAxis))
 
     def shape_of(self, spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...] | None:
-        """Shape of a tensor with the var axes bound as in `axes`; None for a Python scalar.
-
-        Raises KeyError: a var axis has no value in `axes`.
-        """
+        """Shape of a tensor for such `axes`; None: a Python scalar. Raises KeyError: an axis has no value."""
         if spec.shape is None:
             return None
         const = self.const_axes

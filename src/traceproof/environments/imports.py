@@ -47,10 +47,7 @@ def check(environment: str, *, root: Path) -> Imports:
 
 
 def _ask(environment: str, *, root: Path, libraries: str = "") -> dict[str, str | None]:
-    """Every entry point with its problem, as the environment's interpreter says.
-
-    `libraries` is a folder that the loader searches first.
-    """
+    """Every entry point with its problem, by the interpreter, which searches the folder `libraries` first."""
     reads = environment == READER
     with tempfile.TemporaryDirectory() as scratch:
         module = (

@@ -12,7 +12,6 @@ from pathlib import Path
 
 FOLDER = "compiled"  # below the scratch folder
 TRITON = "TRITON_CACHE_DIR"
-INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 PLACES = re.compile(r"_(CACHE_DIR|WORKSPACE_BASE)$")  # names of variables that say where a package compiles to
 GROUP = "__grp__*"  # Triton writes it last: a kernel whose folder holds one is whole
 

@@ -1,7 +1,4 @@
-"""Filled memory where PyTorch would give memory without a value; runs in the process of strangers' code.
-
-Standard library and torch only.
-"""
+"""Filled memory where PyTorch would give memory without a value. Standard library and torch only."""
 
 import functools
 import math

@@ -1,7 +1,4 @@
-"""What a stranger's call returned.
-
-Part of what runs beside `traceproof.execution.runner`: standard library and torch only.
-"""
+"""What a stranger's call returned. In the process of strangers' code: standard library and torch only."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -34,10 +34,7 @@ def version(stack: Stack) -> str | None:
 
 
 def resolve(stack: Stack, keys: Sequence[str]) -> Api | Unavailable:
-    """The objects behind a stack's API keys, or why there are none.
-
-    Raises ImportError: the package is installed and can not be imported.
-    """
+    """Objects by a stack's API keys, or why there are none. Raises ImportError: an installed package fails."""
     if version(stack) is None and importlib.util.find_spec(stack.package) is None:
         return Unavailable(Skip.PACKAGE_ABSENT, f"{stack.distribution} is not installed")
     preparation = stack.preparation()
@@ -212,9 +209,6 @@ def sizes(definition: Definition, inputs: Values) -> dict[str, int]:
 
 
 def dim(definition: Definition, name: str, axis: int) -> int | None:
-    """Size of an input's axis if the definition fixes it.
-
-    A negative `axis` counts from the last.
-    """
+    """Size of an input's axis if the definition fixes it. A negative `axis` counts from the last."""
     shape = definition.inputs[name].shape or ()
     return definition.const_axes.get(shape[axis])

@@ -1,7 +1,4 @@
-"""What the scripts that rules run have in common: errors that people read, a log, a quick end on an interrupt.
-
-Standard library only.
-"""
+"""What scripts of rules share: errors for people, a log, a quick end. Standard library only."""
 
 import contextlib
 import io

@@ -1,7 +1,4 @@
-"""Ends of programs: interrupted ones without a traceback, others soon.
-
-Standard library only: set up before anything is imported.
-"""
+"""Ends of programs: interrupted ones without a traceback, others soon. Standard library only."""
 
 import atexit
 import gc

@@ -90,10 +90,7 @@ def available_memory() -> int:
 def build(
     stack: str, modules: Iterable[Module], *, at_once: int, seconds: float
 ) -> Iterator[tuple[Module, Built]]:
-    """Build modules, the longest first, and give each as it is done.
-
-    Builders inherit the environment, which says where the cache is.
-    """
+    """Build modules, the longest first, and give each as it is done; builders inherit the environment."""
     waiting = sorted(modules, key=lambda module: _urgency(STACKS[stack], module))
     running: list[_Running] = []
     try:

@@ -67,10 +67,7 @@ class RunRecord(Record):
 
     @classmethod
     def kept(cls, value: Mapping[str, Any] | None, key: str, *, weak: bool) -> Self | None:
-        """A record of the store that stands for a case, or None.
-
-        A skip is never kept, and strict runs want strict ones.
-        """
+        """The store's record that stands for a case, or None: no skip, and of strict runs a strict one."""
         if value is None or value.get("key") != key or value.get("status") not in {"ok", "error"}:
             return None
         if value.get("isolation") and not weak:

@@ -43,10 +43,7 @@ class Watch:
             self.left = None
 
     def begin(self, request: Any) -> None:  # noqa: ANN401 - httpx's request
-        """Before a request is sent.
-
-        Raises TraceproofError: it would take a token elsewhere, or is one too many of a listing.
-        """
+        """Check a request. Raises TraceproofError: it takes a token elsewhere, or a listing takes too many."""
         if self.left is not None:
             self.left -= 1
             if self.left < 0:

@@ -1,7 +1,4 @@
-"""Has solutions judged: finds their definitions, starts the judging process, makes certificates.
-
-Runs in the driver, which has no torch.
-"""
+"""Finds solutions' definitions, starts the judging process, makes certificates; without torch."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

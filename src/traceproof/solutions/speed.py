@@ -162,10 +162,7 @@ def _others(evaluation: Evaluation, subject: Subject, reference: Source | None) 
 
 
 def _counts(own: _Party, others: list[_Party], most: int) -> dict[str, int]:
-    """How many calls a turn of each has; others that do not run are left out.
-
-    Raises CallError: the solution does not run.
-    """
+    """How many calls a turn of each has that runs. Raises CallError: the solution does not run."""
     counts = {own.name: _count(own, most)}
     for party in list(others):
         try:

@@ -10,10 +10,7 @@ PAUSE = 0.02  # seconds between looks at the forks
 
 
 def forked(job: Callable[[int], None], count: int, *, workers: int, seconds: float) -> Iterator[tuple[int, str]]:
-    """Run `job` for 0 to `count` - 1, each in a fork of its own; give each that ended, and how.
-
-    One that takes longer than `seconds` is killed.
-    """
+    """Run `job` for 0 to `count` - 1, each in a fork; gives how each ended, killed after `seconds`."""
     running: dict[int, tuple[int, float]] = {}
     waiting = list(range(count))
     while waiting or running:

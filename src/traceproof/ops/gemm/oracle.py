@@ -32,10 +32,7 @@ class Roles:
 
 
 def roles(definition: Definition) -> Roles:
-    """Who is who, told by the shapes.
-
-    Raises Unsupported: this is not C[M, N] = A[M, K] @ B[N, K].T with M the only var axis.
-    """
+    """Who is who by shape. Raises Unsupported: this is not C[M, N] = A[M, K] @ B[N, K].T, M its only var axis."""
     if len(definition.inputs) != 2 or len(definition.outputs) != 1:
         raise Unsupported(f"inputs are {list(definition.inputs)}, outputs {list(definition.outputs)}")
     (a, a_spec), (b, b_spec) = definition.inputs.items()

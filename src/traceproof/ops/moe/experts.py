@@ -33,11 +33,6 @@ class Share:
     weights: torch.Tensor
 
 
-def mixture(form: Form, inputs: Values) -> torch.Tensor:
-    """The output: float64 [tokens, hidden]."""
-    return mixture_of(form, inputs, list(shares(form, inputs)))
-
-
 def shares(form: Form, inputs: Values) -> Iterator[Share]:
     """What every local expert that is chosen has to do."""
     choice = chosen(form, inputs)

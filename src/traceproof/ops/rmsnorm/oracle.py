@@ -40,10 +40,7 @@ class RmsNorm(Op):
 
     @staticmethod
     def weight_offset(definition: Definition) -> float:
-        """Added to the weight: Gemma's checkpoints store it minus one.
-
-        References say WEIGHT_OFFSET = 1.0, or `weight + 1` in place.
-        """
+        """Added to the weight, which Gemma stores minus one: `WEIGHT_OFFSET = 1.0`, or `weight + 1` in place."""
         named = named_constants(definition).get("weight_offset")
         return _added_to_weight(definition.reference) if named is None else float(named)
 

@@ -29,10 +29,7 @@ class Manifest(Record):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read it back.
-
-        Raises TraceproofError: it is not what was written; it is removed, so that the next run makes it again.
-        """
+        """Read it back. Raises TraceproofError: it is not what was written, and is removed."""
         try:
             return cls.model_validate(read_sealed(path))
         except (BorderError, ValueError) as error:

@@ -1,7 +1,4 @@
-"""Bringing SGLang up as a library: no server, no model, one rank. What breaks first when SGLang moves on.
-
-Checked with 0.5.22 and 0.5.23.
-"""
+"""Bringing SGLang 0.5.22 or 0.5.23 up as a library: no server, no model, one rank. It breaks first."""
 
 import importlib
 import importlib.util
