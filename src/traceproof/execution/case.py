@@ -54,7 +54,7 @@ def solved(
     definition: Definition, sizes: tuple[str, ...], seed: int, *, ids: Collection[str] = ()
 ) -> Iterator[Subject]:
     """The cases of some sizes, edge and adversarial ones, each drawn and solved; with `ids`, these alone."""
-    for case in registry.get(definition.op_type).planned(definition, sizes=sizes, seed=seed):
+    for case in registry.get(definition.op_type).of_form(definition).planned(definition, sizes=sizes, seed=seed):
         if not ids or case.id in ids:
             yield solve(definition, case, seed=seed)
 

@@ -40,8 +40,8 @@ class _Tail:
 
 
 def judge_samples(
-    samples: torch.Tensor,  # integers [trials, rows]
-    tokens: torch.Tensor,  # int64 [rows, n], those that may be drawn, padded with -1
+    samples: torch.Tensor,  # integers [trials, rows], or sequences of them, [trials, rows, length]
+    tokens: torch.Tensor,  # int64 [rows, n] or [rows, n, length], those that may be drawn, padded with -1
     probs: torch.Tensor,  # float64 [rows, n], their probabilities if all of them take part, padded with 0
     optional: torch.Tensor,  # bool [rows, n], tokens that need not take part
     false_alarm: float,  # largest probability of failing a right sampler
@@ -54,6 +54,9 @@ def judge_samples(
     `p_bound` bounds the p-value of the worst test, corrected for their number. Raises ValueError: `samples` does
     not have the oracle's rows.
     """
+    given = samples
+    if tokens.dim() == samples.dim() == 3 and samples.shape[1] == len(tokens):
+        samples, tokens = _numbered(samples, tokens)
     if samples.dim() != 2 or samples.shape[1] != len(tokens):
         raise ValueError(
             f"samples are {list(samples.shape)}, the oracle has {len(tokens)} rows: want [trials, rows]"
@@ -65,7 +68,7 @@ def judge_samples(
     counts, outside = _count(samples.to(torch.int64), tokens)
     if outside.any():
         trial, row = outside.nonzero()[0].tolist()
-        drawn = int(samples[trial, row])
+        drawn = given[trial, row].tolist()
         fields["outside"] = int(outside.sum())
         fields["first_outside"] = {"trial": trial, "row": row, "token": drawn}
         detail = f"{fields['outside']} of {samples.numel()} draws lie outside the support, first token {drawn}"
@@ -75,6 +78,18 @@ def judge_samples(
     ok = fields["p_bound"] > false_alarm
     detail = f"{worst.what}: p <= {fields['p_bound']:.2g} (limit {false_alarm:g}), {samples.numel()} draws"
     return ok, {**fields, "detail": detail}
+
+
+def _numbered(samples: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequences as whole numbers, equal ones alike; the padding of the listed ones is -1, as of tokens."""
+    samples, tokens = (each.detach().cpu().to(torch.int64) for each in (samples, tokens))
+    every = torch.cat([samples.flatten(0, 1), tokens.flatten(0, 1)])
+    if not every.numel():
+        return samples.new_zeros(samples.shape[:2]), tokens.new_zeros(tokens.shape[:2])
+    _, number = torch.unique(every, dim=0, return_inverse=True)
+    count = samples.shape[0] * samples.shape[1]
+    listed = number[count:].reshape(tokens.shape[:2]).masked_fill((tokens < 0).all(-1), -1)
+    return number[:count].reshape(samples.shape[:2]), listed
 
 
 def _count(samples: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

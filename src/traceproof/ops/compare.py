@@ -58,7 +58,8 @@ class IndexSet:
 class Samples:
     """Random draws: exact support and a frequency test.
 
-    The actor's output has a leading axis of trials: int64 [trials, rows]. The op's oracle returns, beside output
+    The actor's output has a leading axis of trials: int64 [trials, rows], or [trials, rows, length] where a draw
+    is a sequence, as each of the tokens below is then. The op's oracle returns, beside output
     `name` (any one valid draw), each row's exact distribution in sparse form, n being the largest support:
     `name + "@tokens"`: int64 [rows, n], the tokens that may be drawn, most probable first, padded with -1;
     `name + "@probs"`: float64 [rows, n], their probabilities if all of them take part, padded with 0;

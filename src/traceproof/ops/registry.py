@@ -90,7 +90,7 @@ def for_definition(definition: Definition) -> tuple[Op, str | None]:
     from traceproof.ops.base import Unsupported
     from traceproof.ops.generic import GenericOp
 
-    op = get(definition.op_type)
+    op = get(definition.op_type).of_form(definition)
     try:
         if definition.dialect is not Dialect.PUBLISHED:
             _check_whole(definition)

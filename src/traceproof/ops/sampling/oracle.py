@@ -13,6 +13,7 @@ from traceproof.ops.compare import Comparison, Samples
 from traceproof.ops.far import Far
 from traceproof.ops.sampling.filters import Support, pack, support
 from traceproof.ops.sampling.patterns import PACKS, WHOLE_VOCABULARY, Pattern
+from traceproof.ops.sampling.speculative import DRAFT, Speculative
 
 ROWS = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
 DRAWS = 160  # of a case, over all its rows, at a vocabulary where a draw takes a CPU 4 to 8 ms
@@ -31,6 +32,10 @@ class Sampling(Op):
     """
 
     op_type = "sampling"
+
+    def of_form(self, definition: Definition) -> Op:
+        """Chain speculative sampling is told by its drafts."""
+        return SPECULATIVE if DRAFT in definition.inputs else self
 
     def check(self, definition: Definition) -> None:
         """Known: probs [rows, vocabulary], top_k [rows] or top_p [rows] or both; samples [rows]."""
@@ -163,4 +168,5 @@ def _dense(draw: Draw, rows: int, vocabulary: int) -> tuple[torch.Tensor, list[t
     return probs.to(torch.float32), [filters[row % len(filters)] for row in range(rows)]
 
 
+SPECULATIVE = Speculative()
 OP = Sampling()
