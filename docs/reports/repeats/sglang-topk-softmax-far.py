@@ -29,4 +29,6 @@ for experts in map(int, sys.argv[1:] or ("48", "64")):
         print(
             f"{experts} experts, {tokens} tokens ({tokens * experts - 2**31:+d} beyond 2^31): {said}", flush=True
         )
+        if "illegal memory access" in said:
+            sys.exit()  # the context is lost
         torch.cuda.empty_cache()
