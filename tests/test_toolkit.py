@@ -13,7 +13,8 @@ import pytest
 
 from traceproof.config.schema import Config
 from traceproof.environments import toolkit
-from traceproof.environments.building import Installation, probe, resolve
+from traceproof.environments.building import Installation, probe, recorded, resolve
+from traceproof.environments.probe import probe as by_this_process
 from traceproof.errors import TraceproofError
 from traceproof.pipeline import jit
 from traceproof.stacks.base import Module
@@ -109,13 +110,14 @@ def test_a_configured_toolkit_comes_first(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_a_stack_is_known_by_the_release_of_its_compiler(tmp_path: Path) -> None:
-    digests = []
-    for text in (NVCC, NVCC.replace("88", "96")):
-        program(tmp_path / "bin" / "nvcc", text)
-        found = probe(Installation("flashinfer", None, sys.executable, str(tmp_path)), root=ROOT)
-        digests.append((found["compiler"], found["digest"]))
-    assert [release for release, _ in digests] == ["13.0.88", "13.0.96"]
-    assert digests[0][1] != digests[1][1]
+    stack = Installation("flashinfer", None, sys.executable, str(tmp_path))
+    compiler = program(tmp_path / "bin" / "nvcc", NVCC)
+    found = probe(stack, root=ROOT)
+    assert found == recorded(stack, by_this_process(str(tmp_path)))
+    program(compiler, NVCC.replace("88", "96"))
+    other = recorded(stack, by_this_process(str(tmp_path)))
+    assert (found["compiler"], other["compiler"]) == ("13.0.88", "13.0.96")
+    assert found["digest"] != other["digest"]
 
 
 def test_a_configured_toolkit_without_a_compiler_is_an_error(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +41,7 @@ class Trial:
     variables: Mapping[str, str] = field(default_factory=dict)  # of the environment of everything that is run
     truths: tuple[str, ...] = ()  # ground truths that are run; empty: all of the stack
     _environments: dict[str, dict[str, Any]] = field(default_factory=dict)  # what an interpreter is, by its path
+    _runs: dict[Path, str] = field(default_factory=dict)  # by package: the run that shares workers which import it
 
     def verdict(self, package: Path, digest: str) -> dict[str, Any]:
         """What the ground truths in `package` are worth: `verdict` (the worst one) and `rows`.
@@ -58,7 +61,8 @@ class Trial:
         place = self.work / digest
         write_json(place / "stack.json", record)
         truths = [name for name in self.truths or truths_of(self.stack) if name in for_op_type(self.op_type)]
-        manifests = [self._actor(name, place / "stack.json", place, package) for name in truths]
+        with self._sharing(package):
+            manifests = [self._actor(name, place / "stack.json", place, package) for name in truths]
         verdicts = place / "verdicts.jsonl"
         self._judge([self._oracle, *manifests], verdicts)
         return read_rows(verdicts)
@@ -152,13 +156,26 @@ class Trial:
             arguments += [f"--{key}", *(map(str, value) if isinstance(value, list) else [str(value)])]
         self._python(stack, arguments, package)
 
+    @contextmanager
+    def _sharing(self, package: Path | None) -> Iterator[None]:
+        """Let the ground truths of one package share workers: a run that ends with this block."""
+        if package is None:
+            yield
+            return
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as owner:  # until its input is closed
+            self._runs[package] = Owner.of(owner.pid).text
+            try:
+                yield
+            finally:
+                del self._runs[package]
+
     def _python(self, stack: str, arguments: list[str], package: Path | None) -> str:
         path = [*([str(package)] if package is not None else []), str(self.root / "src")]
         environment = {**without_secrets(), **self.variables, "PYTHONPATH": os.pathsep.join(path)}
-        if (
-            package is None and not has_driver()
-        ):  # all trials without a package share workers, until this process ends
-            environment[RUN] = Owner.of(os.getpid()).text
+        # All trials share the workers that import no package, until this process ends.
+        run = Owner.of(os.getpid()).text if package is None else self._runs.get(package)
+        if run is not None and not has_driver():
+            environment[RUN] = run
         command = [str(self.root / self.flow.python(stack)), *arguments]
         done = programs.run(command, environment=environment, cwd=self.root)
         if done.returncode:
