@@ -113,6 +113,14 @@ def test_a_size_that_the_function_asks_for_is_the_axis_s() -> None:
     assert torch.equal(called(scaled)["y"], WANTED)
 
 
+def test_an_optional_input_that_is_left_out_is_nothing_where_its_parameter_has_no_default() -> None:
+    def scaled(input: torch.Tensor, gain: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:  # noqa: A002
+        return input * gain if bias is None else input * gain + bias
+
+    assert torch.equal(called(scaled)["y"], WANTED)
+    assert torch.equal(called(scaled, bias=torch.ones(4))["y"], WANTED + 1)
+
+
 def test_a_size_is_told_by_its_words_and_what_may_be_nothing_is_nothing_where_no_input_says() -> None:
     def scaled(
         input: torch.Tensor,  # noqa: A002

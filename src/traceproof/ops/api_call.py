@@ -57,7 +57,7 @@ class Binding:
     asked: tuple[str, ...]  # parameters by which it is asked to return an output
     axes: Mapping[str, str]  # axis of each parameter that takes its size
     scratch: tuple[str, ...]  # parameters that take memory to work in
-    left: tuple[str, ...]  # parameters without a default that are None, since the definition has no such input
+    left: tuple[str, ...]  # parameters without a default that are None where no input is given for them
     written: Mapping[str, Place]  # outputs that the function writes to an argument, and where that goes
     returned: tuple[str, ...]  # the other outputs, in the order in which it returns them
 
@@ -130,6 +130,8 @@ def binding(function: Callable[..., Any], definition: Definition, parameters: Pa
     unknown = [name for name in left if not NOTHING.search(str(known[name].annotation))]
     if unknown:
         return f"its parameter {unknown[0]} is no input of the definition"
+    optional = {place.parameter for name, place in inputs.items() if definition.inputs[name].optional}
+    left += [name for name in _needed(known, ()) if name in optional]
     return Binding(inputs, asked, axes, scratch, tuple(left), written, returned)
 
 
