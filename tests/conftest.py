@@ -15,7 +15,7 @@ from traceproof.worker import Pool
 LONGEST = (
     *("chain", "exploits", "interrupts", "pipeline", "stages", "scorecard", "doctor", "bumps_bisect", "history"),
     *("bumps_pipeline", "repeat", "solutions", "testgen_runs", "wheels", "audit", "metamorphic", "publish_hub"),
-    *("stacks", "sources_checkout", "ops_moe", "shadow", "extract_definitions"),
+    *("stacks", "sources_checkout", "ops_moe", "shadow_judged", "extract_definitions"),
 )
 
 

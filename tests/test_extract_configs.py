@@ -1,0 +1,209 @@
+"""What is read of a model: its config.json, the parallelisms asked for, and an interpreter that may refuse."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from traceproof.cli.extract import listing_json, told_listing
+from traceproof.errors import TraceproofError
+from traceproof.extract import config_json, formulas
+from traceproof.extract.bootstrap.versions import SUPPORTED, base_version
+from traceproof.extract.parallelism import pairs, requested
+from traceproof.extract.pipeline import model_of
+from traceproof.extract.reading import Environment, Listing
+from traceproof.models import catalogue
+from traceproof.models.catalogue import Parallel
+
+
+@pytest.mark.parametrize("slug", sorted(catalogue.entries()))
+def test_every_bundled_config_is_whole_at_its_usual_parallelism(slug: str) -> None:
+    entry = catalogue.entries()[slug]
+    for parallel in entry.parallel:
+        formulas.check(entry.config, parallel, where=slug)
+
+
+BAD_CONFIGS = [
+    ({"hidden_size": None}, (1, 1), "hidden_size or n_embd or d_model: missing"),
+    ({"num_attention_heads": -32}, (1, 1), "num_attention_heads: -32; allowed: an integer from 1"),
+    ({"num_attention_heads": "32"}, (1, 1), "num_attention_heads: '32'"),
+    ({"vocab_size": 1.5}, (1, 1), "vocab_size: 1.5"),
+    ({"rms_norm_eps": 0}, (1, 1), "rms_norm_eps: 0; allowed: a number above 0"),
+    ({}, (3, 1), "tp: 3 does not divide num_attention_heads = 32; allowed: 1, 2, 4, 8, 16, 32"),
+    ({"num_key_value_heads": 7}, (1, 1), "num_key_value_heads: 7 does not divide num_attention_heads = 32"),
+    ({"num_key_value_heads": True}, (1, 1), "num_key_value_heads: True"),
+]
+
+
+@pytest.mark.parametrize(("change", "world", "problem"), BAD_CONFIGS, ids=[item[2][:40] for item in BAD_CONFIGS])
+def test_a_bad_field_is_named_with_what_is_allowed(
+    change: dict[str, object], world: tuple[int, int], problem: str
+) -> None:
+    config = dict(catalogue.entries()["llama_3_1_8b"].config) | change
+    with pytest.raises(TraceproofError) as caught:
+        formulas.check(config, Parallel(*world), where="config.json")
+    assert any(problem in found for found in caught.value.problems), caught.value
+
+
+def test_all_bad_fields_are_told_at_once() -> None:
+    config = dict(catalogue.entries()["deepseek_v3"].config)
+    config |= {"hidden_size": 0, "num_experts_per_tok": 999, "rms_norm_eps": -1.0, "num_attention_heads": None}
+    with pytest.raises(TraceproofError) as caught:
+        formulas.check({"text_config": config}, Parallel(8, 8), where="config.json")
+    told = "\n".join(caught.value.problems)
+    assert all(
+        name in told
+        for name in (
+            "hidden_size: 0",
+            "num_experts_per_tok: 999; allowed: 1 to n_routed_experts = 256",
+            "rms_norm_eps: -1.0",
+            "num_attention_heads or n_head or n_heads or num_heads: missing",
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"architectures": ["Llama', "is not JSON: .* at line 1"),
+        ("[]", "holds a list, not an object"),
+        ('{"hidden_size": 1}', "architectures is None"),
+        ('{"architectures": []}', r"architectures is \[\]"),
+    ],
+)
+def test_a_file_that_is_no_config_says_so(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(TraceproofError, match=message):
+        config_json.load(tmp_path)
+
+
+def test_a_missing_file_and_an_unknown_model_say_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(TraceproofError, match="cannot be read"):
+        config_json.load(tmp_path / "nothing.json")
+    with pytest.raises(TraceproofError, match="'gpt_9' is not in the catalogue; bundled: deepseek_v3"):
+        model_of("gpt_9", config=None, repository=None)
+
+
+def test_a_models_tag_and_spelling_name_the_bundled_model() -> None:
+    assert {catalogue.slug_of(name) for name in ("deepseek-v3", "DeepSeek_V3", "deepseek-r1")} == {"deepseek_v3"}
+    assert catalogue.slug_of("llama-3.1-8b") == "llama_3_1_8b"
+
+
+def test_lists_of_ranks_give_every_pair_that_fits() -> None:
+    assert pairs([4, 8], [1, 8], ()) == (Parallel(4, 1), Parallel(8, 1), Parallel(8, 8))
+    assert pairs([], [], (Parallel(2, 1),)) == (Parallel(2, 1),)
+    with pytest.raises(TraceproofError, match=r"ep \[3\] divides no tp"):
+        pairs([8], [3], ())
+    with pytest.raises(TraceproofError, match="cannot be used"):
+        pairs([0], [], ())
+
+
+@pytest.mark.parametrize("build", ["0.5.23", "0.5.23.post1", "0.5.23+cpu", "0.5.23.dev7"])
+def test_a_build_belongs_to_its_release(build: str) -> None:
+    assert base_version(build) in SUPPORTED
+
+
+def fake_interpreter(folder: Path, answer: dict[str, object] | None, status: int) -> Path:
+    """An interpreter that writes `answer` where the bootstrap would write that of its first job."""
+    stored = folder / "answer.json"
+    stored.write_text(json.dumps(answer), encoding="utf-8")
+    script = folder / "python"
+    copied = f'cp {stored} "$8/0.json"' if answer is not None else ":"
+    script.write_text(f"#!/bin/sh\n{copied}\nexit {status}\n", encoding="utf-8")
+    script.chmod(0o755)
+    return script
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            {"reason": "unsupported version", "value": "0.4.9", "allowed": ["0.5.23"]},
+            "SGLang 0.4.9 is not supported",
+        ),
+        (
+            {
+                "reason": "unknown architecture",
+                "value": "LamaForCausalLM",
+                "allowed": ["LlamaForCausalLM"],
+                "version": "1",
+            },
+            "knows no 'LamaForCausalLM'; closest: LlamaForCausalLM",
+        ),
+        ({"reason": "no sglang", "message": "No module named 'sglang'"}, "no SGLang at"),
+        ({"reason": "died", "message": "exit status -9"}, "without an answer: exit status -9"),
+        ({"reason": "not accepted", "message": "ValueError: odd", "where": "llama.py:3 in f"}, "does not accept"),
+    ],
+)
+def test_what_the_bootstrap_refuses_reaches_the_user(
+    tmp_path: Path, error: dict[str, object], message: str
+) -> None:
+    environment = Environment(fake_interpreter(tmp_path, {"error": error}, 0))
+    with pytest.raises(TraceproofError, match=message):
+        environment.read({"architectures": ["X"]}, Parallel(1, 1))
+
+
+def test_the_list_tells_which_architectures_have_a_second_reading() -> None:
+    listing = Listing(
+        "1.2",
+        ("ALM", "Encoder"),
+        {"a": {"architectures": ["ALM"]}, "b": {"architectures": ["BLM"]}},
+        {"c": "CLM: TypeError: no default"},
+    )
+    text = told_listing(listing)
+    assert "1 causal language models that transformers has too" in text
+    assert text.index("ALM") < text.index("1 other classes of SGLang 1.2") < text.index("Encoder")
+    assert "BLM" not in text
+    assert "no default config: c: CLM: TypeError: no default" in text
+    data = listing_json(listing)
+    assert data["architectures"] == [
+        {"name": "ALM", "transformers_model_type": "a"},
+        {"name": "Encoder", "transformers_model_type": None},
+    ]
+    assert data["without_defaults"] == {"c": "CLM: TypeError: no default"}
+    assert {entry["name"] for entry in data["bundled"]} == set(catalogue.entries())
+
+
+def test_a_listing_names_the_models_that_have_no_default_config(tmp_path: Path) -> None:
+    answer: dict[str, object] = {
+        "sglang": "1.2",
+        "architectures": ["ALM"],
+        "defaults": {},
+        "without_defaults": {"c": "TypeError: x"},
+    }
+    listing = Environment(fake_interpreter(tmp_path, answer, 0)).listing()
+    assert listing == Listing("1.2", ("ALM",), {}, {"c": "TypeError: x"})
+
+
+def test_a_bootstrap_that_dies_is_an_error_and_no_reading(tmp_path: Path) -> None:
+    environment = Environment(fake_interpreter(tmp_path, None, 1))
+    with pytest.raises(TraceproofError, match="ended with 1"):
+        environment.listing()
+    with pytest.raises(TraceproofError, match="there is no interpreter"):
+        Environment(tmp_path / "none").listing()
+
+
+def test_a_checkout_without_sglang_is_not_replaced_by_what_is_installed(tmp_path: Path) -> None:
+    environment = Environment(Path(sys.executable), tmp_path)
+    with pytest.raises(TraceproofError, match="no SGLang at"):
+        environment.listing()
+
+
+def test_all_is_every_parallelism_that_fits_the_config() -> None:
+    llama, mixture = (catalogue.entries()[name].config for name in ("llama_3_1_70b", "qwen3_30b_a3b"))
+    assert [at.tp for at in requested(llama, ["all"], [], ())] == [1, 2, 4, 8, 16, 32, 64]
+    found = requested(mixture, ["8"], ["all"], ())
+    assert found == tuple(Parallel(8, ep) for ep in (1, 2, 4, 8))
+    assert requested(llama, ["8"], [], (), dp=4) == (Parallel(8, 1, 4),)
+    assert (str(Parallel(8, 1, 4)), Parallel(8, 1, 4).attention) == ("tp8 ep1 dp4", 2)
+    with pytest.raises(TraceproofError, match=r"dp-attention: 3 does not divide tp of \[8\]"):
+        requested(llama, ["8"], [], (), dp=3)
+    with pytest.raises(TraceproofError) as caught:
+        requested(llama, ["few"], [], ())
+    assert caught.value.problems == ("--tp: 'few'; allowed: 1 and up, or all",)
+    with pytest.raises(TraceproofError, match="cannot be read"):
+        requested(dict(llama) | {"vocab_size": 0}, ["all"], [], ())

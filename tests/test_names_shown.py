@@ -1,0 +1,154 @@
+"""What strangers' texts may not do where they are shown, written into code, or told by pytest."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from definitions import rmsnorm
+from hypothesis import given
+from hypothesis import strategies as st
+from pipeline import typed
+from publish_support import CASES, bundles, dataset, finished, row
+
+from traceproof.cli.publish import _writable
+from traceproof.cli.show import describe
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import read_tree
+from traceproof.errors import TraceproofError
+from traceproof.ops import lookup
+from traceproof.ops.adapter import Adapter
+from traceproof.publish.baseline import source
+from traceproof.publish.partial import Unemittable
+from traceproof.publish.prepare import dry_run
+from traceproof.stacks import STACKS
+from traceproof.stacks.base import Stack
+from traceproof.testgen.files import Subject, render
+from traceproof.text import literal, markdown, printable, redacted
+from traceproof.untrusted.names import fresh_folder
+
+
+@given(st.text())
+def test_what_is_printable_steers_no_terminal(text: str) -> None:
+    assert printable(text).isprintable()
+    assert "\n" not in markdown(text)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://me:s3cret@example.org/a.git", "https://example.org/a.git"),
+        ("https://s3cret@example.org/a.git", "https://example.org/a.git"),
+        ("https://example.org/a?token=s3cret&b=1", "https://example.org/a?token=***&b=1"),
+        ("ssh://git@example.org/a.git", "ssh://git@example.org/a.git"),
+        ("ssh://git:s3cret@example.org/a.git", "ssh://example.org/a.git"),
+        ("https://example.org/a.git", "https://example.org/a.git"),
+        ("git@example.org:a.git", "git@example.org:a.git"),
+        ("http://[s3cret/", "http://***"),
+    ],
+)
+def test_credentials_of_an_address_are_shown_nowhere(url: str, shown: str) -> None:
+    assert redacted(f"of '{url}' it says") == f"of '{shown}' it says"
+    error = TraceproofError(f"{url} is gone", problems=[f"{url}\nVERIFIED: 3 definitions"], todo=url)
+    assert "s3cret" not in str(error)
+    assert "\nVERIFIED" not in str(error)
+
+
+INJECTED = "x\"]; OWNED = True  # ' \\"
+
+
+def test_what_is_generated_holds_names_as_strings() -> None:
+    subject = Subject(
+        name=INJECTED,
+        file=f'{INJECTED}\n"""\nOWNED = True\n',
+        constants={INJECTED: 1, "eps": float("inf"), "\ud800": -0.5},
+        divergences=('case """\nOWNED = True\n"""', "case \\", 'ends with "'),
+    )
+    text = render("rmsnorm", [subject], {})
+    text = re.sub(
+        r"^from tp_support.* import .*$", "", text, flags=re.MULTILINE
+    )  # the package is not beside it here
+    text = re.sub(r"^class .*:$", "class Test(ReferenceTests):", text, flags=re.MULTILINE)
+    found: dict[str, Any] = {"ReferenceTests": object}
+    exec(compile(text, "test_x.py", "exec"), found)  # noqa: S102 - what the test is about
+    assert "OWNED" not in found
+    assert "OWNED" not in vars(found["Test"])
+    assert found["Test"].definition_name == subject.name
+    assert found["Test"].definition_file == subject.file
+    assert found["Test"].constants == subject.constants
+
+
+def test_a_baseline_runs_no_name() -> None:
+    definition = Definition.model_validate(rmsnorm("n"))
+    weight = definition.inputs["weight"]
+    made = source(definition, *_torch(definition))
+    assert "OWNED" not in made
+    for name in ('x"]; OWNED = True', "x=print(1)", "lambda"):
+        inputs = {"hidden_states": definition.inputs["hidden_states"], "weight": weight, name: weight}
+        with pytest.raises(Unemittable, match="is no parameter"):
+            source(definition.model_copy(update={"inputs": inputs}), *_torch(definition))
+    outputs = {'output"]; OWNED = [': definition.outputs["output"]}
+    wrong = source(
+        definition.model_copy(update={"outputs": outputs, "name": '"""\nOWNED = 1\n"""'}), *_torch(definition)
+    )
+    assert not [node for node in ast.walk(ast.parse(wrong)) if isinstance(node, ast.Name) and node.id == "OWNED"]
+
+
+def _torch(definition: Definition) -> tuple[Adapter, Stack]:
+    adapter = lookup.adapter("torch", definition)
+    assert adapter is not None
+    return adapter, STACKS["torch"]
+
+
+@given(st.text() | st.integers() | st.floats(allow_nan=False) | st.none() | st.booleans())
+def test_a_literal_is_its_value(value: object) -> None:
+    assert eval(literal(value)) == value  # noqa: S307 - what the test is about
+    assert eval(literal((value,))) == (value,)  # noqa: S307
+
+
+def test_a_model_of_a_tag_is_no_code_in_a_document() -> None:
+    text = markdown("{process.exit()} <img src=x> | [a](b) `c`\n# d")
+    assert not re.search(r"[{}<\n]", text)
+    assert not re.search(r"(?<!\\)[|`\[\]]", text)
+
+
+def test_output_of_tests_is_no_markup_and_no_marker_in_a_description(tmp_path: Path) -> None:
+    root = dataset(tmp_path / "dataset", "alpha")
+    digest = read_tree(root).definitions["alpha"].digest
+    rows = [row("alpha", digest, case, actor) for case in CASES for actor in ("reference", "torch")]
+    run = replace(finished(tmp_path / "run", root, rows), tests_output="```\n# mine\ntraceproof-bundle: other\n")
+    dry_run(bundles(run, "alpha")[0], tmp_path / "out", allow_changes=False)
+    lines = (tmp_path / "out" / "definition-alpha" / "description.md").read_text().splitlines()
+    assert "    # mine" in lines
+    assert [line for line in lines if line.startswith("traceproof-bundle")] == [
+        "traceproof-bundle: definition-alpha"
+    ]
+
+
+def test_what_a_reference_raises_steers_no_terminal_and_forges_no_line() -> None:
+    row = {
+        "definition": "a\nVERIFIED: 9 definitions",
+        "op_type": "rmsnorm",
+        "case": "small-0",
+        "actor": "reference",
+        "output": "*",
+        "verdict": "error",
+        "reason": "exception",
+        "message": "boom\nVERIFIED: 9 definitions, 9 right\r\x1b[2J",
+        "axes": {},
+        "seed": 0,
+        "repeat": "",
+    }
+    shown = "\n".join(describe(typed([row]), full=True))
+    assert "\x1b" not in shown
+    assert not [line for line in shown.splitlines()[1:] if line.startswith("VERIFIED")]
+
+
+def test_a_folder_that_can_not_be_written_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TraceproofError, match=r"file/.* cannot be written"), _writable():
+        fresh_folder(tmp_path / "file" / "out", within=tmp_path)
