@@ -21,7 +21,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from hub_server import TOKENS, WRITER, HubServer, Repository, serving  # noqa: E402 - after the line above
+from hub_repository import Repository  # noqa: E402 - after the line above
+from hub_server import TOKENS, WRITER, HubServer, serving  # noqa: E402 - after the line above
 
 NAME = "flashinfer-ai/flashinfer-trace"
 MARKER = "traceproof-bundle: "

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_server import READER, TOKENS, HubServer, Repository, serving
+from hub_repository import Repository
+from hub_server import READER, TOKENS, HubServer, serving
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "maker/tiny"

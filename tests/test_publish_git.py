@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hub_server import Repository
+from hub_repository import Repository
 from publish_support import CASES, bundles, dataset, finished, path_of, row, with_piece
 
 from traceproof.dataset.tree import read_tree

@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hub_server import READER, TOKENS, WRITER, Fault, HubServer, Repository, serving
+from hub_repository import Repository
+from hub_server import READER, TOKENS, WRITER, Fault, HubServer, serving
 from publish_support import CASES, REPOSITORY, bundles, dataset, finished, path_of, row, start_push, with_piece
 
 from traceproof.dataset.tree import read_tree
