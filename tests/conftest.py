@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -13,9 +14,11 @@ from traceproof.worker import Pool
 
 # The files that take longest: several processes take a file at a time, and none is left with one of these at last.
 LONGEST = (
-    *("chain", "exploits", "interrupts", "pipeline", "stages", "scorecard", "doctor", "bumps_bisect", "history"),
-    *("bumps_pipeline", "repeat", "solutions", "testgen_runs", "wheels", "audit", "metamorphic", "publish_hub"),
-    *("stacks", "sources_checkout", "ops_moe", "shadow_judged", "extract_definitions"),
+    *("chain", "pipeline", "exploits", "interrupts", "bumps_pipeline", "repeat", "history", "publish_hub"),
+    *("testgen_runs", "audit", "ops_sampling", "solutions", "imports", "stages", "scorecard", "doctor"),
+    *("sources_faults", "bumps_bisect", "shadow_judged", "metamorphic", "border", "worker_shared", "job_server"),
+    *("publish_answers", "extract_definitions", "nox", "judge_sampling", "ops_attention", "calibrate"),
+    *("hostile", "wheels", "ops_moe"),
 )
 
 
@@ -27,17 +30,13 @@ if WORKER:
 
 # An eighth of the tests' time went into looking for cycles in what is imported and collected, which stays anyway.
 gc.disable()
+atexit.register(gc.freeze)
 
 
 def pytest_collection_finish() -> None:
     """Go on collecting garbage, of the tests alone."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    """End soon."""
-    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

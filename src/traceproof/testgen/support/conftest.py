@@ -1,6 +1,7 @@
 """Options and fixtures of the reference tests beside this file."""
 
 import ast
+import atexit
 import gc
 import importlib.util
 import json
@@ -32,6 +33,7 @@ from traceproof.testgen.support.helpers import get_ground_truth, load_definition
 from traceproof.testgen.support.suite import ReferenceTests  # noqa: E402
 from traceproof.testgen.support.trial import Trial, threads  # noqa: E402
 
+atexit.register(gc.freeze)  # ending, Python would look for cycles in all of torch: half a second
 CHECKOUTS: dict[str, str] = {}
 # Trials that tests hold, by the definition's file and the case.
 LIVE: WeakValueDictionary[tuple[str, str], Trial] = WeakValueDictionary()
@@ -77,11 +79,6 @@ def pytest_configure(config: pytest.Config) -> None:
         if path is not None and origin is not None:
             inner = Path(path, origin.place)
             sys.path.insert(0, str(inner if inner.is_dir() else path))
-
-
-def pytest_unconfigure() -> None:
-    """End soon: looking for cycles in all of torch takes half a second."""
-    gc.freeze()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
