@@ -11,8 +11,9 @@ from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Values, 
 from traceproof.ops.cases import STRESS, Case
 from traceproof.ops.compare import Comparison, Samples
 from traceproof.ops.far import Far
+from traceproof.ops.sampling.distributions import Distributions, source
 from traceproof.ops.sampling.filters import Support, pack, support
-from traceproof.ops.sampling.patterns import PACKS, WHOLE_VOCABULARY, Pattern
+from traceproof.ops.sampling.patterns import PACKS, WHOLE_VOCABULARY, place
 from traceproof.ops.sampling.speculative import DRAFT, Speculative
 
 ROWS = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
@@ -34,8 +35,10 @@ class Sampling(Op):
     op_type = "sampling"
 
     def of_form(self, definition: Definition) -> Op:
-        """Chain speculative sampling is told by its drafts."""
-        return SPECULATIVE if DRAFT in definition.inputs else self
+        """Chain speculative sampling is told by its drafts, filters of the whole call by their shapes."""
+        if DRAFT in definition.inputs:
+            return SPECULATIVE
+        return self if source(definition) is None else DISTRIBUTIONS
 
     def check(self, definition: Definition) -> None:
         """Known: probs [rows, vocabulary], top_k [rows] or top_p [rows] or both; samples [rows]."""
@@ -104,7 +107,7 @@ class Sampling(Op):
             patterns = [kinds[row % len(kinds)] for row in range(rows)]
             probs = torch.zeros((rows, vocabulary), dtype=torch.float32, device=draw.device)
             for row, pattern in enumerate(patterns):
-                _place(draw, row, pattern, probs[row])
+                place(draw, row, pattern, probs[row])
             both = "top_k" in definition.inputs
             filters = [(pattern.k, pattern.p_after_k if both else pattern.p) for pattern in patterns]
         ks = [vocabulary if k == WHOLE_VOCABULARY else min(k, vocabulary) for k, _ in filters]
@@ -140,20 +143,6 @@ class Sampling(Op):
         return 4 * rows * vocabulary + 12 * 8 * vocabulary
 
 
-def _place(draw: Draw, row: int, pattern: Pattern, out: torch.Tensor) -> None:
-    """Write the pattern's probabilities to random distinct tokens of one row, the first and last among them."""
-    weights = pattern.within(len(out))
-    count = len(weights)
-    slot = len(out) // count
-    tokens = torch.arange(count, device=out.device) * slot
-    tokens += draw.integers(f"offset.{row}", (count,), torch.int64, low=0, high=slot)
-    tokens[0] = 0
-    tokens[-1] = len(out) - 1 if count > 1 else int(tokens[0])
-    # Integers below 2**24: one correctly rounded division, on the host: a GPU multiplies by a number's reciprocal.
-    values = torch.tensor(weights, dtype=torch.float32) / float(sum(weights))
-    out[tokens[draw.permutation(f"order.{row}", count)]] = values.to(out.device)
-
-
 def _dense(draw: Draw, rows: int, vocabulary: int) -> tuple[torch.Tensor, list[tuple[int, float]]]:
     """Every token has mass, a fifth of it on 16 tokens; the filters cut deep, a little, and not at all."""
     weights = draw.integers("weights", (rows, vocabulary), torch.int64, low=1, high=256)
@@ -168,5 +157,5 @@ def _dense(draw: Draw, rows: int, vocabulary: int) -> tuple[torch.Tensor, list[t
     return probs.to(torch.float32), [filters[row % len(filters)] for row in range(rows)]
 
 
-SPECULATIVE = Speculative()
+SPECULATIVE, DISTRIBUTIONS = Speculative(), Distributions()
 OP = Sampling()

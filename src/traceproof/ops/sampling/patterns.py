@@ -7,6 +7,10 @@ many rows share a distribution, since their draws are judged together.
 
 from dataclasses import dataclass
 
+import torch
+
+from traceproof.draw import Draw
+
 WHOLE_VOCABULARY = -1  # as a k: no filter
 
 
@@ -66,3 +70,17 @@ PACKS = {
     "weights": (PEAK, PLAIN[2], PEAK, CLOSE_TO_P, PEAK, PEAK, PEAK, CLOSE_TO_P),
     "tricky": TRICKY,
 }
+
+
+def place(draw: Draw, row: int, pattern: Pattern, out: torch.Tensor) -> None:
+    """Write the pattern's probabilities to random distinct tokens of one row, the first and last among them."""
+    weights = pattern.within(len(out))
+    count = len(weights)
+    slot = len(out) // count
+    tokens = torch.arange(count, device=out.device) * slot
+    tokens += draw.integers(f"offset.{row}", (count,), torch.int64, low=0, high=slot)
+    tokens[0] = 0
+    tokens[-1] = len(out) - 1 if count > 1 else int(tokens[0])
+    # Integers below 2**24: one correctly rounded division, on the host: a GPU multiplies by a number's reciprocal.
+    values = torch.tensor(weights, dtype=torch.float32) / float(sum(weights))
+    out[tokens[draw.permutation(f"order.{row}", count)]] = values.to(out.device)
