@@ -17,6 +17,7 @@ from hub_server import HubServer
 
 from traceproof import programs
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import read_tree
 from traceproof.publish.bundle import Bundle, Piece
 from traceproof.publish.hub import Hub
 from traceproof.publish.prepare import Prepared, Source, prepare
@@ -102,6 +103,14 @@ def bundles(source: Source, *names: str) -> list[Prepared]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "run", here)
         return prepare(source, definitions=names, op_types=[], per="definition")
+
+
+def of_alpha(folder: Path, *names: str) -> Prepared:
+    """The bundle of `alpha`, of a dataset of these definitions of which every case passed."""
+    root = dataset(folder / "dataset", *names)
+    digests = {name: entry.digest for name, entry in read_tree(root).definitions.items()}
+    rows = [row(name, digests[name], case, actor) for name in digests for case in CASES for actor in ACTORS]
+    return bundles(finished(folder / "run", root, rows), "alpha")[0]
 
 
 def with_piece(prepared: Prepared, path: str, data: bytes) -> Prepared:

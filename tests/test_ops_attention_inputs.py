@@ -16,6 +16,8 @@ from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Unsupported
 from traceproof.ops.common.paging import Pages
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.mark.parametrize("name", planted.FORMS)
 def test_inputs_have_the_shapes_and_dtypes_of_the_definition(name: str) -> None:

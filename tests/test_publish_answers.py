@@ -18,9 +18,8 @@ from fuzzing import repeatedly
 from hub_server import WRITER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from publish_support import CASES, REPOSITORY, bundles, dataset, finished, row
+from publish_support import REPOSITORY, of_alpha, path_of
 
-from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.publish import push as pushing
 from traceproof.publish import transport
@@ -90,11 +89,7 @@ def usual(path: str) -> dict[str, Callable[[str], Answer]]:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    folder = tmp_path_factory.mktemp("publish")
-    root = dataset(folder / "dataset", "alpha")
-    digest = read_tree(root).definitions["alpha"].digest
-    rows = [row("alpha", digest, case, actor) for case in CASES for actor in ("reference", "torch")]
-    return bundles(finished(folder / "run", root, rows), "alpha")[0]
+    return of_alpha(tmp_path_factory.mktemp("publish"), "alpha")
 
 
 @pytest.fixture
@@ -102,18 +97,14 @@ def server(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serv
     for name in ("HF_TOKEN", "HF_HUB_DISABLE_XET"):
         monkeypatch.setenv(name, WRITER if name == "HF_TOKEN" else "1")
     made = Server()
-    made.answers = usual(path_of_lines(prepared))
+    # A file that is read before anything is sent: new workload lines go behind those that are there.
+    made.answers = usual(path_of(prepared, "workloads/"))
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield made
     made.shutdown()
     thread.join()
     made.server_close()
-
-
-def path_of_lines(prepared: Prepared) -> str:
-    """A file that is read before anything is sent: new workload lines go behind those that are there."""
-    return next(piece.path for piece in prepared.bundle.pieces if piece.path.startswith("workloads/"))
 
 
 def push(server: Server, prepared: Prepared) -> str:
@@ -174,7 +165,7 @@ def test_an_endless_listing_is_cut(server: Server, prepared: Prepared, monkeypat
     assert transport.MOST_REQUESTS == 500
     monkeypatch.setattr(transport, "MOST_REQUESTS", 50)
     for place, answer in (("/discussions", endless), ("/tree/", next_page(server.endpoint))):
-        server.answers = usual(path_of_lines(prepared)) | {place: answer}
+        server.answers = usual(path_of(prepared, "workloads/")) | {place: answer}
         server.log.clear()
         assert "a listing of more than 50 pages" in push(server, prepared)
         assert 50 < len(server.log) < 70
@@ -297,7 +288,7 @@ def test_no_answer_is_a_traceback(server: Server, prepared: Prepared) -> None:
     @given(place=st.sampled_from(PLACES), value=JSON, status=st.sampled_from(STATUSES))
     def fuzz(place: str, value: Any, status: int) -> None:  # noqa: ANN401 - JSON
         body = json.dumps(value).encode()
-        server.answers = usual(path_of_lines(prepared))
+        server.answers = usual(path_of(prepared, "workloads/"))
         server.answers[place] = lambda _: (status, {"Content-Type": "application/json"}, body)
         target = Hub(REPOSITORY, endpoint=server.endpoint, pause=lambda _: None)
         began = time.monotonic()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 from hub_repository import Repository
-from publish_support import CASES, bundles, dataset, finished, path_of, row, with_piece
+from publish_support import of_alpha, path_of, with_piece
 
-from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.publish.git import Remote, _Clone
 from traceproof.publish.prepare import Prepared
@@ -19,11 +19,7 @@ BRANCH = "traceproof/definition-alpha"
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    folder = tmp_path_factory.mktemp("publish")
-    root = dataset(folder / "dataset", "alpha")
-    digest = read_tree(root).definitions["alpha"].digest
-    rows = [row("alpha", digest, case, actor) for case in CASES for actor in ("reference", "torch")]
-    return bundles(finished(folder / "run", root, rows), "alpha")[0]
+    return of_alpha(tmp_path_factory.mktemp("publish"), "alpha")
 
 
 @pytest.fixture
@@ -89,3 +85,18 @@ def test_a_remote_that_refuses_says_why(remote: Repository, prepared: Prepared) 
         push(remote, prepared)
     heads = subprocess.run(["git", "--git-dir", str(remote.git_dir), "branch"], capture_output=True, check=True)
     assert heads.stdout.split() == [b"*", b"main"]
+
+
+def test_only_the_command_can_push() -> None:
+    """No rule, script or stage names the pusher, so `verify_all` and `snakemake publish` have no way to it."""
+    root = Path(__file__).resolve().parent.parent
+    places = [root / "Snakefile", *root.glob("rules/*.smk"), *root.glob("scripts/*.py"), *root.glob("src/**/*.py")]
+    naming = {
+        path.relative_to(root).as_posix() for path in places if re.search(r"publish\.(hub|git) ", path.read_text())
+    }
+    assert naming == {"src/traceproof/cli/publish.py"}
+    assert not [path.name for path in places if path.suffix == ".smk" and "--push" in _commands(path.read_text())]
+
+
+def _commands(text: str) -> str:
+    return re.sub(r'"""[^"]*"""', "", text)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import random
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,9 +14,8 @@ from pathlib import Path
 import pytest
 from hub_repository import Repository
 from hub_server import READER, TOKENS, WRITER, Fault, HubServer, serving
-from publish_support import CASES, REPOSITORY, bundles, dataset, finished, path_of, row, start_push, with_piece
+from publish_support import REPOSITORY, of_alpha, path_of, start_push, with_piece
 
-from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.publish.hub import Hub
 from traceproof.publish.prepare import Prepared, dry_run
@@ -30,16 +28,7 @@ KILLS = int(os.environ.get("TRACEPROOF_KILLS", "2"))  # docs/publishing.md has t
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    folder = tmp_path_factory.mktemp("publish")
-    root = dataset(folder / "dataset", "alpha", "beta")
-    digests = {name: entry.digest for name, entry in read_tree(root).definitions.items()}
-    rows = [
-        row(name, digests[name], case, actor)
-        for name in digests
-        for case in CASES
-        for actor in ("reference", "torch")
-    ]
-    return bundles(finished(folder / "run", root, rows), "alpha")[0]
+    return of_alpha(tmp_path_factory.mktemp("publish"), "alpha", "beta")
 
 
 @pytest.fixture
@@ -313,18 +302,3 @@ def test_the_token_is_written_nowhere(
 def test_a_dry_run_asks_no_server(hub: HubServer, prepared: Prepared, tmp_path: Path) -> None:
     dry_run(prepared, tmp_path / "dry", allow_changes=False)
     assert hub.log == []
-
-
-def test_only_the_command_can_push() -> None:
-    """No rule, script or stage names the pusher, so `verify_all` and `snakemake publish` have no way to it."""
-    root = Path(__file__).resolve().parent.parent
-    places = [root / "Snakefile", *root.glob("rules/*.smk"), *root.glob("scripts/*.py"), *root.glob("src/**/*.py")]
-    naming = {
-        path.relative_to(root).as_posix() for path in places if re.search(r"publish\.(hub|git) ", path.read_text())
-    }
-    assert naming == {"src/traceproof/cli/publish.py"}
-    assert not [path.name for path in places if path.suffix == ".smk" and "--push" in _commands(path.read_text())]
-
-
-def _commands(text: str) -> str:
-    return re.sub(r'"""[^"]*"""', "", text)
