@@ -1,6 +1,6 @@
 """Data of the overview: each definition by ground truth, GPU and version, in tables of words and their places."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from traceproof.actors.registry import ACTORS
@@ -13,40 +13,24 @@ from traceproof.untrusted.names import path_part
 NOW = "this run"
 
 
-class Words:
-    """Words by the order in which they are met."""
-
-    def __init__(self, *first: str) -> None:
-        self._places = {word: place for place, word in enumerate(first)}
-
-    def place(self, word: str) -> int:
-        """Place of a word."""
-        return self._places.setdefault(word, len(self._places))
-
-    @property
-    def all(self) -> list[str]:
-        """All of them."""
-        return list(self._places)
-
-
 class Overview:
     """Collects a row per definition and one per result, beside `earlier` states; `tables.js` makes tables."""
 
     def __init__(self, earlier: Sequence[str]) -> None:
         self._earlier = earlier
-        self._words: Mapping[str, Words] = {
-            "actors": Words(*(name for name in ACTORS if name != ORACLE)),
-            "states": Words(NOW),
-            **{name: Words() for name in ("devices", "versions", "verdicts", "reasons", "op_types", "outcomes")},
+        # of each kind, words in the order in which they are met
+        self._words: dict[str, list[str]] = {
+            "actors": [name for name in ACTORS if name != ORACLE],
+            "states": [NOW],
+            **{name: [] for name in ("devices", "versions", "verdicts", "reasons", "op_types", "outcomes")},
         }
         self._definitions: list[list[Any]] = []
         self._results: list[list[Any]] = []
 
     def add(self, view: View) -> None:
         """Add a definition."""
-        words, name = self._words, view.name
-        slug = path_part(name)
-        places = [words["op_types"].place(view.op_type), words["outcomes"].place(view.outcome)]
+        name, slug = view.name, path_part(view.name)
+        places = [self._place("op_types", view.op_type), self._place("outcomes", view.outcome)]
         self._definitions.append([name, *places, *([slug] if slug != name else [])])
         for place, tally in view.places.items():
             self._result(NOW, place, tally)
@@ -57,22 +41,19 @@ class Overview:
     def _result(self, state: str, place: Place, tally: Tally) -> None:
         if tally.verdict == Verdict.SKIP and tally.reason == Skip.NO_ADAPTER:
             return  # it has nothing to do with the definition
-        words = self._words
         margin = None if tally.margin is None else float(f"{tally.margin:.2g}")
-        self._results.append(
-            [
-                len(self._definitions) - 1,
-                words["actors"].place(place.actor),
-                words["devices"].place(place.device),
-                words["versions"].place(place.version),
-                words["states"].place(state),
-                words["verdicts"].place(tally.verdict),
-                margin,
-                words["reasons"].place("" if tally.verdict == Verdict.PASS else tally.reason),
-            ]
-        )
+        reason = "" if tally.verdict == Verdict.PASS else tally.reason
+        words = {"actors": place.actor, "devices": place.device, "versions": place.version, "states": state}
+        places = [self._place(*one) for one in (words | {"verdicts": tally.verdict, "reasons": reason}).items()]
+        self._results.append([len(self._definitions) - 1, *places[:-1], margin, places[-1]])
+
+    def _place(self, kind: str, word: str) -> int:
+        """Place of a word among those of its kind."""
+        words = self._words[kind]
+        if word not in words:
+            words.append(word)
+        return words.index(word)
 
     def data(self) -> dict[str, Any]:
         """All of it, as JSON."""
-        words = {name: found.all for name, found in self._words.items()}
-        return words | {"definitions": self._definitions, "results": self._results}
+        return self._words | {"definitions": self._definitions, "results": self._results}
