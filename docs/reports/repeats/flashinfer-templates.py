@@ -204,58 +204,6 @@ def n21():
     return f"functions that take a generator: {asked}; references that draw: {draws}, that take argmax: {likeliest} (right: all draw)"
 
 
-def n23():
-    tokens, hidden, inner, experts = 2, 128, 128, 2
-    packed = lambda *shape: torch.zeros(*shape[:-1], shape[-1] // 2, dtype=torch.uint8)
-    scales = lambda rows, columns: torch.ones(32, 4, rows // 128, 4, columns // 64, experts)  # as the template has them
-    one, chosen = torch.ones(experts), torch.zeros(tokens, 1, dtype=torch.int32)
-    weights = {
-        "w1_weight": packed(experts, 2 * inner, hidden),
-        "w1_weight_sf": scales(2 * inner, hidden),
-        "w2_weight": packed(experts, hidden, inner),
-        "w2_weight_sf": scales(hidden, inner),
-    }
-    rest = {"x": packed(tokens, hidden), "x_sf": torch.ones(tokens, hidden // 16), "fc2_input_scale": one[:1]}
-    routing = {"token_selected_experts": chosen, "token_final_scales": torch.ones(tokens, 1), "num_experts": experts, "top_k": 1}
-    given = weights | rest | routing | {"w1_alpha": one, "w2_alpha": one}
-    told = refused(lambda: template("cute_dsl_fused_moe").reference(**given))
-    return f"scales of {list(weights['w1_weight_sf'].shape)}, {axes('cute_dsl_fused_moe', 'w1_weight_sf')}: {told} (right: nothing)"
-
-
-def f3():
-    v, s = torch.zeros(1, 1, 2), torch.full((1, 1), -torch.inf)
-    got = {name: template(name).reference(v, s, v, s)[1].item() for name in ("merge_state", "merge_state_in_place")}
-    return f"where no state has seen a key, the log-sum-exp is {got} (right: -inf, and outputs of 0)"
-
-
-n17 = f3
-
-
-def n18():
-    names = ("moe_fp8_block_scale_topk_routing_swiglu_step", "mm_bf16_fp4_cudnn")
-    return f"constraints of {names}: {[list(template(name).constraints) for name in names]} (right: what their axes' names say)"
-
-
-def n19():
-    found, lost = template("moe_fp4_block_scale_ds_shared_experts"), {"top_k", "n_group", "topk_group"}
-    asked = lost & set(inspect.signature(found.reference).parameters)
-    return f"the reference asks for {sorted(asked)}, of which {sorted(asked & set(found.inputs))} are inputs (right: all)"
-
-
-def n20():
-    found = {name: template(name).inputs["fc2_input_scale"].optional for name in ("b12x_fused_moe", "b12x_moe_wrapper")}
-    source = inspect.getsource(inspect.getmodule(template("b12x_fused_moe").reference))
-    line = next(one.strip() for one in source.splitlines() if "fc2_input_scale is required" in one)
-    return f"fc2_input_scale is optional: {found}, and the reference says: {line} (right: one of them)"
-
-
-def n21():
-    name, source = "chain_speculative_sampling", inspect.getsource(template("chain_speculative_sampling").reference)
-    draws = [word for word in ("multinomial", "rand", "generator") if word in source]
-    asked = [one for one in ("generator", "seed", "offset") if one in inspect.signature(T[name][0]).parameters]
-    return f"the function draws, by {asked}; in the reference {draws} are random, argmax {source.count('argmax')} times (right: it draws)"
-
-
 def f4():
     got, scale = template("mxfp8_quantize").reference(torch.ones(1, 32))
     back = float(got[0, 0].float() * 2.0 ** (int(scale.flatten()[0]) - 127))
