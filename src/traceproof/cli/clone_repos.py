@@ -23,9 +23,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 def clone_repos(  # noqa: PLR0913 - one parameter per option
     names: Annotated[list[str] | None, typer.Argument(help="Sources; all if none.")] = None,
     *,
-    target_dir: Annotated[
-        Path | None, typer.Option(help="The folder that gets one folder per source; sources/ if left out.")
-    ] = None,
+    target_dir: Annotated[Path | None, typer.Option(help="Folder of them all; sources/ if left out.")] = None,
     branch: Annotated[list[str] | None, typer.Option(help="NAME=BRANCH: pin its newest commit.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="NAME=TAG: pin the tag's commit.")] = None,
     commit: Annotated[list[str] | None, typer.Option(help="NAME=COMMIT, all 40 digits.")] = None,

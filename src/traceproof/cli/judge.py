@@ -49,12 +49,9 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
 
     Exit codes: 0 accepted, 1 refused, 2 bad use or input, or it needs a GPU and there is none.
     """
+    given, weak = run.given(tolerance=tolerance, seed=seed), allow_weak_isolation or None
     root, config = run.configured(
-        dataset=run.dataset_in(dataset),
-        test_sizes=test_sizes,
-        tolerance=tolerance,
-        seed=seed,
-        allow_weak_isolation=allow_weak_isolation or None,
+        dataset=run.dataset_in(dataset), test_sizes=test_sizes, allow_weak_isolation=weak, **given
     )
     session = Session(
         root=root,
@@ -67,7 +64,7 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
         stack=stack,
         timed=timed,
     )
-    given = run.given(definition=definition, dataset=dataset, tolerance=tolerance, seed=seed)
+    given = run.given(definition=definition, dataset=dataset, **given)
     repeats = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     repeats += ["--test-sizes", *test_sizes] if test_sizes else []
     certificates = _judged(session, path, repeats, json_file)
