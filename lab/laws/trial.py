@@ -22,6 +22,10 @@ from traceproof.worker import Status
 # Edge cases hold empty rows, adversarial ones magnitudes; a case's law costs up to four calls.
 WANTED = ("small", "medium-0", "edge", "adversarial-rows", "adversarial-holes", "adversarial-boundary")
 
+# Two samples are held against each other, which takes more draws than one against what is exact: so many, unless
+# their inputs together have more elements than that.
+DRAWS, ELEMENTS = 512, 1 << 21
+
 
 def subjects_of(definition: Definition, seed: int) -> list[Subject]:
     """The cases that laws are tried on, each drawn and solved."""
@@ -61,7 +65,9 @@ def try_law(law: Law, subjects: list[Subject], source: Source) -> dict[str, Any]
 
 
 def _call(law: Law, subject: Subject, inputs: Values, source: Source) -> Tensors:
-    trials = 1 if law.once else subject.trials
+    size = sum(value.numel() for value in inputs.values() if isinstance(value, torch.Tensor))
+    more = min(DRAWS, ELEMENTS // max(size, 1)) if subject.trials else 0
+    trials = 1 if law.once else max(subject.trials, more)
     return source.run(subject.case, inputs, seed=subject.seed, trials=trials).outputs
 
 
