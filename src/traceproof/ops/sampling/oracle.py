@@ -94,7 +94,8 @@ class Sampling(Op):
             case "dense":
                 draws = max(DENSE_TRIALS * rows, cheap)
         if case.size == "small":
-            draws //= 3  # these cases are for the wiring, the others for the numbers
+            # for the wiring, the others for the numbers; but a filter that drops a quarter of the mass must show
+            draws = max(draws // 3, min(DRAWS, cheap))
         return max(1, min(MAX_TRIALS, draws // rows))
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
