@@ -131,6 +131,7 @@ def test_recorded_cases_are_read_once_each(tmp_path: Path) -> None:
         of_recorded(record, ROOT)
 
 
+@pytest.mark.slow
 def test_a_library_suite_is_collected_or_run(tmp_path: Path) -> None:
     path = tmp_path / "test_delta.py"
     path.write_text(FLA_SUITE)
@@ -199,6 +200,7 @@ def test_two():
 """
 
 
+@pytest.mark.slow
 def test_a_suite_that_runs_is_read_by_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toylibrary.py").write_text(LIBRARY)
     (tmp_path / "test_toy.py").write_text(LIBRARY_TESTS)

@@ -115,6 +115,7 @@ def wide(definition: Definition) -> Definition:
 WIDE = [wide(definition) for definition in BY_FORM.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("definition", WIDE, ids=lambda definition: definition.name)
 @pytest.mark.parametrize("case", ["small-1", "medium-1"])
 def test_kernels_that_requantise_pass(definition: Definition, case: str) -> None:

@@ -133,6 +133,7 @@ def ruled(kernel: Kernel, *sizes: str, seed: int = 0) -> dict[str, Ruling]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", RIGHT)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_right_kernel_passes(kernel: str, seed: int) -> None:
@@ -141,6 +142,7 @@ def test_a_right_kernel_passes(kernel: str, seed: int) -> None:
     assert "medium-1" in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", WRONG)
 def test_a_wrong_kernel_fails(kernel: str) -> None:
     failed = {name for name, one in ruled(WRONG[kernel], "small", "medium").items() if one.verdict == "fail"}

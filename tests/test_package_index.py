@@ -97,6 +97,7 @@ def serve(index: Index, data: bytes, *, as_json: bool, sha256: str | None = None
     index.pages["/files/tiny-1.0.tar.gz"] = ("application/x-tar", data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_source_package_is_a_file_and_nothing_of_it_runs(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, as_json: bool
@@ -144,6 +145,7 @@ PAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_whatever_an_index_answers_is_one_message(index: Index, tmp_path: Path, page: str) -> None:
     index.pages["/simple/tiny/"] = ("text/html", PAGES[page])

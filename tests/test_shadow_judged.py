@@ -65,6 +65,7 @@ def own(tmp_path: Path, body: str, dtype: str = "bfloat16") -> Mapping[str, Any]
     return {"rows": rows, "verdicts": verdicts(rows), "against": {row["against"] for row in rows}}
 
 
+@pytest.mark.slow
 def test_a_reference_of_an_unknown_op_type_is_held_against_its_shadow(tmp_path: Path) -> None:
     found = own(tmp_path, "return torch.softmax(x.float(), -1).to(torch.bfloat16)")
     assert found["verdicts"] == {("pass", None)}

@@ -203,6 +203,7 @@ def at_home(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> Path:
     return repository.root
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_home")
 @pytest.mark.parametrize(("command", "names"), USES, ids=[command for command, _ in USES])
 def test_a_wrong_use_is_answered(command: str, names: str, tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
