@@ -155,14 +155,25 @@ def test_a_wrong_kernel_fails_by_the_rows_that_are_not_open(wrong: str, tied: in
     assert ruling(WRONG[wrong], probabilities(tied)).verdict == "fail"
 
 
-@pytest.mark.parametrize("wrong", ["zeros", "NaN", "p ignored", "one token off"])
-def test_a_kernel_that_is_wrong_in_open_rows_alone_does_not_pass(wrong: str) -> None:
+def wrong_in_open_rows(wrong: str) -> Ruling:
+    """What the judge says of a kernel that is wrong in the one open row of three."""
+
     def half(probs: torch.Tensor, p: float) -> torch.Tensor:
         return torch.cat([WRONG[wrong](probs[:1], p), top_p(probs[1:], p)])
 
-    found = ruling(half, probabilities(1))
+    return ruling(half, probabilities(1))
+
+
+@pytest.mark.parametrize("wrong", ["zeros", "p ignored", "one token off"])
+def test_a_kernel_that_is_wrong_in_open_rows_alone_does_not_pass(wrong: str) -> None:
+    found = wrong_in_open_rows(wrong)
     assert (found.verdict, found.reason) == ("skip", "no_oracle")
     assert "far from what it gives" in found.message
+
+
+def test_nan_that_no_order_of_equals_gives_fails_in_open_rows_too() -> None:
+    found = wrong_in_open_rows("NaN")
+    assert (found.verdict, found.reason) == ("fail", "nan")
 
 
 @pytest.fixture(scope="module")

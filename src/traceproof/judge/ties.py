@@ -35,11 +35,12 @@ def _differing(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def closed(actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """An output whose open rows hold what is expected; as it is where no row is open."""
+    """An output whose open rows hold what is expected, but for NaN that neither order gives."""
     left = entries.get(OPEN)
     if left is None or actual.shape != entries[""].shape:
         return actual
-    return torch.where(left, entries[""].to(actual.dtype), actual)
+    nowhere = actual.isnan() & ~(entries[""].isnan() | entries[OTHER_TIES].isnan())
+    return torch.where(left & ~nowhere, entries[""].to(actual.dtype), actual)
 
 
 def unverified(actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> str:
