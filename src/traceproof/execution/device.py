@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import torch
 
 CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
-# Free GPU memory that a process goes on with, since to give it back waits for the GPU: between two cases (what the
-# smallest lease of a job has room for), and once a job is done, whose lease ends.
+# Free GPU memory that a process goes on with, since to give it back waits for the GPU: between two cases (their
+# job's lease has room for the largest), and once a job is done, whose lease ends.
 BETWEEN_BYTES, KEPT_BYTES = 4 << 30, 512 << 20
 
 

@@ -79,8 +79,8 @@ def patiently(
         say(f"attempt {state.attempt_number} of {tries} failed ({last}); again in {pause:g} s")
 
     def ended(state: RetryCallState) -> Result:
-        what, todo = f"{tries} attempts failed, the last one on", "Run the same command again later: what was "
-        todo += "uploaded is not uploaded twice."
+        what = f"{tries} attempts failed, the last one on"
+        todo = "Run the same command again later: what was uploaded is not uploaded twice."
         if lost(state):
             what, todo = "the other side cannot be reached", "Check the address and the network."
         raise TraceproofError(f"not published: {what}: {_reason(state)}", todo=todo) from None

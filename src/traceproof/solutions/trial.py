@@ -33,7 +33,7 @@ from traceproof.solutions.cases import planned
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import Row, Settings, Trial
 from traceproof.solutions.rows import bad, refused, row_of
-from traceproof.untrusted import FLOAT64, ORDERING, OTHER_ORDER, OTHER_TIES
+from traceproof.untrusted import OTHER_TIES, shadow_modes
 from traceproof.worker import Limits, Pool, Status
 
 ROOM, BYTE = 4096, 0xFF  # around inputs: NaN as a float, out of range as a place
@@ -203,10 +203,9 @@ class Evaluation:
         if self.reference is None:
             return {}
         call = partial(self.reference.run, subject.case, subject.inputs, seed=subject.seed)
-        ordering = any(word in self.definition.reference for word in ORDERING)
-        modes = {"": FLOAT64, f"@{FLOOR}": OTHER_ORDER, **({f"@{OTHER_TIES}": OTHER_TIES} if ordering else {})}
+        modes = zip(("", f"@{FLOOR}", f"@{OTHER_TIES}"), shadow_modes(self.definition.reference), strict=False)
         try:
-            made = {beside: call(mode=mode).outputs for beside, mode in modes.items()}
+            made = {beside: call(mode=mode).outputs for beside, mode in modes}
         except CallError:
             return {}
         return {

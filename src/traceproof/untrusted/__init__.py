@@ -4,3 +4,9 @@
 # that gives beside an output.
 FLOAT64, OTHER_ORDER, OTHER_TIES = "float64", "other order", "other ties"
 ORDERING = ("sort", "topk")  # in the text of code that `ties` changes anything in
+
+
+def shadow_modes(reference: str) -> tuple[str, ...]:
+    """The modes that a reference is followed in: OTHER_TIES, the last, only where its text orders values."""
+    orders = any(word in reference for word in ORDERING)
+    return (FLOAT64, OTHER_ORDER, OTHER_TIES) if orders else (FLOAT64, OTHER_ORDER)

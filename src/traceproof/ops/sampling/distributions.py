@@ -45,7 +45,9 @@ class Distributions(Op):
         """Known: probs or logits [rows, vocabulary]; samples [rows]; `indices` may be left out."""
         rows, *_ = shape = definition.inputs[str(source(definition))].shape or ("", "")
         indices = definition.inputs.get("indices")
-        if len(shape) != 2 or definition.const_axes.get(shape[1], 0) < max(map(_width, PACKS["plain"])):
+        if len(shape) != 2 or definition.const_axes.get(shape[1], 0) < max(
+            len(one.weights) for one in PACKS["plain"]
+        ):
             raise Unsupported(f"the distributions are {list(shape)}")
         if list(definition.outputs) != ["samples"] or definition.outputs["samples"].shape != (rows,):
             raise Unsupported(f"outputs are {list(definition.outputs)}")
@@ -103,10 +105,6 @@ class Distributions(Op):
         """The distribution, not the sample."""
         del definition
         return {"samples": Samples()}
-
-
-def _width(pattern: object) -> int:
-    return len(getattr(pattern, "weights", ()))
 
 
 def _above(row: torch.Tensor, least: float) -> Support:

@@ -94,7 +94,7 @@ class Sampling(Op):
             case "dense":
                 draws = max(DENSE_TRIALS * rows, cheap)
         if case.size == "small":
-            # for the wiring, the others for the numbers; but a filter that drops a quarter of the mass must show
+            # these cases are for the wiring; but a filter that drops a quarter of the mass must show in them
             draws = max(draws // 3, min(DRAWS, cheap))
         return max(1, min(MAX_TRIALS, draws // rows))
 

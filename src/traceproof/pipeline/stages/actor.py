@@ -162,8 +162,9 @@ class _Trusted:
             own = entry.holding(planned for planned in entry.cases if self._runs(planned))
             found[name], unknown = _known(self.job, self.outputs, name, own, self.progress)
             items = [self._item(name, planned, key) for planned, key in unknown]
-            first = {"seconds": self.job.seconds_of_first(entry)}
-            waiting += [item | (first if item is items[0] else {}) for item in items]
+            for first in items[:1]:
+                first["seconds"] = self.job.seconds_of_first(entry)
+            waiting += items
         timeouts: Counter[str] = Counter()
         while waiting:
             names = {item["definition"] for item in waiting}

@@ -23,7 +23,7 @@ from traceproof.pipeline.stages.calls import Call, drawn_fill, join, seeds_of
 from traceproof.pipeline.stages.job import Job
 from traceproof.pipeline.stages.progress import Progress
 from traceproof.store import Store, disk_errors
-from traceproof.untrusted import FLOAT64, ORDERING, OTHER_ORDER, OTHER_TIES
+from traceproof.untrusted import OTHER_TIES, shadow_modes
 from traceproof.worker import MIB, Isolation, ItemOutcome, Limits, Pool, Session, Status
 
 MEASURE = "traceproof.actors.measure:setup"
@@ -135,21 +135,17 @@ class References:
                     call.outcome, call.facts = self._call(call, measure, caller)
                     timeouts += call.timed_out
                     if call.followed and call.succeeded:
-                        ordering = any(word in entry.reference for word in ORDERING)
-                        why = self._shadowed(call, measure, caller, ordering=ordering)
+                        why = self._shadowed(call, measure, caller, shadow_modes(entry.reference))
                         call.facts = {**call.facts, "shadow": why}
                 yield call
 
-    def _shadowed(self, call: Call, measure: Session, caller: Caller, *, ordering: bool) -> str:
-        """Put the shadow of a call's outputs, and the outputs in another order of summation, beside them.
-
-        Where the reference is `ordering` values, the shadow with equal values in another order as well.
+    def _shadowed(self, call: Call, measure: Session, caller: Caller, modes: Sequence[str]) -> str:
+        """Put the shadow of a call's outputs, and what else the modes give, beside them.
 
         Returns:
             why it could not be done; empty: it was.
         """
-        modes = ((FLOAT64, SHADOW), (OTHER_ORDER, FLOOR), *(((OTHER_TIES, OTHER_TIES),) if ordering else ()))
-        for mode, beside in modes:
+        for mode, beside in zip(modes, (SHADOW, FLOOR, OTHER_TIES), strict=False):
             outcome, _ = self._call(call, measure, caller, mode=mode, beside=beside)
             if outcome.status is not Status.OK:
                 lines = outcome.message.strip().splitlines() or [str(outcome.status)]
