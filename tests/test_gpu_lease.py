@@ -36,7 +36,7 @@ def test_large_jobs_leave_room_for_idle_workers_and_small_ones_do_not(
         with pytest.raises(Waits), lease(found, memory_mib=7 * PLACE_MIB, folder=tmp_path):
             pass
         with (
-            lease(found, memory_mib=6 * PLACE_MIB, folder=tmp_path) as one,
+            lease(found, memory_mib=4 * PLACE_MIB, folder=tmp_path) as one,
             lease(found, folder=tmp_path) as other,
         ):
             assert one == other == "0"

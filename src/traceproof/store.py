@@ -204,9 +204,12 @@ class Store:
     def finish(self, digest: str, record: Mapping[str, Any], tensors: Path | None = None) -> dict[str, Any]:
         """Take over a file of tensors (moved), then write the record; gives it, with the digest of the tensors.
 
-        Raises TraceproofError: the disk is full.
+        What was there is removed first, record before tensors: ext4 writes a file out to disk when it is renamed
+        over another one, and the job waits for that. Raises TraceproofError: the disk is full.
         """
         written = dict(record)
+        for path in (self.record_path(digest), self.tensors_path(digest)):
+            path.unlink(missing_ok=True)
         if tensors is not None:
             target = self.tensors_path(digest)
             with disk_errors(target):

@@ -20,7 +20,14 @@ from traceproof.actors.base import Actor, named_outputs
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution.bits import same_bits
-from traceproof.execution.device import BETWEEN_BYTES, KEPT_BYTES, ending_if_lost, giving_back, set_seed
+from traceproof.execution.device import (
+    BETWEEN_BYTES,
+    KEPT_BYTES,
+    ending_if_lost,
+    giving_back,
+    set_seed,
+    wait_asleep,
+)
 from traceproof.execution.inputs import drawing_device, fingerprints, make_inputs, place
 from traceproof.execution.tensor_files import plain_tensor, plain_tensors
 from traceproof.ops import far
@@ -90,7 +97,9 @@ def _load(
     actor.prepare(definition)
 
     def run(item: dict[str, Any]) -> dict[str, Any]:
-        return runner(device=torch.device(item.get("device", payload["device"]))).run(item)
+        device = torch.device(item.get("device", payload["device"]))
+        wait_asleep(device)
+        return runner(device=device).run(item)
 
     return run
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution.bits import same_bits
-from traceproof.execution.device import BETWEEN_BYTES, giving_back
+from traceproof.execution.device import BETWEEN_BYTES, giving_back, wait_asleep
 from traceproof.execution.inputs import drawing_device, draws_much, fingerprints, make_inputs
 from traceproof.execution.transfer import Sent, Transfer
 from traceproof.ops import registry as ops
@@ -74,6 +74,7 @@ class Measure:
         self._sent = None
         case = Case(**item["case"])
         device = drawing_device(self.definition, case, self.device)
+        wait_asleep(device)
         torch.set_num_threads(DRAWING_THREADS if draws_much(self.definition, case) else 1)
         drawn = make_inputs(self.op, self.definition, case, device=device, dataset=self.dataset)
         digest = digest_json(fingerprints(drawn))

@@ -3,6 +3,7 @@
 Part of what runs beside `traceproof.execution.runner`: standard library and torch only.
 """
 
+import ctypes
 import os
 import sys
 import traceback
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
+SLEEPING = 4  # CU_CTX_SCHED_BLOCKING_SYNC of CUDA's driver API
 CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
 # Free GPU memory that a process goes on with, since to give it back waits for the GPU: between two cases (their
 # job's lease has room for the largest), and once a job is done, whose lease ends.
@@ -26,6 +28,23 @@ def set_seed(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed_all(seed)
+
+
+def wait_asleep(device: torch.device) -> None:
+    """Have this process, which has not opened the GPU yet, sleep when it waits for it instead of asking on and on.
+
+    A driver gives the processes that have a GPU open one turn after the other: beside fifteen others a wait takes
+    2 ms, and as many cores do nothing else (`lab/bench_gpu_turns.py`). A process alone waits longer so, and what
+    is timed does without.
+    """
+    if device.type != "cuda" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return
+    driver, place, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return  # torch says what is wrong, once it opens the GPU
+    for index in range(count.value):
+        if not driver.cuDeviceGet(ctypes.byref(place), index):
+            driver.cuDevicePrimaryCtxSetFlags_v2(place, SLEEPING)
 
 
 def cuda_is_lost() -> bool:

@@ -24,6 +24,7 @@ IDLE_SHARE = 8  # one part in so many is for workers that wait for their next jo
 # Of such a worker: its context, and what its allocator keeps (`execution.device.KEPT_BYTES`). On an H200 614 MiB
 # and 512 MiB, 31 GiB in all with 16 cores, where a few large jobs leave most workers without one.
 IDLE_MIB = 1126
+LARGE = 3  # one part in so many is a large job's: others are small beside what idle workers may hold
 POOLS = len(KERNELS) + 2  # of workers: a stack's, the references', the judge's
 WORKER_MIB = 4 * 1024  # of GPU memory for each process that a stack may have
 POLL_SECONDS = 0.05
@@ -93,7 +94,7 @@ def lease(
 
     Gives None and changes nothing where there is no GPU, or none that somebody has assigned: a batch system, or
     whoever started this. Of several assigned ones, it gives one; a single one is waited for and named as it was.
-    A job that none has room for gets a whole one; a large one leaves more to idle workers than others. Lock files
+    A job that none has room for gets a whole one; one that wants a third leaves more to idle workers. Lock files
     lie in the temporary folder unless another is given, for all runs of this user. They are called by the GPU's
     UUID, since a batch system may give two jobs of a machine different GPUs under one number.
     """
@@ -106,7 +107,7 @@ def lease(
         return
     folder = folder or _folder()
     wanted, spare = max(1, math.ceil(memory_mib / PLACE_MIB)), _spare(available)
-    place, locks = _wait(available, wanted, spare if wanted > spare else 0, folder)
+    place, locks = _wait(available, wanted, spare if LARGE * wanted > available[0].places else 0, folder)
     os.environ[VARIABLE] = place.index if assigned is None or "," in assigned else assigned
     try:
         yield place.index

@@ -16,6 +16,7 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.execution.case import expectation
+from traceproof.execution.device import wait_asleep
 from traceproof.execution.inputs import drawing_device, fingerprints, make_inputs, place
 from traceproof.judge.numerics import Numerics
 from traceproof.judge.output import Expected, Ruling, judge_form, numerics_of, rule_on, surplus
@@ -74,6 +75,7 @@ class LargeCases:
 
     def on(self, device: torch.device, case: Case, ran: Mapping[str, RunRecord]) -> dict[str, Rulings]:
         """Rulings on one case by actor, computed on `device`; `ran` holds the records of actors that ran it."""
+        wait_asleep(device)
         drawn = make_inputs(
             self.op,
             self.definition,
