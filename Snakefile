@@ -7,6 +7,7 @@ from pathlib import Path
 try:
     import snakemake_logger_plugin_traceproof as output
     from traceproof import runs
+    from traceproof.codedigest import code_digest
     from traceproof.untrusted import tokens
     from traceproof.pipeline import interrupts
     from traceproof.ops.registry import families

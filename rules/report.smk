@@ -30,7 +30,7 @@ rule report:
     log:
         f"{FLOW.run}/logs/report.log",
     params:
-        code=FLOW.report_code,
+        code=code_digest("traceproof.pipeline.stages.report"),
         history=FLOW.history,
         scope=FLOW.scope,
         known=FLOW.known_state,

@@ -85,7 +85,7 @@ rule test_file:
         out=TESTS.root,
         sizes=FLOW.config.test_sizes,
         tolerance=FLOW.tolerance,
-        code=TESTS.file_code,
+        code=code_digest("traceproof.testgen.generate"),
     shell:
         "{DRIVER:q} scripts/reference_tests.py --out {params.out:q} --cases {input.cases:q} --sizes {params.sizes:q}"
         " --tolerance {params.tolerance:q} --known {input.known:q} --log {log:q}"
@@ -125,7 +125,7 @@ rule run_tests_of:
         caches=FLOW.caches,
         limits=FLOW.limits,
         options=TESTS.options,
-        code=TESTS.run_code,
+        code=code_digest("traceproof.testgen.outcomes", "traceproof.testgen.worker"),
     shell:
         "PYTHONPATH={params.path:q} {params.python:q} scripts/run_tests.py --file {input.file:q}"
         " --op-type {wildcards.op_type:q} --dataset {params.dataset:q}"
@@ -146,7 +146,7 @@ rule tests_report:
         f"{FLOW.run}/logs/tests_report.log",
     localrule: True
     params:
-        code=TESTS.report_code,
+        code=code_digest("traceproof.testgen.summary"),
     shell:
         "{DRIVER:q} scripts/tests_report.py --rows {input.rows:q} --stacks {input.stacks:q} --known {input.known:q}"
         " --out {output:q} --log {log:q}"

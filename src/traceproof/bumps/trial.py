@@ -77,10 +77,10 @@ class Trial:
             "selection": json.dumps(selection),
             "out": out,
             "store": self._store,
-            "caches": self._compiled,
+            "store-gb": self.flow.store_gb,
+            "actors": 2,
         }
-        options |= {"store-gb": self.flow.store_gb, "actors": 2}
-        self._run("cases", MAIN, {**options, "stack": self.work / f"{MAIN}.json"})
+        self._run("cases", MAIN, self.work / f"{MAIN}.json", options)
         return out / f"{self.op_type}.json"
 
     @cached_property
@@ -94,16 +94,14 @@ class Trial:
         options = {
             "actor": actor,
             "cases": self._cases,
-            "stack": record,
             "manifest": manifest,
             "store": self._store,
-            "caches": self._compiled,
             "built": self._built(actor, record, place, package),
             "code": self.flow.outputs_code(self.op_type, actor),
             "limits": self.flow.limits,
             "lanes": 1,
         }
-        self._run("actor", MAIN if actor == "oracle" else self.stack, options, package)
+        self._run("actor", MAIN if actor == "oracle" else self.stack, record, options, package)
         return manifest
 
     def _built(self, actor: str, record: Path, place: Path, package: Path | None) -> list[Path]:
@@ -111,14 +109,9 @@ class Trial:
         if not self.flow.builds(self.op_type, actor):
             return []
         out = place / "jit.json"
-        options = {"cases": self._cases, "stack": record, "caches": self._compiled, "out": out}
-        self._run("jit", self.stack, {**options, "seconds": self.flow.config.limits.build_s}, package)
+        options = {"cases": self._cases, "out": out, "seconds": self.flow.config.limits.build_s}
+        self._run("jit", self.stack, record, options, package)
         return [out]
-
-    @property
-    def _compiled(self) -> Path:
-        """Folder of what is compiled; a stack's record, whose digest names its code, decides on the one inside."""
-        return self.work / "compiled"
 
     @property
     def _store(self) -> Path:
@@ -129,14 +122,12 @@ class Trial:
             "cases": self._cases,
             "manifests": manifests,
             "verdicts": verdicts,
-            "stack": self.work / f"{MAIN}.json",
             "store": self._store,
-            "caches": self._compiled,
             "code": self.flow.judge_code(self.op_type),
             "tolerance": self.flow.tolerance,
             "threads": 1,
         }
-        self._run("judge", MAIN, options)
+        self._run("judge", MAIN, self.work / f"{MAIN}.json", options)
 
     def _record(self, stack: str, package: Path | None) -> dict[str, Any]:
         """The stack's record: the interpreter's, asked once, with versions that the package brings."""
@@ -150,9 +141,12 @@ class Trial:
             found = found | {"versions": {**versions, "torch": found["versions"]["torch"]}}
         return {"stack": stack, **found, "digest": digest_json(found)}
 
-    def _run(self, script: str, stack: str, options: Mapping[str, object], package: Path | None = None) -> None:
+    def _run(
+        self, script: str, stack: str, record: Path, options: Mapping[str, object], package: Path | None = None
+    ) -> None:
+        """Run a script; the record, whose digest names its code, decides on the folder of what is compiled."""
         arguments = [str(self.root / "scripts" / f"{script}.py"), "--log", str(self.work / f"{script}.log")]
-        for key, value in options.items():
+        for key, value in {**options, "stack": record, "caches": self.work / "compiled"}.items():
             arguments += [f"--{key}", *(map(str, value) if isinstance(value, list) else [str(value)])]
         self._python(stack, arguments, package)
 

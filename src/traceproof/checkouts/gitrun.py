@@ -193,6 +193,19 @@ class Git:
         )
 
 
+def tree_with(git: Callable[..., str], base: str, files: Mapping[str, bytes]) -> str:
+    """Write the tree of a commit with these files on top, by `Git.local` or its like; its digest."""
+    with tempfile.TemporaryDirectory() as scratch:
+        index = Path(scratch) / "index"
+        git("read-tree", base, index=index)
+        blobs = {
+            path: git("hash-object", "-w", "--stdin", data=data).strip() for path, data in sorted(files.items())
+        }
+        listed = "".join(f"100644 {blob}\t{path}\n" for path, blob in blobs.items())
+        git("update-index", "--index-info", data=listed.encode(), index=index)
+        return git("write-tree", "--missing-ok", index=index).strip()
+
+
 class _Listener:
     """Reads what git says while it runs."""
 

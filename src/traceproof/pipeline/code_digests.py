@@ -47,11 +47,6 @@ class CodeDigests:
         return code_digest("traceproof.pipeline.stages.judge", *_op(op_type), *([bugs] if bugs else []))
 
     @cached_property
-    def report_code(self) -> str:
-        """Digest of the code that the summary depends on."""
-        return code_digest("traceproof.pipeline.stages.report")
-
-    @cached_property
     def site_code(self) -> str:
         """Digest of what the site depends on: code, templates, what is copied beside the pages."""
         folders = (SOURCE / "site" / name for name in ("templates", "assets"))

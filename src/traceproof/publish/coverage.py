@@ -52,17 +52,18 @@ def coverage(definitions: Iterable[Definition], ledger: Ledger) -> tuple[Row, ..
                 reason=standing.reason,
                 device=(record.device or "") if record is not None else "",
             )
-            for model in _values(definition.tags, "model")
+            for model in tag_values(definition.tags, "model")
         ]
     return tuple(sorted(rows, key=lambda row: (row.model, row.op_type, row.definition)))
 
 
-def _values(tags: Iterable[str], kind: str) -> list[str]:
+def tag_values(tags: Iterable[str], kind: str) -> list[str]:
+    """What tags of one kind say, e.g. `model`."""
     return [tag.partition(":")[2] for tag in tags if tag.startswith(f"{kind}:")]
 
 
 def _number(tags: Iterable[str], kind: str) -> int | None:
-    values = _values(tags, kind)
+    values = tag_values(tags, kind)
     return int(values[0]) if len(values) == 1 and re.fullmatch("[0-9]{1,9}", values[0]) else None
 
 

@@ -4,12 +4,11 @@ The clone's working tree, index and other branches are not touched, and nothing 
 pull request's text is beside it, and the command that pushes it is told.
 """
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from traceproof.checkouts.gitrun import Git
+from traceproof.checkouts.gitrun import Git, tree_with
 from traceproof.errors import TraceproofError
 from traceproof.publish.coverage import Row, inserted, section, totals
 from traceproof.store import write_text
@@ -42,7 +41,7 @@ def prepare(clone: Path, file: str, rows: Sequence[Row], *, origin: str, out: Pa
     base = git.local("rev-parse", "--verify", f"{name}^{{commit}}").strip()
     present = git.local("ls-tree", "-z", "--name-only", base, "--", file).strip("\0") == file
     text = git.local("cat-file", "blob", f"{base}:{file}") if present else ""
-    tree = _tree(git, base, file, inserted(text, section(rows, origin)))
+    tree = tree_with(git.local, base, {file: inserted(text, section(rows, origin)).encode()})
     body = _body(rows, origin, file)
     committed = _commit(git, tree, base, f"{TITLE}\n\n{body}")
     target = out / "coverage" / "pull-request.md"
@@ -55,16 +54,6 @@ def _base(git: Git) -> str:
     """The branch to go on top of: the remote's default one, else the clone's current one."""
     found = git.local("for-each-ref", "--format=%(symref:short)", f"refs/remotes/{REMOTE}/HEAD").strip()
     return found or "HEAD"
-
-
-def _tree(git: Git, base: str, file: str, text: str) -> str:
-    """The base's tree with the document in it."""
-    with tempfile.TemporaryDirectory() as scratch:
-        index = Path(scratch) / "index"
-        git.local("read-tree", base, index=index)
-        blob = git.local("hash-object", "-w", "--stdin", data=text.encode()).strip()
-        git.local("update-index", "--add", "--cacheinfo", f"100644,{blob},{file}", index=index)
-        return git.local("write-tree", index=index).strip()
 
 
 def _commit(git: Git, tree: str, base: str, message: str) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from traceproof.publish.bundle import Bundle
 from traceproof.publish.change import Change
-from traceproof.publish.coverage import Row, table
+from traceproof.publish.coverage import Row, table, tag_values
 from traceproof.publish.ledger import REFERENCE, Ledger, Record
 from traceproof.text import markdown, printable, redacted
 
@@ -51,14 +51,7 @@ def _head(bundle: Bundle) -> str:
 
 
 def _provenance(bundle: Bundle, ledger: Ledger, provenance: Mapping[str, str]) -> Iterator[str]:
-    models = sorted(
-        {
-            tag.partition(":")[2]
-            for item in bundle.definitions.values()
-            for tag in item.tags
-            if tag.startswith("model:")
-        }
-    )
+    models = sorted({model for item in bundle.definitions.values() for model in tag_values(item.tags, "model")})
     yield "| what | |"
     yield "|---|---|"
     rows = {"models": ", ".join(models), **provenance}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
-from traceproof.checkouts.gitrun import MOVED, Git, GitError, Patience
+from traceproof.checkouts.gitrun import MOVED, Git, GitError, Patience, tree_with
 from traceproof.errors import TraceproofError
 from traceproof.publish.bundle import Bundle
 from traceproof.publish.change import Change
@@ -101,15 +101,7 @@ class _Clone:
 
     def commit(self, files: dict[str, bytes], tips: list[str], base: str, message: str) -> str | None:
         """A commit of the base's tree with the files on top; None: the branch holds exactly that."""
-        index = self.folder / "publish-index"
-        index.unlink(missing_ok=True)
-        self.git("read-tree", base, index=index)
-        lines = []
-        for path, data in sorted(files.items()):
-            blob = self.git("hash-object", "-w", "--stdin", data=data).strip()
-            lines.append(f"100644 {blob}\t{path}\n")
-        self.git("update-index", "--index-info", data="".join(lines).encode(), index=index)
-        tree = self.git("write-tree", "--missing-ok", index=index).strip()
+        tree = tree_with(self.git, base, files)
         if tips and self.git("rev-parse", f"{tips[0]}^{{tree}}").strip() == tree:
             return None
         parents = [*tips]

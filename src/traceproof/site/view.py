@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from traceproof.dataset.definition import Definition
 from traceproof.judge.octaves import OCTAVES
@@ -13,7 +13,6 @@ from traceproof.publish.ledger import Ledger, Record, Standing
 from traceproof.reasons import Verdict
 from traceproof.site.tally import Place, Tally, by_place
 
-NUMBERS = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "hit_ratio")
 LARGEST = 5  # rows whose worst places are shown beside the findings
 
 
@@ -32,6 +31,8 @@ class Line:
 class View:
     """A definition's page."""
 
+    # figures that are shown of a row
+    numbers: ClassVar = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "hit_ratio")
     # name, op_type: of the definition
     name: str
     op_type: str
@@ -148,11 +149,6 @@ class View:
             values[state] = max(filter(None, (values[state], tally.margin)), default=None)
         kept = {name: values for name, values in found.items() if any(value is not None for value in values)}
         return plot("history", self.labels, kept)
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """The figures that are shown of a row."""
-        return NUMBERS
 
 
 def _margin(row: VerdictRow) -> float:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from traceproof.codedigest import code_digest
 from traceproof.digests import digest_json
 from traceproof.pipeline.flow import Pipeline
 from traceproof.stacks import MAIN, TRUTHS
@@ -62,21 +61,6 @@ class TestFlow:
         return [f"--option={option}" for option in given]
 
     @cached_property
-    def file_code(self) -> str:
-        """Digest of the code that writes test files."""
-        return code_digest("traceproof.testgen.generate")
-
-    @cached_property
     def support_code(self) -> str:
         """Digest of the support package."""
         return digest_json(dict(support_files()))
-
-    @cached_property
-    def run_code(self) -> str:
-        """Digest of the code that runs generated tests."""
-        return code_digest("traceproof.testgen.outcomes", "traceproof.testgen.worker")
-
-    @cached_property
-    def report_code(self) -> str:
-        """Digest of the code that the report of the tests depends on."""
-        return code_digest("traceproof.testgen.summary")
