@@ -8,6 +8,7 @@ from traceproof.audit.findings import Finding, at
 from traceproof.audit.source import Function, TestFile, dotted, last_name
 from traceproof.dataset.definition import Definition
 from traceproof.lint.flashinfer_names import Package
+from traceproof.lint.reference import Reference
 
 COPIES = ("run", "reference", "ref_run")
 LOADING = "definition"  # in the name of a function that is given a definition's name
@@ -62,17 +63,12 @@ def _pasted(file: TestFile, definitions: Mapping[str, Definition]) -> Iterator[F
         what = f"{copy.name}() is tested; the dataset has no definition {file.path.stem.removeprefix('test_')}"
         yield at(file.path, copy, "TA204", what, file.lines)
         return
-    own = _run_of(definitions[name].reference)
-    difference = "" if own is None else _difference(copy, own)
+    text = definitions[name].reference
+    difference = _difference(copy, Reference.parse(text).run) if text else ""
     if difference:
         yield at(file.path, copy, "TA202", f"{copy.name}() is not {name}'s reference: {difference}", file.lines)
     else:
         yield at(file.path, copy, "TA201", f"{copy.name}() is a copy of {name}'s reference", file.lines)
-
-
-def _run_of(source: str) -> Function | None:
-    body = ast.parse(source).body
-    return next((node for node in body if isinstance(node, ast.FunctionDef) and node.name == "run"), None)
 
 
 def _difference(one: Function, other: Function) -> str:

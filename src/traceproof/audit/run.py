@@ -10,7 +10,8 @@ from typing import Any
 from traceproof.audit import copies, process, static
 from traceproof.audit.findings import Finding, at
 from traceproof.audit.source import Function, TestFile
-from traceproof.dataset.tree import Tree, read_tree
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
 from traceproof.lint.model import Code, codes
@@ -73,7 +74,8 @@ def audit(folder: Path, settings: Settings) -> Report:
             if package is not None:
                 report.findings += copies.check_api(file, package)
             if workers is not None:
-                trial = _Trial(_order(path, file, tree), workers, settings, f"{number}/{len(paths)}  {relative}")
+                order = _order(path, file, tree.root, definitions)
+                trial = _Trial(order, workers, settings, f"{number}/{len(paths)}  {relative}")
                 report.findings += _run(trial, file, report)
     report.findings = sorted(set(report.findings))
     return report
@@ -141,10 +143,9 @@ def _lax(file: TestFile, rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]
             yield at(file.path, test, "TA301", what, file.lines)
 
 
-def _order(path: Path, file: TestFile, tree: Tree) -> dict[str, Any]:
+def _order(path: Path, file: TestFile, root: Path, definitions: Mapping[str, Definition]) -> dict[str, Any]:
     """What the trial is told of a file."""
-    definitions = {name: entry.definition for name, entry in tree.definitions.items()}
     names = [name for name, _ in copies.loaded(file)] or [copies.subject(file, definitions) or ""]
     reference = next((definitions[name].reference for name in names if name in definitions), None)
     tests = [test.name for test in file.tests]
-    return {"path": str(path.resolve()), "dataset": str(tree.root), "reference": reference, "tests": tests}
+    return {"path": str(path.resolve()), "dataset": str(root), "reference": reference, "tests": tests}

@@ -1,12 +1,12 @@
 """A test file, read: its functions, its tests, and what each test reaches inside the file."""
 
 import ast
-import warnings
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
 from traceproof.dependents.facts import dotted_name
+from traceproof.untrusted.reading import parse_quietly
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -19,9 +19,7 @@ class TestFile:
     def __init__(self, path: Path, text: str) -> None:
         self.path = path
         self.lines = text.splitlines()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)
-            self.tree = ast.parse(text)
+        self.tree = parse_quietly(text)
 
     @cached_property
     def functions(self) -> dict[str, Function]:

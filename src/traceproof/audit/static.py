@@ -187,15 +187,10 @@ def _origin(value: ast.expr, assigns: list[ast.Assign]) -> str:
     for name in {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}:
         for node in assigns:
             if any(isinstance(target, ast.Name) and target.id == name for target in node.targets):
-                found = _direct_origin(node.value)
+                found = _origin(node.value, [])
                 if found:
                     return found
     return ""
-
-
-def _direct_origin(value: ast.expr) -> str:
-    names = set(called(value))
-    return "random" if names & (SHUFFLES | RANDOM) else "identity" if "arange" in names else ""
 
 
 def _own_nodes(function: Function) -> Iterator[ast.AST]:

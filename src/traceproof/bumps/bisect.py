@@ -35,7 +35,7 @@ class Found:
 
 def commits_between(repository: Path, good: str, bad: str) -> list[str]:
     """Commits after `good` up to `bad`, oldest first. Raises TraceproofError: `good` does not come first."""
-    ends = [Git(repository).local("rev-parse", "--verify", f"{end}^{{commit}}").strip() for end in (good, bad)]
+    ends = [Git(repository).commit(end) for end in (good, bad)]
     base = Git(repository).local("merge-base", *ends).strip()
     if base != ends[0] or ends[0] == ends[1]:
         raise TraceproofError(f"--good {good} does not come before --bad {bad}")
@@ -60,8 +60,7 @@ class Bisection:
     def search(self, good: str, bad: str) -> Found:
         """Find the first bad commit. Raises TraceproofError: equal verdicts at the ends, or nothing changed."""
         commits = commits_between(self.repository, good, bad)
-        start = Git(self.repository).local("rev-parse", f"{good}^{{commit}}").strip()
-        steps = self._touching([start, *commits])
+        steps = self._touching([Git(self.repository).commit(good), *commits])
         self.report(f"{len(commits)} commits, {len(steps) - 1} of them touch {self.op_type}")
         if len(steps) == 1:
             raise TraceproofError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from traceproof.bumps.syntax import MUTATORS, dump, is_literal_assignment, is_pl
 from traceproof.dependents.facts import Import, dotted_name, path_text
 from traceproof.digests import digest_json
 from traceproof.text import names
+from traceproof.untrusted.reading import parse_quietly
 
 EFFECTS = ""
 # Names that say which release this is; their values change with every one and compute nothing.
@@ -75,9 +75,7 @@ class FileUnits:
         self.imports: list[Import] = []
         self.error: str | None = None
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                parsed = ast.parse(content)
+            parsed = parse_quietly(content)
         except (SyntaxError, ValueError, RecursionError) as error:
             self.error = str(error)
             return

@@ -117,7 +117,7 @@ def _pull_lfs(git: Git) -> None:
 
 def _check(folder: Path, wanted: Wanted, git: Git) -> None:
     """Check that commit, files and wanted submodules are there, with content. Raises GitError: not so."""
-    head = git.local("rev-parse", "HEAD").strip()
+    head = git.commit("HEAD")
     changed = changes(git)
     empty = [path for path in _submodules(wanted, git) if not any((folder / path).glob("[!.]*"))]
     if head != wanted.commit or changed or empty:

@@ -94,6 +94,10 @@ class Git:
         """Output of a command that needs no network, on the index given, if any. Raises GitError: it failed."""
         return self._once(arguments, watched=False, data=data, index=index).decode(errors="surrogateescape")
 
+    def commit(self, name: str) -> str:
+        """The full commit that a name means. Raises GitError: it means none."""
+        return self.local("rev-parse", "--verify", f"{name}^{{commit}}").strip()
+
     def network(self, *arguments: str) -> str:
         """Output of a command to a remote: watched, tried again if that may help. Raises GitError: it did not."""
         return self.content(*arguments).decode(errors="replace")

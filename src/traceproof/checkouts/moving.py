@@ -61,7 +61,7 @@ def _move(target: Path, wanted: Wanted, git: Git) -> State:
     if changed:
         todo = "Commit them on a branch or put them elsewhere, then run again; or use another --target-dir."
         raise TraceproofError(f"{target} has local changes; they are left alone", problems=changed[:10], todo=todo)
-    head = git.local("rev-parse", "HEAD").strip()
+    head = git.commit("HEAD")
     if head == wanted.commit and not moving:
         finish(target, wanted, git)  # submodules and LFS files may be newly wanted
         return State.PRESENT
@@ -115,7 +115,7 @@ def _recover(target: Path, moving: dict[str, str], git: Git) -> None:
             kept = target / ".git" / SAVED / name
             kept.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, kept)
-    head = git.local("rev-parse", "HEAD").strip()
+    head = git.commit("HEAD")
     for name in sorted(touched):
         _restore(target, head, name, git)
     untracked = git.local("ls-files", "--others", "-z").split("\0")

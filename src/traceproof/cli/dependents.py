@@ -80,7 +80,7 @@ def _changed(root: Path, names: list[str]) -> dict[str, Any]:
 
 
 def _between(root: Path, before: str, after: str) -> dict[str, Any]:
-    commits = [Git(root).local("rev-parse", "--verify", f"{name}^{{commit}}").strip() for name in (before, after)]
+    commits = [Git(root).commit(name) for name in (before, after)]
     old, new = (CommitTree(root, commit) for commit in commits)
     names = changed_between(root, *commits)
     stack = stack_of(new) or stack_of(old)

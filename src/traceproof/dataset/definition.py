@@ -7,7 +7,6 @@ an error, so that nothing is lost silently on a round trip. Definitions of other
 
 import ast
 import re
-import warnings
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cached_property
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from traceproof.digests import digest_json
 from traceproof.untrusted.names import Identifier, Name, OpType, Plain
+from traceproof.untrusted.reading import parse_quietly
 
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -161,9 +161,7 @@ class Definition(BaseModel):
     def _bad_code(self) -> list[str]:
         found = []
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", SyntaxWarning)  # an odd escape in a docstring is no problem here
-                module = ast.parse(self.reference)
+            module = parse_quietly(self.reference)
         except (SyntaxError, ValueError) as error:
             found.append(f"reference is not Python: {error}")
         else:

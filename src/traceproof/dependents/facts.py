@@ -2,9 +2,10 @@
 
 import ast
 import re
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from traceproof.untrusted.reading import parse_quietly
 
 IMPORTERS = frozenset({"import_module", "__import__", "importorskip", "find_spec", "run_module", "run_path"})
 # Without one of these words in it, a file's expressions need no look: its imports are all statements.
@@ -39,9 +40,7 @@ def read_facts(content: bytes, *, name: str) -> Facts:
     if name.endswith((".pyx", ".pxd", ".pxi")):
         return Facts(tuple(_cython(content)))
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # odd escapes are their author's business
-            parsed = ast.parse(content)
+        parsed = parse_quietly(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return Facts(error=f"{type(error).__name__}: {error}")
     found = list(_statements(parsed.body))

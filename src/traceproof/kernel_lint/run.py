@@ -1,7 +1,6 @@
 """Linting a folder of Triton sources and their tests."""
 
 import ast
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from traceproof.kernel_lint.kernels import findings_of, kernels
 from traceproof.lint.baseline import read_baseline, split
 from traceproof.lint.model import Code, codes
 from traceproof.text import names
+from traceproof.untrusted.reading import parse_quietly
 
 CODES: Mapping[str, Code] = codes("KL")
 CHECKS = names(
@@ -48,9 +48,7 @@ def lint_kernels(root: Path, *, baseline: Path | None = None) -> Report:
 def _file(path: Path, relative: Path, report: Report) -> Iterator[Finding]:
     try:
         text = path.read_text(encoding="utf-8")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)
-            tree = ast.parse(text)
+        tree = parse_quietly(text)
     except (OSError, ValueError, SyntaxError) as error:
         yield Finding(relative, 1, 1, 1, 1, "KL000", str(error))
         return

@@ -5,12 +5,12 @@ name's origin is unclear the answer is "unknown", so that a rule stays silent.
 """
 
 import ast
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from traceproof.text import names
+from traceproof.untrusted.reading import parse_quietly
 
 # Methods whose result shares memory with the tensor (reshape: mostly).
 VIEWS = names(
@@ -180,13 +180,6 @@ class Reference:
                 both = isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And)
                 found += node.test.values if both else [node.test]  # type: ignore[attr-defined]
         return tuple(found)
-
-
-def parse_quietly(text: str) -> ast.Module:
-    """Parse Python that already parsed once; an odd escape in a docstring makes no warning."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ast.parse(text)
 
 
 def root(node: ast.expr | None, through: frozenset[str] = VIEWS) -> str | None:

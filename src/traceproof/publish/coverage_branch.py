@@ -38,7 +38,7 @@ def prepare(clone: Path, file: str, rows: Sequence[Row], *, origin: str, out: Pa
         raise TraceproofError(f"{file!r} is no path inside {clone}")
     git = Git(clone)
     name = _base(git)
-    base = git.local("rev-parse", "--verify", f"{name}^{{commit}}").strip()
+    base = git.commit(name)
     present = git.local("ls-tree", "-z", "--name-only", base, "--", file).strip("\0") == file
     text = git.local("cat-file", "blob", f"{base}:{file}") if present else ""
     tree = tree_with(git.local, base, {file: inserted(text, section(rows, origin)).encode()})

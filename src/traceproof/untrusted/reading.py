@@ -1,7 +1,9 @@
 """Files that strangers left, read with bounds: regular files only, no larger than said, never waited for."""
 
+import ast
 import os
 import stat
+import warnings
 from pathlib import Path
 
 MIB = 1 << 20
@@ -28,6 +30,16 @@ def read_bytes(path: Path, *, most: int) -> bytes:
     if len(content) > most:
         raise NotPlainError(f"is larger than {most // MIB} MiB")
     return content
+
+
+def parse_quietly(source: str | bytes) -> ast.Module:
+    """Parse a Python file; its odd escapes are its author's business, and make no warning.
+
+    Raises SyntaxError, ValueError: it is not Python. RecursionError, MemoryError: it is nested too deeply.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
 
 
 def _expect_plain(found: os.stat_result, most: int) -> None:
