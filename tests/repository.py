@@ -7,14 +7,21 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ruamel.yaml import YAML
 
+from traceproof.owner import Owner
+from traceproof.worker.shared import COMMANDED, RUN
+
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("Snakefile", "config.yaml", "rules", "scripts", "envs", "profiles", "src", "sources.lock", "noxfile.py")
+HIDING = "no clusters"  # folder of modules that stand before Snakemake's plugins of these names
+CLUSTERS = ("kubernetes", "slurm", "slurm_jobstep")
 DEFINITIONS = ROOT / "tests" / "dataset" / "definitions"
 
 
@@ -38,11 +45,37 @@ class Ran:
         return finished + planned
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Repository:
-    """The copy; commands run in it with its own code."""
+    """The copy; commands run in it with its own code.
+
+    Attributes:
+        root: its folder.
+        executors: whether its Snakemake finds the plugins of clusters; importing one takes up to half a second.
+        owner: the process whose run its commands are part of, see `one_run`.
+    """
 
     root: Path
+    executors: bool = False
+    owner: subprocess.Popen[bytes] | None = None
+
+    @contextmanager
+    def one_run(self) -> Iterator[Self]:
+        """Its commands meanwhile share interpreters, as the jobs of one command do; edited code gets new ones."""
+        self._begin()
+        try:
+            yield self
+        finally:
+            self._end()
+
+    def _begin(self) -> None:
+        self.owner = subprocess.Popen(["sleep", "infinity"])
+
+    def _end(self) -> None:
+        assert self.owner is not None
+        self.owner.kill()
+        self.owner.wait()
+        self.owner = None
 
     @classmethod
     def copy(cls, root: Path, **config: Any) -> Repository:  # noqa: ANN401 - values of config.yaml
@@ -53,6 +86,9 @@ class Repository:
                 shutil.copytree(source, root / part)  # compiled modules too: they go by the sources' times
             else:
                 shutil.copy2(source, root / part)
+        (root / HIDING).mkdir()
+        for name in CLUSTERS:
+            (root / HIDING / f"snakemake_executor_plugin_{name}.py").touch()  # no package, so no plugin
         yaml = YAML(typ="safe")
         raw = yaml.load((root / "config.yaml").read_text())
         raw["stacks"]["torch"] = {"env": "cpu", "python": sys.executable}
@@ -61,14 +97,22 @@ class Repository:
             yaml.dump(raw, file)
         return cls(root)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of its commands."""
+        path = [self.root / "src"] if self.executors else [self.root / "src", self.root / HIDING]
+        found = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "OMP_NUM_THREADS": "1"}
+        if self.owner is not None:
+            found |= dict.fromkeys((RUN, COMMANDED), Owner.of(self.owner.pid).text)
+        found["PYTHONDONTWRITEBYTECODE"] = ""  # a copy runs often: compiled modules are a tenth of a run
+        return found
+
     def run(self, *command: str) -> Ran:
         """Run a Python module of the copy."""
-        environment = {**os.environ, "PYTHONPATH": str(self.root / "src"), "OMP_NUM_THREADS": "1"}
-        environment["PYTHONDONTWRITEBYTECODE"] = ""  # a copy runs often: compiled modules are a tenth of a run
         done = subprocess.run(
             [sys.executable, "-m", *command],
             cwd=self.root,
-            env=environment,
+            env=self.environment,
             check=False,
             text=True,
             stdout=subprocess.PIPE,
@@ -91,6 +135,9 @@ class Repository:
 
     def edit(self, path: str, old: str, new: str) -> None:
         """Replace text that must be there."""
+        if self.owner is not None and path.startswith("src/"):
+            self._end()
+            self._begin()
         file = self.root / path
         text = file.read_text()
         assert old in text, f"{path} does not hold {old!r}"

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -27,7 +28,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Repository:
+def repository(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Iterator[Repository]:
     """A copy with one source, a git repository on this machine."""
     root = tmp_path_factory.mktemp("chain") / "Prüf ordner"
     root.mkdir()
@@ -38,7 +39,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Repos
     upstream.commit({"fla/__init__.py": "one"})
     pin = {"url": upstream.url, "commit": upstream.git("rev-parse", "HEAD")}
     (copy.root / "sources.lock").write_text(json.dumps({"sources": {"fla": pin}}))
-    return copy
+    with copy.one_run():
+        yield copy
 
 
 def target(repository: Repository, *arguments: str) -> Ran:

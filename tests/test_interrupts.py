@@ -58,12 +58,11 @@ class Started:
     @classmethod
     def of(cls, repository: Repository, *command: str) -> Started:
         out = repository.root / "out.txt"
-        environment = {**os.environ, "PYTHONPATH": str(repository.root / "src"), "OMP_NUM_THREADS": "1"}
         with out.open("w") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", *command],
                 cwd=repository.root,
-                env=environment,
+                env=repository.environment,
                 stdout=file,
                 stderr=file,
                 start_new_session=True,

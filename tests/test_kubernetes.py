@@ -16,6 +16,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     dataset = own_dataset(tmp_path_factory.mktemp("dataset"), *NAMES)
     root = tmp_path_factory.mktemp("repository")
     repository = Repository.copy(root, dataset={"path": str(dataset)}, truths=["torch"])
+    repository.executors = True
     ran = repository.run("snakemake", "--cores", "1", "--", "results/cases")
     assert ran.code == 0, ran.out
     return repository

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,14 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
     """A copy that was run once on a dataset of our own."""
     dataset = own_dataset(tmp_path_factory.mktemp("dataset"), NORM, OTHER_NORM, GEMM)
     copy = Repository.copy(tmp_path_factory.mktemp("repository"), dataset={"path": str(dataset)})
-    ran = copy.verify()
-    assert ran.code == 0, ran.out
-    return copy
+    with copy.one_run():
+        ran = copy.verify()
+        assert ran.code == 0, ran.out
+        yield copy
 
 
 def dataset_of(repository: Repository) -> Path:

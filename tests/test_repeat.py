@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ ROW = VerdictRow(
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    return Repository.copy(tmp_path_factory.mktemp("repository"))
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
+    with Repository.copy(tmp_path_factory.mktemp("repository")).one_run() as copy:
+        yield copy
 
 
 def test_a_row_names_its_definition_case_and_seed() -> None:

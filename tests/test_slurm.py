@@ -32,7 +32,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
     dataset = own_dataset(tmp_path / "dataset", *NAMES)
-    return Repository.copy(tmp_path, dataset={"path": str(dataset)}, truths=["torch"], hidden_seed=1)
+    copy = Repository.copy(tmp_path, dataset={"path": str(dataset)}, truths=["torch"], hidden_seed=1)
+    copy.executors = True
+    return copy
 
 
 def on_slurm(repository: Repository) -> Ran:

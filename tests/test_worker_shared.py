@@ -20,7 +20,7 @@ from worker_pools import SOURCES, TESTS
 from traceproof.errors import TraceproofError
 from traceproof.owner import Owner
 from traceproof.worker import Isolation, ItemOutcome, Limits, Pool, Status
-from traceproof.worker.shared import COMMANDED, RUN, Host, announce
+from traceproof.worker.shared import COMMANDED, RUN, Host, announce, commanding
 
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(SOURCES), str(TESTS)]), "OMP_NUM_THREADS": "1"}
 LIMITS = Limits(seconds=20)
@@ -317,7 +317,15 @@ def test_announcing_names_this_process_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert said.stdout.strip() == os.environ[RUN]
 
 
-def test_a_run_whose_command_was_killed_before_it_had_loaded_ends() -> None:
+def test_a_command_within_a_run_keeps_it_and_is_followed_itself() -> None:
+    own = Owner.of(os.getpid()).text
+    outer = Owner.of(os.getppid()).text
+    assert commanding({RUN: outer}) == {RUN: outer, COMMANDED: own}
+    assert commanding({RUN: "gone"}) == commanding({}) == {RUN: own, COMMANDED: own}
+
+
+@pytest.mark.parametrize("part_of", ["itself", "another run"])
+def test_a_run_whose_command_was_killed_before_it_had_loaded_ends(part_of: str) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as command:
         owner = Owner.of(command.pid).text
         command.kill()
@@ -328,7 +336,8 @@ assert shared.announce()
 shared.follow(signal.SIGINT)
 time.sleep(60)
 """
-    environment = os.environ | {RUN: owner, COMMANDED: "1"}
+    run = owner if part_of == "itself" else Owner.of(os.getpid()).text
+    environment = os.environ | {RUN: run, COMMANDED: owner}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, check=False, capture_output=True, timeout=50
     )

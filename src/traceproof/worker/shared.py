@@ -33,7 +33,7 @@ from traceproof.worker.interpreter import CACHES, PASSED, Recipe
 from traceproof.worker.model import Isolation, Limits
 
 RUN = "TRACEPROOF_RUN"  # environment variable: the process whose end is the run's end
-COMMANDED = "TRACEPROOF_COMMANDED"  # environment variable: a command is the run, and this is its Snakemake
+COMMANDED = "TRACEPROOF_COMMANDED"  # environment variable: the process of the command whose Snakemake this is
 ALLOCATION = "TRACEPROOF_ALLOCATION"  # environment variable: the batch system's job that the run is in
 BATCH_JOB = "SLURM_JOB_ID"  # environment variable: the same, as Slurm has it
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -43,11 +43,13 @@ LONGEST_SOCKET = 100  # characters of its path; the kernel takes 107
 STEPS = "steps"  # folder in that of a run: who starts hosts for others
 LOOK_SECONDS = 1.0  # how often a process looks whether its run is there
 WAITING = 128  # jobs that may wait for a host that is starting
+_COMMANDS: list[Owner] = []  # the command that started this process, if one did; see `announce`
 
 
 def commanding(environment: dict[str, str]) -> dict[str, str]:
-    """The environment of a Snakemake whose run is this process, so that its jobs end with it."""
-    return environment | {RUN: Owner.of(os.getpid()).text, COMMANDED: "1"}
+    """The environment of a Snakemake that ends with this process, which is its run unless it is part of one."""
+    own, run = Owner.of(os.getpid()).text, environment.get(RUN, "")
+    return environment | {RUN: run if Owner(run).alive else own, COMMANDED: own}
 
 
 def announce() -> bool:
@@ -56,22 +58,23 @@ def announce() -> bool:
     Jobs of a batch system are part of none but that of their own allocation: what they share with others is files.
 
     Returns:
-        True: it is that run, or the one that a command started for its own. Where that command was killed while
-        this process was starting, it stays the run's owner, so that `follow` ends this process too.
+        True: it is that run, or a command started it for its own. Where that command was killed while this
+        process was starting, it stays the run's owner, so that `follow` ends this process too.
     """
-    commanded = os.environ.pop(COMMANDED, None) is not None
+    command = os.environ.pop(COMMANDED, "")
+    _COMMANDS[:] = [Owner(command)] if command else []
     owner = Owner(os.environ.get(RUN, ""))
     allocation = os.environ.get(BATCH_JOB, "")
     apart = os.environ.get(ALLOCATION, allocation) != allocation
     os.environ[ALLOCATION] = allocation
-    if apart or (not owner.alive and not (commanded and owner.ended)):
+    if apart or (not owner.alive and not (command and owner.ended)):
         os.environ[RUN] = Owner.of(os.getpid()).text
-    return commanded or os.environ[RUN] == Owner.of(os.getpid()).text
+    return bool(command) or os.environ[RUN] == Owner.of(os.getpid()).text
 
 
 def follow(number: signal.Signals) -> None:
-    """Send this process a signal when the run that it belongs to has ended, killed perhaps."""
-    owner = Owner(os.environ.get(RUN, ""))
+    """Send this process a signal when the command or the run that it belongs to has ended, killed perhaps."""
+    owner = _COMMANDS[0] if _COMMANDS else Owner(os.environ.get(RUN, ""))
     if not owner.alive and not owner.ended:  # it belongs to none, or to one of another machine
         return
 
