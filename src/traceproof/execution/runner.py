@@ -9,6 +9,7 @@ import linecache
 import os
 import sys
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,8 +83,10 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
 
 def _forget_the_project() -> None:
     """What has been imported to get here goes on; its names lead to it no more."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
-        del sys.modules[name]
+    later = takewhile(lambda name: name != LAST, reversed(sys.modules))
+    for name in [*OWN, *later]:
+        if name.partition(".")[0] == PACKAGE:
+            sys.modules.pop(name, None)
     root = str(Path(__file__).parents[2])
     sys.path[:] = [path for path in sys.path if path != root]
     os.environ.pop("PYTHONPATH", None)
@@ -290,3 +293,8 @@ def _stacked(draws: Sequence[torch.Tensor]) -> torch.Tensor:
     """Draws along a new first axis, where they lie if all lie there."""
     alike = len({value.device for value in draws}) == 1
     return torch.stack(list(draws) if alike else [value.cpu() for value in draws])
+
+
+# Known before the fork: reading a thousand names in a worker would copy the pages that their counts lie in.
+OWN = [name for name in sys.modules if name.partition(".")[0] == PACKAGE]
+LAST = next(reversed(sys.modules))

@@ -68,6 +68,8 @@ class Monitor:
                 elif word:
                     self._idle = word == IDLE_WORD
                     self._peak = self._peak if self._idle else 0
+                    if not self._idle:
+                        continue  # an item begins: the look when it ends, or in a moment, tells more
                 else:
                     reason = "asked"
             reason = reason or self._excess()
