@@ -138,7 +138,7 @@ def test_the_rotary_kernel_is_called_as_it_wants_to_be(definition: Definition) -
 
 
 def test_both_pairings_of_channels_are_tried() -> None:
-    assert {pairing(one, "cos_sin_cache") for one in support.definitions("rope")} == set(Pairing)
+    assert {pairing(one) for one in support.definitions("rope")} == set(Pairing)
 
 
 @pytest.fixture

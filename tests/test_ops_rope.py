@@ -142,7 +142,7 @@ def with_reference(lines: str) -> Definition:
     ],
 )
 def test_halves_are_recognised(lines: str) -> None:
-    assert pairing(with_reference(lines), "cos_sin_cache") is Pairing.HALVES
+    assert pairing(with_reference(lines)) is Pairing.HALVES
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_halves_are_recognised(lines: str) -> None:
     ],
 )
 def test_neighbours_are_recognised(lines: str) -> None:
-    assert pairing(with_reference(lines), "cos_sin_cache") is Pairing.INTERLEAVED
+    assert pairing(with_reference(lines)) is Pairing.INTERLEAVED
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traceproof.audit.absent import stand_in
 from traceproof.audit.source import Function, TestFile
+from traceproof.audit.trial import stand_in
 from traceproof.dataset.definition import Definition
 from traceproof.worker.shared import run_of_workers
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from traceproof.audit.absent import stand_in
 from traceproof.audit.process import RECORD
 from traceproof.execution.runner import load_module
+from traceproof.untrusted.stand_ins import StandIns
 from traceproof.worker import policy
 
 GENERATORS = ("generate_random_inputs", "generate_random_inputs_moe", "make_inputs", "generate_inputs")
@@ -231,6 +231,30 @@ def _module(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
+
+
+class AbsentError(RuntimeError):
+    """A function of a package that is not installed was called."""
+
+
+def _raising(place: str) -> Callable[..., None]:
+    def absent(*_: object, **__: object) -> None:
+        raise AbsentError(f"{place} was called, and its package is not installed")
+
+    return absent
+
+
+def stand_in(source: str) -> tuple[str, ...]:
+    """Let every absent package that the source imports be imported; gives their names."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    absent = frozenset(name for name in names if importlib.util.find_spec(name) is None)
+    StandIns(absent, _raising).install()
+    return tuple(sorted(absent))
 
 
 def main(order: Mapping[str, Any], note: Note) -> None:

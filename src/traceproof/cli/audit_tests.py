@@ -1,6 +1,5 @@
 """`traceproof audit-tests`: which tests of a folder can not fail, and why."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -52,7 +51,7 @@ def audit_tests(  # noqa: PLR0913 - one parameter per option
     run.write_result(json_file, _json(report))
     text = as_text(report.findings, CODES)
     text += "".join(f"{line}\n" for line in _closing(report))
-    (sys.stderr if "-" in {str(json_file), str(sarif_file)} else sys.stdout).write(text)
+    run.told(json_file, sarif_file).write(text)
     raise typer.Exit(run.FINDINGS if report.findings else run.FINE)
 
 

@@ -47,8 +47,7 @@ def lint_command(  # noqa: PLR0913 - one parameter per option
     )
     run.write_result(json_file, as_json(report))
     run.write_result(sarif_file, as_sarif(report), option="--sarif")
-    piped = "-" in {str(json_file), str(sarif_file)}
-    print_report(report, Console(stderr=piped, highlight=False))
+    print_report(report, Console(file=run.told(json_file, sarif_file), highlight=False))
     if update_baseline and baseline is not None:
         write_baseline(baseline, report.findings)
         raise typer.Exit(run.FINE)

@@ -1,6 +1,5 @@
 """`traceproof lint-kernels`: what is wrong with Triton kernels and their tests, said without running anything."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +40,7 @@ def lint_kernels_command(  # noqa: PLR0913 - one parameter per option
     text = as_text(report.findings, CODES)
     text += f"{report.kernels} kernels in {report.files} files: {len(report.findings)} findings"
     text += f", {len(report.known)} known by the baseline\n"
-    (sys.stderr if "-" in {str(json_file), str(sarif_file)} else sys.stdout).write(text)
+    run.told(json_file, sarif_file).write(text)
     raise typer.Exit(run.FINDINGS if report.findings else run.FINE)
 
 

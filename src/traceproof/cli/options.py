@@ -20,6 +20,9 @@ Tolerance = Annotated[float | None, typer.Option(help="Accept floats within this
 WeakIsolation = Annotated[
     bool, typer.Option("--allow-weak-isolation", help="Run strangers' code where it can not be isolated whole.")
 ]
+Selection = Annotated[
+    str, typer.Option(help="Folder below results of a narrower run, e.g. selections/rmsnorm-1a2b3c4d.")
+]
 Sglang = Annotated[Path | None, typer.Option(help="An SGLang checkout to read instead.")]
 SglangPython = Annotated[
     Path | None, typer.Option(help="Interpreter with SGLang; config.yaml's, built if absent, if left out.")

@@ -52,7 +52,6 @@ CoverageFile = Annotated[str, typer.Option(help="The coverage document in that c
 Dataset = Annotated[
     Path | None, typer.Option(help="The dataset that was verified, if not the configured one; with --selection.")
 ]
-Selection = Annotated[str, typer.Option(help="Folder below results of a narrower run.")]
 Out = Annotated[Path | None, typer.Option(help="Where the dry run goes; <results>/publish if left out.")]
 
 
@@ -74,7 +73,7 @@ def publish(  # noqa: PLR0913 - one parameter per option
     coverage_clone: CoverageClone = None,
     coverage_file: CoverageFile = COVERAGE,
     dataset: Dataset = None,
-    selection: Selection = "",
+    selection: options.Selection = "",
     out: Out = None,
     json_file: options.JsonFile = None,
 ) -> None:

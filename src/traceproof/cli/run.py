@@ -94,9 +94,9 @@ def all_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def told(json_file: Path | None) -> TextIO:
-    """Where what is for people goes: stderr where stdout has the result."""
-    return sys.stderr if str(json_file) == "-" else sys.stdout
+def told(*results: Path | None) -> TextIO:
+    """Where what is for people goes: stderr where stdout has a result."""
+    return sys.stderr if "-" in map(str, results) else sys.stdout
 
 
 def write_result(target: Path | None, value: Mapping[str, Any], *, option: str = "--json") -> None:

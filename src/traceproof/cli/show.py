@@ -21,9 +21,7 @@ def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A definition's name.")],
     *,
     case: Annotated[list[str] | None, typer.Option(help="Only these cases, with every metric.")] = None,
-    selection: Annotated[
-        str, typer.Option(help="Folder below results of a narrower run, e.g. selections/rmsnorm-1a2b3c4d.")
-    ] = "",
+    selection: options.Selection = "",
     json_file: options.JsonFile = None,
 ) -> None:
     """Show the verdicts of a definition: where a run left them last, or in the folder given.

@@ -16,9 +16,7 @@ def site(
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where it goes, made anew; `site` in the run's folder.")
     ] = None,
-    selection: Annotated[
-        str, typer.Option(help="Folder below results of a narrower run, e.g. selections/rmsnorm-1a2b3c4d.")
-    ] = "",
+    selection: options.Selection = "",
     audit: Annotated[
         Path | None,
         typer.Option(help=f"What `traceproof audit-tests --json` wrote; {AUDIT} below results if it is there."),

@@ -61,7 +61,6 @@ def patiently(
     attempt: Callable[[], Result],
     *,
     pause: Callable[[float], None] = time.sleep,
-    tries: int = TRIES,
     say: Callable[[str], None] = silent,
 ) -> Result:
     """Make attempts until one goes through, and say what they wait for.
@@ -76,10 +75,10 @@ def patiently(
 
     def again(state: RetryCallState) -> None:
         last, pause = str(_reason(state))[:200], state.upcoming_sleep
-        say(f"attempt {state.attempt_number} of {tries} failed ({last}); again in {pause:g} s")
+        say(f"attempt {state.attempt_number} of {TRIES} failed ({last}); again in {pause:g} s")
 
     def ended(state: RetryCallState) -> Result:
-        what = f"{tries} attempts failed, the last one on"
+        what = f"{TRIES} attempts failed, the last one on"
         todo = "Run the same command again later: what was uploaded is not uploaded twice."
         if lost(state):
             what, todo = "the other side cannot be reached", "Check the address and the network."
@@ -87,7 +86,7 @@ def patiently(
 
     return Retrying(
         retry=retry_if_exception_type(Again),
-        stop=lambda state: state.attempt_number >= tries or lost(state),
+        stop=lambda state: state.attempt_number >= TRIES or lost(state),
         wait=_pause,
         sleep=pause,
         before_sleep=again,

@@ -199,16 +199,16 @@ def const_size(definition: Definition, name: str, axis: int) -> int:
     return definition.const_axes[axis_name]
 
 
-def require_ratio(definition: Definition, query: str, key: str, value: str) -> None:
-    """Check that the heads of `query` [.., Hq, D] are a multiple of those of `key` [.., Hkv, D] and `value`.
+def require_ratio(definition: Definition, key: str, value: str) -> None:
+    """Check that the heads of q [.., Hq, D] are a multiple of those of `key` [.., Hkv, D] and `value`.
 
     Raises Unsupported: they are not, or the last axes of queries and keys differ.
     """
-    heads, kv_heads = const_size(definition, query, -2), const_size(definition, key, -2)
+    heads, kv_heads = const_size(definition, "q", -2), const_size(definition, key, -2)
     if kv_heads == 0 or heads % kv_heads:
         raise Unsupported(f"{heads} query heads are no multiple of {kv_heads} key heads")
-    if const_size(definition, query, -1) != const_size(definition, key, -1):
-        raise Unsupported(f"{query} and {key} differ in their last axis")
+    if const_size(definition, "q", -1) != const_size(definition, key, -1):
+        raise Unsupported(f"q and {key} differ in their last axis")
     if kv_heads != const_size(definition, value, -2):
         raise Unsupported(f"{key} and {value} differ in their number of heads")
 

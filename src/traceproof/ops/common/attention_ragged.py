@@ -21,7 +21,7 @@ class RaggedAttention(AttentionOp):
     def check(self, definition: Definition) -> None:
         """Known: q [T, Hq, D], k [S, Hkv, D], v [S, Hkv, Dv], both indptr, sm_scale."""
         require(definition, RANKS)
-        require_ratio(definition, "q", "k", "v")
+        require_ratio(definition, "k", "v")
 
     def page_size(self, definition: Definition) -> int:
         """No pages."""

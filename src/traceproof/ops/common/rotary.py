@@ -18,7 +18,7 @@ class Pairing(StrEnum):
     INTERLEAVED = "interleaved"  # GPT-J
 
 
-def pairing(definition: Definition, cache: str) -> Pairing:
+def pairing(definition: Definition) -> Pairing:
     """How the reference pairs channels.
 
     Interleaved: it takes every second channel, views pairs as a last axis of 2, stacks the parts on the last axis,
@@ -26,14 +26,14 @@ def pairing(definition: Definition, cache: str) -> Pairing:
     cache at half its size speaks against interleaved. The cache itself is cut in half under both conventions.
     Raises Unsupported: it shows signs of both or of none, or lets a condition choose.
     """
-    return _pairing(definition.reference, cache)
+    return _pairing(definition.reference)
 
 
 @functools.cache
-def _pairing(reference: str, cache: str) -> Pairing:
+def _pairing(reference: str) -> Pairing:
     module = ast.parse(reference)
     halves = _half_names(module)
-    cached = _names_from(module, cache)
+    cached = _names_from(module, "cos_sin_cache")
     signs = {Pairing.INTERLEAVED: False, Pairing.HALVES: False}
     joins = False
     for node, conditional in _walk(module, conditional=False):

@@ -21,7 +21,7 @@ class GqaPaged(PagedAttention):
     def check(self, definition: Definition) -> None:
         """Known: q [T, Hq, D], caches [pages, page_size, Hkv, D or Dv], kv_last_page_len unless page_size is 1."""
         require(definition, RANKS, optional=("qo_indptr", "kv_last_page_len"))
-        require_ratio(definition, "q", "k_cache", "v_cache")
+        require_ratio(definition, "k_cache", "v_cache")
         check_paged(definition, caches=("k_cache", "v_cache"))
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:

@@ -6,10 +6,10 @@ from traceproof.ops.answers import Answer, Answers, Subject, Tensors
 from traceproof.ops.rmsnorm.oracle import RmsNorm
 
 
-def _x(subject: Subject, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    x = subject.tensor("hidden_states").to(dtype)
+def _x(subject: Subject) -> torch.Tensor:
+    x = subject.tensor("hidden_states").float()
     residual = subject.inputs.get("residual")
-    return x + residual.to(dtype) if isinstance(residual, torch.Tensor) else x
+    return x + residual.float() if isinstance(residual, torch.Tensor) else x
 
 
 def _eps(subject: Subject) -> float:

@@ -41,7 +41,7 @@ class Rope(Op):
         rotary = const[cache[1]]
         if rotary % 2 or rotary > min(const[q[2]], const[k[2]]):
             raise Unsupported(f"rotary_dim {rotary} is odd or wider than a head")
-        pairing(definition, "cos_sin_cache")
+        pairing(definition)
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The specification's sequence lengths with several ratios of heads; long positions, equal positions."""
@@ -124,7 +124,7 @@ def _rotate(definition: Definition, inputs: Values, dtype: torch.dtype) -> Tenso
     rows = cache.to(dtype)[positions.to(torch.int64)].unsqueeze(1)  # one row per token, the same for all heads
     cos, sin = rows[..., :half], rows[..., half:]
     channel = torch.arange(half, device=q.device)
-    if pairing(definition, "cos_sin_cache") is Pairing.HALVES:
+    if pairing(definition) is Pairing.HALVES:
         first, second = channel, channel + half
     else:
         first, second = 2 * channel, 2 * channel + 1

@@ -14,7 +14,7 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
         k.view(k.shape[0], -1),
         q.shape[-1],
         tensor(inputs, "cos_sin_cache"),
-        is_neox=pairing(definition, "cos_sin_cache") is Pairing.HALVES,
+        is_neox=pairing(definition) is Pairing.HALVES,
     )
     return {"q_out": q, "k_out": k}
 

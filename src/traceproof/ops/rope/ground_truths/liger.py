@@ -10,7 +10,7 @@ def _accepts(definition: Definition) -> bool:
     """One width of q and k, whose first part is rotated by halves."""
     widths = {(definition.inputs[name].shape or ("",))[-1] for name in ("q", "k")}
     try:
-        return len(widths) == 1 and pairing(definition, "cos_sin_cache") is Pairing.HALVES
+        return len(widths) == 1 and pairing(definition) is Pairing.HALVES
     except Unsupported:
         return False
 

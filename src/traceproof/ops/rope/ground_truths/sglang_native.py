@@ -11,7 +11,7 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
     """In float32: the native form takes cosines in the data's dtype, which its kernels do not."""
     cache = tensor(inputs, "cos_sin_cache")
     cos, sin = cache[tensor(inputs, "positions").long()].float().chunk(2, dim=-1)
-    halves = pairing(definition, "cos_sin_cache") is Pairing.HALVES
+    halves = pairing(definition) is Pairing.HALVES
     width = cache.shape[-1]
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
