@@ -9,7 +9,7 @@ try:
     from traceproof import runs
     from traceproof.codedigest import code_digest
     from traceproof.untrusted import tokens
-    from traceproof.pipeline import interrupts
+    from traceproof.pipeline import ahead, interrupts
     from traceproof.ops.registry import families
     from traceproof.pipeline.flow import Pipeline
     from traceproof.stacks import ENVIRONMENTS, MAIN, READER
@@ -51,6 +51,8 @@ if FIRST and not {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
         also=[f"{FLOW.results}/stacks", *FLOW.fetched],
         anew=["actors"] if FLOW.config.force else [],
     )
+    if FLOW.config.force and FLOW.on_gpu:
+        AHEAD = ahead.start(FLOW)
 TESTS = TestFlow(FLOW)
 DRIVER = sys.executable
 

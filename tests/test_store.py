@@ -32,6 +32,28 @@ def test_an_object_comes_back(tmp_path: Path) -> None:
     assert not scratch.exists()
 
 
+def finish(store: Store, folder: Path, **tensors: torch.Tensor) -> os.stat_result:
+    """Finish an object, and what its file of tensors is then."""
+    scratch = folder / "scratch.safetensors"
+    save_file(tensors, scratch)
+    store.finish(DIGEST, {"status": "ok"}, scratch)
+    assert not scratch.exists()
+    return store.tensors_path(DIGEST).stat()
+
+
+def test_tensors_that_are_there_already_are_not_written_again(tmp_path: Path) -> None:
+    store = Store(tmp_path, "outputs")
+    first = finish(store, tmp_path, y=torch.arange(3))
+    assert finish(store, tmp_path, y=torch.arange(3)).st_ino == first.st_ino
+    other = finish(store, tmp_path, y=torch.arange(1, 4))
+    assert store.tensors(DIGEST)["y"].tolist() == [1, 2, 3]
+    path = store.tensors_path(DIGEST)
+    path.write_bytes(path.read_bytes()[:-1] + b"!")  # of the same size, and newer than its record
+    os.utime(path, ns=(other.st_atime_ns, store.record_path(DIGEST).stat().st_mtime_ns + 1))
+    finish(store, tmp_path, y=torch.arange(1, 4))
+    assert store.tensors(DIGEST)["y"].tolist() == [1, 2, 3]
+
+
 def test_tensors_of_every_dtype_are_read_as_safetensors_wrote_them(tmp_path: Path) -> None:
     file = tmp_path / "file.safetensors"
     bits = torch.arange(48, dtype=torch.uint8)

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -204,26 +205,44 @@ class Store:
     def finish(self, digest: str, record: Mapping[str, Any], tensors: Path | None = None) -> dict[str, Any]:
         """Take over a file of tensors (moved), then write the record; gives it, with the digest of the tensors.
 
-        What was there is removed first, record before tensors: ext4 writes a file out to disk when it is renamed
-        over another one, and the job waits for that. Raises TraceproofError: the disk is full.
+        Tensors that are there already stay: `--force` writes no gigabytes to disk then. Others are removed first,
+        record before tensors: ext4 writes a file out when it is renamed over another one, and the job waits for
+        that. Raises TraceproofError: the disk is full.
         """
         written = dict(record)
-        for path in (self.record_path(digest), self.tensors_path(digest)):
-            path.unlink(missing_ok=True)
         if tensors is not None:
+            written[TENSORS] = file_digest(tensors)
+        there = tensors is not None and self._holds(digest, written[TENSORS], tensors.stat().st_size)
+        self.record_path(digest).unlink(missing_ok=True)
+        if tensors is not None and not there:
             target = self.tensors_path(digest)
+            target.unlink(missing_ok=True)
             with disk_errors(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 partial = target.with_name(f".{target.name}.{os.getpid()}")
                 try:
                     tensors.chmod(0o600)
                     shutil.move(tensors, partial)
-                    written[TENSORS] = file_digest(partial)
                     partial.replace(target)
                 finally:
                     partial.unlink(missing_ok=True)
+        elif tensors is not None:
+            tensors.unlink()
         write_json(self.record_path(digest), {"seal": _seal(digest, written), "record": written})
         return written
+
+    def _holds(self, digest: str, tensors: str, size: int) -> bool:
+        """Whether an object's tensors are of a digest, by its record and the file's size and time.
+
+        Whoever changed the file and set its time back is found out by who reads it (`tensors`).
+        """
+        if (self.record(digest) or {}).get(TENSORS) != tensors:
+            return False
+        try:
+            found, written = self.tensors_path(digest).lstat(), self.record_path(digest).lstat()
+        except FileNotFoundError:
+            return False
+        return stat.S_ISREG(found.st_mode) and found.st_size == size and found.st_mtime_ns <= written.st_mtime_ns
 
     def tensors(self, digest: str, record: Mapping[str, Any] | None = None) -> dict[str, torch.Tensor]:
         """An object's tensors, on the CPU. Raises DamagedError: they are not what was written; it is dropped."""

@@ -86,7 +86,8 @@ class Measure:
 
         Of the item, `key`, `case`, `data`, `out` and `returned` say where it lies and what it is; `first`: outputs
         of the same case, to be met bit by bit, or null; `recall`: whether to hold the outputs against those of the
-        call before; `beside`: what they are called beside the outputs of that key, taken before, or empty.
+        call before; `held`: whether the next call's will be held against these; `beside`: what they are called
+        beside the outputs of that key, taken before, or empty.
         """
         if self._sent is None:
             raise BorderError("no inputs were drawn for it")
@@ -105,7 +106,7 @@ class Measure:
             )
         if item["recall"]:
             facts["remembered"] = self._remembered(values, outputs)
-        self._before = _held(values), outputs
+        self._before = (_held(values), outputs) if item["held"] else None
         self._save(item["key"], outputs)
         return facts
 

@@ -69,6 +69,10 @@ class Caller:
         self.folder = folder
         self._session, self._token, self._name = session, token, name
 
+    def start(self) -> None:
+        """Have the worker started and the source loaded while its inputs are drawn: a GPU takes long to open."""
+        self._session.start()
+
     def call(self, request: CallRequest) -> ItemOutcome:
         """Make one call; its time is taken here."""
         item = {name: getattr(request, name) for name in CallRequest.__dataclass_fields__}

@@ -14,7 +14,7 @@ from traceproof.stacks import STACK_OF, STACKS, TRUTHS
 
 MIB = 1 << 20
 BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and torch loaded in each
-LANES = 4  # definitions of one op_type side by side: long references on a GPU, and the judge beside one
+LANES = 6  # definitions of one op_type side by side: long references on a GPU, and the judge beside one
 FEW_LANES = 2  # other references
 CLASS = 100  # priorities between one class of jobs and the next; `rules/` has the judge's and those of builds
 SHARED = 8  # jobs of one actor in an allocation of a batch system; profiles give as much in `group-components`

@@ -8,6 +8,7 @@ So only regular files are read, no link is followed, every size and count has a 
 import hashlib
 import json
 import os
+import shutil
 import stat
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -170,14 +171,8 @@ def remove_tree(folder: Path) -> None:
     if folder.is_symlink():
         folder.unlink()
         return
-    with suppress(OSError), os.scandir(folder) as listing:
-        entries = list(listing)
-        if not any(entry.is_dir(follow_symlinks=False) for entry in entries):
-            for entry in entries:
-                with suppress(OSError):
-                    Path(entry.path).unlink()
-    with suppress(OSError):
-        folder.rmdir()
+    with suppress(OSError, RecursionError):
+        shutil.rmtree(folder)
         return
     for command in (["chmod", "-R", "u+rwX", "--"], ["rm", "-rf", "--"]):  # they walk any depth, by descriptors
         subprocess.run([*command, str(folder)], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

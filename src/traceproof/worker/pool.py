@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -135,7 +136,7 @@ class Pool:
         settled = (limits or Limits()).settled(isolation)
         shut_in = isolation is Isolation.UNTRUSTED
         with contextlib.ExitStack() as stack:
-            yield Session(
+            session = Session(
                 stack,
                 lambda: self._worker(settled, isolation, scratch),
                 setup=setup,
@@ -144,6 +145,12 @@ class Pool:
                 shut_in=shut_in,
                 strict=shut_in and not self.weak,
             )
+            try:
+                yield session
+            except Exception:
+                session.settle()
+                raise
+            session.settle()
 
     @contextlib.contextmanager
     def _worker(
@@ -200,10 +207,33 @@ class Session:
         self._reach = ""
         self._refused: ItemOutcome | None = None
         self._count = 0
+        self._ahead: Future[None] | None = None
+
+    def start(self) -> None:
+        """Begin to start the worker, beside whatever is done until it is asked something."""
+        begun: Future[None] = Future()
+        self._ahead = begun
+
+        def run() -> None:
+            try:
+                self._start()
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                begun.set_exception(error)
+            else:
+                begun.set_result(None)
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def settle(self) -> None:
+        """Wait for a start that has begun; raises what that raised."""
+        begun, self._ahead = self._ahead, None
+        if begun is not None:
+            begun.result()
 
     def ask(self, item: Any, seconds: float | None = None) -> ItemOutcome:  # noqa: ANN401 - any JSON value
         """Run one item, in `seconds` or the limit's; the outcome is numbered by how many came before."""
         index, self._count = self._count, self._count + 1
+        self.settle()
         while self._refused is None:
             if self._worker is None or self._worker.over():
                 self._start()

@@ -23,6 +23,7 @@ class Call:
     key: str  # of its outputs
     first: Path | None = None  # outputs of an earlier call on the same inputs, which this one must meet bit by bit
     recall: bool = False  # whether to hold the outputs against those of the call before
+    held: bool = False  # whether the next call is such a one
     fill: float | None = NAN  # what memory without a value holds; None: whatever lies there
     threads: int = 1  # torch's
     followed: bool = False  # whether it is made again in float64, and once more in another order of summation

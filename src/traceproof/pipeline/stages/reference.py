@@ -128,7 +128,9 @@ class References:
             ) as measure,
         ):
             timeouts = waited
-            for call in calls:
+            caller.start()
+            for call, following in zip(calls, (*calls[1:], None), strict=True):
+                call.held = following is not None and following.recall
                 if timeouts >= PATIENCE:
                     call.outcome = given_up(self.job.limits)
                 else:
@@ -177,7 +179,7 @@ class References:
         if outcome.status is not Status.OK:
             return self._not_ours(outcome), {}
         item = {"do": "collect", "case": case, "key": call.key, "returned": outcome.value, "recall": call.recall}
-        item["beside"] = beside
+        item |= {"beside": beside, "held": call.held}
         first = None if call.first is None else str(call.first)
         return self._collected(outcome, measure.ask(item | files | {"first": first}))
 
