@@ -59,7 +59,7 @@ def _row(definition: Definition, vocabulary: int, options: argparse.Namespace) -
     runs: int = options.runs
     share: float = options.share
     device = torch.device(options.device)
-    op = registry.get(definition.op_type)
+    op = registry.get(definition.op_type).of_form(definition)
     case = next(it for it in op.cases(definition, sizes=["medium"], seed=0) if it.id == CASE)
     known = op.answers(definition, make_inputs(op, definition, case, device=device))
     trials = op.trials(definition, case) or 0

@@ -46,7 +46,7 @@ def variant(definition: Definition, **const: int) -> Definition:
 
 def cases(definition: Definition, *sizes: str, seed: int = 0) -> list[Case]:
     """The cases of the sizes (small and medium unless named), the edge and the adversarial ones."""
-    op = registry.get(definition.op_type)
+    op = registry.get(definition.op_type).of_form(definition)
     return list(op.cases(definition, sizes=sizes or ("small", "medium"), seed=seed))
 
 
@@ -58,7 +58,7 @@ def case_named(definition: Definition, name: str) -> Case:
 def inputs_of(definition: Definition, case: Case) -> Values:
     """The case's inputs on the CPU, drawn anew."""
     draw = Draw(definition=definition.name, case=case.id, seed=case.seed, device=CPU)
-    return registry.get(definition.op_type).inputs(definition, case, draw)
+    return registry.get(definition.op_type).of_form(definition).inputs(definition, case, draw)
 
 
 def tensor(values: Values, name: str) -> torch.Tensor:
@@ -78,12 +78,12 @@ def reference(definition: Definition, values: Values) -> Outputs:
 
 def truth(definition: Definition, values: Values) -> Tensors:
     """Oracle and floors as the judge wants them: by output, then by what they are."""
-    return registry.get(definition.op_type).answers(definition, values)
+    return registry.get(definition.op_type).of_form(definition).answers(definition, values)
 
 
 def judged(definition: Definition, case: Case, outputs: Outputs, known: Tensors) -> dict[str, Ruling]:
     """The judge's ruling on each output."""
-    op = registry.get(definition.op_type)
+    op = registry.get(definition.op_type).of_form(definition)
     given = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
     assert len(given) == len(definition.outputs)
     subject = Subject(definition=definition, op=op, case=case, inputs={}, oracle=known, seed=0)

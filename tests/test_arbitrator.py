@@ -34,7 +34,7 @@ OWN = Path(__file__).parent / "dataset" / "definitions"
 
 def subject(path: str, case_id: str = "small-1") -> Subject:
     definition = Definition.model_validate_json((OWN / f"{path}.json").read_text(encoding="utf-8"))
-    found = registry.get(definition.op_type).cases(definition, sizes=("small",), seed=0)
+    found = registry.get(definition.op_type).of_form(definition).cases(definition, sizes=("small",), seed=0)
     return solve(definition, next(case for case in found if case.id == case_id))
 
 

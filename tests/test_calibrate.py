@@ -34,7 +34,7 @@ QUICK = ["gemm", "mamba_ssu", "rmsnorm", "rope"]
 
 
 def subject(definition: Definition, name: str = "small-1") -> Subject:
-    op, case = registry.get(definition.op_type), ops.case_named(definition, name)
+    op, case = registry.get(definition.op_type).of_form(definition), ops.case_named(definition, name)
     draw = Draw(definition=definition.name, case=case.id, seed=0, device=torch.device("cpu"))
     inputs = op.inputs(definition, case, draw)
     return Subject(

@@ -25,14 +25,14 @@ BYTES = 64 << 20  # that a case is scaled down to
 
 
 def enlarged(definition: Definition) -> far.Far:
-    found = registry.get(definition.op_type).enlarged(definition)
+    found = registry.get(definition.op_type).of_form(definition).enlarged(definition)
     assert found is not None
     return found
 
 
 def far_case(definition: Definition) -> Case | None:
     """The far case of rows, scaled down; None: there is none, or none of PyTorch's forms takes it."""
-    cases = registry.get(definition.op_type).stress(definition, seed=0)
+    cases = registry.get(definition.op_type).of_form(definition).stress(definition, seed=0)
     whole = next((one for one in cases if far.SIZE in one.params), None)
     if whole is None or enlarged(definition).slots or lookup.serving(NAME, definition) is None:
         return None
@@ -63,7 +63,7 @@ def peak(call: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize(("definition", "one"), FAR.values(), ids=FAR)
 def test_pytorchs_forms_take_no_more_than_their_estimate(definition: Definition, one: Case) -> None:
-    op, grown, truth = registry.get(definition.op_type), enlarged(definition), Truth(NAME)
+    op, grown, truth = registry.get(definition.op_type).of_form(definition), enlarged(definition), Truth(NAME)
     truth.device = "cpu"
     if truth.unavailable(definition, op) is not None:
         pytest.skip("needs a GPU")

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def op_of(definition: Definition) -> AttentionOp | SparseAttention:
-    op: Op = SparseAttention() if definition.op_type == "dsa_paged" else registry.get(definition.op_type)
+    op = registry.get(definition.op_type).of_form(definition)
     assert isinstance(op, AttentionOp | SparseAttention)
     op.check(definition)
     return op

@@ -13,12 +13,11 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, fingerprint
 from traceproof.judge import gates
 from traceproof.ops import registry
-from traceproof.ops.base import TORCH_DTYPES, Unsupported, Values
+from traceproof.ops.base import TORCH_DTYPES, Op, Unsupported, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.common.attention_inputs import POISON
 
 CPU = torch.device("cpu")
-OP = registry.get("dsa_paged")
 HEADS, DIM, PAGE, TOPK = 8, 128, 16, 64
 
 
@@ -38,12 +37,18 @@ def indexer(*, packed: int = DIM + 4, kv_heads: int = 1) -> Definition:
     return planted.build("indexer", "dsa_paged", inputs, outputs, sizes)
 
 
+def op(definition: Definition) -> Op:
+    return registry.get("dsa_paged").of_form(definition)
+
+
 def drawn(definition: Definition, case: Case) -> Values:
-    return OP.inputs(definition, case, Draw(definition=definition.name, case=case.id, seed=case.seed, device=CPU))
+    return op(definition).inputs(
+        definition, case, Draw(definition=definition.name, case=case.id, seed=case.seed, device=CPU)
+    )
 
 
 def cases(definition: Definition, *sizes: str) -> list[Case]:
-    return list(OP.cases(definition, sizes=sizes or ("small", "medium"), seed=0))
+    return list(op(definition).cases(definition, sizes=sizes or ("small", "medium"), seed=0))
 
 
 def tensor(inputs: Values, name: str) -> torch.Tensor:
@@ -98,7 +103,7 @@ def index(inputs: Values, **wrong: bool) -> torch.Tensor:
 
 
 def accepted(definition: Definition, inputs: Values, chosen: torch.Tensor) -> bool:
-    entries = {name.partition("@")[2]: value for name, value in OP.oracle(definition, inputs).items()}
+    entries = {name.partition("@")[2]: value for name, value in op(definition).oracle(definition, inputs).items()}
     return gates.index_set(chosen, entries, -1).ok
 
 
@@ -125,7 +130,7 @@ def test_a_right_indexer_passes(case: Case) -> None:
     definition = indexer()
     inputs = drawn(definition, case)
     assert accepted(definition, inputs, index(inputs))
-    assert accepted(definition, inputs, OP.oracle(definition, inputs)["topk_indices"])
+    assert accepted(definition, inputs, op(definition).oracle(definition, inputs)["topk_indices"])
 
 
 @pytest.mark.parametrize("bug", BUGS)
@@ -141,7 +146,7 @@ def test_indexer_lengths_lie_on_both_sides_of_topk_and_of_a_page() -> None:
     assert {0, 1, PAGE - 1, PAGE, PAGE + 1, TOPK - 1, TOPK, TOPK + 1, 2 * TOPK} <= lengths
     for case in cases(definition, "small", "medium", "large"):
         assert case.axes["max_num_pages"] * PAGE >= TOPK
-        assert OP.memory(definition, case) > 0
+        assert op(definition).memory(definition, case) > 0
 
 
 def test_indexer_inputs_fit_the_definition_and_repeat() -> None:
@@ -174,7 +179,9 @@ def test_when_relu_cuts_everything_any_choice_is_right_but_not_any_number() -> N
     definition = indexer()
     (case,) = (case for case in cases(definition) if case.id == "adversarial-zero")
     inputs = drawn(definition, case)
-    assert not OP.oracle(definition, inputs)["topk_indices@scores"].clamp(min=-1).max(dim=1).values.any()
+    assert (
+        not op(definition).oracle(definition, inputs)["topk_indices@scores"].clamp(min=-1).max(dim=1).values.any()
+    )
     assert accepted(definition, inputs, index(inputs, smallest=True))
     assert not accepted(definition, inputs, index(inputs, k_less=True))
 
@@ -182,7 +189,7 @@ def test_when_relu_cuts_everything_any_choice_is_right_but_not_any_number() -> N
 @pytest.mark.parametrize("change", [{"packed": DIM + 8}, {"kv_heads": 2}])
 def test_unknown_layouts_are_said_to_be_unknown(change: dict[str, int]) -> None:
     with pytest.raises(Unsupported, match="last axes"):
-        OP.check(indexer(**change))
+        op(indexer(**change)).check(indexer(**change))
 
 
 def test_sparse_lists_are_distinct_padded_and_never_name_the_ends_of_the_pool() -> None:
@@ -248,8 +255,8 @@ def test_wrong_readings_of_the_lists_show(bug: Callable[[Values], Values]) -> No
     shown = []
     for case in cases(definition):
         inputs = drawn(definition, case)
-        exact, floor = OP.oracle(definition, inputs), OP.floor(definition, inputs)
-        wrong = OP.oracle(definition, bug(inputs))["output"]
+        exact, floor = op(definition).oracle(definition, inputs), op(definition).floor(definition, inputs)
+        wrong = op(definition).oracle(definition, bug(inputs))["output"]
         error, lost = (wrong - exact["output"]).abs().max(), (floor["output"] - exact["output"]).abs().max()
         shown.append(float(error) > 10 * float(lost) + 1e-6)
     assert any(shown)
@@ -262,6 +269,6 @@ def test_inputs_that_leave_one_choice_are_not_told_apart() -> None:
     inputs = drawn(definition, case)
     short = inputs | {"seq_lens": torch.full_like(tensor(inputs, "seq_lens"), TOPK // 2)}
     other = short | {"weights": torch.flip(tensor(short, "weights"), (-1,))}
-    assert not OP.tells_apart(definition, short, other)
+    assert not op(definition).tells_apart(definition, short, other)
     table = tensor(short, "block_table")
-    assert OP.tells_apart(definition, short, short | {"block_table": table.flip(-1)})
+    assert op(definition).tells_apart(definition, short, short | {"block_table": table.flip(-1)})

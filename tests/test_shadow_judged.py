@@ -24,13 +24,16 @@ FLOATING = [
     definition
     for op_type in registry.known()
     for definition in definitions(op_type)
-    if any(isinstance(kind, Close) for kind in registry.get(op_type).comparisons(definition).values())
+    if any(
+        isinstance(kind, Close)
+        for kind in registry.get(op_type).of_form(definition).comparisons(definition).values()
+    )
 ]
 
 
 @pytest.mark.parametrize("definition", FLOATING, ids=lambda one: one.name)
 def test_the_shadow_of_a_right_reference_is_what_the_oracle_says(definition: Definition, pool: Pool) -> None:
-    op = registry.get(definition.op_type)
+    op = registry.get(definition.op_type).of_form(definition)
     case = cases(definition, "small")[0]
     inputs = inputs_of(definition, case)
     known = truth(definition, inputs)

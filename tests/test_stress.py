@@ -39,7 +39,7 @@ MASK = -50_000.0
 
 
 def stress(definition: Definition) -> Iterator[Case]:
-    yield from registry.get(definition.op_type).stress(definition, seed=0)
+    yield from registry.get(definition.op_type).of_form(definition).stress(definition, seed=0)
 
 
 def case(definition: Definition, name: str) -> Case:
@@ -52,7 +52,7 @@ def refused(subject: Subject, outputs: Tensors) -> bool:
 
 
 def ordinary(definition: Definition) -> Iterator[Subject]:
-    op = registry.get(definition.op_type)
+    op = registry.get(definition.op_type).of_form(definition)
     for one in op.cases(definition, sizes=("small",), seed=0):
         yield solve(definition, one)
 
@@ -136,7 +136,7 @@ FAR_CASES = [
 
 
 def enlarged(definition: Definition) -> far.Far:
-    found = registry.get(definition.op_type).enlarged(definition)
+    found = registry.get(definition.op_type).of_form(definition).enlarged(definition)
     assert found is not None
     return found
 
@@ -157,7 +157,7 @@ def test_a_kernel_gets_more_elements_than_32_bits_count(definition: Definition, 
         assert most > (1 << 32 if found.slots or found.unsigned else 1 << 31)
     assert found.bytes(definition, one) > most
     assert (
-        registry.get(definition.op_type).memory(definition, one) < CHEAP
+        registry.get(definition.op_type).of_form(definition).memory(definition, one) < CHEAP
     )  # what the reference and the oracle need
 
 

@@ -55,7 +55,7 @@ class Rates:
 
 def memory(definition: Definition, sizes: Sequence[str]) -> int:
     """Bytes that the largest case needs, by the op's estimate."""
-    op = registry.get(definition.op_type)
+    op = registry.get(definition.op_type).of_form(definition)
     return max((op.memory(definition, case) for case in op.planned(definition, sizes=sizes, seed=0)), default=0)
 
 

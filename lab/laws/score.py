@@ -50,7 +50,7 @@ class Finding:
 
 def memory(definition: Definition, *, seed: int) -> int:
     """Bytes that the largest case in use needs, by the op's estimate."""
-    op = registry.get(definition.op_type)
+    op = registry.get(definition.op_type).of_form(definition)
     return max((op.memory(definition, case) for case in cases_of(definition, seed)), default=0)
 
 

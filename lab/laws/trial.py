@@ -34,7 +34,11 @@ def subjects_of(definition: Definition, seed: int) -> list[Subject]:
 
 def cases_of(definition: Definition, seed: int) -> list[Case]:
     """The cases that laws are tried on."""
-    found = registry.get(definition.op_type).cases(definition, sizes=("small", "medium"), seed=seed)
+    found = (
+        registry.get(definition.op_type)
+        .of_form(definition)
+        .cases(definition, sizes=("small", "medium"), seed=seed)
+    )
     return [case for case in found if case.size in WANTED or case.id in WANTED]
 
 

@@ -57,7 +57,7 @@ class Trial:
         self, definition: Definition, pool: Pool, *, sizes: tuple[str, ...], seed: int, limits: Limits
     ) -> None:
         self.definition, self.pool, self.sizes, self.limits = definition, pool, sizes, limits
-        self.op = registry.get(definition.op_type)
+        self.op = registry.get(definition.op_type).of_form(definition)
         self.judged = list(solved(definition, sizes, seed))
         self.original = self._all(definition.reference, self.judged)
         self.others: list[tuple[Subject, Tensors]] | None = None
