@@ -137,31 +137,39 @@ def test_a_worker_that_does_not_last_is_a_new_one_of_the_same_interpreter_and_se
     assert len(hosts(Path(tempfile.gettempdir()))) == 1
 
 
-def test_a_host_that_a_worker_asked_for_outlives_it_and_ends_with_the_process_that_started_it(
-    monkeypatch: pytest.MonkeyPatch,
+BORROWING = f"""
+from traceproof.worker import Limits, Pool
+from traceproof.worker.shared import run_of_workers
+with run_of_workers() as variables, Pool(preload=(), env={ENVIRONMENT!r}) as pool:
+    for _ in range(2):
+        (one,) = pool.run_items(setup='worker_misdeeds:setup', payload=None, isolation='trusted',
+            items=[{{'do': 'borrow', 'variables': variables, 'env': {ENVIRONMENT!r}}}], limits=Limits(seconds=60))
+        print(one.value, flush=True)
+"""
+
+
+@pytest.mark.parametrize("within", ["", "a run"])
+def test_a_host_that_a_worker_asked_for_outlives_it_and_ends_with_the_run_or_else_the_process_that_started_it(
+    within: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker ends with all that it started, so somebody else has to start what others go on with."""
-    with tempfile.TemporaryDirectory(prefix="tp") as folder:
-        program = (
-            "from traceproof.worker import Limits, Pool\n"
-            "from traceproof.worker.shared import run_of_workers\n"
-            "with run_of_workers() as variables, Pool(preload=(), env=%r) as pool:\n"
-            "    for _ in range(2):\n"
-            "        (one,) = pool.run_items(setup='worker_misdeeds:setup', payload=None, isolation='trusted',\n"
-            "            items=[{'do': 'borrow', 'variables': variables, 'env': %r}], limits=Limits(seconds=60))\n"
-            "        print(one.value, flush=True)\n"
-        )
+    with tempfile.TemporaryDirectory(prefix="tp") as folder, subprocess.Popen(["sleep", "60"]) as run:
         monkeypatch.setenv("TMPDIR", folder)
-        monkeypatch.delenv(RUN, raising=False)
-        done = subprocess.run(
-            [sys.executable, "-c", program % (ENVIRONMENT, ENVIRONMENT)],
-            env=os.environ | ENVIRONMENT,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        first, second = done.stdout.split()
-        assert first == second != "None"
+        monkeypatch.setenv(RUN, Owner.of(run.pid).text if within else "")
+        said = [
+            subprocess.run(
+                [sys.executable, "-c", BORROWING],
+                env=os.environ | ENVIRONMENT,
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stdout.split()
+            for _ in range(2)
+        ]
+        assert all(first == second != "None" for first, second in said)
+        assert (said[0] == said[1]) is bool(within)
+        assert len(list(Path(folder).glob("traceproof-*"))) >= len(within[:1])
+        run.kill()
         until(lambda: not list(Path(folder).glob("traceproof-*")))
 
 

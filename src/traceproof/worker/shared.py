@@ -34,6 +34,7 @@ from traceproof.worker.model import Isolation, Limits
 
 RUN = "TRACEPROOF_RUN"  # environment variable: the process whose end is the run's end
 COMMANDED = "TRACEPROOF_COMMANDED"  # environment variable: the process of the command whose Snakemake this is
+STARTER = "TRACEPROOF_STARTER"  # environment variable: folder of the starter that serves this process, if any
 ALLOCATION = "TRACEPROOF_ALLOCATION"  # environment variable: the batch system's job that the run is in
 BATCH_JOB = "SLURM_JOB_ID"  # environment variable: the same, as Slurm has it
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -213,16 +214,16 @@ def start_for_steps() -> None:
 
 @contextmanager
 def run_of_workers() -> Iterator[dict[str, str]]:
-    """Variables of workers that share interpreters as the jobs of a run do, until this process ends.
+    """Variables of workers that share interpreters as the jobs of this run do, or until this process ends.
 
     This process starts their hosts: a worker ends with all that it started.
     """
-    run = Owner.of(os.getpid()).text
-    folder = run_folder(run)
-    with place(folder / STEPS, run):
+    own, run = Owner.of(os.getpid()).text, os.environ.get(RUN, "")
+    folder = run_folder(own)
+    with place(folder / STEPS, own):
         starter.serve(folder)
     try:
-        yield {RUN: run, "TMPDIR": tempfile.gettempdir()}
+        yield {RUN: run if in_run() else own, STARTER: str(folder), "TMPDIR": tempfile.gettempdir()}
     finally:
         (folder / starter.NAME).unlink(missing_ok=True)
         leave(folder / STEPS)
@@ -259,7 +260,9 @@ def start_server(folder: Path, module: str, order: str, *, env: Mapping[str, str
         listener.bind(str(address))
         listener.listen(WAITING)
         arguments, descriptors = [module, str(folder), order], [listener.fileno(), log.fileno()]
-        if not session or not starter.ask(folder.parent, arguments, descriptors, env):
+        own = os.environ.get(STARTER)
+        starters = [folder.parent, *([Path(own)] if own else [])] if session else []
+        if not any(starter.ask(one, arguments, descriptors, env) for one in starters):
             starter.run(arguments, descriptors, env, session=session)
 
 
