@@ -8,7 +8,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.base import Op, Tensors, Values, rounded
+from traceproof.ops.base import Op, Tensors, Values, rounded, tensor
 from traceproof.ops.cases import Case
 
 __all__ = ["Tensors", "Values"]  # of other modules, for files of bugs
@@ -32,9 +32,7 @@ class Subject:
 
     def tensor(self, name: str) -> torch.Tensor:
         """An input that is a tensor."""
-        value = self.inputs[name]
-        assert isinstance(value, torch.Tensor)
-        return value
+        return tensor(self.inputs, name)
 
     def rounded(self, outputs: Tensors) -> Tensors:
         """Outputs in the definition's dtypes, extras left out."""

@@ -27,7 +27,6 @@ class OpLine:
     """A definition on its op_type's page."""
 
     name: str
-    slug: str
     outcome: str
     grade: str
     compared: tuple[str, ...]
@@ -40,11 +39,6 @@ class OpType:
 
     name: str
     lines: list[OpLine] = field(default_factory=list)
-
-    @property
-    def slug(self) -> str:
-        """Name of its page."""
-        return path_part(self.name)
 
     @property
     def margins(self) -> dict[str, Any]:
@@ -65,11 +59,6 @@ class Model:
 
     name: str
     rows: list[Row]
-
-    @property
-    def slug(self) -> str:
-        """Name of its page."""
-        return path_part(self.name)
 
     @property
     def verified(self) -> int:
@@ -115,8 +104,7 @@ class Site:
     def _op_type(self, name: str) -> None:
         plan, op = self._finished.plan(name), OpType(name)
         for view in self._views(plan):
-            slug = path_part(view.name)
-            op.lines.append(OpLine(view.name, slug, view.outcome, view.grade, view.compared, view.worst_margins))
+            op.lines.append(OpLine(view.name, view.outcome, view.grade, view.compared, view.worst_margins))
             self._overview.add(view)
             if view.definition is not None:
                 self._models += coverage([view.definition], view.ledger)
@@ -125,9 +113,9 @@ class Site:
                 self._findings.append([link(view.name), *cells, row.message[:300]])
             self._ledger += [_ledger_row(record) for record in view.records]
             shown = {key: highlighted(getattr(view.definition, key, None) or "") for key in ("reference", "init")}
-            self._pages.write(f"definitions/{slug}.html", "definition", view=view, op_slug=op.slug, **shown)
+            self._pages.write(f"definitions/{path_part(view.name)}.html", "definition", view=view, **shown)
         self._op_types.append(op)
-        self._pages.write(f"op_types/{op.slug}.html", "op_type", op=op)
+        self._pages.write(f"op_types/{path_part(name)}.html", "op_type", op=op)
 
     def _views(self, plan: OpTypePlan) -> Iterator[View]:
         """The definitions that have verdicts, then those that were planned and have none."""
@@ -186,7 +174,7 @@ class Site:
         models = [Model(name, own) for name, own in found.items()]
         self._pages.write("models.html", "models", models=models)
         for model in models:
-            self._pages.write(f"models/{model.slug}.html", "model", model=model)
+            self._pages.write(f"models/{path_part(model.name)}.html", "model", model=model)
 
     def _audit(self) -> None:
         audit = self._finished.audited()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from traceproof.ops.base import Values
+from traceproof.ops.base import Values, tensor
 from traceproof.ops.moe.experts import chosen
 from traceproof.ops.moe.form import Form
 from traceproof.ops.moe.routing import Choice, Method
@@ -37,15 +37,11 @@ def in_float32(form: Form, inputs: Values) -> Choice | None:
 
 
 def _logits(inputs: Values) -> torch.Tensor:
-    logits = inputs["routing_logits"]
-    assert isinstance(logits, torch.Tensor)
-    return logits.float()
+    return tensor(inputs, "routing_logits").float()
 
 
 def _bias(inputs: Values) -> torch.Tensor:
-    bias = inputs["routing_bias"]
-    assert isinstance(bias, torch.Tensor)
-    return bias.float()
+    return tensor(inputs, "routing_bias").float()
 
 
 def _factor(inputs: Values) -> float:
