@@ -7,7 +7,7 @@ import typer
 
 from traceproof.cli import options, run
 from traceproof.cli.interpreter import interpreter, say
-from traceproof.coverage.run import LIBRARY, as_json, as_text, of_plan, of_recorded, of_suite
+from traceproof.coverage.run import LIBRARY, as_text, of_plan, of_recorded, of_suite
 from traceproof.errors import TraceproofError
 
 
@@ -46,7 +46,7 @@ def coverage(  # noqa: PLR0913 - one parameter per option
         found = of_recorded(recorded, dataset)
     else:
         found = of_plan(cases if cases is not None else _configured())
-    run.write_result(json_file, as_json(found))
+    run.write_result(json_file, {"op_types": [one.as_json() for one in found]})
     run.told(json_file).write(as_text(found, gaps=gaps))
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +122,3 @@ def _share(counts: tuple[int, int]) -> str:
 def _said(chosen: object) -> str:
     assert isinstance(chosen, dict)
     return ", ".join(f"{name} {value}" for name, value in chosen.items())
-
-
-def as_json(coverages: Sequence[Coverage]) -> dict[str, object]:
-    """The reports as one JSON object."""
-    return {"op_types": [one.as_json() for one in coverages]}

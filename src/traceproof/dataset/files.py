@@ -35,6 +35,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def json_text(value: Any) -> str:  # noqa: ANN401 - any JSON value
+    """A definition or a solution as the dataset writes it: two spaces, a line break at the end."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
 def file_text(path: Path, root: Path | None, *, most: int = DEFINITION_BYTES) -> str:
     """The text of a file of a dataset.
 

@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.files import json_text
 from traceproof.dataset.tree import read_definition
 from traceproof.errors import TraceproofError
 from traceproof.extract.check import Finding
@@ -71,7 +71,7 @@ def _held(definition: Definition, dataset: Path) -> Definition | None:
 
 def _decide(definition: Definition, other: Definition | None, finding: Finding | None, dataset: Path) -> Outcome:
     if other is None:
-        return Outcome(definition.name, definition.op_type, "new", text=render(definition.as_json()))
+        return Outcome(definition.name, definition.op_type, "new", text=json_text(definition.as_json()))
     differences = meaning_differences(definition, other)
     said = notes(definition, other)
     if finding is not None:
@@ -99,18 +99,13 @@ def _conflict(definition: Definition, differences: list[str], said: list[str], d
         renamed = definition.model_copy(update={"name": f"{definition.name}_v{version}"})
         other = _held(renamed, dataset)
         if other is None:
-            text: str | None = render(renamed.as_json() | {"name": renamed.name})
+            text: str | None = json_text(renamed.as_json() | {"name": renamed.name})
             break
         if not meaning_differences(renamed, other) and other.reference == renamed.reference:
             text = None
             break
         version += 1
     return Outcome(renamed.name, definition.op_type, "conflict", tuple(differences), tuple(said), text)
-
-
-def render(content: dict[str, Any]) -> str:
-    """A definition as the dataset writes it: two spaces, a line break at the end."""
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def with_tags(text: str, tags: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import json
 import keyword
 import sys
 import textwrap
@@ -207,8 +206,3 @@ def _annotate(node: ast.FunctionDef) -> None:
     for item in ast.walk(node):
         if isinstance(item, ast.Name) and item.id in ANNOTATIONS:
             item.id = ANNOTATIONS[item.id]
-
-
-def as_text(value: Solution) -> str:
-    """A solution as the dataset writes it."""
-    return json.dumps(value.as_json(), indent=2, ensure_ascii=False) + "\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.files import file_bytes, file_text, strict_json
+from traceproof.dataset.files import file_bytes, file_text, json_text, strict_json
 from traceproof.dataset.solution import BASELINE
 from traceproof.dataset.tree import Tree
 from traceproof.errors import TraceproofError
@@ -176,8 +176,7 @@ def _definition_piece(root: Path, path: Path, definition: Definition) -> Piece:
     """The file as it was written, its tags derived."""
     value = strict_json(file_text(root / path, root))
     value["tags"] = list(definition.tags)
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    return Piece(f"definitions/{definition.op_type}/{definition.name}.json", text.encode())
+    return Piece(f"definitions/{definition.op_type}/{definition.name}.json", json_text(value).encode())
 
 
 def _files(folder: Path, definition: Definition, found: Mapping[str, Any]) -> Iterator[Piece]:

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save
 
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.files import json_text
 from traceproof.digests import digest_bytes
 from traceproof.execution.inputs import make_inputs
 from traceproof.ops import registry
@@ -22,7 +23,7 @@ from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import SIZES, Case
 from traceproof.pipeline.records import OpTypePlan
 from traceproof.pipeline.stages.manifest import Manifest
-from traceproof.publish.baseline import as_text, solution
+from traceproof.publish.baseline import solution
 from traceproof.publish.ledger import Ledger
 from traceproof.publish.partial import Unemittable
 from traceproof.stacks import STACK_OF, distribution
@@ -99,7 +100,7 @@ def _baseline(definition: Definition, versions: Mapping[str, Mapping[str, str]],
             problems.append(f"{truth}: {reason}")
             continue
         path = f"solutions/baseline/{definition.op_type}/{definition.name}/{made.name}.json"
-        write_text(folder / path, as_text(made))
+        write_text(folder / path, json_text(made.as_json()))
         return {"solution": made.name, "truth": truth, "no_baseline": problems}
     return {"solution": None, "truth": None, "no_baseline": problems}
 
