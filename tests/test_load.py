@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from traceproof.ops.cases import Case
-from traceproof.pipeline.load import GPU_MB, KERNEL_COPIES, LANE_MB, LANES, SLACK, Load
+from traceproof.pipeline.load import BASE_MB, GPU_MB, HOST_COPIES, KERNEL_COPIES, LANE_MB, LANES, SLACK, Load
 from traceproof.pipeline.records import OpTypePlan, PlannedCase, PlannedDefinition
 
 OP_TYPE = "gemm"
@@ -97,3 +97,13 @@ def test_a_kernel_takes_less_of_a_gpu_than_a_reference_and_an_oracle_of_the_judg
     assert alone < kernel < alone + 2 * KERNEL_COPIES * TENSORS_MB
     assert reference > LANES * 8 * 1024
     assert load(tmp_path, large=False, memory=8 * GIB).gpu_mb(OP_TYPE, "oracle") > 8 * 1024
+
+
+def test_what_a_gpu_computes_takes_little_of_the_host(tmp_path: Path) -> None:
+    on_cpu = load(tmp_path, large=False, gpu=False, memory=8 * GIB).actor_mb(OP_TYPE, "torch")
+    found = load(tmp_path, large=False, memory=8 * GIB)
+    kernel, reference, oracle = (found.actor_mb(OP_TYPE, actor) for actor in ("torch", "reference", "oracle"))
+    assert on_cpu > 8 * 1024
+    assert kernel < BASE_MB + LANE_MB + 2 * HOST_COPIES * TENSORS_MB
+    assert reference - kernel > (LANES - 1) * LANE_MB
+    assert oracle > BASE_MB + 512  # cases of up to so much are computed by a CPU

@@ -14,12 +14,15 @@ from traceproof.stacks import STACK_OF, STACKS, TRUTHS
 
 MIB = 1 << 20
 BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and torch loaded in each
-LANES = 6  # definitions of one op_type side by side: long references on a GPU, and the judge beside one
+LANES = 4  # definitions of one op_type side by side: long references on a GPU, and the judge beside one
 FEW_LANES = 2  # other references
 CLASS = 100  # priorities between one class of jobs and the next; `rules/` has the judge's and those of builds
 SHARED = 8  # jobs of one actor in an allocation of a batch system; profiles give as much in `group-components`
 SLACK = 1.25  # estimates were up to a fifth below what was measured
-LANE_MB = 600  # MiB of a GPU: what a process that has it open takes
+LANE_MB = 600  # MiB of a GPU, and of the host as well: what a process that has it open takes
+HOST_COPIES = (
+    2  # tensors of a case that is computed on a GPU, on the host: in its file, and on their way there or back
+)
 GPU_MB = 1000  # MiB of a GPU: workspaces of libraries, and what is kept between two cases
 KERNEL_COPIES = 6  # tensors of a case in a kernel's process: two sets of inputs, outputs of each call, temporaries
 
@@ -90,9 +93,16 @@ class Load:
         return max(1, min(LANES, len(self._plan(op_type).needs))) if self.side_by_side else 1
 
     def actor_mb(self, op_type: str, actor: str) -> int:
-        """Memory of an actor's job over one op_type's cases, in MiB."""
-        plan = self._plan(op_type)
-        return _mb(plan.kernel_needs if actor in TRUTHS else plan.needs, self.lanes(op_type, actor))
+        """Memory of an actor's job over one op_type's cases, in MiB.
+
+        On an H200 workers with the GPU open took 0.2 to 1.8 GiB of the host, whatever their cases took there.
+        """
+        plan, lanes = self._plan(op_type), self.lanes(op_type, actor)
+        if self.side_by_side and actor in plan.on_gpu:
+            path = self.cases / f"{op_type}.json"
+            there = _mb(_tensor_needs(path, path.stat().st_mtime_ns), lanes) + LANE_MB * lanes
+            return max(there, _mb((ACTORS[actor].host_bytes,), lanes))
+        return _mb(plan.kernel_needs if actor in TRUTHS else plan.needs, lanes)
 
     def gpu_mb(self, op_type: str, actor: str) -> int:
         """Memory of a GPU that an actor's job over one op_type's cases takes, in MiB."""
@@ -133,27 +143,30 @@ def _mb(needs: Sequence[int], lanes: int) -> int:
     return BASE_MB + int(SLACK * sum(needs[-lanes:]) / MIB)
 
 
-def _largest(plan: OpTypePlan, need: Callable[[PlannedCase], int]) -> tuple[int, ...]:
+def _largest(plan: OpTypePlan, need: Callable[[PlannedDefinition, PlannedCase], int]) -> tuple[int, ...]:
     """What each definition's largest case needs, in ascending order."""
     entries = plan.definitions.values()
     return tuple(
-        sorted(max((need(case) for case in entry.cases if case.skip is None), default=0) for entry in entries)
+        sorted(
+            max((need(entry, case) for case in entry.cases if case.skip is None), default=0) for entry in entries
+        )
     )
+
+
+def _tensors(entry: PlannedDefinition, case: PlannedCase) -> int:
+    """Bytes of a case's inputs and outputs."""
+    definition = entry.parsed
+    specs = (*definition.inputs.values(), *definition.outputs.values())
+    shapes = [(definition.shape_of(spec, case.case.axes) or (), spec.dtype.bits) for spec in specs]
+    return sum(math.prod(shape) * bits // 8 for shape, bits in shapes)
 
 
 def _gpu_need(entry: PlannedDefinition, actor: str) -> int:
     """Bytes of a GPU that a definition's largest case takes: a kernel needs nothing in float64."""
     cases = [case for case in entry.cases if case.skip is None]
     if actor in TRUTHS:
-        definition = entry.parsed
-        specs = (*definition.inputs.values(), *definition.outputs.values())
-
-        def tensors(case: PlannedCase) -> int:
-            shapes = [(definition.shape_of(spec, case.case.axes) or (), spec.dtype.bits) for spec in specs]
-            return sum(math.prod(shape) * bits // 8 for shape, bits in shapes)
-
         far = [case.eager_bytes if TRUTHS[actor].eager else case.kernel_bytes for case in cases]
-        near = (min(case.memory, KERNEL_COPIES * tensors(case)) for case in cases)
+        near = (min(case.memory, KERNEL_COPIES * _tensors(entry, case)) for case in cases)
         return max(map(sum, zip(near, far, strict=True)), default=0)
     if actor == ORACLE:  # the others are computed by a CPU, or by the judge
         device = ACTORS[actor].device
@@ -178,11 +191,19 @@ def _read(cases: Path, stamp: int) -> _Plan:
     del stamp
     plan = OpTypePlan.read(cases)
     return _Plan(
-        needs=_largest(plan, lambda case: case.memory),
-        kernel_needs=_largest(plan, lambda case: case.memory + case.kernel_bytes),
+        needs=_largest(plan, lambda _, case: case.memory),
+        kernel_needs=_largest(plan, lambda _, case: case.memory + case.kernel_bytes),
         large=any(case.large for case in plan.to_run),
         on_gpu=frozenset(actor for actor in ACTORS if _opens_gpu(plan, actor)),
         shards={actor: len(parts) for actor, parts in plan.shards.items()},
         seconds=sum(CASE_SECONDS + BYTE_SECONDS * case.memory for case in plan.to_run),
         trials=sum(case.trials for case in plan.to_run),
     )
+
+
+@cache
+def _tensor_needs(cases: Path, stamp: int) -> tuple[int, ...]:
+    """Bytes of the host for each definition's largest case that is computed on a GPU, in ascending order."""
+    del stamp
+    plan = OpTypePlan.read(cases)
+    return _largest(plan, lambda entry, case: min(case.memory, HOST_COPIES * _tensors(entry, case)))
