@@ -61,6 +61,10 @@ def _process(job: tuple[bool, float]) -> tuple[float, float, float]:
     return waits, busy, _rate(copied, seconds)[0]
 
 
+def _begin(start: Barrier) -> None:
+    START.append(start)
+
+
 def main() -> int:
     """Print a Markdown table. Returns 2 where there is no GPU."""
     options = PARSER.parse_args()
@@ -72,7 +76,7 @@ def main() -> int:
     for count in options.processes:
         for asleep in (False, True):
             barrier = context.Barrier(count)
-            with context.Pool(count, initializer=START.append, initargs=(barrier,)) as pool:
+            with context.Pool(count, initializer=_begin, initargs=(barrier,)) as pool:
                 rates = pool.map(_process, [(asleep, options.seconds)] * count, chunksize=1)
             waits, busy, copies = (sum(column) for column in zip(*rates, strict=True))
             how = "sleep" if asleep else "ask"
