@@ -51,7 +51,7 @@ if FIRST and not {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
         also=[f"{FLOW.results}/stacks", *FLOW.fetched],
         anew=["actors"] if FLOW.config.force else [],
     )
-    if FLOW.config.force and FLOW.on_gpu:
+    if FLOW.config.force and FLOW.on_gpu and not workflow.nodes:
         AHEAD = ahead.start(FLOW)
 TESTS = TestFlow(FLOW)
 DRIVER = sys.executable
