@@ -15,10 +15,11 @@ from definitions import GOOD, rmsnorm, write
 from traceproof.draw import Draw
 from traceproof.execution.case import Subject
 from traceproof.execution.inputs import fingerprints
+from traceproof.judge.output import misconduct
 from traceproof.testgen.support import trial as module
 from traceproof.testgen.support.cases import cases_of, read_definition
 from traceproof.testgen.support.suite import ReferenceTests
-from traceproof.testgen.support.trial import LARGE, REFERENCE, Trial, misconduct, threads
+from traceproof.testgen.support.trial import LARGE, REFERENCE, Trial, threads
 
 CPU = torch.device("cpu")
 DATASET = Path(__file__).parent / "dataset"
@@ -71,13 +72,14 @@ def test_another_seed_or_tolerance_is_not_taken_for_the_same(tmp_path: Path) -> 
 def test_who_writes_into_inputs_writes_into_a_copy_and_is_named(tmp_path: Path) -> None:
     found = trial(tmp_path, GOOD.replace("EPS = 1e-6", "EPS = 1e-6\n    weight[-1] += 1"))
     drawn = {name: fingerprints({name: value}) for name, value in found.subject.inputs.items()}
-    assert misconduct(found.reference) == ["modified its input weight"]
+    assert [one.message for one in misconduct(**found.reference.facts)] == ["modified its inputs ['weight']"]
     assert drawn == {name: fingerprints({name: value}) for name, value in found.subject.inputs.items()}
 
 
 def test_what_returns_its_input_is_named(tmp_path: Path) -> None:
     found = trial(tmp_path, "def run(hidden_states, weight):\n    return hidden_states\n")
-    assert misconduct(found.reference) == ["output output shares memory with an input or another output"]
+    said = [one.message for one in misconduct(**found.reference.facts)]
+    assert said == ["outputs ['output'] share memory with others"]
 
 
 def test_released_it_holds_nothing_and_is_solved_again(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Judging one output of a case: presence, shape, dtype, NaN and infinities by position, numerics."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,15 @@ from traceproof.judge.specification import row_for
 from traceproof.judge.ties import OPEN, closed, told, unverified
 from traceproof.ops.compare import Comparison, Exact, IndexSet, Quantised, Samples
 from traceproof.reasons import Failure, Skip, Verdict
+
+# What a call may not do beside computing.
+MISCONDUCT = {
+    "mutated": (Failure.MUTATION, "modified its inputs {}"),
+    "aliased": (Failure.ALIAS, "outputs {} share memory with others"),
+    "subclassed": (Failure.SUBCLASS, "outputs {} are no plain tensors"),
+    "overrun": (Failure.OVERRUN, "wrote beside {}, out of bounds"),
+    "late": (Failure.LATE, "outputs {} changed after the call's stream was done"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +153,13 @@ def _misplaced(actual: torch.Tensor, oracle: torch.Tensor) -> bool:
     found = Misplaced()
     found.add(actual, oracle)
     return found.failure() is not None
+
+
+def misconduct(**names: Sequence[str]) -> Iterator[Ruling]:
+    """Failures for what a call did beside computing: of each key of `MISCONDUCT`, the inputs or outputs."""
+    for what, (reason, words) in MISCONDUCT.items():
+        if names.get(what):
+            yield Ruling(Verdict.FAIL, reason, words.format(list(names[what])), {})
 
 
 def surplus(name: str) -> Ruling:

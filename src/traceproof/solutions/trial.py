@@ -23,7 +23,7 @@ from traceproof.execution.compiled import CompiledFiles
 from traceproof.execution.inputs import make_inputs
 from traceproof.execution.source import CallError, Source, loaded, strangers
 from traceproof.execution.transfer import Layout, Taken
-from traceproof.judge.output import Ruling, surplus
+from traceproof.judge.output import Ruling, misconduct, surplus
 from traceproof.ops import registry
 from traceproof.ops.base import Op
 from traceproof.ops.cases import WORKLOADS, Case
@@ -277,12 +277,5 @@ class Evaluation:
                 yield row_of(subject.case, name, ruling, variant)
         for name in taken.surplus:
             yield row_of(subject.case, name, surplus(name), variant)
-        for names, reason, told in (
-            (taken.mutated, Failure.MUTATION, "modified its inputs {}"),
-            (taken.aliased, Failure.ALIAS, "outputs {} share memory with others"),
-            (taken.subclassed, Failure.SUBCLASS, "outputs {} are no plain tensors"),
-            (taken.overrun, Failure.OVERRUN, "wrote beside {}, out of bounds"),
-            (taken.late, Failure.LATE, "outputs {} changed after the call's stream was done"),
-        ):
-            if names:
-                yield row_of(subject.case, WHOLE, Ruling(Verdict.FAIL, reason, told.format(names), {}), variant)
+        for ruling in misconduct(**taken.facts, overrun=taken.overrun, late=taken.late):
+            yield row_of(subject.case, WHOLE, ruling, variant)

@@ -10,7 +10,7 @@ import torch
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.execution.case import expectation
-from traceproof.judge.output import Ruling, judge_output, surplus
+from traceproof.judge.output import Ruling, judge_output, misconduct, surplus
 from traceproof.ops import registry
 from traceproof.pipeline.records import (
     ORACLE,
@@ -277,13 +277,7 @@ class _CaseJudge:
 
 def _conduct(record: RunRecord) -> Iterable[Ruling]:
     """What the actor did beside computing: changed inputs, aliased outputs, varying or remembered answers."""
-    for names, reason, told in (
-        (record.mutated, Failure.MUTATION, "modified its inputs {}"),
-        (record.aliased, Failure.ALIAS, "outputs {} share memory with others"),
-        (record.subclassed, Failure.SUBCLASS, "outputs {} are no plain tensors"),
-    ):
-        if names:
-            yield Ruling(Verdict.FAIL, reason, told.format(list(names)), {})
+    yield from misconduct(mutated=record.mutated, aliased=record.aliased, subclassed=record.subclassed)
     if record.varying is None:
         return
     if record.varying:

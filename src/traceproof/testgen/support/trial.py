@@ -186,13 +186,6 @@ class Trial:
         return tuple(size for size in sizes if size is not None)  # only a dumped trace leaves one open
 
 
-def misconduct(taken: Taken) -> list[str]:
-    """What a call did beside computing, in words."""
-    said = [f"modified its input {name}" for name in taken.mutated]
-    said += [f"output {name} shares memory with an input or another output" for name in taken.aliased]
-    return said + [f"output {name} is no plain tensor" for name in taken.subclassed]
-
-
 class Workers:
     """The processes that references run in: one pool a session, and one worker for the definition under test."""
 
