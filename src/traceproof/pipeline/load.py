@@ -20,9 +20,7 @@ CLASS = 100  # priorities between one class of jobs and the next; `rules/` has t
 SHARED = 8  # jobs of one actor in an allocation of a batch system; profiles give as much in `group-components`
 SLACK = 1.25  # estimates were up to a fifth below what was measured
 LANE_MB = 600  # MiB of a GPU, and of the host as well: what a process that has it open takes
-HOST_COPIES = (
-    2  # tensors of a case that is computed on a GPU, on the host: in its file, and on their way there or back
-)
+HOST_COPIES = 2  # tensors of a case that a GPU computes, on the host: in its file, and on their way there or back
 GPU_MB = 1000  # MiB of a GPU: workspaces of libraries, and what is kept between two cases
 KERNEL_COPIES = 6  # tensors of a case in a kernel's process: two sets of inputs, outputs of each call, temporaries
 
