@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from traceproof.actors.registry import ACTORS
+from traceproof.dataset.definition import Definition
 from traceproof.ops.registry import record
 from traceproof.pipeline.records import ORACLE, REFERENCE, OpTypePlan, PlannedCase, PlannedDefinition, shard_names
 from traceproof.pipeline.stages.shards import BYTE_SECONDS, CASE_SECONDS, TRIAL_SECONDS
@@ -141,19 +142,16 @@ def _mb(needs: Sequence[int], lanes: int) -> int:
     return BASE_MB + int(SLACK * sum(needs[-lanes:]) / MIB)
 
 
-def _largest(plan: OpTypePlan, need: Callable[[PlannedDefinition, PlannedCase], int]) -> tuple[int, ...]:
+def _largest(plan: OpTypePlan, need: Callable[[PlannedCase], int]) -> tuple[int, ...]:
     """What each definition's largest case needs, in ascending order."""
     entries = plan.definitions.values()
     return tuple(
-        sorted(
-            max((need(entry, case) for case in entry.cases if case.skip is None), default=0) for entry in entries
-        )
+        sorted(max((need(case) for case in entry.cases if case.skip is None), default=0) for entry in entries)
     )
 
 
-def _tensors(entry: PlannedDefinition, case: PlannedCase) -> int:
+def _tensors(definition: Definition, case: PlannedCase) -> int:
     """Bytes of a case's inputs and outputs."""
-    definition = entry.parsed
     specs = (*definition.inputs.values(), *definition.outputs.values())
     shapes = [(definition.shape_of(spec, case.case.axes) or (), spec.dtype.bits) for spec in specs]
     return sum(math.prod(shape) * bits // 8 for shape, bits in shapes)
@@ -163,8 +161,9 @@ def _gpu_need(entry: PlannedDefinition, actor: str) -> int:
     """Bytes of a GPU that a definition's largest case takes: a kernel needs nothing in float64."""
     cases = [case for case in entry.cases if case.skip is None]
     if actor in TRUTHS:
+        definition = entry.parsed
         far = [case.eager_bytes if TRUTHS[actor].eager else case.kernel_bytes for case in cases]
-        near = (min(case.memory, KERNEL_COPIES * _tensors(entry, case)) for case in cases)
+        near = (min(case.memory, KERNEL_COPIES * _tensors(definition, case)) for case in cases)
         return max(map(sum, zip(near, far, strict=True)), default=0)
     if actor == ORACLE:  # the others are computed by a CPU, or by the judge
         device = ACTORS[actor].device
@@ -189,8 +188,8 @@ def _read(cases: Path, stamp: int) -> _Plan:
     del stamp
     plan = OpTypePlan.read(cases)
     return _Plan(
-        needs=_largest(plan, lambda _, case: case.memory),
-        kernel_needs=_largest(plan, lambda _, case: case.memory + case.kernel_bytes),
+        needs=_largest(plan, lambda case: case.memory),
+        kernel_needs=_largest(plan, lambda case: case.memory + case.kernel_bytes),
         large=any(case.large for case in plan.to_run),
         on_gpu=frozenset(actor for actor in ACTORS if _opens_gpu(plan, actor)),
         shards={actor: len(parts) for actor, parts in plan.shards.items()},
@@ -203,5 +202,10 @@ def _read(cases: Path, stamp: int) -> _Plan:
 def _tensor_needs(cases: Path, stamp: int) -> tuple[int, ...]:
     """Bytes of the host for each definition's largest case that is computed on a GPU, in ascending order."""
     del stamp
-    plan = OpTypePlan.read(cases)
-    return _largest(plan, lambda entry, case: min(case.memory, HOST_COPIES * _tensors(entry, case)))
+    return tuple(sorted(map(_host_need, OpTypePlan.read(cases).definitions.values())))
+
+
+def _host_need(entry: PlannedDefinition) -> int:
+    definition = entry.parsed
+    cases = (case for case in entry.cases if case.skip is None)
+    return max((min(case.memory, HOST_COPIES * _tensors(definition, case)) for case in cases), default=0)
