@@ -28,4 +28,4 @@ checkpoint cases:
     shell:
         "PYTHONPATH=src {params.python:q} -P -m traceproof.pipeline.job_client scripts/cases.py --dataset {params.dataset:q} --stack {input.stack:q}"
         " --caches {params.caches:q} --selection {params.selection:q} --store {params.store:q} --store-gb {params.store_gb:q}"
-        " --actors {params.actors:q} --slots {resources.slots:q} {params.weak:q} --out {output:q} --log {log:q}"
+        " --code {params.code:q} --actors {params.actors:q} --slots {resources.slots:q} {params.weak:q} --out {output:q} --log {log:q}"

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from traceproof.digests import digest_json
 from traceproof.pipeline import entry
 from traceproof.pipeline.jit import available_memory
 from traceproof.pipeline.stages import volume
@@ -28,6 +29,7 @@ PARSER.add_argument("--actors", type=int, required=True, help="how many compute 
 PARSER.add_argument(
     "--allow-weak-isolation", action="store_true", help="run `init` where it can not be isolated whole"
 )
+PARSER.add_argument("--code", default="", help="digest of the code that plans depend on; empty: plan all anew")
 PARSER.add_argument("--slots", type=int, default=1, help="how many jobs run at once; long ones are split")
 PARSER.add_argument("--log", type=Path, required=True)
 
@@ -42,7 +44,8 @@ def main() -> None:
     selection = Selection.of_json(fields)
     split = Split(slots=options.slots, actors=options.out.parent / "actors", gpu=gpu)
     with StackWorkers.of(options.caches, stack).pool() as pool:
-        plans = planned(options.dataset, options.out, selection, split, pool)
+        code = digest_json([options.code, stack["digest"]]) if options.code else ""
+        plans = planned(options.dataset, options.out, selection, split, pool, code=code)
     if plans is None:
         plans = running_init(selection, split)
     volume.check(plans, options.store, actors=options.actors, limit_gb=options.store_gb)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from traceproof.ops.cases import Case
-from traceproof.pipeline.load import BASE_MB, GPU_MB, HOST_COPIES, KERNEL_COPIES, LANE_MB, LANES, SLACK, Load
+from traceproof.pipeline.load import BASE_MB, GPU_MB, KERNEL_COPIES, LANE_MB, SLACK, Load
+from traceproof.pipeline.plan_facts import HOST_COPIES, LANES
 from traceproof.pipeline.records import OpTypePlan, PlannedCase, PlannedDefinition
 
 OP_TYPE = "gemm"

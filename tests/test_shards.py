@@ -30,7 +30,7 @@ LIMITS = Limits(seconds=20.0, memory_bytes=2 << 30)
 def planned(count: int, *, trials: int = 100) -> OpTypePlan:
     """A plan of definitions with a case each, which an estimate takes for 1.5 s of a reference."""
     case = PlannedCase(
-        case=Case("small-0", "small", {}, 0, {}),
+        case=Case("small-0", "small", {"batch_size": 1}, 0, {}),
         digest="0" * 32,
         memory=0,
         trials=trials,
@@ -44,7 +44,7 @@ def planned(count: int, *, trials: int = 100) -> OpTypePlan:
             digest="0" * 32,
             no_oracle=None,
             nonce=0,
-            definition={"name": name, "reference": "def run(): ..."},
+            definition=rmsnorm(name),
             cases=(case,),
         )
         for name in map("definition{:03d}".format, range(count))

@@ -1,27 +1,24 @@
 """What a job takes of the machine: how many definitions run side by side in it, and the memory for that."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from traceproof.actors.registry import ACTORS
-from traceproof.dataset.definition import Definition
 from traceproof.ops.registry import record
-from traceproof.pipeline.records import ORACLE, REFERENCE, OpTypePlan, PlannedCase, PlannedDefinition, shard_names
-from traceproof.pipeline.stages.shards import BYTE_SECONDS, CASE_SECONDS, TRIAL_SECONDS
+from traceproof.pipeline.plan_facts import LANES, PlanFacts, tensors
+from traceproof.pipeline.records import ORACLE, REFERENCE, OpTypePlan, PlannedDefinition, shard_names
+from traceproof.pipeline.stages.shards import TRIAL_SECONDS
 from traceproof.stacks import STACK_OF, STACKS, TRUTHS
 
 MIB = 1 << 20
 BASE_MB = 1500  # MiB: a supervisor, the processes it forks workers from, and torch loaded in each
-LANES = 4  # definitions of one op_type side by side: long references on a GPU, and the judge beside one
 FEW_LANES = 2  # other references
 CLASS = 100  # priorities between one class of jobs and the next; `rules/` has the judge's and those of builds
 SHARED = 8  # jobs of one actor in an allocation of a batch system; profiles give as much in `group-components`
 SLACK = 1.25  # estimates were up to a fifth below what was measured
 LANE_MB = 600  # MiB of a GPU, and of the host as well: what a process that has it open takes
-HOST_COPIES = 2  # tensors of a case that a GPU computes, on the host: in its file, and on their way there or back
 GPU_MB = 1000  # MiB of a GPU: workspaces of libraries, and what is kept between two cases
 KERNEL_COPIES = 6  # tensors of a case in a kernel's process: two sets of inputs, outputs of each call, temporaries
 
@@ -98,8 +95,7 @@ class Load:
         """
         plan, lanes = self._plan(op_type), self.lanes(op_type, actor)
         if self.side_by_side and actor in plan.on_gpu:
-            path = self.cases / f"{op_type}.json"
-            there = _mb(_tensor_needs(path, path.stat().st_mtime_ns), lanes) + LANE_MB * lanes
+            there = _mb(plan.host_needs, lanes) + LANE_MB * lanes
             return max(there, _mb((ACTORS[actor].host_bytes,), lanes))
         return _mb(plan.kernel_needs if actor in TRUTHS else plan.needs, lanes)
 
@@ -114,47 +110,17 @@ class Load:
         """Memory of a judge of one op_type's cases, in MiB."""
         return _mb(self._plan(op_type).needs, self.judge_lanes(op_type))
 
-    def _plan(self, op_type: str) -> "_Plan":
+    def _plan(self, op_type: str) -> PlanFacts:
         path = self.cases / f"{op_type}.json"
         try:
             return _read(path, path.stat().st_mtime_ns)
         except FileNotFoundError:  # a dry run before anything is planned
-            return _Plan(
-                needs=(), kernel_needs=(), large=False, on_gpu=frozenset(), shards={}, seconds=0.0, trials=0
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What the load follows from."""
-
-    needs: tuple[int, ...]  # bytes of each definition's largest case, in ascending order
-    kernel_needs: tuple[int, ...]  # the same for a kernel
-    large: bool  # whether there are cases whose oracle the judge computes
-    on_gpu: frozenset[str]  # the actors that compute any of the others on the GPU
-    shards: Mapping[str, int]  # how many jobs an actor has that has several
-    seconds: float  # what an actor takes for all cases, draws aside, roughly
-    trials: int  # draws of all cases
+            return PlanFacts.of(OpTypePlan(op_type=op_type, dataset="", definitions={}, broken=()))
 
 
 def _mb(needs: Sequence[int], lanes: int) -> int:
     """The largest cases of as many definitions as run side by side, and what is there anyway, in MiB."""
     return BASE_MB + int(SLACK * sum(needs[-lanes:]) / MIB)
-
-
-def _largest(plan: OpTypePlan, need: Callable[[PlannedCase], int]) -> tuple[int, ...]:
-    """What each definition's largest case needs, in ascending order."""
-    entries = plan.definitions.values()
-    return tuple(
-        sorted(max((need(case) for case in entry.cases if case.skip is None), default=0) for entry in entries)
-    )
-
-
-def _tensors(definition: Definition, case: PlannedCase) -> int:
-    """Bytes of a case's inputs and outputs."""
-    specs = (*definition.inputs.values(), *definition.outputs.values())
-    shapes = [(definition.shape_of(spec, case.case.axes) or (), spec.dtype.bits) for spec in specs]
-    return sum(math.prod(shape) * bits // 8 for shape, bits in shapes)
 
 
 def _gpu_need(entry: PlannedDefinition, actor: str) -> int:
@@ -163,7 +129,7 @@ def _gpu_need(entry: PlannedDefinition, actor: str) -> int:
     if actor in TRUTHS:
         definition = entry.parsed
         far = [case.eager_bytes if TRUTHS[actor].eager else case.kernel_bytes for case in cases]
-        near = (min(case.memory, KERNEL_COPIES * _tensors(definition, case)) for case in cases)
+        near = (min(case.memory, KERNEL_COPIES * tensors(definition, case)) for case in cases)
         return max(map(sum, zip(near, far, strict=True)), default=0)
     if actor == ORACLE:  # the others are computed by a CPU, or by the judge
         device = ACTORS[actor].device
@@ -172,40 +138,8 @@ def _gpu_need(entry: PlannedDefinition, actor: str) -> int:
     return max((case.memory for case in cases), default=0)
 
 
-def _opens_gpu(plan: OpTypePlan, actor: str) -> bool:
-    info = ACTORS[actor]
-    able = (entry for entry in plan.definitions.values() if entry.lacks(actor) is None)
-    waiting = (case for entry in able for case in entry.cases if case.skip is None)
-    if not info.host_bytes:
-        return any(True for _ in waiting)
-    # Oracles of large cases are the judge's work.
-    return any(info.device("cuda", case.memory) == "cuda" for case in waiting if not case.large)
-
-
 @cache
-def _read(cases: Path, stamp: int) -> _Plan:
-    """An op_type's plan, read once per state of the file: several rules ask of every job."""
+def _read(cases: Path, stamp: int) -> PlanFacts:
+    """An op_type's facts, read once per state of the file: several rules ask of every job."""
     del stamp
-    plan = OpTypePlan.read(cases)
-    return _Plan(
-        needs=_largest(plan, lambda case: case.memory),
-        kernel_needs=_largest(plan, lambda case: case.memory + case.kernel_bytes),
-        large=any(case.large for case in plan.to_run),
-        on_gpu=frozenset(actor for actor in ACTORS if _opens_gpu(plan, actor)),
-        shards={actor: len(parts) for actor, parts in plan.shards.items()},
-        seconds=sum(CASE_SECONDS + BYTE_SECONDS * case.memory for case in plan.to_run),
-        trials=sum(case.trials for case in plan.to_run),
-    )
-
-
-@cache
-def _tensor_needs(cases: Path, stamp: int) -> tuple[int, ...]:
-    """Bytes of the host for each definition's largest case that is computed on a GPU, in ascending order."""
-    del stamp
-    return tuple(sorted(map(_host_need, OpTypePlan.read(cases).definitions.values())))
-
-
-def _host_need(entry: PlannedDefinition) -> int:
-    definition = entry.parsed
-    cases = (case for case in entry.cases if case.skip is None)
-    return max((min(case.memory, HOST_COPIES * _tensors(definition, case)) for case in cases), default=0)
+    return PlanFacts.read(cases)

@@ -4,7 +4,6 @@ Each is checked once, where it is read; code in between uses attributes. Fields 
 are not written, so that a verdict's columns are those that it has something to say in.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -138,7 +137,7 @@ class OpTypePlan(Record):
 
     def as_text(self) -> str:
         """What its file holds."""
-        return json.dumps(self.model_dump(), indent=1, ensure_ascii=False) + "\n"
+        return self.model_dump_json(indent=1) + "\n"
 
     def of_shard(self, actor: str, shard: str) -> Self:
         """The plan of one of an actor's jobs; an empty shard: all of it. Raises TraceproofError: no such shard."""

@@ -7,15 +7,18 @@ from pathlib import Path
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import Broken, Entry, Tree, WorkloadLine, read_tree
+from traceproof.digests import digest_json
 from traceproof.ops import far, registry
 from traceproof.ops.base import Op
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.ops.twins import PREFIX, twin_of
+from traceproof.pipeline.plan_facts import SUFFIX, PlanFacts
 from traceproof.pipeline.records import TWIN, BrokenFile, OpTypePlan, PlannedCase, PlannedDefinition, SkipNote
 from traceproof.pipeline.stages.hidden import hidden_cases
 from traceproof.pipeline.stages.large import is_large
+from traceproof.pipeline.stages.plan_earlier import EarlierPlan
 from traceproof.pipeline.stages.plan_inits import Inits
-from traceproof.pipeline.stages.plan_selection import Selection, check_cases, group_of, selected
+from traceproof.pipeline.stages.plan_selection import Selection, broken_of, check_cases, selected
 from traceproof.pipeline.stages.plan_twins import PlannedTwin, noted, too_large
 from traceproof.pipeline.stages.shards import Split
 from traceproof.reasons import Skip
@@ -39,22 +42,41 @@ def plan(
     return plan_tree(read_tree(dataset), out, selection, inits, split)
 
 
-def plan_tree(
-    tree: Tree, out: Path, selection: Selection, inits: Inits | None = None, split: Split | None = None
+def plan_tree(  # noqa: PLR0913, PLR0917 - as `plan`
+    tree: Tree,
+    out: Path,
+    selection: Selection,
+    inits: Inits | None = None,
+    split: Split | None = None,
+    code: str = "",
 ) -> list[Path]:
-    """Plan a dataset that was read; else as `plan`."""
+    """Plan a dataset that was read; else as `plan`.
+
+    `code` is the digest of what plans. What the same planned is not planned again: an op_type none of whose files
+    has changed, and a definition that is as it was. Empty: all is planned.
+    """
     groups = selected(tree, selection)
-    plans = [_op_type_plan(tree, op_type, names, selection) for op_type, names in sorted(groups.items())]
-    written = []
+    slots = None if split is None else [split.slots, split.gpu]
+    context = digest_json([code, selection.as_json(), slots, str(tree.root)]) if code else ""
+    paths = {op_type: out / f"{op_type}.json" for op_type in sorted(groups)}
+    earlier = {name: EarlierPlan.of(path, context, tree, groups[name], selection) for name, path in paths.items()}
+    plans = [
+        _op_type_plan(tree, name, groups[name], selection, earlier[name])
+        for name in paths
+        if not earlier[name].holds
+    ]
     for planned in plans if inits is None else _with_inits(tree, plans, inits):
-        path = out / f"{planned.op_type}.json"
-        write_if_changed(path, (split.applied(planned) if split else planned).as_text())
-        written.append(path)
+        before = earlier[planned.op_type]
+        whole = before.split(planned) or (split.applied(planned) if split else planned)
+        text = whole.as_text()
+        PlanFacts.of(whole).write(before.path, text=text, context=before.context, made_of=before.made_of)
+        write_if_changed(before.path, text)
     check_cases(selection, groups)
     for path in sorted(out.glob("*.json")):
-        if path not in written:
+        if path not in paths.values():
             path.unlink()
-    return written
+            path.with_suffix(SUFFIX).unlink(missing_ok=True)
+    return list(paths.values())
 
 
 def _with_inits(tree: Tree, plans: Sequence[OpTypePlan], inits: Inits) -> Iterator[OpTypePlan]:
@@ -67,11 +89,14 @@ def _with_inits(tree: Tree, plans: Sequence[OpTypePlan], inits: Inits) -> Iterat
         yield plan.model_copy(update={"definitions": mine})
 
 
-def _op_type_plan(tree: Tree, op_type: str, names: Iterable[str], selection: Selection) -> OpTypePlan:
+def _op_type_plan(
+    tree: Tree, op_type: str, names: Iterable[str], selection: Selection, earlier: EarlierPlan
+) -> OpTypePlan:
     definitions: dict[str, PlannedDefinition] = {}
-    broken = [item for item in tree.broken if group_of(item) == op_type and not selection.definitions]
+    broken = broken_of(tree, op_type, selection)
     for name in sorted(names):
-        planned, twin = _definition_plan(tree, tree.definitions[name], selection, broken)
+        entry = tree.definitions[name]
+        planned, twin = earlier.entries(entry) or _definition_plan(tree, entry, selection, broken)
         found = {name: planned, name + TWIN: twin}
         definitions |= {key: entry for key, entry in found.items() if entry is not None}
     told = tuple(BrokenFile(path=printable(item.path.as_posix()), message=item.message) for item in broken)

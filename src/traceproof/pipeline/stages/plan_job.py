@@ -17,8 +17,10 @@ RUNS_INIT = "init"  # the answer in place of plans where definitions make their 
 PLANS = "plans"
 
 
-def planned(dataset: Path, out: Path, selection: Selection, split: Split, pool: Pool) -> list[Path] | None:
-    """The plans, as `plan` writes them.
+def planned(  # noqa: PLR0913 - as `plan`
+    dataset: Path, out: Path, selection: Selection, split: Split, pool: Pool, *, code: str = ""
+) -> list[Path] | None:
+    """The plans, as `plan` writes them; `code` is the digest of all that plans, empty: all is planned anew.
 
     None: definitions bring an `init`, which is run while planning, in workers that a worker can not have. Raises
     TraceproofError: as `plan` does.
@@ -28,6 +30,7 @@ def planned(dataset: Path, out: Path, selection: Selection, split: Split, pool: 
         "out": str(out),
         "selection": selection.as_json(),
         "split": {"slots": split.slots, "actors": str(split.actors), "gpu": split.gpu},
+        "code": code,
         "folder": str(Path.cwd()),
     }
     (outcome,) = pool.run_items(
@@ -56,7 +59,8 @@ def setup(payload: None, scratch: Path) -> Callable[[Mapping[str, Any]], dict[st
                 names = [name for group in selected(tree, selection).values() for name in group]
                 if any(tree.definitions[name].definition.init is not None for name in names):
                     return {RUNS_INIT: True}
-                return {PLANS: [str(path) for path in plan_tree(tree, Path(item["out"]), selection, None, split)]}
+                plans = plan_tree(tree, Path(item["out"]), selection, None, split, item["code"])
+                return {PLANS: [str(path) for path in plans]}
             except TraceproofError as error:
                 return error.as_json()
 

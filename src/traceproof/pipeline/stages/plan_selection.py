@@ -94,6 +94,11 @@ def group_of(broken: Broken) -> str:
     return path_part(broken.path.parent.name or "unread", OP_TYPE)
 
 
+def broken_of(tree: Tree, op_type: str, selection: Selection) -> list[Broken]:
+    """An op_type's files that can not be used; none where definitions are selected by name."""
+    return [item for item in tree.broken if group_of(item) == op_type and not selection.definitions]
+
+
 def _closest(name: str, known: Iterable[str]) -> str:
     matches = get_close_matches(name, sorted(known), n=3, cutoff=0.4)
     return f"close to it: {', '.join(matches)}" if matches else "nothing there resembles it"

@@ -15,6 +15,7 @@ from typing import Any
 
 from traceproof.digests import digest_bytes
 from traceproof.errors import TraceproofError
+from traceproof.pipeline.plan_facts import PlanFacts
 from traceproof.pipeline.records import OpTypePlan
 from traceproof.reasons import Error
 from traceproof.runs import under_way
@@ -153,12 +154,11 @@ def _stale(folder: Path, summary: Path) -> set[str]:
 
 
 def _readable(plan: Path) -> bool:
-    """Whether a plan is whole."""
+    """Whether a plan is whole: by the digest that its facts state, else by reading it."""
     try:
-        OpTypePlan.read(plan)
-    except TraceproofError:
+        return PlanFacts.beside(plan) is not None or bool(OpTypePlan.read(plan))
+    except (BorderError, TraceproofError):
         return False
-    return True
 
 
 def _not_ahead(path: Path) -> None:

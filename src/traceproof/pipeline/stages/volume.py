@@ -1,14 +1,12 @@
 """How much a plan's outputs take on disk: told before a run writes much, and refused past a limit."""
 
-import math
 import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.records import OpTypePlan, PlannedCase
+from traceproof.pipeline.plan_facts import PlanFacts
 
 GIB = 1 << 30
 TOLD_BYTES = 4 * GIB  # a run that may write more says so
@@ -20,7 +18,8 @@ def check(plans: Iterable[Path], store: Path, *, actors: int, limit_gb: float | 
 
     Raises TraceproofError: the store may grow beyond its limit.
     """
-    needed = sum(estimate(OpTypePlan.read(path), actors=actors) for path in plans)
+    facts = [PlanFacts.read(path) for path in plans]
+    needed = sum(actors * one.output_bytes + ORACLE_BYTES * one.elements for one in facts)
     if needed <= TOLD_BYTES and limit_gb is None:
         return
     there = sum(path.lstat().st_size for path in store.rglob("*.safetensors")) if store.is_dir() else 0
@@ -32,21 +31,3 @@ def check(plans: Iterable[Path], store: Path, *, actors: int, limit_gb: float | 
         raise TraceproofError(f"this run may write {told}, and limits.store_gb is {limit_gb:g}", todo=todo)
     if needed > TOLD_BYTES:
         sys.stderr.write(f"This run may write {told}; {free / GIB:.1f} GiB are free. {room}\n")
-
-
-def estimate(planned: OpTypePlan, *, actors: int) -> int:
-    """Bytes of all outputs of a planned op_type, none of them being there yet."""
-    total = 0
-    for entry in planned.definitions.values():
-        definition = entry.parsed
-        total += sum(_case(definition, case, actors) for case in entry.cases if case.skip is None)
-    return total
-
-
-def _case(definition: Definition, planned: PlannedCase, actors: int) -> int:
-    total = 0
-    for spec in definition.outputs.values():
-        elements = max(1, planned.trials) * math.prod(definition.shape_of(spec, planned.case.axes) or ())
-        own = actors * -(-spec.dtype.bits // 8)
-        total += elements * (own + (0 if planned.large else ORACLE_BYTES))
-    return total
