@@ -34,9 +34,10 @@ rule report:
         history=FLOW.history,
         scope=FLOW.scope,
         known=FLOW.known_state,
+        store=f"{FLOW.results}/store",
     shell:
         "{DRIVER:q} scripts/report.py --verdicts {input.verdicts:q} --known {input.known:q} --stacks {input.stacks:q}"
-        " --lock {input.lock:q} --history {params.history:q} --scope {params.scope:q} --summary {output:q} --log {log:q}"
+        " --lock {input.lock:q} --history {params.history:q} --scope {params.scope:q} --store {params.store:q} --code {params.code:q} --summary {output:q} --log {log:q}"
 
 
 use rule report as report_family with:

@@ -18,6 +18,8 @@ PARSER.add_argument("--stacks", type=Path, nargs="*", required=True, help="recor
 PARSER.add_argument("--lock", type=Path, nargs="?", help="the file of the sources' pins")
 PARSER.add_argument("--history", type=Path, required=True, help="folder of kept verdicts")
 PARSER.add_argument("--scope", type=json.loads, required=True, help="JSON, the fields of history.Scope, or null")
+PARSER.add_argument("--store", type=Path, required=True)
+PARSER.add_argument("--code", required=True, help="digest of the code that summarises")
 PARSER.add_argument("--summary", type=Path, required=True)
 PARSER.add_argument("--log", type=Path, required=True)
 
@@ -28,7 +30,14 @@ def main() -> None:
     if options.scope is not None:
         pins = read_lock(options.lock) if options.lock else {}
         keep(options.history, options.verdicts, stacks, pins, Scope(**options.scope))
-    report(options.verdicts, options.summary, known=options.known, stacks=stacks)
+    report(
+        options.verdicts,
+        options.summary,
+        known=options.known,
+        stacks=stacks,
+        store=options.store,
+        code=options.code,
+    )
 
 
 if __name__ == "__main__":

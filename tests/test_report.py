@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline import summarise
+from pipeline import Rows, summarise
 
 from traceproof.errors import TraceproofError
 from traceproof.pipeline.known import Known, read_known
+from traceproof.pipeline.rows import VerdictRow, each_row, rows_text
 from traceproof.pipeline.stages.report import failed, report, table
+from traceproof.store import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 WHY = "the reference's fault: see docs/findings.md, evidence there"
@@ -182,6 +185,49 @@ def test_nothing_compared_is_a_failure(tmp_path: Path) -> None:
     summary = report([tmp_path / "empty.jsonl"], tmp_path / "summary.json", known=None)
     assert failed(summary)
     assert "nothing was compared" in table(summary)
+
+
+def test_op_types_are_summarised_once_and_together_as_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, read = tmp_path / "run", list[str]()
+
+    def noted(path: Path) -> Iterator[VerdictRow]:
+        read.append(path.stem)
+        return each_row(path)
+
+    monkeypatch.setattr("traceproof.pipeline.stages.report.each_row", noted)
+    norms = [row(), row(definition="rmsnorm_h9", verdict="fail", reason="nan"), row(actor="torch")]
+    others = [
+        row(op_type="gdn", definition="a", grade="twin", twin="n 2 -> 1"),
+        row(op_type="gdn", definition="b", verdict="skip", reason="no_oracle"),
+        row(op_type="gdn", definition="c", actor="flashinfer", output="*", verdict="skip", reason="no_cuda"),
+    ]
+    entry = tmp_path / "known.yaml"
+    entry.write_text(known(definitions=["rmsnorm_h9"]).model_dump_json(exclude_unset=True), encoding="utf-8")
+
+    def reported(*, store: Path | None = tmp_path / "store", code: str = "c", **rows: Rows) -> dict[str, Any]:
+        read.clear()
+        for op_type, own in rows.items():
+            write_text(run / "verdicts" / f"{op_type}.jsonl", rows_text(own))
+        files = sorted((run / "verdicts").iterdir())
+        return report(files, run / "summary.json", known=entry, store=store, code=code)
+
+    first = reported(rmsnorm=norms, gdn=others)
+    assert first == summarise([*others, *norms], read_known(entry))
+    assert first["findings"]["known"]
+    assert reported() == first
+    assert read == []
+    assert reported(gdn=[row(op_type="gdn")]) == summarise([row(op_type="gdn"), *norms], read_known(entry))
+    namesake = [row(op_type="gdn", verdict="error", case=None)]  # of a file that can not be read
+    assert reported(gdn=namesake) == summarise([*namesake, *norms], read_known(entry))
+    assert reported(gdn=others) == first
+    assert read == []
+    for changed in ({"code": "d"}, {"store": None}):
+        assert reported(**changed) == first
+        assert read == ["gdn", "rmsnorm"]
+    entry.write_text("findings: []", encoding="utf-8")
+    assert reported()["findings"]["known"] == []
 
 
 def test_skips_are_counted_by_reason() -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+OUTPUTS, JUDGED, SUMMARIES = KINDS = ("outputs", "judged", "summaries")
 DIGEST = re.compile(r"[0-9a-f]{32,64}")
 TENSORS = "tensors"  # key of a record: SHA-256 of the file of tensors beside it
 SEAL = "seal"
@@ -144,7 +145,7 @@ class DamagedError(TraceproofError):
 
 
 class Store:
-    """Objects of one kind (`outputs`, `judged`) below `root/kind/<first two digits>/<digest>`.
+    """Objects of one of the KINDS below `root/kind/<first two digits>/<digest>`.
 
     An object that is not what was written is dropped, which a line on stderr says.
     """

@@ -3,18 +3,19 @@
 import json
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from filelock import FileLock
 
 from traceproof.checkouts.lock import lock_digest
 from traceproof.checkouts.pin import Pin
-from traceproof.digests import digest_json
+from traceproof.digests import digest_bytes, digest_json
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.rows import VerdictRow, read_rows
+from traceproof.pipeline.rows import VerdictRow, each_row
 from traceproof.store import write_text
 
 # What of a row two runs can be compared by.
@@ -24,6 +25,7 @@ KEPT = (
 )
 Rows = list[dict[str, Any]]
 NEWEST = {"latest": 0, "previous": 1}
+ROWS = ', "rows": ['  # the end of a file's first line
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,43 @@ class Scope:
     whole: bool = True  # whether all cases of the planned sizes were run, or only some that were named
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Kept rows of one op_type, which stay as they are while its verdicts do."""
+
+    covers: str  # digest of the verdicts and the scope of the run that was kept last
+    run: Sequence[str]  # definitions of that run
+    names: Sequence[str]  # definitions of all rows
+    lines: str  # the rows
+
+    @classmethod
+    def of(cls, rows: Rows, covers: str = "", run: Sequence[str] = ()) -> Self:
+        """From rows, in any order."""
+        ordered = sorted(rows, key=lambda row: [str(row.get(key)) for key in (*KEPT[:5], "dataset", "seed")])
+        lines = ",\n".join(json.dumps(row, ensure_ascii=False, allow_nan=False) for row in ordered)
+        return cls(covers, run, sorted({row["definition"] for row in rows}), lines)
+
+    @classmethod
+    def read(cls, about: Mapping[str, Any], lines: str) -> Self:
+        """From a file, as `about` says. Raises ValueError: it is not what was written."""
+        part = cls(about["covers"], about["run"], about["names"], lines)
+        if part.about != about:
+            raise ValueError("rows were changed after they were written")
+        return part
+
+    @property
+    def rows(self) -> Rows:
+        """The rows."""
+        found: Rows = json.loads(f"[{self.lines}]")
+        return found
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the file says of it in its first line."""
+        said = {"covers": self.covers, "run": list(self.run), "names": list(self.names)}
+        return said | {"size": len(self.lines), "digest": digest_bytes(self.lines.encode())}
+
+
 def keep(
     folder: Path,
     verdicts: Iterable[Path],
@@ -55,31 +94,80 @@ def keep(
     """Keep a run's verdicts under the digest of what they stand on; gives the digest.
 
     A second run in the same state, of another selection say, adds to the first: its rows replace those of what it
-    covered, and of texts of a definition that are not the dataset's any more. Raises TraceproofError: the disk is
-    full.
+    covered, and of texts of a definition that are not the dataset's any more. Rows of an op_type with the verdicts
+    of the run before are copied as they are. Raises TraceproofError: the disk is full.
     """
     digest = digest_json([lock_digest(pins), sorted([str(one["stack"]), one["digest"]] for one in stacks)])
     path = folder / f"{digest}.json"
-    rows = [_cut(row, scope) for file in verdicts for row in read_rows(file)]
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):  # runs of other selections keep theirs in the same file
-        if path.is_file():
-            try:
-                rows += _untouched(load(path).rows, rows, scope)
-            except TraceproofError as error:
-                sys.stderr.write(f"what was kept of earlier runs is lost: {error}\n")
+        parts = _joined(_parts(path), verdicts, scope)
         value = {
             "digest": digest,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "pins": {name: pin.model_dump(exclude_none=True) for name, pin in pins.items()},
             "stacks": {one["stack"]: one["versions"] for one in stacks},
-            "rows": sorted(rows, key=lambda row: [str(row.get(key)) for key in (*KEPT[:5], "dataset", "seed")]),
+            "parts": {op_type: part.about for op_type, part in parts.items()},
         }
-        text = json.dumps(
-            value, ensure_ascii=False, allow_nan=False
-        )  # indented, it would take three times as long
-        write_text(path, f"{text}\n")
+        head = json.dumps(value, ensure_ascii=False, allow_nan=False).removesuffix("}")
+        lines = ",\n".join(part.lines for part in parts.values())
+        write_text(path, f"{head}{ROWS}\n{lines}\n]}}\n")
     return digest
+
+
+def _parts(path: Path) -> dict[str, _Part]:
+    """What a state's file holds, by op_type; what is not as it was written is lost, and said."""
+    found: dict[str, _Part] = {}
+    try:
+        head, _, text = path.read_text(encoding="utf-8").partition("\n")
+        if not head.endswith(ROWS):  # an earlier version's
+            return _by_op_type(load(path).rows)
+        start = 0
+        for op_type, about in json.loads(f"{head}]}}")["parts"].items():
+            end = start + about["size"]
+            found[op_type] = _Part.read(about, text[start:end])
+            start = end + len(",\n")
+    except FileNotFoundError:
+        return found
+    except (OSError, ValueError, KeyError, TypeError, TraceproofError) as error:
+        sys.stderr.write(f"what was kept of earlier runs in {path} is lost: {error}\n")
+    return found
+
+
+def _by_op_type(rows: Iterable[Mapping[str, Any]]) -> dict[str, _Part]:
+    groups: dict[str, Rows] = defaultdict(list)
+    for row in rows:
+        groups[row["op_type"]].append(dict(row))
+    return {op_type: _Part.of(own) for op_type, own in groups.items()}
+
+
+def _joined(old: Mapping[str, _Part], verdicts: Iterable[Path], scope: Scope) -> dict[str, _Part]:
+    """The parts of a state after a run."""
+    run = {path.stem: _covered(path, scope, old.get(path.stem)) for path in verdicts}
+    places: dict[str, set[str]] = defaultdict(set)  # the op_types of each definition of the run
+    for op_type, part in run.items():
+        for name in part.run:
+            places[name].add(op_type)
+    joined = {op_type: part for op_type, part in run.items() if op_type not in old}
+    for op_type, before in old.items():
+        now = run.get(op_type, before)
+        moved = {(scope.dataset, name) for name in before.names if name in places and op_type not in places[name]}
+        if now is before and not moved:
+            joined[op_type] = before
+            continue
+        rows = [] if now is before else now.rows
+        old_rows = [row for row in before.rows if (row.get("dataset"), row["definition"]) not in moved]
+        joined[op_type] = _Part.of(rows + _untouched(old_rows, rows, scope), now.covers, now.run)
+    return {op_type: part for op_type, part in sorted(joined.items()) if part.lines}
+
+
+def _covered(path: Path, scope: Scope, before: _Part | None) -> _Part:
+    """The rows of a verdict file; what was kept, where that was of the same."""
+    covers = digest_json([digest_bytes(path.read_bytes()), asdict(scope)])
+    if before is not None and before.covers == covers:
+        return before
+    rows = [_cut(row, scope) for row in each_row(path)]
+    return _Part.of(rows, covers, sorted({row["definition"] for row in rows}))
 
 
 def _cut(row: VerdictRow, scope: Scope) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from traceproof.store import KINDS
 from traceproof.untrusted.border import BorderError, read_json
 from traceproof.untrusted.names import confined
 
-KINDS = ("outputs", "judged")
 FRESH_SECONDS = 3600.0  # what was written so lately may belong to a job that has no manifest yet
 APART = frozenset({"store", "compiled", "dataset", "linked", "history"})  # below results, without manifests
 SCRATCH = ("scratch-*", ".fetching-*")  # folders of jobs, left behind by ones that were killed

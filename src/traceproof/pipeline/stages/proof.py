@@ -6,7 +6,7 @@ finding, known or not, is not proved.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -156,6 +156,23 @@ class Collector:
         reasons = self._reasons.get(name, set())
         reason = next((one for one in WHY if one in reasons), NO_TRUTH)
         return Unmet(definition=name, op_type=self._op_types[name], reason=reason, judged=bool(judged))
+
+
+def joined(proofs: Sequence[Proof]) -> Proof:
+    """What the proofs of several op_types show together, which have no definition in common."""
+    grades = dict(sorted(item for proof in proofs for item in proof.grades.items()))
+    return Proof(
+        device=proofs[0].device,  # they state the same stacks
+        capability=proofs[0].capability,
+        truths={name: one.truths[name] for name in TRUTHS for one in proofs if name in one.truths},
+        op_types=dict(sorted(item for proof in proofs for item in proof.op_types.items())),
+        proved=sum(proof.proved for proof in proofs),
+        alone=sum(proof.alone for proof in proofs),
+        grades=grades,
+        twins=dict(sorted(item for proof in proofs for item in proof.twins.items())),
+        wrong=sorted(name for proof in proofs for name in proof.wrong),
+        unmet=sorted((one for proof in proofs for one in proof.unmet), key=lambda one: one.definition),
+    )
 
 
 def _version(actor: str, records: Mapping[str, Mapping[str, Any]]) -> str | None:

@@ -4,6 +4,8 @@ import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +13,91 @@ from rich.console import Console
 from rich.table import Table
 
 from traceproof.actors.registry import ACTORS, PAIR
+from traceproof.digests import digest_bytes, digest_json
 from traceproof.pipeline.known import Known, read_known
 from traceproof.pipeline.records import REFERENCE
-from traceproof.pipeline.rows import VerdictRow, read_rows
+from traceproof.pipeline.rows import VerdictRow, each_row
 from traceproof.pipeline.stages import proof
 from traceproof.pipeline.stages.outcomes import Outcomes, proved, sentence
 from traceproof.pipeline.stages.standing import KEY, standing
 from traceproof.reasons import Grade, Skip, Verdict
-from traceproof.store import write_sealed
+from traceproof.store import SUMMARIES, Store, write_sealed
 from traceproof.tables import headed
 from traceproof.text import printable
 
 WIDTH = 118
 SHOWN = 20  # findings listed under the table; summary.json has all
 NO_ORACLE = str(Skip.NO_ORACLE)  # of a definition: nobody judged its numerics, which is no pass
+KINDS = ("new", "known", "unexpected")  # of findings
 FINDING_KEYS = ("definition", "op_type", "case", "actor", "output", "verdict", "reason", "message", "repeat")
 
 
-def report(
-    verdicts: Sequence[Path], summary: Path, *, known: Path | None, stacks: Sequence[Mapping[str, Any]] = ()
+def report(  # noqa: PLR0913 - a rule's inputs and outputs
+    verdicts: Sequence[Path],
+    summary: Path,
+    *,
+    known: Path | None,
+    stacks: Sequence[Mapping[str, Any]] = (),
+    store: Path | None = None,
+    code: str = "",
 ) -> dict[str, Any]:
     """Write summary.json out of the op_types' verdict files and the stacks' records, and give it back.
 
-    Raises TraceproofError: known.yaml can not be used, or the disk is full.
+    The `store` has the summary of an op_type whose verdicts the same `code` summarised before. Raises
+    TraceproofError: known.yaml can not be used, or the disk is full.
     """
-    rows = (row for path in verdicts for row in read_rows(path))
-    value = summarise(rows, read_known(known), stacks)
     run = verdicts[0].parent.parent if verdicts else summary.parent
-    write_sealed(summary, value | {KEY: standing(run, {path.stem for path in verdicts})})
+    stood = standing(run, {path.stem for path in verdicts})
+    listed = read_known(known)
+    basis = [code, list(stacks), None if known is None else digest_bytes(known.read_bytes())]
+    kept = Store(store, SUMMARIES) if store is not None and code else None
+    parts = []
+    for path in verdicts:
+        stated = stood.get(f"verdicts/{path.name}")
+        part = kept.record(digest_json([*basis, stated])) if kept and stated else None
+        if part is None:
+            part = summarise(each_row(path), listed, stacks)
+            if kept and stated:
+                kept.finish(digest_json([*basis, stated]), part)
+        parts.append(part)
+    rows = chain.from_iterable(map(each_row, verdicts))
+    value = joined(parts) if _apart(parts) else summarise(rows, listed, stacks)
+    write_sealed(summary, value | {KEY: stood})
     return value
+
+
+def _apart(parts: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether summaries have no definition in common: a file that can not be read may be called as another one."""
+    names = [name for part in parts for name in part["definitions"]]
+    return bool(parts) and len(set(names)) == len(names)
+
+
+def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The summary of several op_types, out of the summary of each."""
+    groups = sorted((group for part in parts for group in part["groups"]), key=itemgetter("op_type", "actor"))
+    findings = {kind: [found for part in parts for found in part["findings"][kind]] for kind in KINDS}
+    reached = proof.joined([proof.Proof.model_validate(part["proof"]) for part in parts])
+    outcomes, definitions = (
+        dict(sorted(item for part in parts for item in part[key].items())) for key in ("outcomes", "definitions")
+    )
+    return _summary(outcomes, definitions, groups, findings, reached)
+
+
+def _summary(
+    outcomes: Mapping[str, str],
+    definitions: Mapping[str, str],
+    groups: Sequence[Mapping[str, Any]],
+    findings: Mapping[str, Sequence[Mapping[str, Any]]],
+    reached: proof.Proof,
+) -> dict[str, Any]:
+    return {
+        "verified": proved(outcomes.values()) and not findings["new"] and not findings["unexpected"],
+        "outcomes": outcomes,
+        "definitions": definitions,
+        "groups": groups,
+        "findings": findings,
+        "proof": reached.model_dump(mode="json"),
+    }
 
 
 def summarise(
@@ -53,7 +111,7 @@ def summarise(
     collector, outcomes = proof.Collector(), Outcomes()
     groups: dict[tuple[str, str], _Group] = {}
     definitions: dict[str, Counter[str]] = {}
-    findings: dict[str, list[dict[str, Any]]] = {"new": [], "known": [], "unexpected": []}
+    findings: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for row in collector.watch(rows):
         shown = NO_ORACLE if row.unjudged else Grade.TWIN if row.grade is Grade.TWIN else str(row.verdict)
         definitions.setdefault(row.definition, Counter())[shown] += 1
@@ -62,15 +120,9 @@ def summarise(
         groups.setdefault((row.op_type, row.actor), _Group()).note(row, kind)
         if kind is not None:
             findings[kind].append({key: getattr(row, key) for key in FINDING_KEYS})
-    came = outcomes.by_definition()
-    return {
-        "verified": proved(came.values()) and not findings["new"] and not findings["unexpected"],
-        "outcomes": came,
-        "definitions": {name: _overall(counts) for name, counts in sorted(definitions.items())},
-        "groups": [group.as_json(*names) for names, group in sorted(groups.items(), key=lambda item: item[0])],
-        "findings": findings,
-        "proof": collector.proof(stacks).model_dump(mode="json"),
-    }
+    overall = {name: _overall(counts) for name, counts in sorted(definitions.items())}
+    told = [group.as_json(*names) for names, group in sorted(groups.items(), key=lambda item: item[0])]
+    return _summary(outcomes.by_definition(), overall, told, findings, collector.proof(stacks))
 
 
 @dataclass(frozen=True, slots=True)
