@@ -35,7 +35,7 @@ MODULES = (
     "traceproof.pipeline.jit",
     "traceproof.environments.probe",
     "traceproof.execution.runner",
-    "traceproof.pipeline.stages.op_type_judge",
+    "traceproof.pipeline.stages.definition_judge",
     "traceproof.pipeline.stages.plan",
     "traceproof.pipeline.stages.plan_job",
     "traceproof.environments.toolkit",

@@ -129,7 +129,8 @@ def test_what_a_definition_lacks_is_said_without_a_worker(dataset: Path, tmp_pat
     [cases] = plan(dataset, tmp_path / "cases", Selection(sizes=("small",)))
     planned = json.loads(cases.read_text(encoding="utf-8"))
     for entry in planned["definitions"].values():
-        entry["no_oracle"], entry["definition"]["reference"] = "nobody wrote one", ""
+        entry["no_oracle"] = "nobody wrote one"
+        entry["definition"] |= {"reference": "", "dialect": "flashinfer_trace_dump"}
         for case in entry["cases"]:
             case["memory"] = ACTORS["oracle"].host_bytes + 1
     cases.write_text(json.dumps(planned), encoding="utf-8")

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from traceproof.actors.registry import PAIR
 from traceproof.dataset.definition import Definition
-from traceproof.digests import digest_json
 from traceproof.execution.case import Subject, expectation
 from traceproof.execution.inputs import make_inputs
 from traceproof.judge.arbitration import agree, explain
@@ -59,27 +57,11 @@ class Arbitrator:
     oracle: Mapping[str, RunRecord]  # the oracle's records by case id
     records: Mapping[str, Mapping[str, RunRecord]]  # each other actor's
     outputs: Store  # where outputs lie
-    judged: Store  # where finished rows lie
-    code: str  # digest of the judge's code
     dataset: str  # root of the dataset, for workload lines' blobs
     tolerance: float | None = None  # the user's; ground truths are not held against each other then
 
-    def arbitrated(self, rows: Rows) -> Rows:
+    def arbitrated(self, rows: Rows) -> Iterator[VerdictRow]:
         """The rows, those of numeric failures with who is in the minority, and one per pair of ground truths."""
-        said = [row.as_json() for row in rows]
-        key = digest_json(["arbitration", self.code, self.entry.digest, said, self._keys()])
-        kept = self.judged.record(key)
-        if kept is not None:
-            return [VerdictRow.model_validate(row) for row in kept["rows"]]
-        found = list(self._fresh(rows))
-        self.judged.finish(key, {"rows": [row.as_json() for row in found]})
-        return found
-
-    def _keys(self) -> list[Any]:
-        actors = {ORACLE: self.oracle, **self.records}
-        return [[actor, case, record.key] for actor, cases in actors.items() for case, record in cases.items()]
-
-    def _fresh(self, rows: Rows) -> Iterator[VerdictRow]:
         definition = self.entry.parsed
         op, _ = registry.for_definition(definition)
         by_case: dict[str, Rows] = defaultdict(list)

@@ -50,6 +50,10 @@ class Manifest(Record):
         """The records of a definition by case id."""
         return self.cases.get(definition, {})
 
+    def only(self, definition: str) -> Self:
+        """The same with one definition alone."""
+        return self.model_copy(update={"cases": {definition: self.of(definition)}})
+
 
 def manifests_of(folder: Path, actor: str) -> list[Path]:
     """The manifests of an actor in an op_type's folder: one, or one per shard."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from traceproof.pipeline.records import PlannedDefinition
 from traceproof.pipeline.rows import VerdictRow
 from traceproof.pipeline.run_record import RunRecord
-from traceproof.pipeline.stages.arbitrator import Arbitrator
+from traceproof.pipeline.stages.to_judge import ToJudge
 from traceproof.reasons import Verdict
 from traceproof.store import Store, disk_errors, write_json
 from traceproof.untrusted.names import path_part
@@ -27,17 +27,16 @@ class Bundles:
     root: Path  # where this op_type's bundles go
     outputs: Store  # the store that tensors are linked from
 
-    def write(
-        self, rows: Sequence[VerdictRow], entry: PlannedDefinition, arbitrator: Arbitrator
-    ) -> list[VerdictRow]:
+    def write(self, rows: Sequence[VerdictRow], one: ToJudge) -> list[VerdictRow]:
         """Write the bundles of one definition's failing rows; gives all rows, these with where their bundle lies.
 
         Raises TraceproofError: the disk is full.
         """
         failing: dict[tuple[str, str], list[VerdictRow]] = {}
         written = []
+        records, entry = one.others, one.entry
         for row in rows:
-            fails = row.verdict == Verdict.FAIL and row.actor in arbitrator.records
+            fails = row.verdict == Verdict.FAIL and row.actor in records
             written.append(row.changed(replay=self._place(entry, row)) if fails else row)
             if fails:
                 failing.setdefault((str(row.case), row.actor), []).append(written[-1])
@@ -45,8 +44,8 @@ class Bundles:
         for (case, actor), about in failing.items():
             folder = self.run / about[0].replay
             folder.mkdir(parents=True)
-            self._link(arbitrator.records[actor].get(case), folder / "outputs.safetensors")
-            self._link(arbitrator.oracle.get(case), folder / "oracle.safetensors")
+            self._link(records[actor].get(case), folder / "outputs.safetensors")
+            self._link(one.oracle.get(case), folder / "oracle.safetensors")
             content = {"repeat": about[0].repeat, "case": cases[case], "rows": [row.as_json() for row in about]}
             write_json(folder / "replay.json", content | {"definition": entry.definition})
         return written

@@ -1,34 +1,25 @@
-"""All that the judge knows of one op_type's run, and the verdict rows of one definition after the other."""
+"""Judges one definition after the other, in a worker."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
-from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.execution.case import expectation
 from traceproof.judge.output import Ruling, judge_output, misconduct, surplus
 from traceproof.ops import registry
-from traceproof.pipeline.records import (
-    ORACLE,
-    REFERENCE,
-    SHADOW,
-    WHOLE,
-    OpTypePlan,
-    PlannedCase,
-    PlannedDefinition,
-)
+from traceproof.pipeline.records import ORACLE, REFERENCE, SHADOW, WHOLE, PlannedCase
 from traceproof.pipeline.rows import RowDigests, VerdictRow
 from traceproof.pipeline.run_record import RunRecord
 from traceproof.pipeline.stages.arbitrator import Arbitrator, entries_of
 from traceproof.pipeline.stages.grades import graded
-from traceproof.pipeline.stages.judge_settings import REPLAY, JudgeSettings
+from traceproof.pipeline.stages.judge_settings import JudgeSettings
 from traceproof.pipeline.stages.large import LargeCases, Rulings
 from traceproof.pipeline.stages.manifest import Manifest
-from traceproof.pipeline.stages.replay import Bundles
+from traceproof.pipeline.stages.to_judge import ToJudge
 from traceproof.reasons import Error, Failure, Skip, Verdict
 from traceproof.store import DamagedError
 
@@ -36,140 +27,68 @@ Rows = list[VerdictRow]
 
 
 def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Called once in a worker; the result judges one definition, `{"definition": name}`, a call.
+    """Called once in a worker; the result judges a definition per call, `to_judge`, whose rows get `options`.
 
-    `payload` has `cases`, `manifests`, `run` (absolute paths), `settings`, `threads`. What is written goes to the
-    store and the run's folder.
+    `payload` has `settings` and `threads`. What is written goes to the store.
     """
     del scratch
     torch.set_num_threads(payload["threads"])
-    manifests = [Path(path) for path in payload["manifests"]]
-    judge = OpTypeJudge.read(
-        Path(payload["cases"]), manifests, Path(payload["run"]), JudgeSettings.of_json(payload["settings"])
-    )
+    settings = JudgeSettings.of_json(payload["settings"])
 
     def run(item: dict[str, Any]) -> dict[str, Any]:
         try:
-            return {"rows": [row.as_json() for row in judge.rows(item["definition"])]}
-        except DamagedError as error:
-            for path in manifests:  # jobs that run again find what is whole, and compute the rest anew
-                path.unlink(missing_ok=True)
-            return error.as_json()
+            rows = definition_rows(ToJudge.model_validate(item["to_judge"]), settings)
+            return {"rows": [row.changed(repeat=row.command(item["options"])).as_json() for row in rows]}
         except TraceproofError as error:
-            return error.as_json()
+            return error.as_json() | {"damaged": isinstance(error, DamagedError)}
 
     return run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpTypeJudge:
-    """One op_type's cases, what every actor left, and where it lies."""
+def definition_rows(one: ToJudge, settings: JudgeSettings) -> Rows:
+    """Verdict rows of one definition; those of an actor that were judged before, by the same code, are kept.
 
-    planned: OpTypePlan
-    oracle: Manifest
-    others: Mapping[str, Manifest]
-    bundles: Bundles
-    settings: JudgeSettings
-
-    @classmethod
-    def read(cls, cases: Path, manifests: Iterable[Path], run: Path, settings: JudgeSettings) -> Self:
-        """From the files of a run's folder."""
-        planned = OpTypePlan.read(cases)
-        read = Manifest.merged(manifests)
-        return cls(
-            planned=planned,
-            oracle=read.pop("oracle"),
-            others=dict(sorted(read.items())),
-            bundles=Bundles(run, run / REPLAY / planned.op_type, settings.outputs),
-            settings=settings,
-        )
-
-    def rows(self, name: str) -> Rows:
-        """Verdict rows of one definition; what was judged before, by the same code, is not judged again.
-
-        Raises TraceproofError: the disk is full.
-        """
-        entry = self.planned.definitions[name]
-        records = {actor: manifest.of(name) for actor, manifest in self.others.items()}
-        definition = entry.parsed
-        large = LargeCases(
-            definition=definition,
-            op=registry.for_definition(definition)[0],
-            records=records,
-            outputs=self.settings.outputs,
-            dataset=self.planned.dataset,
-            tolerance=self.settings.tolerance,
-            device=self.settings.device,
-        )
-        rows = [
-            row
-            for manifest in self.others.values()
-            for row in _definition_rows(
-                name, entry, manifest, oracle=self._oracle(entry), settings=self.settings, large=large
-            )
-        ]
-        arbitrator = Arbitrator(
-            entry=entry,
-            oracle=self._oracle(entry).of(name),
-            records=records,
-            outputs=self.settings.outputs,
-            judged=self.settings.judged,
-            code=self.settings.code,
-            dataset=self.planned.dataset,
-            tolerance=self.settings.tolerance,
-        )
-        rows = [row.changed(repeat=row.command(self.settings.options)) for row in arbitrator.arbitrated(rows)]
-        return self.bundles.write(graded(rows), entry, arbitrator)
-
-    def _oracle(self, entry: PlannedDefinition) -> Manifest:
-        """What says what is right: the oracle, else the reference's records, which hold its shadow."""
-        if entry.no_oracle is None:
-            return self.oracle
-        return self.others.get(REFERENCE, self.oracle)
-
-
-def _definition_rows(  # noqa: PLR0913 - of which definition, actor and run
-    name: str,
-    entry: PlannedDefinition,
-    manifest: Manifest,
-    *,
-    oracle: Manifest,
-    settings: JudgeSettings,
-    large: LargeCases,
-) -> Rows:
-    """All rows of one definition and one actor, from the store when nothing they depend on has changed.
-
-    `name` is the definition's in the plan, where a twin has one of its own.
+    Raises TraceproofError: the disk is full. Raises DamagedError: so are outputs.
     """
-    records, expected = manifest.of(name), oracle.of(name)
-    key = digest_json(
-        {
-            "definition": entry.digest,
-            "cases": [[case.digest, case.skip and case.skip.as_json(), case.repeat] for case in entry.cases],
-            "actor": [manifest.actor, _essence(records)],
-            "oracle": [entry.no_oracle, _essence(expected)],
-            "code": settings.code,
-            "tolerance": settings.tolerance,
-            "twin": entry.twin,
-        }
+    entry, definition = one.entry, one.entry.parsed
+    large = LargeCases(
+        definition=definition,
+        op=registry.for_definition(definition)[0],
+        records=one.others,
+        outputs=settings.outputs,
+        dataset=one.dataset,
+        tolerance=settings.tolerance,
+        device=settings.device,
     )
+    rows = [row for manifest in one.manifests for row in _actor_rows(one, manifest, settings, large)]
+    arbitrator = Arbitrator(
+        entry=entry,
+        oracle=one.oracle,
+        records=one.others,
+        outputs=settings.outputs,
+        dataset=one.dataset,
+        tolerance=settings.tolerance,
+    )
+    return graded(arbitrator.arbitrated(rows))
+
+
+def _actor_rows(one: ToJudge, manifest: Manifest, settings: JudgeSettings, large: LargeCases) -> Rows:
+    """All rows of one definition and one actor, from the store when nothing they depend on has changed."""
+    entry, records, expected = one.entry, manifest.of(one.name), one.oracle
+    key = one.key(settings, manifest.actor)
     known = settings.judged.record(key)
-    if known is None:
-        rows: Rows = []
-        for planned in entry.cases:
-            if planned.hidden and manifest.actor != REFERENCE:
-                continue
-            judged = _CaseJudge(
-                large, planned, manifest, settings, shadowed=entry.no_oracle is not None, twin=entry.twin
-            )
-            rows += judged.rows(records.get(planned.id), expected.get(planned.id))
-        settings.judged.finish(key, {"rows": [row.as_json() for row in rows]})
-        return rows
-    return [VerdictRow.model_validate(row) for row in known["rows"]]
-
-
-def _essence(records: Mapping[str, RunRecord]) -> list[Any]:
-    return [[case, record.essence] for case, record in records.items()]
+    if known is not None:
+        return [VerdictRow.model_validate(row) for row in known["rows"]]
+    rows: Rows = []
+    for planned in entry.cases:
+        if planned.hidden and manifest.actor != REFERENCE:
+            continue
+        judged = _CaseJudge(
+            large, planned, manifest, settings, shadowed=entry.no_oracle is not None, twin=entry.twin
+        )
+        rows += judged.rows(records.get(planned.id), expected.get(planned.id))
+    settings.judged.finish(key, {"rows": [row.as_json() for row in rows]})
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
