@@ -6,7 +6,7 @@ from pathlib import Path
 
 from traceproof.ops.cases import Case
 from traceproof.pipeline.load import BASE_MB, GPU_MB, KERNEL_COPIES, LANE_MB, SLACK, Load
-from traceproof.pipeline.plan_facts import HOST_COPIES, LANES
+from traceproof.pipeline.plan_facts import DRAWING_LANES, HOST_COPIES, LANES
 from traceproof.pipeline.records import OpTypePlan, PlannedCase, PlannedDefinition
 
 OP_TYPE = "gemm"
@@ -70,6 +70,11 @@ def test_definitions_are_judged_side_by_side_where_there_is_a_gpu(tmp_path: Path
 
 def test_without_a_gpu_one_definition_is_judged_at_a_time(tmp_path: Path) -> None:
     assert load(tmp_path, large=True, gpu=False).judge_lanes(OP_TYPE) == 1
+
+
+def test_samplers_references_run_more_side_by_side_than_others(tmp_path: Path) -> None:
+    lanes = [load(tmp_path, large=True, trials=trials).lanes(OP_TYPE, "reference") for trials in (0, 500)]
+    assert lanes == [LANES, DRAWING_LANES]
 
 
 def test_before_anything_is_planned_a_job_has_one_lane(tmp_path: Path) -> None:

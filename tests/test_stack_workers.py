@@ -42,6 +42,16 @@ def test_references_stand_back_for_imports() -> None:
     assert NICE not in stack_workers("torch", "cpu").environment
 
 
+def test_references_go_before_the_trusted_code_of_their_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        "traceproof.pipeline.stages.stack_workers.Pool", lambda **given: asked.append(NICE in given["env"])
+    )
+    stack_workers("torch", "cuda").pool()
+    stack_workers("torch", "cuda").untrusted(conceal=[])
+    assert asked == [True, False]
+
+
 def test_no_worker_that_gets_a_gpu_is_behind_what_cuda_does_not_start_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

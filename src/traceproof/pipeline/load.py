@@ -7,7 +7,7 @@ from pathlib import Path
 
 from traceproof.actors.registry import ACTORS
 from traceproof.ops.registry import record
-from traceproof.pipeline.plan_facts import LANES, PlanFacts, tensors
+from traceproof.pipeline.plan_facts import DRAWING_LANES, LANES, PlanFacts, tensors
 from traceproof.pipeline.records import ORACLE, REFERENCE, OpTypePlan, PlannedDefinition, shard_names
 from traceproof.pipeline.stages.shards import TRIAL_SECONDS
 from traceproof.stacks import STACK_OF, STACKS, TRUTHS
@@ -37,7 +37,9 @@ class Load:
         """
         if ACTORS[actor].trusted or not self.side_by_side:
             return 1
-        return max(1, min(LANES if record(op_type).long else FEW_LANES, len(self._plan(op_type).needs)))
+        plan = self._plan(op_type)
+        most = DRAWING_LANES if plan.trials else LANES if record(op_type).long else FEW_LANES
+        return max(1, min(most, len(plan.needs)))
 
     def opens_gpu(self, op_type: str, actor: str = "") -> bool:
         """Whether an actor's job computes anything on the GPU; the judge's, where no actor is named."""

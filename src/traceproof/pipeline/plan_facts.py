@@ -19,7 +19,8 @@ from traceproof.pipeline.stages.shards import BYTE_SECONDS, CASE_SECONDS
 from traceproof.store import read_sealed, write_sealed
 from traceproof.untrusted.border import BorderError, read_regular
 
-LANES = 4  # definitions of one op_type side by side at most: long references on a GPU, and the judge beside one
+LANES = 4  # definitions of one op_type side by side: long references on a GPU, and the judge beside one
+DRAWING_LANES = 8  # the same of a sampler's references: thousands of short calls, and little memory
 HOST_COPIES = 2  # tensors of a case that a GPU computes, on the host: in its file, and on their way there or back
 SUFFIX = ".facts"
 
@@ -52,7 +53,7 @@ class PlanFacts(Record):
         return cls(
             needs=_largest(plan, lambda case: case.memory),
             kernel_needs=_largest(plan, lambda case: case.memory + case.kernel_bytes),
-            host_needs=tuple(sorted(_host_need(*pair) for pair in definitions)[-LANES:]),
+            host_needs=tuple(sorted(_host_need(*pair) for pair in definitions)[-DRAWING_LANES:]),
             large=any(case.large for case, _ in to_run),
             on_gpu=tuple(actor for actor in ACTORS if _opens_gpu(plan, actor)),
             shards={actor: len(parts) for actor, parts in plan.shards.items()},
@@ -108,7 +109,7 @@ def _largest(plan: OpTypePlan, need: Callable[[PlannedCase], int]) -> tuple[int,
     """What the largest case of each of the largest definitions needs, in ascending order."""
     entries = plan.definitions.values()
     needs = [max((need(case) for case in entry.cases if case.skip is None), default=0) for entry in entries]
-    return tuple(sorted(needs)[-LANES:])
+    return tuple(sorted(needs)[-DRAWING_LANES:])
 
 
 def _host_need(definition: Definition, entry: PlannedDefinition) -> int:

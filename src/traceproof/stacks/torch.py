@@ -19,5 +19,5 @@ STACK = Stack(
     gb={"cpu": 1.0},
     caches={"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"},
     variables=("TRITON_",),
-    nice=5,  # importing the others is what a run waits for at last; references poll for the GPU on many cores
+    nice=5,  # importing the others is what a run waits for at last
 )

@@ -37,7 +37,8 @@ CACHES = tuple(prefix for stack in STACKS.values() for prefix in stack.variables
 # glibc gives large blocks back to the kernel as soon as they are free, and faults them in again, page by page, for
 # the next temporary: most of the time of arithmetic on tensors of megabytes. Trusted workers keep what they had.
 KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
-# Memory of the heap in pages of 2 MiB: forking and ending a process that has torch copies and frees fewer entries.
+# Memory in pages of 2 MiB, where the kernel lets a program ask for them: of large tensors, which are faulted in
+# each time, and of the heap, so that forking and ending a process that has torch copies and frees fewer entries.
 LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 # A thread of OpenMP that waits for the next parallel region spins for milliseconds: with two threads, operations
 # on small tensors then cost up to five times the processor time. Workers' threads sleep at once.
@@ -89,7 +90,8 @@ class Recipe:
             "PYTHONUSERBASE": user_base,
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking whether there is a GPU must not start CUDA
             **SLEEPS,
-            **(KEEPS_MEMORY if trusted else LARGE_PAGES),
+            **LARGE_PAGES,
+            **(KEEPS_MEMORY if trusted else {}),
             **{name: os.environ[name] for name in PASSED if name in os.environ},
             **{name: value for name, value in os.environ.items() if trusted and name.startswith(CACHES)},
             **self.env,

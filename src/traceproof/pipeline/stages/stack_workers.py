@@ -57,7 +57,7 @@ class StackWorkers:
         return caller.CUDA_REFUSES if self.gpu else ()
 
     def _pool(self, *, shared: bool = True, **more: Any) -> Pool:  # noqa: ANN401 - the other arguments of `Pool`
-        return Pool(env=self.environment, gpu=self.gpu, without=self.without, shared=shared, **more)
+        return Pool(**{"env": self.environment} | more, gpu=self.gpu, without=self.without, shared=shared)
 
     def pool(self, *, most: int | None = None, readable: Sequence[Path] = (), python: Path | None = None) -> Pool:
         """A job's access to workers; the arguments are those of `Pool`."""
@@ -73,10 +73,12 @@ class StackWorkers:
     def untrusted(self, *, conceal: Sequence[Path], readable: Sequence[Path] = (), weak: bool = False) -> Pool:
         """A job's access to workers for strangers' code, which find nothing of ours imported but the runner.
 
-        The arguments are those of `Pool`; this project's own folders are concealed too.
+        The arguments are those of `Pool`; this project's own folders are concealed too. They go before others of
+        their stack: a sampler's reference, called thousands of times, is what a run waits for.
         """
         hidden = [*caller.project_folders(), *conceal]
-        return self._pool(preload=caller.PRELOAD, readable=readable, conceal=hidden, weak=weak)
+        first = {name: value for name, value in self.environment.items() if name != NICE}
+        return self._pool(env=first, preload=caller.PRELOAD, readable=readable, conceal=hidden, weak=weak)
 
     def start(self, *, trusted: bool) -> None:
         """Have the interpreters started that a job of trusted code, or of strangers', is about to need."""
