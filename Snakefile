@@ -51,7 +51,8 @@ if FIRST and not {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
         also=[f"{FLOW.results}/stacks", *FLOW.fetched],
         anew=["actors"] if FLOW.config.force else [],
     )
-    if FLOW.config.force and FLOW.on_gpu and not workflow.nodes:
+    started = os.environ.pop(ahead.STARTED, "")
+    if FLOW.config.force and FLOW.on_gpu and not workflow.nodes and not started:
         AHEAD = ahead.start(FLOW)
 TESTS = TestFlow(FLOW)
 DRIVER = sys.executable

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from worker_pools import SOURCES
 
+from traceproof.cli import run
 from traceproof.owner import Owner
 from traceproof.pipeline import ahead
 from traceproof.worker.shared import RUN, run_folder
@@ -64,3 +66,25 @@ def test_a_stack_that_no_run_has_recorded_is_left_alone(tmp_path: Path, monkeypa
     (command,) = begun
     assert command[0] == "torch/bin/python"
     assert command[-4:] == [str(tmp_path / "torch.json"), "compiled", "trusted", "untrusted"]
+
+
+def test_a_command_starts_it_before_snakemake_which_then_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Mapping[str, str]] = []
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setattr(ahead, "start", lambda _, environment: told.append(environment))
+
+    def supervise(_: object, *, env: Mapping[str, str], **__: object) -> int:
+        told.append(env)
+        return 0
+
+    monkeypatch.setattr(run, "supervise", supervise)
+    flow: Any = SimpleNamespace()
+    assert run.snakemake(tmp_path, {}, cores=1, forced=flow) == run.FINE
+    started, snakemakes = told
+    assert started[RUN] == snakemakes[RUN]
+    assert "HF_TOKEN" not in started
+    assert snakemakes[ahead.STARTED]
+    assert run.snakemake(tmp_path, {}, cores=1) == run.FINE
+    assert ahead.STARTED not in told[2]

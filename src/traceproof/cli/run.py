@@ -13,9 +13,12 @@ from traceproof.config.reading import config_of
 from traceproof.config.schema import Config
 from traceproof.errors import TraceproofError
 from traceproof.owner import own_folder
+from traceproof.pipeline import ahead
+from traceproof.pipeline.flow import Pipeline
 from traceproof.pipeline.interrupts import INTERRUPTED
 from traceproof.pipeline.jit import available_memory
 from traceproof.pipeline.stages.standing import OUTCOME
+from traceproof.untrusted import tokens
 from traceproof.worker.shared import commanding
 
 __all__ = ["config_of"]  # for commands, which take all that they need of a run from here
@@ -49,7 +52,14 @@ def dataset_in(folder: Path | None) -> dict[str, str | None] | None:
     return None if folder is None else {"path": str(folder.expanduser().resolve()), "pypi": None, "git": None}
 
 
-def snakemake(root: Path, changes: Mapping[str, Any], *, cores: int, extra: Sequence[str] = ()) -> int:
+def snakemake(
+    root: Path,
+    changes: Mapping[str, Any],
+    *,
+    cores: int,
+    extra: Sequence[str] = (),
+    forced: Pipeline | None = None,  # what is sure to be run on this machine; None: nobody knows before Snakemake
+) -> int:
     """Run the default target.
 
     Gives the exit code: FINE, FINDINGS, UNFINISHED if the run did not get to its table, or INTERRUPTED.
@@ -70,6 +80,9 @@ def snakemake(root: Path, changes: Mapping[str, Any], *, cores: int, extra: Sequ
             command += ["--configfile", str(overrides)]
         outcome = scratch / "outcome"
         environment = commanding({**os.environ, OUTCOME: str(outcome)})
+        if forced is not None:
+            environment[ahead.STARTED] = "1"
+            _begun = ahead.start(forced, tokens.without_secrets(environment))
         code = supervise(command, cwd=root, env=environment, mark=scratch / "interrupted")
         if code == INTERRUPTED:
             return INTERRUPTED

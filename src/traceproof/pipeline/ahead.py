@@ -1,4 +1,4 @@
-"""What the first jobs of a run wait for, started while Snakemake still reads its rules: interpreters, mostly.
+"""What the first jobs of a run wait for, started while Snakemake is imported and reads its rules: interpreters.
 
 Started as `python -m traceproof.pipeline.ahead RECORD CACHES KIND...`, with the environment of a job: a stack's
 record, the folder for what is compiled, and whose workers are needed, `trusted` and `untrusted`.
@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +21,14 @@ if TYPE_CHECKING:
     from traceproof.pipeline.flow import Pipeline
 
 TRUSTED, UNTRUSTED = "trusted", "untrusted"
+STARTED = "TRACEPROOF_AHEAD"  # variable that tells Snakemake that the command which started it has done this
 
 
-def start(flow: "Pipeline") -> list[subprocess.Popen[bytes]]:
-    """Start it for every stack that a run before has recorded: for a run that is sure to run every actor."""
+def start(flow: "Pipeline", environment: Mapping[str, str] = os.environ) -> list[subprocess.Popen[bytes]]:
+    """Start it for every stack that a run before has recorded: for a run that is sure to run every actor.
+
+    The environment is that of the run's Snakemake, whose jobs look for it there.
+    """
     kinds: dict[str, set[str]] = {}
     for actor in flow.actors:
         kinds.setdefault(ACTORS[actor].stack, set()).add(TRUSTED if ACTORS[actor].trusted else UNTRUSTED)
@@ -34,8 +38,10 @@ def start(flow: "Pipeline") -> list[subprocess.Popen[bytes]]:
         found = next(filter(Path.is_file, records), None)
         if found is not None:
             command = [flow.python(stack), "-P", "-m", __name__, str(found), flow.caches, *sorted(needed)]
-            environment = os.environ | {"PYTHONPATH": flow.sources.path(stack)}
-            begun.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, cwd=flow.root))
+            variables = {**environment, "PYTHONPATH": flow.sources.path(stack)}
+            begun.append(
+                subprocess.Popen(command, stdin=subprocess.DEVNULL, env=variables, cwd=flow.root, process_group=0)
+            )
     return begun
 
 
