@@ -32,6 +32,7 @@ from traceproof.pipeline.records import OpTypePlan
 from traceproof.pipeline.stages import large
 from traceproof.pipeline.stages.actor import _Trusted
 from traceproof.pipeline.stages.actor import run as run_job
+from traceproof.pipeline.stages.finished import Finished
 from traceproof.pipeline.stages.job import Job
 from traceproof.pipeline.stages.manifest import Manifest
 from traceproof.pipeline.stages.plan import plan
@@ -282,7 +283,8 @@ def test_a_full_disk_ends_the_job_and_is_no_verdict(dataset: Path, tmp_path: Pat
     job = Job(actor="oracle", code="0", stack=STACK, threads=1, limits=LIMITS)
     store = Store(run.out / "store", "outputs")
     with Pool() as pool:
-        runner = _Trusted(job, store, pool, tmp_path, str(dataset), Progress("", 1))
+        finished = Finished(job=job, outputs=store, progress=Progress("", 1))
+        runner = _Trusted(finished, pool, tmp_path, str(dataset))
         outcome = ItemOutcome(index=0, status=Status.OK, value={"no_space": full})
         with pytest.raises(TraceproofError, match="no space left while writing"):
             runner._record("0" * 64, outcome)
@@ -319,8 +321,8 @@ def test_the_first_call_of_a_function_that_a_tag_names_may_take_a_build_s_time(
     job = Job(
         actor=actor, code="0", stack=STACK, threads=1, limits=LIMITS, build_seconds=300.0, stack_workers=workers
     )
-    store = Store(tmp_path / "store", "outputs")
-    runner = _Trusted(job, store, cast("Pool", asked), tmp_path, "", Progress("", 1))
+    finished = Finished(job=job, outputs=Store(tmp_path / "store", "outputs"), progress=Progress("", 1))
+    runner = _Trusted(finished, cast("Pool", asked), tmp_path, "")
     runner.together(OpTypePlan.read(cases).definitions)
     first = {name: seconds for name, _, seconds in reversed(asked.asked)}
     assert first == {GATED["name"]: allowed, "plain": 20.0}

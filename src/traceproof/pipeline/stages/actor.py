@@ -12,6 +12,7 @@ from traceproof.owner import own_folder
 from traceproof.pipeline.records import ORACLE, OpTypePlan, PlannedCase, PlannedDefinition
 from traceproof.pipeline.run_record import LASTING, RunRecord
 from traceproof.pipeline.stages.calls import Call, rows_drawn, shared
+from traceproof.pipeline.stages.finished import Finished
 from traceproof.pipeline.stages.job import Job
 from traceproof.pipeline.stages.lanes import lanes_of
 from traceproof.pipeline.stages.manifest import Manifest, Records
@@ -36,8 +37,9 @@ def run(cases: Path, manifest: Path, store: Path, job: Job, *, shard: str = "") 
     progress = Progress(f"{job.actor:10} {planned.op_type + shard:12}", total)
     manifest.parent.mkdir(parents=True, exist_ok=True)
     store.mkdir(parents=True, exist_ok=True)
+    finished = Finished(job=job, outputs=outputs, progress=progress, earlier=Manifest.earlier(manifest))
     if job.trusted:
-        records_of = _run_trusted(job, outputs, store, planned, progress)
+        records_of = _run_trusted(finished, store, planned)
     else:
         conceal = [store, cases.parent, manifest.parent, Path(planned.dataset)]
         on_gpu = job.stack_workers.gpu and _draws_much(planned)
@@ -53,18 +55,22 @@ def run(cases: Path, manifest: Path, store: Path, job: Job, *, shard: str = "") 
                 progress=progress,
                 drawing=job.device if on_gpu else "cpu",
             )
-            records_of = _apart(references, planned.definitions)
+            records_of = _apart(references, finished, planned.definitions)
     Manifest(
-        actor=job.actor, op_type=planned.op_type, code=job.code, environment=dict(job.stack), cases=records_of
+        actor=job.actor,
+        op_type=planned.op_type,
+        code=job.code,
+        environment=dict(job.stack),
+        newest=finished.newest(records_of.values()),
+        cases=records_of,
     ).write(manifest)
 
 
-def _run_trusted(
-    job: Job, outputs: Store, store: Path, planned: OpTypePlan, progress: Progress
-) -> dict[str, Records]:
+def _run_trusted(finished: Finished, store: Path, planned: OpTypePlan) -> dict[str, Records]:
     """Records of all definitions of an actor that is ours or a pinned package's, by name."""
+    job = finished.job
     with own_folder("scratch", store) as scratch, job.stack_workers.pool(most=job.workers) as pool:
-        trusted = _Trusted(job, outputs, pool, scratch, planned.dataset, progress)
+        trusted = _Trusted(finished, pool, scratch, planned.dataset)
         return trusted.together(planned.definitions)
 
 
@@ -82,12 +88,14 @@ def _strangers(job: Job, conceal: Sequence[Path]) -> Pool:
     )
 
 
-def _apart(references: References, entries: Mapping[str, PlannedDefinition]) -> dict[str, Records]:
+def _apart(
+    references: References, finished: Finished, entries: Mapping[str, PlannedDefinition]
+) -> dict[str, Records]:
     """Records of all definitions, each run in workers of its own, `lanes` of them at a time, the longest first."""
     found: dict[str, Records] = {}
     shares: list[tuple[str, list[Call]]] = []
     for name, entry in entries.items():
-        found[name], calls = _to_call(references, name, entry)
+        found[name], calls = _to_call(finished, name, entry)
         shares += [(name, share) for share in (shared(calls) if references.job.device != "cpu" else [calls])]
     shares.sort(key=lambda share: -rows_drawn(call.planned for call in share[1]))
     with lanes_of(references.job.lanes) as lanes:
@@ -99,60 +107,32 @@ def _apart(references: References, entries: Mapping[str, PlannedDefinition]) -> 
     return {name: {case.id: found[name][case.id] for case in entry.cases} for name, entry in entries.items()}
 
 
-def _to_call(references: References, name: str, entry: PlannedDefinition) -> tuple[Records, list[Call]]:
+def _to_call(finished: Finished, name: str, entry: PlannedDefinition) -> tuple[Records, list[Call]]:
     """What the store has of one definition, and the calls that are to be made."""
-    found, waiting = _known(references.job, references.outputs, name, entry, references.progress)
+    found, waiting = finished.of(name, entry)
     if any(planned.repeat for planned, _ in waiting):  # what it remembers shows in the hidden case after it
         names = {planned.id for planned, _ in waiting}
         waiting += [
-            (planned, references.job.key(entry, planned))
+            (planned, finished.job.key(entry, planned))
             for planned in entry.cases
             if planned.hidden and planned.skip is None and planned.id not in names
         ]
     return found, [Call(planned=planned, key=key) for planned, key in waiting]
 
 
-def _known(
-    job: Job, outputs: Store, name: str, entry: PlannedDefinition, progress: Progress
-) -> tuple[Records, list[tuple[PlannedCase, str]]]:
-    """Records that need no run, by case id, and the cases that do, with their keys."""
-    found: Records = {}
-    waiting: list[tuple[PlannedCase, str]] = []
-    for planned in entry.cases:
-        case_id = planned.id
-        if planned.skip is not None:
-            found[case_id] = RunRecord.skipped(None, planned.skip.reason, planned.skip.message)
-            progress.show(f"{name} {case_id}", "skip")
-            continue
-        key = job.key(entry, planned)
-        lacking = entry.lacks(job.actor)
-        if lacking is not None:
-            found[case_id] = RunRecord.skipped(key, lacking.reason, lacking.message)
-            progress.show(f"{name} {case_id}", "skip")
-            continue
-        if planned.large and job.actor == ORACLE:
-            found[case_id] = RunRecord(key=key, status="ok", inputs=None)  # computed by the judge
-            progress.show(f"{name} {case_id}", "judge's")
-            continue
-        kept = None if job.force else RunRecord.kept(outputs.record(key), key, weak=job.weak_isolation)
-        if kept is None or not outputs.whole(key, kept.as_json()):
-            waiting.append((planned, key))
-            continue
-        found[case_id] = kept
-        progress.show(f"{name} {case_id}", "kept")
-    return found, waiting
-
-
 @dataclass(frozen=True, slots=True)
 class _Trusted:
     """Runs an actor that is our own code or a pinned package's, all definitions in one worker."""
 
-    job: Job
-    outputs: Store
+    finished: Finished
     pool: Pool
     scratch: Path
     dataset: str
-    progress: Progress
+
+    @property
+    def job(self) -> Job:
+        """The actor's run."""
+        return self.finished.job
 
     def together(self, entries: Mapping[str, PlannedDefinition]) -> dict[str, Records]:
         """Records of all definitions, run in one worker: most of a short case's time would be starting up."""
@@ -160,7 +140,7 @@ class _Trusted:
         waiting: list[dict[str, Any]] = []
         for name, entry in entries.items():
             own = entry.holding(planned for planned in entry.cases if self._runs(planned))
-            found[name], unknown = _known(self.job, self.outputs, name, own, self.progress)
+            found[name], unknown = self.finished.of(name, own)
             items = [self._item(name, planned, key) for planned, key in unknown]
             for first in items[:1]:
                 first["seconds"] = self.job.seconds_of_first(entry)
@@ -214,12 +194,12 @@ class _Trusted:
 
     def _finished(self, name: str, item: Mapping[str, Any], outcome: ItemOutcome) -> RunRecord:
         record = self._record(item["key"], outcome)
-        self.progress.show(f"{name} {item['case']['id']}", record.status)
+        self.finished.progress.show(f"{name} {item['case']['id']}", record.status)
         return record
 
     def _given_up(self, name: str, items: list[dict[str, Any]]) -> Records:
         for item in items:
-            self.progress.show(f"{name} {item['case']['id']}", "error")
+            self.finished.progress.show(f"{name} {item['case']['id']}", "error")
         outcome = given_up(self.job.limits)
         return {item["case"]["id"]: RunRecord.error(item["key"], outcome) for item in items}
 
@@ -237,4 +217,4 @@ class _Trusted:
             tensors = self.scratch / f"{key}.safetensors"
         if outcome.status not in LASTING:
             return record
-        return RunRecord.model_validate(self.outputs.finish(key, record.as_json(), tensors))
+        return RunRecord.model_validate(self.finished.outputs.finish(key, record.as_json(), tensors))

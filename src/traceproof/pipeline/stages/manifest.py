@@ -1,6 +1,8 @@
 """What an actor's job leaves: for each case of each definition, where the outputs lie or why there are none."""
 
+import os
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -8,9 +10,10 @@ from typing import Any, Self
 from traceproof.errors import TraceproofError
 from traceproof.pipeline.records import AGAIN, Record
 from traceproof.pipeline.run_record import RunRecord
-from traceproof.store import read_sealed, write_sealed
+from traceproof.store import disk_errors, read_sealed, write_sealed
 from traceproof.untrusted.border import BorderError
 
+EARLIER = "earlier"  # folder beside manifests
 Records = dict[str, RunRecord]  # of one definition, by case id
 
 
@@ -21,11 +24,31 @@ class Manifest(Record):
     op_type: str  # whose cases were run
     code: str  # digest of the code that the outputs depend on
     environment: dict[str, Any]  # the stack's record (`digest`, `versions`, `device`)
+    newest: int = 0  # when the last file of the outputs changed, by its inode, in nanoseconds
     cases: dict[str, Records]  # records by definition and case id
 
     def write(self, path: Path) -> None:
-        """Write it in one rename. Raises TraceproofError: the disk is full."""
+        """Write it in one rename, and for the next job once more: Snakemake removes what a job is to write.
+
+        Raises TraceproofError: the disk is full.
+        """
         write_sealed(path, self.as_json())
+        kept = _earlier(path)
+        with disk_errors(kept):
+            kept.parent.mkdir(exist_ok=True)
+            kept.unlink(missing_ok=True)
+            try:
+                os.link(path, kept)
+            except OSError:  # a file system without links
+                shutil.copyfile(path, kept)
+
+    @classmethod
+    def earlier(cls, path: Path) -> Self | None:
+        """What a job left last that is to write `path`; None: nothing, or it is not what was written."""
+        try:
+            return cls.model_validate(read_sealed(_earlier(path)))
+        except (BorderError, ValueError):
+            return None
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -53,6 +76,10 @@ class Manifest(Record):
     def only(self, definition: str) -> Self:
         """The same with one definition alone."""
         return self.model_copy(update={"cases": {definition: self.of(definition)}})
+
+
+def _earlier(path: Path) -> Path:
+    return path.parent / EARLIER / path.name
 
 
 def manifests_of(folder: Path, actor: str) -> list[Path]:

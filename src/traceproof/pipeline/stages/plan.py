@@ -20,9 +20,10 @@ from traceproof.pipeline.stages.plan_earlier import EarlierPlan
 from traceproof.pipeline.stages.plan_inits import Inits
 from traceproof.pipeline.stages.plan_selection import Selection, broken_of, check_cases, selected
 from traceproof.pipeline.stages.plan_twins import PlannedTwin, noted, too_large
+from traceproof.pipeline.stages.plan_workloads import blobs_of, fitting_lines, skip_of, workload_case
 from traceproof.pipeline.stages.shards import Split
 from traceproof.reasons import Skip
-from traceproof.store import file_digest, write_if_changed
+from traceproof.store import write_if_changed
 from traceproof.text import printable
 from traceproof.untrusted.bounded import bounded
 
@@ -111,7 +112,7 @@ def _definition_plan(
     try:
         with bounded(seconds=PLAN_SECONDS, memory=PLAN_BYTES):
             op, unknown = registry.for_definition(definition)
-            lines = _lines(tree, definition, broken) if selection.workloads else []
+            lines = fitting_lines(tree, definition, broken) if selection.workloads else []
             cases = _cases(definition, op, selection, lines, unknown=unknown is not None)
             twin = _twin(definition, op, selection) if unknown is None and too_large(cases) else None
     except Exception as error:  # noqa: BLE001 - sizes that an op can not compute with are this definition's error
@@ -121,7 +122,7 @@ def _definition_plan(
     if twin is not None:
         cases = [noted(case, twin) for case in cases]
     whole = _planned_definition(entry, definition, cases, selection)
-    blobs = [planned.model_copy(update={"blobs": _blobs(tree, planned)}) for planned in whole.cases]
+    blobs = [planned.model_copy(update={"blobs": blobs_of(tree.root, planned)}) for planned in whole.cases]
     whole = whole.holding(blobs).model_copy(update={"no_oracle": unknown})
     if not isinstance(twin, PlannedTwin):
         return whole, None
@@ -154,18 +155,6 @@ def _twin(definition: Definition, op: Op, selection: Selection) -> PlannedTwin |
     return PlannedTwin(twin.definition, str(twin), cases)
 
 
-def _lines(tree: Tree, definition: Definition, broken: list[Broken]) -> list[WorkloadLine]:
-    """The definition's workload lines; `broken` gets those that are not of its axes and inputs."""
-    fitting = []
-    for line in tree.workloads(definition.name).lines:
-        misfit = _misfit(line, definition)
-        if misfit is None:
-            fitting.append(line)
-        else:
-            broken.append(misfit)
-    return fitting
-
-
 def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
     definition: Definition,
     op: Op,
@@ -184,7 +173,7 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
     for line in lines:
         case = workload_case(line, selection.seed)
         cases.append(case)
-        skips[case.id] = _skip_of(line)
+        skips[case.id] = skip_of(line)
     make = partial(_planned, definition, op, selection, unknown)
     planned = _mark_repeat([make(case, skips.get(case.id)) for case in cases])
     base = next((case for case, entry in zip(cases, planned, strict=True) if entry.repeat), None)
@@ -194,17 +183,6 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
         planned += [make(case, None).model_copy(update={"hidden": options}) for case in hidden]
     selection.met.update(entry.id for entry in planned)
     return planned
-
-
-def _skip_of(line: WorkloadLine) -> SkipNote | None:
-    """Why a workload line is not run; None: it is."""
-    where = f"{line.path}:{line.line}"
-    if line.missing:
-        return SkipNote(reason=Skip.BLOB_MISSING, message=f"{where}: no {line.missing[0]} in the dataset")
-    if any(data.type == "custom" for data in line.trace.workload.inputs.values()):
-        message = f"{where}: its inputs are made by code of the definition's"
-        return SkipNote(reason=Skip.NO_INPUTS, message=message)
-    return None
 
 
 def _wanted(planned: Iterable[PlannedCase], ids: Collection[str]) -> list[PlannedCase]:
@@ -260,30 +238,6 @@ def _far_bytes(definition: Definition, op: Op, case: Case) -> tuple[int, int]:
     return enlarged.bytes(definition, case), enlarged.eager_bytes(definition, case)
 
 
-def _blobs(tree: Tree, planned: PlannedCase) -> dict[str, str]:
-    """Digest of each file that a workload line's inputs are loaded from: outputs depend on what is in it."""
-    case = planned.case
-    if case.size != WORKLOADS or planned.skip is not None:
-        return {}
-    described = case.params["inputs"].values()
-    paths = {value["path"] for value in described if value["type"] == "safetensors"}
-    return {path: file_digest(tree.root / path) for path in sorted(paths)}
-
-
-def _misfit(line: WorkloadLine, definition: Definition) -> Broken | None:
-    """What is wrong with a line that is not of its definition's axes and inputs."""
-    workload = line.trace.workload
-    for what, given, wanted in (
-        ("axes", workload.axes.keys(), set(definition.var_axes)),
-        ("inputs", workload.inputs.keys(), definition.inputs.keys()),
-    ):
-        missing = sorted(wanted - given - {name for name in definition.inputs if definition.inputs[name].optional})
-        if missing:
-            said = f"the line has no {what} {', '.join(missing)}, which the definition has"
-            return Broken(line.path, said, "mend the line, or remove it", line=line.line)
-    return None
-
-
 def _mark_repeat(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     """Mark the cheapest ordinary case: it is run again for determinism and for remembered answers."""
     ordinary = [entry for entry in planned if not entry.skip and entry.case.size not in {"edge", WORKLOADS}]
@@ -296,10 +250,3 @@ def _too_large(need: int, limit: int) -> SkipNote | None:
         return None
     told = f"needs about {need / 2**30:.1f} GiB, the limit (limits.memory_gb) is {limit / 2**30:.1f} GiB"
     return SkipNote(reason=Skip.DOES_NOT_FIT, message=told)
-
-
-def workload_case(line: WorkloadLine, seed: int) -> Case:
-    """A workload line as a case."""
-    workload = line.trace.workload
-    inputs = {name: data.model_dump(mode="json") for name, data in workload.inputs.items()}
-    return Case(f"workload-{workload.uuid}", WORKLOADS, dict(workload.axes), seed, {"inputs": inputs})
