@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
         with monkeypatch.context() as patch:
             patch.setattr(planning, "_definition_plan", noted)
             made.clear()
+            shutil.rmtree(tmp_path / "cases", ignore_errors=True)  # as Snakemake does
             plan_tree(read_tree(root), tmp_path / "cases", selection, code=code)
         found = list(made)
         plan(root, tmp_path / "anew", Selection(**{**SMALL, **selected}))
@@ -66,9 +68,13 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
 
 def test_what_is_as_it_was_is_not_planned_again(dataset: Path, planned: Callable[..., list[str]]) -> None:
     assert planned() == ["alpha", "beta", "wide", "mystery"]
+    (norms, other) = (dataset.with_name("cases") / f"{name}.json" for name in ("rmsnorm", "some_new_kernel"))
+    times = norms.stat().st_mtime_ns, other.stat().st_mtime_ns
     assert planned() == []
+    assert times == (norms.stat().st_mtime_ns, other.stat().st_mtime_ns)
     path = write(dataset, rmsnorm("beta", description="edited"))
     assert planned() == ["beta"]
+    assert times == (times[0], other.stat().st_mtime_ns)
     path.rename(path.with_name("elsewhere.json"))
     assert planned() == ["beta"]
     inputs = rmsnorm("alpha")["inputs"]
@@ -85,7 +91,8 @@ def test_definitions_that_come_go_or_break_are_told(dataset: Path, planned: Call
     path.unlink()
     (dataset / "definitions" / "some_new_kernel" / "mystery.json").unlink()
     assert planned() == []
-    assert {path.name for path in dataset.with_name("cases").iterdir()} == {"rmsnorm.json", f"rmsnorm{SUFFIX}"}
+    for folder in ("cases", "cases-earlier"):
+        assert {path.name for path in dataset.with_name(folder).iterdir()} == {"rmsnorm.json", f"rmsnorm{SUFFIX}"}
 
 
 @pytest.mark.parametrize("other", [{"sizes": ("medium",)}, {"code": "d"}, {"code": ""}, {"cases": ("small-0",)}])

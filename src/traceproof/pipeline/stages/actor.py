@@ -18,7 +18,7 @@ from traceproof.pipeline.stages.lanes import lanes_of
 from traceproof.pipeline.stages.manifest import Manifest, Records
 from traceproof.pipeline.stages.progress import Progress
 from traceproof.pipeline.stages.reference import PATIENCE, References, given_up
-from traceproof.store import Store, disk_errors
+from traceproof.store import Store, disk_errors, earlier
 from traceproof.worker import ItemOutcome, Pool, Status
 
 SETUP_MANY = "traceproof.actors.execute:setup_many"
@@ -41,7 +41,7 @@ def run(cases: Path, manifest: Path, store: Path, job: Job, *, shard: str = "") 
     if job.trusted:
         records_of = _run_trusted(finished, store, planned)
     else:
-        conceal = [store, cases.parent, manifest.parent, Path(planned.dataset)]
+        conceal = [store, cases.parent, earlier(cases.parent), manifest.parent, Path(planned.dataset)]
         on_gpu = job.stack_workers.gpu and _draws_much(planned)
         measuring = job.stack_workers if on_gpu else job.stack_workers.on_host()
         with _strangers(job, conceal) as pool, measuring.pool() as measuring_pool:

@@ -1,8 +1,6 @@
 """What an actor's job leaves: for each case of each definition, where the outputs lie or why there are none."""
 
-import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -10,10 +8,9 @@ from typing import Any, Self
 from traceproof.errors import TraceproofError
 from traceproof.pipeline.records import AGAIN, Record
 from traceproof.pipeline.run_record import RunRecord
-from traceproof.store import disk_errors, read_sealed, write_sealed
+from traceproof.store import EARLIER, linked, read_sealed, write_sealed
 from traceproof.untrusted.border import BorderError
 
-EARLIER = "earlier"  # folder beside manifests
 Records = dict[str, RunRecord]  # of one definition, by case id
 
 
@@ -34,13 +31,8 @@ class Manifest(Record):
         """
         write_sealed(path, self.as_json())
         kept = _earlier(path)
-        with disk_errors(kept):
-            kept.parent.mkdir(exist_ok=True)
-            kept.unlink(missing_ok=True)
-            try:
-                os.link(path, kept)
-            except OSError:  # a file system without links
-                shutil.copyfile(path, kept)
+        kept.parent.mkdir(exist_ok=True)
+        linked(path, kept)
 
     @classmethod
     def earlier(cls, path: Path) -> Self | None:

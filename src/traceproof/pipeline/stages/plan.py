@@ -16,14 +16,14 @@ from traceproof.pipeline.plan_facts import SUFFIX, PlanFacts
 from traceproof.pipeline.records import TWIN, BrokenFile, OpTypePlan, PlannedCase, PlannedDefinition, SkipNote
 from traceproof.pipeline.stages.hidden import hidden_cases
 from traceproof.pipeline.stages.large import is_large
-from traceproof.pipeline.stages.plan_earlier import EarlierPlan
+from traceproof.pipeline.stages.plan_earlier import EarlierPlan, placed
 from traceproof.pipeline.stages.plan_inits import Inits
 from traceproof.pipeline.stages.plan_selection import Selection, broken_of, check_cases, selected
 from traceproof.pipeline.stages.plan_twins import PlannedTwin, noted, too_large
 from traceproof.pipeline.stages.plan_workloads import blobs_of, fitting_lines, skip_of, workload_case
 from traceproof.pipeline.stages.shards import Split
 from traceproof.reasons import Skip
-from traceproof.store import write_if_changed
+from traceproof.store import earlier, write_if_changed
 from traceproof.text import printable
 from traceproof.untrusted.bounded import bounded
 
@@ -59,25 +59,26 @@ def plan_tree(  # noqa: PLR0913, PLR0917 - as `plan`
     groups = selected(tree, selection)
     slots = None if split is None else [split.slots, split.gpu]
     context = digest_json([code, selection.as_json(), slots, str(tree.root)]) if code else ""
-    paths = {op_type: out / f"{op_type}.json" for op_type in sorted(groups)}
-    earlier = {name: EarlierPlan.of(path, context, tree, groups[name], selection) for name, path in paths.items()}
+    folder = earlier(out) if code else out
+    paths = {op_type: folder / f"{op_type}.json" for op_type in sorted(groups)}
+    before = {name: EarlierPlan.of(path, context, tree, groups[name], selection) for name, path in paths.items()}
     plans = [
-        _op_type_plan(tree, name, groups[name], selection, earlier[name])
+        _op_type_plan(tree, name, groups[name], selection, before[name])
         for name in paths
-        if not earlier[name].holds
+        if not before[name].holds
     ]
     for planned in plans if inits is None else _with_inits(tree, plans, inits):
-        before = earlier[planned.op_type]
-        whole = before.split(planned) or (split.applied(planned) if split else planned)
+        one = before[planned.op_type]
+        whole = one.split(planned) or (split.applied(planned) if split else planned)
         text = whole.as_text()
-        PlanFacts.of(whole).write(before.path, text=text, context=before.context, made_of=before.made_of)
-        write_if_changed(before.path, text)
+        PlanFacts.of(whole).write(one.path, text=text, context=one.context, made_of=one.made_of)
+        write_if_changed(one.path, text)
     check_cases(selection, groups)
-    for path in sorted(out.glob("*.json")):
-        if path not in paths.values():
-            path.unlink()
+    for path in (*folder.glob("*.json"), *out.glob("*.json")):
+        if path.stem not in paths:
+            path.unlink(missing_ok=True)
             path.with_suffix(SUFFIX).unlink(missing_ok=True)
-    return list(paths.values())
+    return [placed(path, out) for path in paths.values()]
 
 
 def _with_inits(tree: Tree, plans: Sequence[OpTypePlan], inits: Inits) -> Iterator[OpTypePlan]:
@@ -91,13 +92,13 @@ def _with_inits(tree: Tree, plans: Sequence[OpTypePlan], inits: Inits) -> Iterat
 
 
 def _op_type_plan(
-    tree: Tree, op_type: str, names: Iterable[str], selection: Selection, earlier: EarlierPlan
+    tree: Tree, op_type: str, names: Iterable[str], selection: Selection, before: EarlierPlan
 ) -> OpTypePlan:
     definitions: dict[str, PlannedDefinition] = {}
     broken = broken_of(tree, op_type, selection)
     for name in sorted(names):
         entry = tree.definitions[name]
-        planned, twin = earlier.entries(entry) or _definition_plan(tree, entry, selection, broken)
+        planned, twin = before.entries(entry) or _definition_plan(tree, entry, selection, broken)
         found = {name: planned, name + TWIN: twin}
         definitions |= {key: entry for key, entry in found.items() if entry is not None}
     told = tuple(BrokenFile(path=printable(item.path.as_posix()), message=item.message) for item in broken)

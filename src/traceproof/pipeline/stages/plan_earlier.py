@@ -8,11 +8,22 @@ from typing import Self
 
 from traceproof.dataset.tree import Entry, Tree
 from traceproof.digests import digest_json
-from traceproof.pipeline.plan_facts import PlanFacts
+from traceproof.pipeline.plan_facts import SUFFIX, PlanFacts
 from traceproof.pipeline.records import TWIN, OpTypePlan, PlannedDefinition
 from traceproof.pipeline.stages.plan_selection import Selection, broken_of
+from traceproof.store import linked
 from traceproof.text import printable
 from traceproof.untrusted.border import BorderError
+
+
+def placed(path: Path, out: Path) -> Path:
+    """A plan with its facts in the folder of plans, with the times that they have where they are kept."""
+    for kept in (path, path.with_suffix(SUFFIX)):
+        target = out / kept.name
+        if not target.exists() or not target.samefile(kept):
+            out.mkdir(parents=True, exist_ok=True)
+            linked(kept, target)
+    return out / path.name
 
 
 @dataclass(frozen=True)

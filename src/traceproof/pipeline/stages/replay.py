@@ -1,7 +1,5 @@
 """Replay bundles: all that a failing case needs to be looked at again, elsewhere and later."""
 
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +9,7 @@ from traceproof.pipeline.rows import VerdictRow
 from traceproof.pipeline.run_record import RunRecord
 from traceproof.pipeline.stages.to_judge import ToJudge
 from traceproof.reasons import Verdict
-from traceproof.store import Store, disk_errors, write_json
+from traceproof.store import Store, linked, write_json
 from traceproof.untrusted.names import path_part
 
 
@@ -57,10 +55,5 @@ class Bundles:
 
     def _link(self, record: RunRecord | None, target: Path) -> None:
         source = None if record is None or record.key is None else self.outputs.tensors_path(record.key)
-        if source is None or not source.is_file():
-            return
-        try:
-            os.link(source, target)
-        except OSError:  # another file system, or one without links
-            with disk_errors(target):
-                shutil.copyfile(source, target)
+        if source is not None and source.is_file():
+            linked(source, target)

@@ -19,7 +19,7 @@ from traceproof.pipeline.plan_facts import PlanFacts
 from traceproof.pipeline.records import OpTypePlan
 from traceproof.reasons import Error
 from traceproof.runs import under_way
-from traceproof.store import read_sealed
+from traceproof.store import EARLIER, read_sealed
 from traceproof.untrusted.border import BorderError
 
 CRASH = str(Error.CRASH)
@@ -27,7 +27,14 @@ KEY = "stands_on"
 OUTCOME = "TRACEPROOF_OUTCOME"  # environment variable: the file in which a run's last job leaves its exit code
 SHOWN = 20  # files named in a message
 STACKS, DEPENDENCIES = "stacks", "dependencies.json"  # records of stacks below results, and of one's op_types
-PARTS = ("cases", "actors", "verdicts", "jit", "summaries")  # of a run's folder: what rules compare the times of
+PARTS = (
+    "cases",
+    f"cases-{EARLIER}",
+    "actors",
+    "verdicts",
+    "jit",
+    "summaries",
+)  # of a run's folder: what rules compare the times of
 
 
 def standing(run: Path, op_types: Iterable[str]) -> dict[str, str | None]:
