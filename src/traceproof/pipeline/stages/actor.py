@@ -1,9 +1,11 @@
 """Run: one actor over the cases of one op_type, in worker processes, into the store."""
 
 import errno
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from traceproof.execution import caches
 from traceproof.owner import own_folder
 from traceproof.pipeline.records import ORACLE, OpTypePlan, PlannedCase, PlannedDefinition
 from traceproof.pipeline.run_record import LASTING, RunRecord
-from traceproof.pipeline.stages.calls import Call, rows_drawn, shared
+from traceproof.pipeline.stages.calls import Call
 from traceproof.pipeline.stages.finished import Finished
 from traceproof.pipeline.stages.job import Job
 from traceproof.pipeline.stages.lanes import lanes_of
@@ -88,36 +90,36 @@ def _strangers(job: Job, conceal: Sequence[Path]) -> Pool:
     )
 
 
+def _rows_drawn(entry: PlannedDefinition) -> int:
+    """About how many draws of one row a reference makes: it often takes row after row."""
+    return sum(planned.trials * math.prod(planned.case.axes.values()) for planned in entry.cases)
+
+
 def _apart(
     references: References, finished: Finished, entries: Mapping[str, PlannedDefinition]
 ) -> dict[str, Records]:
     """Records of all definitions, each run in workers of its own, `lanes` of them at a time, the longest first."""
-    found: dict[str, Records] = {}
-    shares: list[tuple[str, list[Call]]] = []
-    for name, entry in entries.items():
-        found[name], calls = _to_call(finished, name, entry)
-        shares += [(name, share) for share in (shared(calls) if references.job.device != "cpu" else [calls])]
-    shares.sort(key=lambda share: -rows_drawn(call.planned for call in share[1]))
+    order = sorted(entries, key=lambda name: -_rows_drawn(entries[name]))
     with lanes_of(references.job.lanes) as lanes:
-        started = [
-            (name, lanes.submit(references.run, name, entries[name], calls)) for name, calls in shares if calls
-        ]
-        for name, records in started:
-            found[name] |= records.result()
+        started = {
+            name: lanes.submit(partial(_definition, references, finished, name, entries[name])) for name in order
+        }
+        found = {name: started[name].result() for name in entries}
     return {name: {case.id: found[name][case.id] for case in entry.cases} for name, entry in entries.items()}
 
 
-def _to_call(finished: Finished, name: str, entry: PlannedDefinition) -> tuple[Records, list[Call]]:
-    """What the store has of one definition, and the calls that are to be made."""
+def _definition(references: References, finished: Finished, name: str, entry: PlannedDefinition) -> Records:
+    """Records of one definition by case id: from the store, else by running."""
     found, waiting = finished.of(name, entry)
     if any(planned.repeat for planned, _ in waiting):  # what it remembers shows in the hidden case after it
         names = {planned.id for planned, _ in waiting}
         waiting += [
-            (planned, finished.job.key(entry, planned))
+            (planned, references.job.key(entry, planned))
             for planned in entry.cases
             if planned.hidden and planned.skip is None and planned.id not in names
         ]
-    return found, [Call(planned=planned, key=key) for planned, key in waiting]
+    calls = [Call(planned=planned, key=key) for planned, key in waiting]
+    return found | references.run(name, entry, calls) if calls else found
 
 
 @dataclass(frozen=True, slots=True)

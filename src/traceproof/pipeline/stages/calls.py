@@ -1,8 +1,7 @@
 """One call of a reference: what it is asked for, what came of it, and what calls of one case show together."""
 
-import math
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,9 @@ from traceproof.digests import digest_json
 from traceproof.execution.caller import NAN
 from traceproof.pipeline.records import PlannedCase
 from traceproof.pipeline.run_record import RunRecord
-from traceproof.pipeline.stages.lanes import dealt
 from traceproof.worker import ItemOutcome, Status
 
 GOLDEN = 0x9E3779B97F4A7C15
-ROWS_AT_ONCE = 1000  # drawn by one worker: seconds, where other processes use the GPU
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -90,20 +87,3 @@ def seeds_of(call: Call) -> list[int]:
         return [secrets.randbits(62) if call.first is not None else planned.case.seed]
     start = int(digest_json([planned.nonce, planned.digest]), 16)
     return [(start + trial * GOLDEN) % (1 << 63) for trial in range(planned.trials)]
-
-
-def rows_drawn(cases: Iterable[PlannedCase]) -> int:
-    """About how many draws of one row a reference makes: it often takes row after row."""
-    return sum(planned.trials * math.prod(planned.case.axes.values()) for planned in cases)
-
-
-def shared(calls: Sequence[Call]) -> list[list[Call]]:
-    """Calls by the worker that makes them: several where many rows are drawn, each of which waits for the GPU.
-
-    What is run again and the hidden cases, which show what a worker remembers, have one.
-    """
-    together = [call for call in calls if call.planned.repeat or call.planned.hidden]
-    units = {call.case_id: [call] for call in calls if call not in together} | {"": together}
-    rows = {name: rows_drawn(call.planned for call in unit) for name, unit in units.items()}
-    parts = dealt(rows, max(1, sum(rows.values()) // ROWS_AT_ONCE))
-    return [[call for name in part for call in units[name]] for part in parts]
