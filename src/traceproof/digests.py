@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,12 @@ DIGEST_BYTES = 16
 def digest_bytes(data: bytes) -> str:
     """128-bit BLAKE2b of `data`, in hexadecimal."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """`digest_bytes` of a file, which is never whole in memory. Raises OSError: it can not be read."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=DIGEST_BYTES)).hexdigest()
 
 
 def digest_json(value: Any) -> str:  # noqa: ANN401 - any JSON value

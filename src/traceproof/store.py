@@ -226,7 +226,9 @@ class Store:
 
     def changed(self, digest: str, *, tensors: bool) -> int | None:
         """When an object's files changed last, by their inodes, in nanoseconds; None: they are not all there."""
-        stem = str(self.record_path(digest)).removesuffix(".json")
+        if not DIGEST.fullmatch(digest):
+            raise ValueError(f"{digest!r} is no digest")
+        stem = f"{self.root}/{digest[:2]}/{digest}"  # of paths there would be thousands
         try:
             found = [os.lstat(stem + suffix) for suffix in (".json", ".safetensors")[: 1 + tensors]]
         except OSError:

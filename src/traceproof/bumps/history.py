@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from traceproof.checkouts.lock import lock_digest
 from traceproof.checkouts.pin import Pin
-from traceproof.digests import digest_bytes, digest_json
+from traceproof.digests import digest_bytes, digest_file, digest_json
 from traceproof.errors import TraceproofError
 from traceproof.pipeline.rows import VerdictRow, each_row
 from traceproof.store import write_text
@@ -51,25 +51,25 @@ class Scope:
 class _Part:
     """Kept rows of one op_type, which stay as they are while its verdicts do."""
 
-    covers: str  # digest of the verdicts and the scope of the run that was kept last
-    run: Sequence[str]  # definitions of that run
-    names: Sequence[str]  # definitions of all rows
     lines: str  # the rows
+    # what the file's first line says of them: `covers`, the digest of the verdicts and the scope of the run that
+    # was kept last, `run`, that run's definitions, `names`, those of all rows, `size` and `digest` of `lines`
+    about: Mapping[str, Any]
 
     @classmethod
-    def of(cls, rows: Rows, covers: str = "", run: Sequence[str] = ()) -> Self:
+    def of(cls, rows: Rows, covers: str = "", run: Iterable[str] = ()) -> Self:
         """From rows, in any order."""
         ordered = sorted(rows, key=lambda row: [str(row.get(key)) for key in (*KEPT[:5], "dataset", "seed")])
         lines = ",\n".join(json.dumps(row, ensure_ascii=False, allow_nan=False) for row in ordered)
-        return cls(covers, run, sorted({row["definition"] for row in rows}), lines)
+        about = {"covers": covers, "run": sorted(run), "names": sorted({row["definition"] for row in rows})}
+        return cls(lines, about | _measured(lines))
 
     @classmethod
     def read(cls, about: Mapping[str, Any], lines: str) -> Self:
         """From a file, as `about` says. Raises ValueError: it is not what was written."""
-        part = cls(about["covers"], about["run"], about["names"], lines)
-        if part.about != about:
+        if dict(about) != {**about, **_measured(lines)}:
             raise ValueError("rows were changed after they were written")
-        return part
+        return cls(lines, about)
 
     @property
     def rows(self) -> Rows:
@@ -77,11 +77,27 @@ class _Part:
         found: Rows = json.loads(f"[{self.lines}]")
         return found
 
-    @property
-    def about(self) -> dict[str, Any]:
-        """What the file says of it in its first line."""
-        said = {"covers": self.covers, "run": list(self.run), "names": list(self.names)}
-        return said | {"size": len(self.lines), "digest": digest_bytes(self.lines.encode())}
+
+@dataclass(frozen=True, slots=True)
+class _Verdicts:
+    """A run's verdict file of one op_type; not read where they were kept already."""
+
+    covers: str
+    run: Sequence[str]
+    rows: Rows | None
+
+    @classmethod
+    def read(cls, path: Path, scope: Scope, before: _Part | None) -> Self:
+        """From the file, unless `before` holds it."""
+        covers = digest_json([digest_file(path), asdict(scope)])
+        if before is not None and before.about["covers"] == covers:
+            return cls(covers, before.about["run"], None)
+        rows = [_cut(row, scope) for row in each_row(path)]
+        return cls(covers, sorted({row["definition"] for row in rows}), rows)
+
+
+def _measured(lines: str) -> dict[str, Any]:
+    return {"size": len(lines), "digest": digest_bytes(lines.encode())}
 
 
 def keep(
@@ -107,7 +123,7 @@ def keep(
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "pins": {name: pin.model_dump(exclude_none=True) for name, pin in pins.items()},
             "stacks": {one["stack"]: one["versions"] for one in stacks},
-            "parts": {op_type: part.about for op_type, part in parts.items()},
+            "parts": {op_type: dict(part.about) for op_type, part in parts.items()},
         }
         head = json.dumps(value, ensure_ascii=False, allow_nan=False).removesuffix("}")
         lines = ",\n".join(part.lines for part in parts.values())
@@ -143,31 +159,23 @@ def _by_op_type(rows: Iterable[Mapping[str, Any]]) -> dict[str, _Part]:
 
 def _joined(old: Mapping[str, _Part], verdicts: Iterable[Path], scope: Scope) -> dict[str, _Part]:
     """The parts of a state after a run."""
-    run = {path.stem: _covered(path, scope, old.get(path.stem)) for path in verdicts}
+    run = {path.stem: _Verdicts.read(path, scope, old.get(path.stem)) for path in verdicts}
     places: dict[str, set[str]] = defaultdict(set)  # the op_types of each definition of the run
-    for op_type, part in run.items():
-        for name in part.run:
+    for op_type, now in run.items():
+        for name in now.run:
             places[name].add(op_type)
-    joined = {op_type: part for op_type, part in run.items() if op_type not in old}
-    for op_type, before in old.items():
-        now = run.get(op_type, before)
-        moved = {(scope.dataset, name) for name in before.names if name in places and op_type not in places[name]}
-        if now is before and not moved:
+    joined = {}
+    for op_type in sorted(old.keys() | run.keys()):
+        before, now = old.get(op_type, _Part.of([])), run.get(op_type, _Verdicts("", (), None))
+        names = before.about["names"]
+        moved = {(scope.dataset, name) for name in names if name in places and op_type not in places[name]}
+        if now.rows is None and not moved:
             joined[op_type] = before
             continue
-        rows = [] if now is before else now.rows
-        old_rows = [row for row in before.rows if (row.get("dataset"), row["definition"]) not in moved]
-        joined[op_type] = _Part.of(rows + _untouched(old_rows, rows, scope), now.covers, now.run)
-    return {op_type: part for op_type, part in sorted(joined.items()) if part.lines}
-
-
-def _covered(path: Path, scope: Scope, before: _Part | None) -> _Part:
-    """The rows of a verdict file; what was kept, where that was of the same."""
-    covers = digest_json([digest_bytes(path.read_bytes()), asdict(scope)])
-    if before is not None and before.covers == covers:
-        return before
-    rows = [_cut(row, scope) for row in each_row(path)]
-    return _Part.of(rows, covers, sorted({row["definition"] for row in rows}))
+        rows = now.rows or []
+        others = [row for row in before.rows if (row.get("dataset"), row["definition"]) not in moved]
+        joined[op_type] = _Part.of([*rows, *_untouched(others, rows, scope)], now.covers, now.run)
+    return {op_type: part for op_type, part in joined.items() if part.lines}
 
 
 def _cut(row: VerdictRow, scope: Scope) -> dict[str, Any]:

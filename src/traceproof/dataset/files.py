@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from traceproof.untrusted.reading import MIB, NotPlainError, read_bytes
+from traceproof.untrusted.reading import MIB, NotPlainError, read_resolved
 
 DEFINITION_BYTES = 4 * MIB
 PROBLEMS_SHOWN = 6  # of one file; the first few name the cause, the rest mostly follow from it
@@ -53,11 +53,12 @@ def file_text(path: Path, root: Path | None, *, most: int = DEFINITION_BYTES) ->
 def file_bytes(path: Path, root: Path | None, *, most: int) -> bytes:
     """The content of a file of a dataset; raises as `file_text` does."""
     try:
-        if root is not None and not inside(path.resolve(), root.resolve()):
+        target = path.resolve()
+        if root is not None and not target.is_relative_to(root) and not inside(target, root.resolve()):
             raise NotPlainError("is a link that leads out of the dataset")
     except RuntimeError:  # of Path.resolve, before Python 3.13
         raise NotPlainError("is a link that leads in a circle") from None
-    return read_bytes(path, most=most)
+    return read_resolved(target, most=most)
 
 
 def inside(target: Path, root: Path) -> bool:

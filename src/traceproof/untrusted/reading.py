@@ -20,7 +20,11 @@ def read_bytes(path: Path, *, most: int) -> bytes:
         OSError: it can not be read; a link that leads in a circle, for one.
         NotPlainError: it is no regular file, or larger than `most` bytes, and then not read.
     """
-    target = path.resolve()
+    return read_resolved(path.resolve(), most=most)
+
+
+def read_resolved(target: Path, *, most: int) -> bytes:
+    """The content of a regular file at a resolved path; raises as `read_bytes` does."""
     # Looked at before it is opened, since opening a device may do something, and after, since it may be another.
     _expect_plain(target.stat(), most)
     descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)

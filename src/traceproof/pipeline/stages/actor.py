@@ -63,7 +63,7 @@ def run(cases: Path, manifest: Path, store: Path, job: Job, *, shard: str = "") 
         op_type=planned.op_type,
         code=job.code,
         environment=dict(job.stack),
-        newest=finished.newest(records_of.values()),
+        newest=finished.newest(records_of),
         cases=records_of,
     ).write(manifest)
 

@@ -6,7 +6,7 @@ changed, or is not in that file, is read and held to its digests, and run again 
 Whoever reads outputs later, as the judge does, holds them to the digest that their record states in any case.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from traceproof.pipeline.records import ORACLE, PlannedCase, PlannedDefinition
@@ -49,10 +49,18 @@ class Finished:
                 waiting.append((planned, key))
         return found, waiting
 
-    def newest(self, left: Iterable[Records]) -> int:
-        """When the store's files that belong to some records changed last."""
-        every = (record for records in left for record in records.values())
-        return max((self._changed(record) or 0 for record in every if record.status != "skip"), default=0)
+    def newest(self, left: Mapping[str, Records]) -> int:
+        """When the last of the store's files that belong to some records changed, or later."""
+        latest = self.earlier.newest if self.earlier is not None else 0
+        for name, records in left.items():
+            before = self._before(name)
+            new = (record for case, record in records.items() if record is not before.get(case))
+            latest = max(latest, *(self._changed(record) or 0 for record in new if record.status != "skip"), 0)
+        return latest
+
+    def _before(self, name: str) -> Mapping[str, RunRecord]:
+        """A definition's earlier records by case id."""
+        return {} if self.earlier is None else self.earlier.of(name)
 
     def _found(self, found: Records, name: str, planned: PlannedCase, record: RunRecord, word: str) -> None:
         found[planned.id] = record
@@ -62,7 +70,7 @@ class Finished:
         if self.job.force:
             return None
         weak = self.job.weak_isolation
-        before = self.earlier.of(name).get(case) if self.earlier is not None else None
+        before = self._before(name).get(case)
         if before is not None and before.key == key and self._stands(before):
             return before if weak or not before.isolation else None
         kept = RunRecord.kept(self.outputs.record(key), key, weak=weak)

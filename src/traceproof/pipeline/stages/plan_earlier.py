@@ -1,5 +1,6 @@
 """What an earlier run planned of an op_type, so that an edit of one definition plans that one alone."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from traceproof.dataset.tree import Entry, Tree
-from traceproof.digests import digest_json
+from traceproof.digests import digest_bytes
 from traceproof.pipeline.plan_facts import SUFFIX, PlanFacts
 from traceproof.pipeline.records import TWIN, OpTypePlan, PlannedDefinition
 from traceproof.pipeline.stages.plan_selection import Selection, broken_of
@@ -80,5 +81,6 @@ class EarlierPlan:
 def _made_of(tree: Tree, op_type: str, names: Sequence[str], selection: Selection) -> str:
     """Digest of an op_type's definitions, with where they lie, and of its files that can not be used."""
     entries = [tree.definitions[name] for name in sorted(names)]
-    texts = [[entry.path.as_posix(), entry.digest, entry.definition.as_json()] for entry in entries]
-    return digest_json([texts, [item.message for item in broken_of(tree, op_type, selection)]])
+    texts = [[entry.path.as_posix(), entry.definition.as_json()] for entry in entries]
+    broken = [item.message for item in broken_of(tree, op_type, selection)]
+    return digest_bytes(json.dumps([texts, broken]).encode())  # the order of inputs counts, too

@@ -9,11 +9,12 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from traceproof.digests import digest_bytes
+from traceproof.digests import digest_file
 from traceproof.errors import TraceproofError
 from traceproof.pipeline.plan_facts import PlanFacts
 from traceproof.pipeline.records import OpTypePlan
@@ -25,6 +26,7 @@ from traceproof.untrusted.border import BorderError
 CRASH = str(Error.CRASH)
 KEY = "stands_on"
 OUTCOME = "TRACEPROOF_OUTCOME"  # environment variable: the file in which a run's last job leaves its exit code
+THREADS = 4  # that digests are taken by
 SHOWN = 20  # files named in a message
 STACKS, DEPENDENCIES = "stacks", "dependencies.json"  # records of stacks below results, and of one's op_types
 PARTS = (
@@ -42,7 +44,10 @@ def standing(run: Path, op_types: Iterable[str]) -> dict[str, str | None]:
 
     None: the file is absent or can not be read.
     """
-    return {str(path.relative_to(run)): _digest(path) for name in sorted(op_types) for path in _files(run, name)}
+    paths = [path for name in sorted(op_types) for path in _files(run, name)]
+    with ThreadPoolExecutor(THREADS) as threads:  # they may be hundreds of megabytes
+        found = zip(paths, threads.map(_digest, paths), strict=True)
+        return {str(path.relative_to(run)): digest for path, digest in found}
 
 
 def _files(run: Path, op_type: str) -> Iterator[Path]:
@@ -53,7 +58,7 @@ def _files(run: Path, op_type: str) -> Iterator[Path]:
 
 def _digest(path: Path) -> str | None:
     try:
-        return digest_bytes(path.read_bytes())
+        return digest_file(path)
     except OSError:
         return None
 

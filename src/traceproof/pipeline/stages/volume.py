@@ -22,12 +22,14 @@ def check(plans: Iterable[Path], store: Path, *, actors: int, limit_gb: float | 
     needed = sum(actors * one.output_bytes + ORACLE_BYTES * one.elements for one in facts)
     if needed <= TOLD_BYTES and limit_gb is None:
         return
-    there = sum(path.lstat().st_size for path in store.rglob("*.safetensors")) if store.is_dir() else 0
     free = shutil.disk_usage(next(path for path in (store, *store.parents) if path.exists())).free
-    told = f"up to {needed / GIB:.1f} GiB of outputs; the store {store} holds {there / GIB:.1f} GiB"
     room = "`traceproof clean --unreachable` or `--older-than DAYS` makes room."
-    if limit_gb is not None and there + needed > limit_gb * GIB:
-        todo = f"Select less, leave workload lines out (workloads: false), or raise the limit. {room}"
-        raise TraceproofError(f"this run may write {told}, and limits.store_gb is {limit_gb:g}", todo=todo)
+    told = f"This run may write up to {needed / GIB:.1f} GiB of outputs, less what the store {store} has of them"
+    if limit_gb is not None:  # else nobody waits until all files are counted
+        there = sum(path.lstat().st_size for path in store.rglob("*.safetensors")) if store.is_dir() else 0
+        if there + needed > limit_gb * GIB:
+            todo = f"Select less, leave workload lines out (workloads: false), or raise the limit. {room}"
+            what = f"{told}; it holds {there / GIB:.1f} GiB, and limits.store_gb is {limit_gb:g}"
+            raise TraceproofError(what, todo=todo)
     if needed > TOLD_BYTES:
-        sys.stderr.write(f"This run may write {told}; {free / GIB:.1f} GiB are free. {room}\n")
+        sys.stderr.write(f"{told}; {free / GIB:.1f} GiB are free. {room}\n")
