@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from run_claims import claimed
 
+from traceproof.digests import digest_file
 from traceproof.errors import TraceproofError
 from traceproof.pipeline.records import OpTypePlan
 from traceproof.pipeline.run_record import RunRecord
 from traceproof.pipeline.stages.manifest import Manifest
 from traceproof.pipeline.stages.report import report
 from traceproof.pipeline.stages.standing import changed, read_summary, settle
-from traceproof.store import write_sealed
+from traceproof.store import read_sealed, write_sealed
 
 AHEAD = 7 * 24 * 3600.0
 
@@ -59,6 +60,27 @@ def test_a_summary_that_stands_on_something_else_is_refused_and_removed(run: Pat
     assert not (run / "verdicts" / "gemm.jsonl").exists()
     assert (run / "verdicts" / "rope.jsonl").exists()
     assert (run / "cases").exists() is not name.startswith("cases/")
+
+
+def test_what_nobody_wrote_to_is_not_read_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def noted(path: Path) -> str:
+        read.append(path.name)
+        return digest_file(path)
+
+    monkeypatch.setattr("traceproof.pipeline.stages.standing.digest_file", noted)
+    assert settle(run, Path(), "") == []
+    assert read == []
+    path = run / "verdicts" / "gemm.jsonl"
+    times = path.stat()
+    path.write_text("\n", encoding="utf-8")
+    path.write_text("", encoding="utf-8")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert "groups" in read_summary(run / "summary.json", run)
+    assert read == ["gemm.jsonl"]
+    assert changed(run, read_sealed(run / "summary.json")) == []
+    assert len(read) > 6  # who reads the files next has all of them checked
 
 
 @pytest.mark.parametrize("text", ["", '{"verified": tr', "[]", "null", '{"stands_on": []}'])

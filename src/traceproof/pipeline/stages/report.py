@@ -19,7 +19,7 @@ from traceproof.pipeline.records import REFERENCE
 from traceproof.pipeline.rows import VerdictRow, each_row
 from traceproof.pipeline.stages import proof
 from traceproof.pipeline.stages.outcomes import Outcomes, proved, sentence
-from traceproof.pipeline.stages.standing import KEY, standing
+from traceproof.pipeline.stages.standing import INODES, KEY, inodes, standing
 from traceproof.reasons import Grade, Skip, Verdict
 from traceproof.store import SUMMARIES, Store, write_sealed
 from traceproof.tables import headed
@@ -47,7 +47,9 @@ def report(  # noqa: PLR0913 - a rule's inputs and outputs
     TraceproofError: known.yaml can not be used, or the disk is full.
     """
     run = verdicts[0].parent.parent if verdicts else summary.parent
-    stood = standing(run, {path.stem for path in verdicts})
+    op_types = {path.stem for path in verdicts}
+    found = inodes(run, op_types)
+    stood = standing(run, op_types)
     listed = read_known(known)
     basis = [code, list(stacks), None if known is None else digest_bytes(known.read_bytes())]
     kept = Store(store, SUMMARIES) if store is not None and code else None
@@ -62,7 +64,7 @@ def report(  # noqa: PLR0913 - a rule's inputs and outputs
         parts.append(part)
     rows = chain.from_iterable(map(each_row, verdicts))
     value = joined(parts) if _apart(parts) else summarise(rows, listed, stacks)
-    write_sealed(summary, value | {KEY: stood})
+    write_sealed(summary, value | {KEY: stood, INODES: found})
     return value
 
 

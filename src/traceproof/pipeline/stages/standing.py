@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -24,36 +24,51 @@ from traceproof.store import EARLIER, read_sealed
 from traceproof.untrusted.border import BorderError
 
 CRASH = str(Error.CRASH)
-KEY = "stands_on"
+KEY, INODES = "stands_on", "inodes"  # of a summary
 OUTCOME = "TRACEPROOF_OUTCOME"  # environment variable: the file in which a run's last job leaves its exit code
 THREADS = 4  # that digests are taken by
 SHOWN = 20  # files named in a message
 STACKS, DEPENDENCIES = "stacks", "dependencies.json"  # records of stacks below results, and of one's op_types
-PARTS = (
-    "cases",
-    f"cases-{EARLIER}",
-    "actors",
-    "verdicts",
-    "jit",
-    "summaries",
-)  # of a run's folder: what rules compare the times of
+# Of a run's folder: what rules compare the times of, and what is put into its place.
+PARTS = ("cases", f"cases-{EARLIER}", "actors", "verdicts", "jit", "summaries")
 
 
-def standing(run: Path, op_types: Iterable[str]) -> dict[str, str | None]:
+def standing(run: Path, op_types: Iterable[str], summary: Mapping[str, Any] = {}) -> dict[str, str | None]:
     """Digest of each file that the summary of some op_types stands on, by path below the run's folder.
 
-    None: the file is absent or can not be read.
+    What a `summary` states is believed of files whose inodes are as they were then. None: the file is absent or
+    can not be read.
     """
     paths = [path for name in sorted(op_types) for path in _files(run, name)]
+    stated, known = summary.get(KEY, {}), summary.get(INODES, {})
+
+    def found_of(path: Path) -> str | None:
+        name = str(path.relative_to(run))
+        return stated[name] if name in stated and known.get(name) == _inode(path) else _digest(path)
+
     with ThreadPoolExecutor(THREADS) as threads:  # they may be hundreds of megabytes
-        found = zip(paths, threads.map(_digest, paths), strict=True)
+        found = zip(paths, threads.map(found_of, paths), strict=True)
         return {str(path.relative_to(run)): digest for path, digest in found}
+
+
+def inodes(run: Path, op_types: Iterable[str]) -> dict[str, list[int] | None]:
+    """By what `standing` finds files unchanged; to be taken before their digests are."""
+    return {str(path.relative_to(run)): _inode(path) for name in op_types for path in _files(run, name)}
 
 
 def _files(run: Path, op_type: str) -> Iterator[Path]:
     yield run / "cases" / f"{op_type}.json"
     yield from sorted((run / "actors" / op_type).glob("*.json"))
     yield run / "verdicts" / f"{op_type}.jsonl"
+
+
+def _inode(path: Path) -> list[int] | None:
+    """Which file that is, and when it was changed last, which nobody can set back; None: there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return [found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns]
 
 
 def _digest(path: Path) -> str | None:
@@ -63,13 +78,16 @@ def _digest(path: Path) -> str | None:
         return None
 
 
-def changed(run: Path, summary: Any) -> list[str]:  # noqa: ANN401 - whatever the file holds
-    """The files that are not what a summary was made of, relative to the run; itself where it states none."""
+def changed(run: Path, summary: Any, *, by_inode: bool = False) -> list[str]:  # noqa: ANN401 - whatever is there
+    """The files that are not what a summary was made of, relative to the run; itself where it states none.
+
+    Who reads them next reads all; `by_inode`, those alone that have been written to since.
+    """
     stated = summary.get(KEY) if isinstance(summary, dict) else None
     if not isinstance(stated, dict):
         return ["summary.json"]
     op_types = {Path(name).stem for name in stated if name.startswith("verdicts/")}
-    found = standing(run, op_types)
+    found = standing(run, op_types, summary if by_inode else {})
     return sorted(name for name in stated.keys() | found.keys() if stated.get(name) != found.get(name))
 
 
@@ -78,7 +96,7 @@ def read_summary(path: Path, run: Path) -> dict[str, Any]:
     again = "Run the same command again; what is finished is kept."
     try:
         value = read_sealed(path)
-        found = changed(run, value)
+        found = changed(run, value, by_inode=True)
     except BorderError as error:
         raise TraceproofError(f"{path} can not be read: {error}", todo=again) from error
     if found:
@@ -151,7 +169,7 @@ def _stale(folder: Path, summary: Path) -> set[str]:
     _not_ahead(summary)
     own = str(summary.relative_to(folder))
     try:
-        found = changed(folder, read_sealed(summary))
+        found = changed(folder, read_sealed(summary), by_inode=True)
     except BorderError:
         return {own}
     stale = {own} if found else set()
