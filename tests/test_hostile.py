@@ -43,7 +43,10 @@ HOSTILE: dict[str, tuple[str, tuple[str, str]]] = {
         ("fail", "mutated_input"),
     ),
     "aliased_output": ("return hidden_states", ("fail", "aliased_output")),
-    "random": ("return norm(hidden_states, weight) + 1e-3 * torch.rand(1).bfloat16()", ("fail", "determinism")),
+    "random": (
+        "return norm(hidden_states, weight) + 1e-3 * torch.rand_like(hidden_states)",
+        ("fail", "determinism"),
+    ),
     "unwritten_row": (
         "y = torch.empty_like(hidden_states)\ny[1:] = norm(hidden_states, weight)[1:]\nreturn y",
         ("fail", "nan"),

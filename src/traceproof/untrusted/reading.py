@@ -6,6 +6,8 @@ import stat
 import warnings
 from pathlib import Path
 
+from traceproof.syntax import parsed
+
 MIB = 1 << 20
 
 
@@ -43,7 +45,7 @@ def parse_quietly(source: str | bytes) -> ast.Module:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return ast.parse(source)
+        return parsed(source)
 
 
 def _expect_plain(found: os.stat_result, most: int) -> None:

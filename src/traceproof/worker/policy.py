@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from traceproof.syntax import parsed
 from traceproof.worker.policy_tables import (
     ALLOWED_DUNDERS,
     MODULES_WITHIN,
@@ -56,7 +57,7 @@ def check(source: str, rules: Rules = REFERENCE) -> list[Refusal]:
     if len(source) > MOST_CHARACTERS:
         return [Refusal(1, 1, "syntax", f"is longer than {MOST_CHARACTERS} characters")]
     try:
-        tree = ast.parse(source)
+        tree = parsed(source)
         _check_depth(tree)
         return sorted(set(_Reading(tree, rules).refusals()))
     except _Unread as unread:
