@@ -80,7 +80,7 @@ def test_a_command_starts_it_before_snakemake_which_then_does_not(
         return 0
 
     monkeypatch.setattr(run, "supervise", supervise)
-    flow: Any = SimpleNamespace()
+    flow: Any = SimpleNamespace(on_gpu=True)
     assert run.snakemake(tmp_path, {}, cores=1, forced=flow) == run.FINE
     started, snakemakes = told
     assert started[RUN] == snakemakes[RUN]

@@ -112,7 +112,8 @@ def test_a_kept_state_that_is_damaged_ends_no_run(tmp_path: Path, capsys: pytest
     digest = keep(tmp_path / "history", verdicts(tmp_path, row()), STACKS, PINS)
     (tmp_path / "history" / f"{digest}.json").write_text("", encoding="utf-8")
     assert keep(tmp_path / "history", verdicts(tmp_path, row("fail")), STACKS, PINS) == digest
-    assert "is lost: " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"what was kept of earlier runs in {tmp_path / 'history' / f'{digest}.json'} is lost: " in said
     assert [kept["verdict"] for kept in find(tmp_path / "history", digest).rows] == ["fail"]
 
 

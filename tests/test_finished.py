@@ -11,13 +11,14 @@ import pytest
 from definitions import rmsnorm, write
 from pipeline import STACK, sharing
 
+from traceproof.pipeline.records import EARLIER
 from traceproof.pipeline.run_record import RunRecord
 from traceproof.pipeline.stages.actor import run
 from traceproof.pipeline.stages.job import Job
 from traceproof.pipeline.stages.manifest import Manifest
 from traceproof.pipeline.stages.plan import plan
 from traceproof.pipeline.stages.plan_selection import Selection
-from traceproof.store import EARLIER, Store
+from traceproof.store import Store
 from traceproof.worker import Limits, Pool
 
 JOB = Job(actor="torch", code="0", stack=STACK, threads=1, limits=Limits(seconds=20.0, memory_bytes=2 << 30))

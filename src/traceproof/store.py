@@ -32,7 +32,6 @@ OUTPUTS, JUDGED, SUMMARIES = KINDS = ("outputs", "judged", "summaries")
 DIGEST = re.compile(r"[0-9a-f]{32,64}")
 TENSORS = "tensors"  # key of a record: SHA-256 of the file of tensors beside it
 SEAL = "seal"
-EARLIER = "earlier"  # what folders are called in which files stay that Snakemake removes before a job
 # Torch's names of a safetensors file's dtypes.
 DTYPES = {
     **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
@@ -113,11 +112,6 @@ def write_if_changed(path: Path, text: str) -> bool:
         return False
     write_text(path, text)
     return True
-
-
-def earlier(folder: Path) -> Path:
-    """Where the files of a folder stay that Snakemake removes before the job that writes it."""
-    return folder.with_name(f"{folder.name}-{EARLIER}")
 
 
 def linked(path: Path, target: Path) -> None:

@@ -58,7 +58,7 @@ def snakemake(
     *,
     cores: int,
     extra: Sequence[str] = (),
-    forced: Pipeline | None = None,  # what is sure to be run on this machine; None: nobody knows before Snakemake
+    forced: Pipeline | None = None,  # what is sure to be run here; None: Snakemake alone knows
 ) -> int:
     """Run the default target.
 
@@ -80,7 +80,7 @@ def snakemake(
             command += ["--configfile", str(overrides)]
         outcome = scratch / "outcome"
         environment = commanding({**os.environ, OUTCOME: str(outcome)})
-        if forced is not None:
+        if forced is not None and forced.on_gpu:
             environment[ahead.STARTED] = "1"
             _begun = ahead.start(forced, tokens.without_secrets(environment))
         code = supervise(command, cwd=root, env=environment, mark=scratch / "interrupted")

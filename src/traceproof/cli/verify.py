@@ -100,8 +100,7 @@ def _verify(changes: dict[str, Any], cores: int, extra: list[str], json_file: Pa
     if narrower:
         changes["run"] = narrower
     runs.check_free(root / config.results, narrower or config.run)
-    flow = Pipeline(run.config_of(root, changes), root)
-    forced = flow if config.force and flow.on_gpu and not extra else None
+    forced = Pipeline(run.config_of(root, changes), root) if config.force and not extra else None
     code = run.snakemake(root, changes, cores=cores, extra=extra, forced=forced)
     summary = root / config.results / (narrower or config.run) / "summary.json"
     result: dict[str, Any] = {"exit_code": code}

@@ -24,7 +24,13 @@ SHADOW = "shadow"  # the reference in float64, where there is no oracle
 FLOOR = "floor"
 TWIN = "@twin"  # after the name of the definition that it stands in for
 PLAN_BYTES = 1 << 30  # of a plan file
+EARLIER = "earlier"  # what folders are called in which files stay that Snakemake removes before a job
 AGAIN = "Run the same command again: finished outputs are kept."
+
+
+def earlier(folder: Path) -> Path:
+    """Where the files of a folder stay that Snakemake removes before the job that writes it."""
+    return folder.with_name(f"{folder.name}-{EARLIER}")
 
 
 class Record(BaseModel):

@@ -27,11 +27,10 @@ from traceproof.publish.baseline import solution
 from traceproof.publish.ledger import Ledger
 from traceproof.publish.partial import Unemittable
 from traceproof.stacks import STACK_OF, distribution
-from traceproof.store import Store, write_json, write_text
+from traceproof.store import OUTPUTS, Store, write_json, write_text
 from traceproof.untrusted.names import fresh_folder, path_part
 
 NOTES = "parts.json"
-OUTPUTS = "outputs"  # kind of the store's objects that hold what actors returned
 NAMESPACE = uuid.UUID("9c2b7f43-5d0a-4c58-9d53-2f1e0f0a6b1e")  # ours, so that equal cases get equal uuids
 SMALL = 64  # elements: a tensor this small is stored, whatever it holds
 LIMIT = 4 << 20  # bytes a workload may store; the dataset keeps its workloads' blobs far below it

@@ -11,7 +11,7 @@ from typing import Any
 
 from traceproof.execution import caches
 from traceproof.owner import own_folder
-from traceproof.pipeline.records import ORACLE, OpTypePlan, PlannedCase, PlannedDefinition
+from traceproof.pipeline.records import ORACLE, OpTypePlan, PlannedCase, PlannedDefinition, earlier
 from traceproof.pipeline.run_record import LASTING, RunRecord
 from traceproof.pipeline.stages.calls import Call
 from traceproof.pipeline.stages.finished import Finished
@@ -20,7 +20,7 @@ from traceproof.pipeline.stages.lanes import lanes_of
 from traceproof.pipeline.stages.manifest import Manifest, Records
 from traceproof.pipeline.stages.progress import Progress
 from traceproof.pipeline.stages.reference import PATIENCE, References, given_up
-from traceproof.store import Store, disk_errors, earlier
+from traceproof.store import OUTPUTS, Store, disk_errors
 from traceproof.worker import ItemOutcome, Pool, Status
 
 SETUP_MANY = "traceproof.actors.execute:setup_many"
@@ -34,7 +34,7 @@ def run(cases: Path, manifest: Path, store: Path, job: Job, *, shard: str = "") 
     TraceproofError: the disk is full. What was finished stays.
     """
     planned = OpTypePlan.read(cases).of_shard(job.actor, shard)
-    outputs = Store(store, "outputs")
+    outputs = Store(store, OUTPUTS)
     total = sum(len(entry.cases) for entry in planned.definitions.values())
     progress = Progress(f"{job.actor:10} {planned.op_type + shard:12}", total)
     manifest.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from traceproof.pipeline.stages.grades import graded
 from traceproof.pipeline.stages.judge_settings import JudgeSettings
 from traceproof.pipeline.stages.large import LargeCases, Rulings
 from traceproof.pipeline.stages.manifest import Manifest
-from traceproof.pipeline.stages.to_judge import ToJudge
+from traceproof.pipeline.stages.to_judge import DAMAGED, ToJudge
 from traceproof.reasons import Error, Failure, Skip, Verdict
 from traceproof.store import DamagedError
 
@@ -40,7 +40,7 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
             rows = definition_rows(ToJudge.model_validate(item["to_judge"]), settings)
             return {"rows": [row.changed(repeat=row.command(item["options"])).as_json() for row in rows]}
         except TraceproofError as error:
-            return error.as_json() | {"damaged": isinstance(error, DamagedError)}
+            return error.as_json() | {DAMAGED: isinstance(error, DamagedError)}
 
     return run
 
@@ -48,7 +48,7 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
 def definition_rows(one: ToJudge, settings: JudgeSettings) -> Rows:
     """Verdict rows of one definition; those of an actor that were judged before, by the same code, are kept.
 
-    Raises TraceproofError: the disk is full. Raises DamagedError: so are outputs.
+    Raises TraceproofError: the disk is full. DamagedError: outputs are not what was written.
     """
     entry, definition = one.entry, one.entry.parsed
     large = LargeCases(

@@ -20,7 +20,7 @@ from traceproof.pipeline.stages.lanes import dealt, lanes_of
 from traceproof.pipeline.stages.manifest import Manifest
 from traceproof.pipeline.stages.replay import Bundles
 from traceproof.pipeline.stages.stack_workers import OWN_CODE
-from traceproof.pipeline.stages.to_judge import ToJudge
+from traceproof.pipeline.stages.to_judge import DAMAGED, ToJudge
 from traceproof.reasons import Error, Verdict
 from traceproof.store import DamagedError, write_text
 from traceproof.untrusted.names import OP_TYPE, confined, path_part
@@ -28,7 +28,6 @@ from traceproof.worker import Isolation, Pool, Status
 
 SETUP = "traceproof.pipeline.stages.definition_judge:setup"
 LINES, FAILS = "lines", "fails"  # keys of kept rows: their text, and whether any fails
-DAMAGED = "damaged"  # key of a worker's error: whether outputs are not what was written
 
 
 def judge(  # noqa: PLR0913 - a rule's inputs and outputs

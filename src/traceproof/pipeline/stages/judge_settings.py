@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from traceproof.store import Store
+from traceproof.store import JUDGED, OUTPUTS, Store
 
 REPLAY = "replay"  # folder of a run's replay bundles
 
@@ -22,12 +22,12 @@ class JudgeSettings:
     @property
     def outputs(self) -> Store:
         """What actors left."""
-        return Store(self.store, "outputs")
+        return Store(self.store, OUTPUTS)
 
     @property
     def judged(self) -> Store:
         """Finished rows."""
-        return Store(self.store, "judged")
+        return Store(self.store, JUDGED)
 
     def as_json(self) -> dict[str, Any]:
         """The settings as a JSON object, its paths absolute."""

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.records import AGAIN, Record
+from traceproof.pipeline.records import AGAIN, EARLIER, Record
 from traceproof.pipeline.run_record import RunRecord
-from traceproof.store import EARLIER, linked, read_sealed, write_sealed
+from traceproof.store import linked, read_sealed, write_sealed
 from traceproof.untrusted.border import BorderError
 
 Records = dict[str, RunRecord]  # of one definition, by case id

@@ -13,7 +13,15 @@ from traceproof.ops.base import Op
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.ops.twins import PREFIX, twin_of
 from traceproof.pipeline.plan_facts import SUFFIX, PlanFacts
-from traceproof.pipeline.records import TWIN, BrokenFile, OpTypePlan, PlannedCase, PlannedDefinition, SkipNote
+from traceproof.pipeline.records import (
+    TWIN,
+    BrokenFile,
+    OpTypePlan,
+    PlannedCase,
+    PlannedDefinition,
+    SkipNote,
+    earlier,
+)
 from traceproof.pipeline.stages.hidden import hidden_cases
 from traceproof.pipeline.stages.large import is_large
 from traceproof.pipeline.stages.plan_earlier import EarlierPlan, placed
@@ -23,7 +31,7 @@ from traceproof.pipeline.stages.plan_twins import PlannedTwin, noted, too_large
 from traceproof.pipeline.stages.plan_workloads import blobs_of, fitting_lines, skip_of, workload_case
 from traceproof.pipeline.stages.shards import Split
 from traceproof.reasons import Skip
-from traceproof.store import earlier, write_if_changed
+from traceproof.store import write_if_changed
 from traceproof.text import printable
 from traceproof.untrusted.bounded import bounded
 

@@ -17,10 +17,10 @@ from typing import Any
 from traceproof.digests import digest_file
 from traceproof.errors import TraceproofError
 from traceproof.pipeline.plan_facts import PlanFacts
-from traceproof.pipeline.records import OpTypePlan
+from traceproof.pipeline.records import EARLIER, OpTypePlan
 from traceproof.reasons import Error
 from traceproof.runs import under_way
-from traceproof.store import EARLIER, read_sealed
+from traceproof.store import read_sealed
 from traceproof.untrusted.border import BorderError
 
 CRASH = str(Error.CRASH)

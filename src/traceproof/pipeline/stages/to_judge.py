@@ -9,6 +9,8 @@ from traceproof.pipeline.run_record import RunRecord
 from traceproof.pipeline.stages.judge_settings import JudgeSettings
 from traceproof.pipeline.stages.manifest import Manifest, Records
 
+DAMAGED = "damaged"  # key of a worker's error: whether outputs are not what was written
+
 
 class ToJudge(Record):
     """One definition as planned, and what every actor left of it."""
