@@ -27,7 +27,9 @@ configfile: "config.yaml"
 
 
 interrupts.quiet()
-output.install(workflow.logger_manager)  # --verbose leaves Snakemake its own
+output.install(
+    workflow.logger_manager, interrupts.mark
+)  # --verbose leaves Snakemake its own
 tokens.forget()  # jobs run references, which are strangers' code, and none of them publishes
 FIRST = shared.announce()  # and no process that a run of this Snakefile started
 if (
@@ -38,9 +40,9 @@ if (
         shared.start_for_steps()
     FIRST = False
 runs.begin()
+interrupts.name_mark()
 shared.follow(signal.SIGINT)  # of a command that was killed
-if interrupts.MARK in os.environ:
-    shell.prefix(interrupts.UNHEARD)
+shell.prefix(interrupts.UNHEARD)
 
 FLOW = Pipeline.of(config, root=Path.cwd())
 if FIRST and not {"-n", "--dry-run", "--dryrun"} & set(sys.argv):

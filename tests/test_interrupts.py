@@ -183,10 +183,14 @@ def test_a_killed_run_leaves_no_lock_and_no_process(repository: Repository, endl
     assert again.code == 0, again.out
 
 
-def test_snakemake_itself_can_be_interrupted(repository: Repository) -> None:
+@pytest.mark.parametrize("when", ["a reference runs", "its job starts"])
+def test_snakemake_itself_can_be_interrupted(repository: Repository, when: str) -> None:
     before = scratch(repository)
     started = Started.of(repository, "snakemake", "--cores", "2", "--config", "selection={op_type: [gemm]}")
-    started.wait_for(lambda: bool(scratch(repository) - before))
+    if when == "a reference runs":
+        started.wait_for(lambda: bool(scratch(repository) - before))
+    else:
+        started.wait_for(lambda: any("job_client scripts/actor.py" in one for one in workers(repository)))
     os.killpg(started.process.pid, signal.SIGINT)
     code, seconds, out = started.end()
     assert code != 0

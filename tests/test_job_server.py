@@ -15,6 +15,7 @@ import pytest
 from worker_pools import SOURCES
 
 from traceproof.owner import Owner
+from traceproof.pipeline.interrupts import INTERRUPTED, MARK
 from traceproof.worker.shared import RUN
 
 CLIENT = (sys.executable, "-P", "-m", "traceproof.pipeline.job_client")
@@ -156,6 +157,15 @@ def test_a_job_that_did_not_hear_the_first_signal_hears_the_next(jobs: Jobs) -> 
     with job:
         job.send_signal(signal.SIGTERM)
         job.wait(SECONDS)
+    until(lambda: not is_there(pid))
+
+
+def test_a_job_that_was_starting_when_its_run_was_interrupted_ends(jobs: Jobs) -> None:
+    jobs.environment[MARK] = str(jobs.folder / "interrupted")
+    job, pid = waiting(jobs)
+    (jobs.folder / "interrupted").touch()
+    with job:
+        assert job.wait(SECONDS) == INTERRUPTED
     until(lambda: not is_there(pid))
 
 

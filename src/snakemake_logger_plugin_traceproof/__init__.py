@@ -7,7 +7,7 @@ The Snakefile installs it: a profile that names a plugin ends another environmen
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from logging import WARNING, LogRecord
 from types import FrameType
 from typing import Any
@@ -30,14 +30,18 @@ ECHOES = (
 )
 
 
-def install(manager: Any) -> None:  # noqa: ANN401 - Snakemake has no types
-    """Write in place of Snakemake's own output, unless another plugin or all details are asked for."""
+def install(manager: Any, tell: Callable[[], None]) -> None:  # noqa: ANN401 - Snakemake has no types
+    """Write in place of Snakemake's own output, unless another plugin or all details are asked for.
+
+    `tell` is called on an interrupt, before Snakemake hears of it.
+    """
     if manager.plugin_handlers or manager.settings.verbose:
         return
     for handler in list(manager.logger.handlers):
         if handler.name == DEFAULT:
             manager.logger.removeHandler(handler)
     handler = LogHandler(manager.settings, None)
+    handler.tell = tell
     manager.logger.addHandler(handler)
     signal.signal(signal.SIGINT, handler.interrupted)
 
@@ -47,6 +51,7 @@ class LogHandler(LogHandlerBase):
 
     writes_to_stream = has_filter = has_formatter = True
     writes_to_file = needs_rulegraph = False
+    tell: Callable[[], None]  # what an interrupt does first
 
     def __post_init__(self) -> None:
         self._started = time.monotonic()
@@ -59,6 +64,7 @@ class LogHandler(LogHandlerBase):
         if not self._stopping:
             self._stopping = True
             sys.stderr.write((CLEAR if sys.stderr.isatty() else "") + STOPPING + "\n")
+        self.tell()
         signal.default_int_handler(number, frame)
 
     def emit(self, record: LogRecord) -> None:

@@ -1,6 +1,7 @@
-"""Ends of programs: interrupted ones without a traceback, others soon. Standard library only."""
+"""Ends of programs: interrupted ones without a traceback, others soon. Imports the standard library only."""
 
 import atexit
+import contextlib
 import gc
 import os
 import signal
@@ -21,6 +22,23 @@ atexit.register(gc.freeze)
 def was_interrupted() -> bool:
     """Whether the run that this process belongs to was interrupted, as far as its command says."""
     return MARK in os.environ and Path(os.environ[MARK]).exists()
+
+
+def name_mark() -> None:
+    """Name this Snakemake's jobs a file that tells of an interrupt, unless a command has."""
+    from traceproof.owner import new_folder
+    from traceproof.untrusted.border import remove_tree
+
+    if MARK not in os.environ:
+        folder = new_folder("traceproof")
+        atexit.register(remove_tree, folder)
+        os.environ[MARK] = str(folder / "interrupted")
+
+
+def mark() -> None:
+    """Tell the run's jobs that are starting that it was interrupted."""
+    with contextlib.suppress(OSError):  # a full disk
+        Path(os.environ[MARK]).touch()
 
 
 def quiet() -> None:

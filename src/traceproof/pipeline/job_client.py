@@ -17,6 +17,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from traceproof.pipeline.interrupts import was_interrupted
+
 RUN = "TRACEPROOF_RUN"  # as `traceproof.worker.shared` has it
 LOST = 1  # exit code where the server ended without a word: a crash
 LONGEST_SOCKET = 100  # characters of its path; the kernel takes 107
@@ -76,12 +78,12 @@ def _served(arguments: Sequence[str]) -> int | None:
 
 
 def _waited(connection: socket.socket) -> int:
-    """Exit code of the job. A SIGTERM to this process goes to it; an interrupt is heard by their whole group."""
+    """Exit code of the job. A SIGTERM to this process goes to it, as does an interrupt that it did not hear."""
     job = 0
     ended = False  # whether this process was told to end
 
     def forward() -> None:
-        if job and ended:
+        if job and (ended or was_interrupted()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(job, signal.SIGTERM)
 
@@ -92,7 +94,7 @@ def _waited(connection: socket.socket) -> int:
 
     def word() -> bytes:
         while True:
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, ConnectionResetError):  # after a reset, b"" follows
                 return connection.recv(WORD_BYTES)
             forward()
 
