@@ -45,6 +45,31 @@ class Finder:
 
 sys.meta_path.insert(0, Finder())
 """
+# Snakemake's pool of threads, of which one is being started when an interrupt comes.
+STARTING = """
+import logging, os, signal, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+import snakemake_logger_plugin_traceproof as output
+
+settings = SimpleNamespace(verbose=False)
+manager = SimpleNamespace(plugin_handlers=[], settings=settings, logger=logging.getLogger())
+output.install(manager, lambda: print("told", flush=True))
+start = threading.Thread.start
+
+def interrupted(thread):
+    os.kill(os.getpid(), signal.SIGINT)
+    start(thread)
+
+threading.Thread.start = interrupted
+with ThreadPoolExecutor() as pool:
+    try:
+        job = pool.submit(time.sleep, 0.3)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        pool.shutdown()
+        print(job.done())
+"""
 LONGEST = 120.0  # seconds for a run to get to its references on a busy machine
 
 
@@ -224,6 +249,13 @@ def test_an_interrupt_that_what_is_imported_catches_is_not_lost(name: str, tmp_p
         timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped.\n")
+
+
+def test_an_interrupt_while_a_pool_starts_a_thread_comes_after_that() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STARTING], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "told\nTrue\n"), done.stderr
 
 
 def test_snakemake_of_another_environment_says_what_to_do(repository: Repository) -> None:

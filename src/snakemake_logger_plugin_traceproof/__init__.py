@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from logging import WARNING, LogRecord
 from types import FrameType
 from typing import Any
@@ -20,6 +21,7 @@ INTERRUPTED = ("Terminating processes on user request", "Cancelling snakemake on
 STOPPING = "Stopping. What is finished is kept; the same command goes on from there."
 DEFAULT = "DefaultStreamHandler"  # the name of Snakemake's own
 CLEAR = "\r\x1b[K"  # a job may have left a live line on the terminal
+AGAIN_SECONDS = 0.05  # after which an interrupt that comes at a bad time is raised
 TABLES = "verify_"  # rules of this prefix end with a table of their own
 # What Snakemake says beside JOB_ERROR when a job failed.
 ECHOES = (
@@ -46,6 +48,13 @@ def install(manager: Any, tell: Callable[[], None]) -> None:  # noqa: ANN401 - S
     signal.signal(signal.SIGINT, handler.interrupted)
 
 
+def _starts_thread(frame: FrameType | None) -> bool:
+    """Whether a pool is starting a thread: an interrupt there makes it forget that, and not wait for its job."""
+    while frame is not None and frame.f_code is not ThreadPoolExecutor.submit.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 class LogHandler(LogHandlerBase):
     """Writes to stderr, in place of Snakemake's own output; Snakemake keeps its full log below .snakemake/log."""
 
@@ -64,8 +73,12 @@ class LogHandler(LogHandlerBase):
         if not self._stopping:
             self._stopping = True
             sys.stderr.write((CLEAR if sys.stderr.isatty() else "") + STOPPING + "\n")
-        self.tell()
-        signal.default_int_handler(number, frame)
+            self.tell()
+        if _starts_thread(frame):
+            signal.signal(signal.SIGALRM, self.interrupted)
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+        else:
+            signal.default_int_handler(number, frame)
 
     def emit(self, record: LogRecord) -> None:
         """Write what a record has to say, if anything."""
