@@ -63,7 +63,10 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         for place in range(0, len(body), 64 if self.server.drip else len(body) or 1):
             time.sleep(self.server.drip)
-            self.wfile.write(body[place : place + (64 if self.server.drip else len(body))])
+            try:
+                self.wfile.write(body[place : place + (64 if self.server.drip else len(body))])
+            except ConnectionError:  # nobody waits for it any more
+                return
 
     def log_message(self, *_: object) -> None:
         pass
