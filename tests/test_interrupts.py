@@ -45,6 +45,14 @@ class Finder:
 
 sys.meta_path.insert(0, Finder())
 """
+# A command's Snakemake that has the command interrupted while Python starts.
+INTERRUPTING = """
+import os, signal, sys, time
+
+if "traceproof.pipeline.engine" in sys.orig_argv:
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(1)
+"""
 # Snakemake's pool of threads, of which one is being started when an interrupt comes.
 STARTING = """
 import logging, os, signal, threading, time
@@ -234,6 +242,23 @@ def test_an_interrupt_while_a_command_loads_shows_no_traceback(repository: Repos
         assert code in {130, -signal.SIGINT}, out
         starting = "site.py" in out or "Fatal Python error: init_import_site" in out  # Python itself was
         assert "Traceback" not in out or starting
+
+
+def test_an_interrupt_while_a_command_starts_snakemake_shows_one_line(
+    repository: Repository, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTING)
+    path = f"{tmp_path}{os.pathsep}{repository.environment['PYTHONPATH']}"
+    done = subprocess.run(
+        [sys.executable, "-m", "traceproof", "verify", "--cores", "2", "--op-type", "gemm"],
+        cwd=repository.root,
+        env={**repository.environment, "PYTHONPATH": path},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (130, "Stopped.\n")
 
 
 @pytest.mark.parametrize("name", ["traceproof.cli", "snakemake.cli"])

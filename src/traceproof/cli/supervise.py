@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from traceproof.pipeline.interrupts import INTERRUPTED, MARK
+from traceproof.pipeline.interrupts import INTERRUPTED, MARK, UNHEARD
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.5
@@ -22,7 +22,7 @@ def supervise(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], mark
 
     A terminal sends Ctrl-C to a whole process group, and a second signal in the midst of Snakemake's clean-up
     would break that off. So this process alone gets the user's signals; the first one goes to the group, once.
-    Jobs that are starting do not hear it, and find the file `mark`.
+    What is starting, the command or a job, does not hear it, and finds the file `mark`.
     """
     caught: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
@@ -37,7 +37,11 @@ def supervise(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], mark
     before = {number: signal.signal(number, forward) for number in SIGNALS}
     try:
         process = subprocess.Popen(
-            command, cwd=cwd, env={**env, MARK: str(mark)}, stdin=subprocess.DEVNULL, process_group=0
+            ["/bin/sh", "-c", f'{UNHEARD} exec "$@"', "sh", *command],
+            cwd=cwd,
+            env={**env, MARK: str(mark)},
+            stdin=subprocess.DEVNULL,
+            process_group=0,
         )
         started.append(process)
         if caught:  # before it was there

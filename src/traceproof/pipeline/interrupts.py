@@ -12,7 +12,7 @@ from types import TracebackType
 INTERRUPTED = 130  # exit code, as shells have it for Ctrl-C
 MESSAGE = "Stopped.\n"
 MARK = "TRACEPROOF_INTERRUPTED"  # environment variable: a file that is there once the run was interrupted
-# Before a job's command: while its interpreter starts, an interrupt would be a traceback. It looks for MARK then.
+# Before a command: while its interpreter starts, an interrupt would be a traceback. It looks for MARK then.
 UNHEARD = "trap '' INT; "
 
 # A program that ends need not look for cycles among its modules' objects: half a second of Snakemake and of torch.
@@ -49,6 +49,8 @@ def quiet() -> None:
     """
     sys.excepthook = _hook
     signal.signal(signal.SIGINT, _leave)
+    if was_interrupted():  # before; the command that was says so
+        os._exit(INTERRUPTED)
 
 
 def loaded() -> None:
