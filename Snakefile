@@ -27,9 +27,8 @@ configfile: "config.yaml"
 
 
 interrupts.quiet()
-output.install(
-    workflow.logger_manager, interrupts.mark
-)  # --verbose leaves Snakemake its own
+# --verbose leaves Snakemake its own output.
+output.install(workflow.logger_manager, interrupts.mark)
 tokens.forget()  # jobs run references, which are strangers' code, and none of them publishes
 FIRST = shared.announce()  # and no process that a run of this Snakefile started
 if (

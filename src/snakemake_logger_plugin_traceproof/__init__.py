@@ -49,7 +49,7 @@ def install(manager: Any, tell: Callable[[], None]) -> None:  # noqa: ANN401 - S
 
 
 def _starts_thread(frame: FrameType | None) -> bool:
-    """Whether a pool is starting a thread: an interrupt there makes it forget that, and not wait for its job."""
+    """Whether a pool starts a thread: interrupted there, it forgets the thread and never waits for its job."""
     while frame is not None and frame.f_code is not ThreadPoolExecutor.submit.__code__:
         frame = frame.f_back
     return frame is not None

@@ -1,4 +1,4 @@
-"""Ends of programs: interrupted ones without a traceback, others soon. Imports the standard library only."""
+"""Ends of programs: interrupted ones without a traceback, others soon. On import, standard library only."""
 
 import atexit
 import contextlib
@@ -49,7 +49,7 @@ def quiet() -> None:
     """
     sys.excepthook = _hook
     signal.signal(signal.SIGINT, _leave)
-    if was_interrupted():  # before; the command that was says so
+    if was_interrupted():  # while it was starting; the command that started it says so
         os._exit(INTERRUPTED)
 
 
