@@ -1,4 +1,4 @@
-"""Processes of a run: what a command started, and the hosts of shared workers with theirs."""
+"""Processes of a run."""
 
 from __future__ import annotations
 
@@ -7,23 +7,15 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
-from traceproof.worker import shared
-
 
 def of_run(root: int) -> list[int]:
-    """Process ids of a run: its own process, its hosts, and the descendants of these.
-
-    A host is no descendant of the run's process: the job that started it ends before it does.
-    """
+    """Process ids of a run: its own process, and its descendants."""
     children = defaultdict(list)
-    mark = f"{shared.RUN}={root}.".encode()
     waiting = [root]
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError, ValueError):
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             children[parent].append(int(entry.name))
-            if any(variable.startswith(mark) for variable in (entry / "environ").read_bytes().split(b"\0")):
-                waiting.append(int(entry.name))
     found: list[int] = []
     while waiting:
         pid = waiting.pop()

@@ -1,7 +1,7 @@
 """Seconds that judging one case takes on one core, on all cores and on the GPU, by the size of its output.
 
 Inputs are drawn, the float64 oracle is computed and one output is compared with it, as the judge does for large
-cases (traceproof.pipeline.stages.large); `LARGE_BYTES` is chosen by this table. Run it with the interpreter of the
+cases (traceproof.run.large); `LARGE_BYTES` is chosen by this table. Run it with the interpreter of the
 torch stack and PYTHONPATH=src.
 """
 
@@ -10,22 +10,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from traceproof.dataset.definition import Definition
-from traceproof.digests import digest_json
-from traceproof.execution.inputs import fingerprints, make_inputs
 from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
-from traceproof.pipeline.run_record import RunRecord
-from traceproof.pipeline.stages.large import LargeCases
-from traceproof.store import Store
+from traceproof.run.inputs import make_inputs
+from traceproof.run.large import LargeCase
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument(
@@ -34,7 +29,7 @@ PARSER.add_argument(
 PARSER.add_argument("--elements", type=int, nargs="+", default=[1 << power for power in range(16, 27, 2)])
 
 
-def measure(definition: Definition, elements: int, folder: Path) -> dict[str, float]:
+def measure(definition: Definition, elements: int) -> dict[str, float]:
     """Seconds by where it runs, for an output of about `elements` elements."""
     op, _ = registry.for_definition(definition)
     axis = op.row_axis(definition)
@@ -44,15 +39,7 @@ def measure(definition: Definition, elements: int, folder: Path) -> dict[str, fl
     width = torch.Size(definition.shape_of(spec, {axis: 1}) or ()).numel()
     case = Case("bench", "large", {axis: max(1, elements // width)}, 0)
     inputs = make_inputs(op, definition, case, device=torch.device("cpu"))
-    store = Store(folder, "outputs")
-    save_file(
-        {k: v.contiguous() for k, v in op.floor(definition, inputs).items()} or product(definition, inputs),
-        folder / "outputs.safetensors",
-    )
-    kept = store.finish("0" * 32, {}, folder / "outputs.safetensors")
-    record = RunRecord(
-        key="0" * 32, status="ok", inputs=digest_json(fingerprints(inputs)), tensors=kept["tensors"]
-    )
+    outputs = op.floor(definition, inputs) or product(definition, inputs)
     devices = {"one core": ("cpu", 1), "all cores": ("cpu", len(os.sched_getaffinity(0)))}
     if torch.cuda.is_available():
         devices["gpu"] = ("cuda", 1)
@@ -60,17 +47,9 @@ def measure(definition: Definition, elements: int, folder: Path) -> dict[str, fl
     for name, (device, threads) in devices.items():
         torch.set_num_threads(threads)
         for _ in range(2):  # the first one loads libraries and kernels
-            judge = LargeCases(
-                definition=definition,
-                op=op,
-                records={"bench": {"bench": record}},
-                outputs=store,
-                dataset="",
-                tolerance=None,
-                device=device,
-            )
+            judge = LargeCase(definition=definition, op=op, case=case, inputs=inputs, tolerance=None)
             started = time.perf_counter()
-            judge.on(torch.device(device), case, {"bench": record})
+            judge.on(torch.device(device), {"bench": outputs})
             found[name] = time.perf_counter() - started
     return found
 
@@ -89,8 +68,7 @@ def main() -> None:
     for path in options.definition:
         definition = Definition.model_validate_json(path.read_text(encoding="utf-8"))
         for elements in options.elements:
-            with tempfile.TemporaryDirectory() as folder:
-                seconds = measure(definition, elements, Path(folder))
+            seconds = measure(definition, elements)
             figures = "  ".join(f"{name} {value:8.3f}" for name, value in seconds.items())
             sys.stdout.write(f"{definition.name:24} {elements:>10,}  {figures}\n")
             sys.stdout.flush()

@@ -58,7 +58,7 @@ def measure(count: int, folder: Path, cores: int, op_types: Sequence[str]) -> st
     """One row of the table."""
     dataset, results = folder / f"dataset-{count}", folder / f"results-{count}"
     files = generate(dataset, count, op_types)
-    plan = run(str(results / "cases"), dataset, results, cores)
+    plan = run(str(results / "cases" / "index.json"), dataset, results, cores)
     first = run("verify_all", dataset, results, cores)
     nothing = run("verify_all", dataset, results, cores)
     edited = json.loads(files[0].read_text())
@@ -66,10 +66,10 @@ def measure(count: int, folder: Path, cores: int, op_types: Sequence[str]) -> st
     files[0].write_text(json.dumps(edited))
     edit = run("verify_all", dataset, results, cores)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-    outputs = sum(1 for _ in (results / "store" / "outputs").rglob("*.json"))
+    rows = sum(len(path.read_bytes().splitlines()) for path in (results / "verdicts").glob("*.jsonl"))
     cells = (
         f"{count:,}",
-        f"{outputs:,}",
+        f"{rows:,}",
         f"{plan:.1f}",
         f"{first:.0f}",
         f"{nothing:.1f}",
@@ -87,7 +87,7 @@ def main() -> int:
     parser.add_argument("--op-type", nargs="+", required=True, help="whose definitions are copied")
     options = parser.parse_args()
     sys.stdout.write(
-        "| definitions | outputs | plan, s | first run, s | nothing to do, s | one edited, s | peak, GiB |\n"
+        "| definitions | rows | plan, s | first run, s | nothing to do, s | one edited, s | peak, GiB |\n"
     )
     sys.stdout.write("|---:|---:|---:|---:|---:|---:|---:|\n")
     with tempfile.TemporaryDirectory() as folder:

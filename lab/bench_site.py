@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from traceproof.pipeline.records import OpTypePlan
-from traceproof.pipeline.stages.report import report
+from traceproof.run.records import OpTypePlan
+from traceproof.run.report import report
 from traceproof.site.build import build
 from traceproof.site.finished import Finished
 

@@ -1,7 +1,6 @@
 """Wall time and peak memory of verifying the configured dataset, from nothing but built environments.
 
-Memory is the proportional set size of snakemake, all its descendants and the hosts of shared workers together,
-sampled four times a second.
+Memory is the proportional set size of snakemake and all its descendants together, sampled four times a second.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
-from traceproof.worker import GIB
+from traceproof.sandbox import GIB
 
 
 def main() -> int:

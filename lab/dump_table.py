@@ -1,7 +1,7 @@
 """What became of each definition of a run: a table by op_type of grades and reasons, references and one kernel.
 
-It reads what is there, so it serves a run that goes on or was cut off: of an op_type without verdicts it says what
-its actors left (`ran` where there are outputs that nobody judged), and `not reached` of those that left nothing.
+It reads what is there, so it serves a run that goes on or was cut off: definitions of an op_type without verdicts
+are `not reached`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from traceproof.pipeline.records import REFERENCE, WHOLE, OpTypePlan
-from traceproof.pipeline.rows import VerdictRow, read_rows
-from traceproof.pipeline.run_record import RunRecord
-from traceproof.pipeline.stages.grades import shadow_grade
-from traceproof.pipeline.stages.manifest import Manifest, manifests_of
 from traceproof.reasons import Error, Grade, Skip, Verdict
+from traceproof.run.grades import shadow_grade
+from traceproof.run.records import INDEX, REFERENCE, WHOLE, OpTypePlan
+from traceproof.run.rows import VerdictRow, read_rows
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("run", type=Path, help="a run's folder, with cases/ and verdicts/")
 PARSER.add_argument("--kernel", default="flashinfer", help="the ground truth of the second column")
 PARSER.add_argument("--reasons", type=Path, help="file: a line per definition and actor, with the reason")
-NOT_REACHED, RAN, NO_CASE = "not reached", "ran", "no case"
+NOT_REACHED, NO_CASE = "not reached", "no case"
 WORDS = {Error.EXCEPTION: "raises", Skip.NO_REFERENCE: "no reference"}
 
 
@@ -63,12 +61,7 @@ def _worst(rows: Iterable[VerdictRow]) -> VerdictRow | None:
 def _word(row: VerdictRow) -> str:
     if row.verdict is Verdict.FAIL:
         return "fails"
-    return _plain(row.reason)
-
-
-def _plain(reason: object) -> str:
-    """The word for a reason."""
-    return next((word for known, word in WORDS.items() if reason == known), str(reason))
+    return next((word for known, word in WORDS.items() if row.reason == known), str(row.reason))
 
 
 def _reason(rows: Iterable[VerdictRow]) -> str:
@@ -77,49 +70,18 @@ def _reason(rows: Iterable[VerdictRow]) -> str:
     return "" if row is None else f"{row.case}\t{row.output}\t{row.verdict}\t{row.reason}\t{_last(row.message)}"
 
 
-def judged(path: Path, plan: OpTypePlan, kernel: str) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """By definition of a file of verdicts what became of reference and kernel; and lines with the reasons."""
+def judged(paths: Iterable[Path], plan: OpTypePlan, kernel: str) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """By definition of an op_type what became of reference and kernel; and lines with the reasons."""
     rows: dict[tuple[str, str], list[VerdictRow]] = defaultdict(list)
-    for row in read_rows(path):
-        rows[row.definition, row.actor].append(row)
-    lines = [f"{path.stem}\t{name}\t{actor}\t{_reason(found)}" for (name, actor), found in sorted(rows.items())]
-    named = {name for name, _ in rows}
-    made = {
-        name: (
-            of_reference(rows[name, REFERENCE]),
-            of_kernel(rows[name, kernel]) if (name, kernel) in rows else "",
-        )
-        for name in sorted(named)
-    }
-    return dict.fromkeys(plan.whole, (NO_CASE, "")) | made, lines
-
-
-def left(folder: Path, plan: OpTypePlan, kernel: str) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """The same of an op_type without verdicts, by what its actors left in their folder."""
-    found = {
-        actor: Manifest.merged(paths)[actor]
-        for actor in (REFERENCE, kernel)
-        if (paths := manifests_of(folder, actor))
-    }
-    made, lines = {}, []
-    for name, entry in plan.whole.items():
-        words = []
-        for actor in (REFERENCE, kernel):
-            records = found[actor].of(name) if actor in found else {}
-            words.append(of_records(records.values()) if entry.cases else "")
-            lines += [
-                f"{plan.op_type}\t{name}\t{actor}\t{case}\t*\t{one.status}\t{one.reason}\t{_last(one.message)}"
-                for case, one in records.items()
-            ]
-        made[name] = (words[0], words[1]) if entry.cases else (NO_CASE, "")
+    for path in paths:
+        for row in read_rows(path):
+            rows[row.definition, row.actor].append(row)
+    lines = [f"{plan.op_type}\t{name}\t{actor}\t{_reason(found)}" for (name, actor), found in sorted(rows.items())]
+    made = {name: (NOT_REACHED if entry.cases else NO_CASE, "") for name, entry in plan.whole.items()}
+    for name in sorted({name for name, _ in rows}):
+        kernels = of_kernel(rows[name, kernel]) if (name, kernel) in rows else ""
+        made[name] = of_reference(rows[name, REFERENCE]), kernels
     return made, lines
-
-
-def of_records(records: Iterable[RunRecord]) -> str:
-    """What became of an actor's calls, before anything is judged."""
-    found = list(records)
-    stopped = [one for one in found if one.status != "ok"]
-    return _plain(stopped[0].reason) if stopped else RAN if found else NOT_REACHED
 
 
 def _last(message: str) -> str:
@@ -151,14 +113,12 @@ def main() -> None:
     options = PARSER.parse_args()
     made: dict[str, dict[str, tuple[str, str]]] = {}
     reasons: list[str] = []
-    plans = sorted((options.run / "cases").glob("*.json"))
+    plans = sorted(path for path in (options.run / "cases").glob("*.json") if path.name != INDEX)
     if not plans:
         PARSER.error(f"{options.run} holds no plan: it is no run's folder, or was cut off while planning")
     for plan in map(OpTypePlan.read, plans):
-        verdicts = options.run / "verdicts" / f"{plan.op_type}.jsonl"
-        actors = options.run / "actors" / plan.op_type
-        source, read = (verdicts, judged) if verdicts.is_file() else (actors, left)
-        made[plan.op_type], lines = read(source, plan, options.kernel)
+        verdicts = sorted((options.run / "verdicts").glob(f"{plan.op_type}.*jsonl"))
+        made[plan.op_type], lines = judged(verdicts, plan, options.kernel)
         reasons += lines
     sys.stdout.write(table(made, options.kernel))
     if options.reasons:

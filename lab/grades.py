@@ -11,18 +11,18 @@ from pathlib import Path
 import torch
 
 from mutation.mutants import Mutant, mutants
-from traceproof.actors import registry as actors
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
-from traceproof.execution.case import Subject, solved
-from traceproof.execution.source import CallError, Source, loaded, strangers
 from traceproof.judge.output import Expected, judge_output
 from traceproof.ops.base import TORCH_DTYPES, Tensors
 from traceproof.ops.generic import GenericOp
 from traceproof.reasons import Verdict
+from traceproof.run.case import Subject, solved
+from traceproof.run.implementation import Implementation
+from traceproof.run.shadow import FLOAT64, OTHER_ORDER
+from traceproof.run.source import CallError, Source, loaded, strangers
+from traceproof.sandbox import Limits, Pool
 from traceproof.stacks import MAIN, truths_of
-from traceproof.untrusted import FLOAT64, OTHER_ORDER
-from traceproof.worker import Limits, Pool
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--dataset", type=Path, required=True)
@@ -73,9 +73,9 @@ def seen(source: Source, subjects: list[Subject], kernels: list[Tensors]) -> set
 def kernels_of(definition: Definition, subjects: list[Subject]) -> list[Tensors]:
     """What a ground truth that runs here gives for each case; nothing where there is none."""
     for name in truths_of(MAIN):
-        actor = actors.get(name)
-        if actor.unavailable(definition, subjects[0].op) is None:
-            return [dict(actor.run(definition, one.op, dict(one.inputs))) for one in subjects]
+        truth = Implementation(name)
+        if truth.unavailable(definition) is None:
+            return [dict(truth.run(definition, dict(one.inputs))) for one in subjects]
     return [{} for _ in subjects]
 
 

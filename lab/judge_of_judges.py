@@ -29,15 +29,15 @@ from calibration.sampling import NAME as SAMPLING
 from calibration.sampling import drawn
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
-from traceproof.execution.bits import same_bits
-from traceproof.execution.case import Subject, solved
 from traceproof.judge.output import judge_output
 from traceproof.ops import registry
 from traceproof.ops.answers import Answer, answers_of
 from traceproof.ops.base import Tensors
 from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.reasons import Verdict
-from traceproof.worker import GIB
+from traceproof.run.bits import same_bits
+from traceproof.run.case import Subject, solved
+from traceproof.sandbox import GIB
 
 SIZES = ("small",)
 SAMPLER_SIZES = ("small", "medium")  # small cases of samplers have too few draws for numbers

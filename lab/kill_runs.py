@@ -3,8 +3,8 @@
     python lab/kill_runs.py --work DIR --kills 200 --damages 100
 
 A new copy of this repository verifies definitions of tests/dataset. A round of kills removes what was finished,
-starts a run, and kills several of its processes, one after the other: the command, Snakemake, a job, a host of
-shared interpreters, an interpreter, a worker. A run that has ended is started again before the next kill, and at
+starts a run, and kills several of its processes, one after the other: the command, Snakemake, a job, an
+interpreter, a worker. A run that has ended is started again before the next kill, and at
 last the command runs until it ends by itself. A damage flips a byte of a finished file, cuts it, or empties it.
 Exit code 1: verdicts differ, or a process, a lock or a scratch folder is left.
 """
@@ -35,11 +35,9 @@ RETRY_SECONDS = 3.0  # one is refused while a killed one is still ending
 LEAVE_SECONDS = 15.0  # that processes of a run may take to end
 # What a process is called by: a word of its command line. The first that fits, so the special ones come first.
 KINDS = {
-    "traceproof.worker.zygote": "interpreter or worker",
-    "traceproof.worker.host": "host",
-    "traceproof.pipeline.job_server": "job or job server",
-    "scripts/": "what waits for a job",
-    "traceproof.pipeline.engine": "Snakemake",
+    "traceproof.sandbox.zygote": "interpreter or worker",
+    "scripts/": "job",
+    "snakemake": "Snakemake",
     "traceproof verify": "command",
 }
 # What a row may differ in from run to run.
@@ -114,7 +112,8 @@ class Copy:
         while (running := of_folder(self.folder)) and time.monotonic() < deadline:
             time.sleep(0.5)
         places = (
-            (self.folder / "results" / "store").glob("scratch-*"),
+            (self.folder / "results").glob("scratch*"),
+            Path("/dev/shm").glob("scratch*"),  # noqa: S108 - memory, as a folder
             # Snakemake's own is empty, and stays where Snakemake is killed.
             (path for path in self.temporary.iterdir() if not path.name.startswith("snakemake")),
             (self.folder / ".snakemake" / "locks").glob("*"),
@@ -188,7 +187,7 @@ def damaged(copy: Copy, draw: random.Random) -> tuple[str, str]:
     """Damage a finished file and run again: what was done to which, and what went wrong."""
     results = copy.folder / "results"
     files = [path for path in results.rglob("*") if path.is_file() and path.stat().st_size]
-    files = [path for path in files if not {".runs", "logs"} & set(path.relative_to(results).parts)]
+    files = [path for path in files if "logs" not in path.relative_to(results).parts]
     folders = sorted({path.relative_to(results).parts[:2] for path in files})
     chosen = draw.choice(folders)
     path = draw.choice(sorted(path for path in files if path.relative_to(results).parts[:2] == chosen))

@@ -30,17 +30,18 @@ from kernels.bug_solutions import solution
 from kernels.bugs_table import ABSENT, ACCEPTED, REFUSED, SAME, Judged, table
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
-from traceproof.execution.caller import CUDA_REFUSES, PRELOAD
-from traceproof.execution.case import Subject
 from traceproof.judge.kernel_properties import DEMANDED
 from traceproof.ops.answers import Answer, answers_of
 from traceproof.ops.cases import Case
 from traceproof.ops.common.generic_bugs import wrong_answers
-from traceproof.pipeline.records import PlannedCase
+from traceproof.run.case import Subject
+from traceproof.run.records import PlannedCase
+from traceproof.run.source import PRELOAD
+from traceproof.sandbox import GIB, Limits, Pool
+from traceproof.sandbox.isolation import CUDA_REFUSES
 from traceproof.solutions.cases import planned
 from traceproof.solutions.records import Settings, objections
 from traceproof.solutions.trial import Evaluation, tried
-from traceproof.worker import GIB, Limits, Pool
 
 AT_ONCE = 5  # answers that a process judges in a row
 

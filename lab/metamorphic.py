@@ -12,9 +12,9 @@ from calibration.page import LAWS, insert
 from laws.score import memory, tables, try_laws
 from mutation.cut import cut, parsed
 from traceproof.dataset.tree import read_tree
-from traceproof.execution.source import strangers
 from traceproof.ops.laws import laws_of
-from traceproof.worker import GIB, Limits
+from traceproof.run.source import strangers
+from traceproof.sandbox import GIB, Limits
 
 
 def main() -> int:

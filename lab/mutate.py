@@ -11,8 +11,8 @@ from pathlib import Path
 from mutation.cut import cut, parsed
 from mutation.score import score
 from traceproof.dataset.tree import read_tree
-from traceproof.execution.source import strangers
-from traceproof.worker import GIB, Limits
+from traceproof.run.source import strangers
+from traceproof.sandbox import GIB, Limits
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from traceproof.checkouts.pin import ORIGINS
-from traceproof.pipeline.records import OpTypePlan
+from traceproof.run.records import INDEX, OpTypePlan
 from traceproof.stacks import MAIN, PACKAGES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,16 +78,11 @@ def verify(folder: Path, dataset: tuple[str, str], stack: str, source: tuple[str
 
 def digests(results: Path) -> Digests:
     """Digests by kind and name."""
-    found: dict[str, dict[str, str]] = {"definitions": {}, "cases": {}, "keys": {}, "outputs": {}, "verdicts": {}}
-    for path in (results / "cases").glob("*.json"):
+    found: dict[str, dict[str, str]] = {"definitions": {}, "cases": {}, "verdicts": {}}
+    for path in (path for path in (results / "cases").glob("*.json") if path.name != INDEX):
         for name, entry in OpTypePlan.read(path).definitions.items():
             found["definitions"][name] = entry.digest
             found["cases"] |= {f"{name} {case.id}": case.digest for case in entry.cases}
-    for path in (results / "actors").glob("*/*.json"):
-        for name, cases in json.loads(path.read_text(encoding="utf-8"))["cases"].items():
-            found["keys"] |= {f"{path.stem} {name} {case}": str(one["key"]) for case, one in cases.items()}
-    for path in (results / "store" / "outputs").glob("*/*.safetensors"):
-        found["outputs"][path.stem] = hashlib.sha256(path.read_bytes()).hexdigest()
     for path in (results / "verdicts").glob("*.jsonl"):
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         kept = [{key: value for key, value in row.items() if key not in TIMES} for row in rows]

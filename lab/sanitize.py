@@ -49,10 +49,10 @@ def call_all(candidate: Candidate, definition: Definition) -> int:
     """What the watched process does: one call per small, edge or adversarial case; gives how many."""
     import torch
 
-    from traceproof.execution import unpacked
-    from traceproof.execution.inputs import make_inputs
     from traceproof.ops import registry
     from traceproof.ops.base import TORCH_DTYPES
+    from traceproof.run import unpacked
+    from traceproof.run.inputs import make_inputs
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     op, _ = registry.for_definition(definition)

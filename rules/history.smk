@@ -10,7 +10,7 @@ rule history:
     threads: 64  # or as many as `--cores` says, if that is less
     params:
         config=FLOW.config.model_dump_json(),
-        dataset=FLOW.dataset,
+        dataset=[FLOW.dataset],
     shell:
-        "{DRIVER:q} scripts/history.py --config {params.config:q} --dataset {params.dataset:q} --jobs {threads:q}"
+        "python scripts/history.py --config {params.config:q} --dataset {params.dataset:q} --jobs {threads:q}"
         " --out {output:q} --log {log:q}"

@@ -1,3 +1,19 @@
+# `update`: another run may read it, so it stays where it is until it is replaced in one rename.
+rule dataset:
+    """Fetch the configured dataset, whole or not at all; what is there is never fetched again."""
+    output:
+        update(f"{FLOW.results}/dataset/{{slug}}/.fetched.json"),
+    log:
+        f"{FLOW.results}/logs/dataset-{{slug}}.log",
+    localrule: True
+    params:
+        source=FLOW.dataset_source,
+    message:
+        "fetching the dataset"
+    shell:
+        "python scripts/dataset.py --source {params.source:q} --stamp {output:q} --log {log:q}"
+
+
 rule clone:
     """Bring the sources to a folder, each at the commit or version that sources.lock names; the dataset among them."""
     input:
@@ -9,10 +25,42 @@ rule clone:
         f"{FLOW.results}/logs/clone.log",
     localrule: True
     params:
-        dataset=FLOW.source,
-        origin=FLOW.dataset_source,
+        options=FLOW.clone_options,
     message:
         "cloning the sources"
     shell:
-        "{DRIVER:q} scripts/clone.py --lock {input.lock:q} --dataset {params.dataset:q} --origin {params.origin:q}"
-        " --config {output:q} --log {log:q}"
+        "python scripts/clone.py --lock {input.lock:q} {params.options:q} --out {output:q} --log {log:q}"
+
+
+rule sources:
+    """Bring the sources that stacks take from sources.lock to sources/, each as it is pinned there."""
+    output:
+        update(FLOW.sources.cloned),
+    log:
+        f"{FLOW.results}/logs/sources.log",
+    localrule: True
+    params:
+        pins=FLOW.sources.pins,
+    shell:
+        "python scripts/clone.py --pins {params.pins:q} --out {output:q} --log {log:q}"
+
+
+rule extract:
+    """Read the configured models; what they need and the dataset lacks stands beside a copy of it."""
+    input:
+        fetched=FLOW.source_fetched,
+        configs=FLOW.model_files,
+        reader=FLOW.environment(READER),
+        main=FLOW.environment(MAIN),
+    output:
+        update(f"{FLOW.results}/extract/dataset/.fetched.json"),
+    log:
+        f"{FLOW.results}/logs/extract.log",
+    resources:
+        mem_mb=2000,
+    params:
+        options=FLOW.extract_options,
+        state=FLOW.source_state,
+        code=FLOW.extract_code,
+    shell:
+        "python scripts/extract.py {params.options:q} --stamp {output:q} --log {log:q}"

@@ -66,6 +66,14 @@ def run(command: list[str]) -> NoReturn:
     os.execve(command[0], command, {**os.environ, "PATH": path})  # noqa: S606 - no shell is wanted
 
 
+def help_asked(text: str | None) -> bool:
+    """Print `text` where the command line asks for help; nothing is set up for it."""
+    asked = bool({"-h", "--help"} & set(sys.argv[1:]))
+    if asked:
+        sys.stdout.write(f"usage: python3 {sys.argv[0]} [arguments]\n\n{text}")
+    return asked
+
+
 def _pip(*arguments: str) -> None:
     command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "-qq", *arguments]
     subprocess.run(command, cwd=ROOT, check=True)

@@ -1,8 +1,7 @@
-"""Rule `clone`: bring the sources to a folder, and record where the dataset lies, which its own rule fetches."""
-
-from __future__ import annotations
+"""Rules `clone` and `sources`: bring what sources.lock pins to sources/; nothing is resolved anew."""
 
 import argparse
+import json
 from pathlib import Path
 
 from traceproof.checkouts.lock import read_lock
@@ -11,22 +10,31 @@ from traceproof.checkouts.pin import DATASET
 from traceproof.cli.clone_repos import clone_repos
 from traceproof.dataset.fetch import scan_digest
 from traceproof.dataset.source import Dataset
-from traceproof.pipeline import entry
+from traceproof.files import write_json
+from traceproof.run import entry
+from traceproof.run.sources import FOLDER, scan
 from traceproof.sources.clone import write_records
 
 PARSER = argparse.ArgumentParser(description=__doc__)
-PARSER.add_argument("--lock", type=Path, required=True)
-PARSER.add_argument("--dataset", type=Path, required=True, help="the configured dataset's folder")
-PARSER.add_argument("--origin", type=Dataset.model_validate_json, required=True, help="where it comes from, JSON")
-PARSER.add_argument("--config", type=Path, required=True, help="<target_dir>/repos_config.json")
+PARSER.add_argument("--lock", type=Path, help="clone all that is pinned there")
+PARSER.add_argument("--dataset", type=Path, help="the configured dataset's folder, which is recorded beside it")
+PARSER.add_argument("--origin", type=Dataset.model_validate_json, help="where it comes from, JSON")
+PARSER.add_argument("--pins", type=json.loads, help="JSON, pins by source: clone these alone")
+PARSER.add_argument("--out", type=Path, required=True)
 PARSER.add_argument("--log", type=Path, required=True)
 
 
 def main() -> None:
-    """Clone what is locked; nothing is resolved anew."""
-    folder = options.config.parent
-    write_records(folder, {DATASET: record_of(options.origin, options.dataset)})
-    clone_repos(sorted(read_lock(options.lock).keys() - {DATASET}), target_dir=folder, lock=options.lock)
+    """Clone, and write a record."""
+    if options.lock is not None:
+        write_records(options.out.parent, {DATASET: record_of(options.origin, options.dataset)})
+        pinned = sorted(read_lock(options.lock).keys() - {DATASET})
+        clone_repos(pinned, target_dir=options.out.parent, lock=options.lock)
+        return
+    names = sorted(options.pins)
+    if names:
+        clone_repos(names, target_dir=FOLDER)
+    write_json(options.out, {"pins": options.pins, "scans": {name: scan(FOLDER / name) for name in names}})
 
 
 def record_of(origin: Dataset, folder: Path) -> dict[str, str | None]:

@@ -1,13 +1,11 @@
 """Rule `dataset`: fetch the configured dataset."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
 from traceproof.dataset.fetch import fetch, mark
 from traceproof.dataset.source import Dataset
-from traceproof.pipeline import entry
+from traceproof.run import entry
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--source", type=Dataset.model_validate_json, required=True, help="JSON, as in config.yaml")
@@ -22,4 +20,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     options = PARSER.parse_args()
-    entry.run(main, log=options.log, shared=options.stamp)
+    entry.run(main, log=options.log)

@@ -1,7 +1,5 @@
 """Rule `extract`: the configured dataset and the definitions of the configured models, in one folder."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys
@@ -10,17 +8,15 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from traceproof.config.schema import ModelChoice
-from traceproof.dataset.fetch import FETCHED
 from traceproof.extract import stage
 from traceproof.extract.pipeline import Settings
 from traceproof.extract.reading import Environment
-from traceproof.pipeline import entry
+from traceproof.run import entry
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--models", required=True, help="JSON, as in config.yaml")
 PARSER.add_argument("--dataset", type=Path, required=True, help="the configured dataset's folder")
-PARSER.add_argument("--out", type=Path, required=True)
-PARSER.add_argument("--report", type=Path, required=True, help="folder of sharing.md, recall.md and report.json")
+PARSER.add_argument("--stamp", type=Path, required=True, help="<results>/extract/dataset/.fetched.json")
 PARSER.add_argument("--extract-python", required=True)
 PARSER.add_argument("--torch-python", required=True)
 PARSER.add_argument("--log", type=Path, required=True)
@@ -43,9 +39,10 @@ def main() -> None:
         environment=Environment(interpreter(options.extract_python)),
         torch_python=interpreter(options.torch_python),
     )
-    stage.run(choices, settings, dataset=options.dataset, out=options.out, report=options.report, say=say)
+    out = options.stamp.parent
+    stage.run(choices, settings, dataset=options.dataset, out=out, report=out.parent, say=say)
 
 
 if __name__ == "__main__":
     options = PARSER.parse_args()
-    entry.run(main, log=options.log, shared=options.out / FETCHED)
+    entry.run(main, log=options.log)

@@ -11,7 +11,7 @@ from traceproof.history.catalogue import chosen
 from traceproof.history.releases import RELEASES, Releases
 from traceproof.history.replay import Replays, write_report
 from traceproof.history.table import summed
-from traceproof.pipeline import entry
+from traceproof.run import entry
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--config", type=Config.model_validate_json, required=True, help="JSON, as in config.yaml")

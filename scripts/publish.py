@@ -1,22 +1,28 @@
 """Rule `publish`: the dry run of everything that is verified. It can not push: it has no code for it."""
 
-from __future__ import annotations
-
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from traceproof.pipeline import entry
-from traceproof.publish.prepare import NothingVerifiedError, Source, pinned, prepare, show, source_commit
-from traceproof.store import write_json
+from traceproof.dataset.source import Dataset
+from traceproof.files import write_json
+from traceproof.publish.prepare import (
+    NothingVerifiedError,
+    Source,
+    origin_of,
+    pinned,
+    prepare,
+    show,
+    source_commit,
+)
+from traceproof.run import entry
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--dataset", type=Path, required=True)
 PARSER.add_argument("--base", type=Path, required=True, help="the dataset as it is published")
-PARSER.add_argument("--origin", required=True, help="where the dataset comes from, as JSON")
+PARSER.add_argument("--origin", type=Dataset.model_validate_json, required=True, help="where it comes from, JSON")
 PARSER.add_argument("--run", type=Path, required=True, help="the run's folder")
-PARSER.add_argument("--store", type=Path, required=True)
+PARSER.add_argument("--results", type=Path, required=True)
 PARSER.add_argument("--python", required=True, help="interpreter of the torch stack")
 PARSER.add_argument("--list", type=Path, required=True, help="file that says what was written")
 PARSER.add_argument("--log", type=Path, required=True)
@@ -25,16 +31,15 @@ PARSER.add_argument("--log", type=Path, required=True)
 def main() -> None:
     """Write the bundles."""
     root = Path.cwd()
-    origin = {key: str(value) for key, value in json.loads(options.origin).items()}
     python = Path(options.python)
     source = Source(
         root=root,
         dataset=options.dataset,
         base=options.base,
         run=options.run,
-        store=options.store,
+        results=options.results,
         python=str(python if python.is_absolute() else root / python),
-        provenance={"dataset": json.dumps(origin), "traceproof": source_commit(root), **pinned(root)},
+        provenance={"dataset": origin_of(options.origin), "traceproof": source_commit(root), **pinned(root)},
     )
     folder = options.list.parent
     try:

@@ -1,14 +1,12 @@
 """Rules `test_file` and `test_support`: write the reference tests of an op_type, or what they need beside them."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
 from pathlib import Path
 
-from traceproof.pipeline import entry
-from traceproof.pipeline.records import OpTypePlan
+from traceproof.run import entry
+from traceproof.run.records import OpTypePlan
 from traceproof.testgen.generate import GenerateOptions, generate_file, write_support
 from traceproof.testgen.known import Divergences
 

@@ -1,14 +1,12 @@
 """Rule `test_report`: one row per generated test, known failures marked."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path
 
-from traceproof.pipeline import entry
-from traceproof.pipeline.known import read_known
-from traceproof.store import write_json
+from traceproof.files import write_json
+from traceproof.run import entry
+from traceproof.run.known import read_known
 from traceproof.testgen.outcomes import read_rows
 from traceproof.testgen.summary import judged
 

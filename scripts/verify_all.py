@@ -1,6 +1,7 @@
 """Set up, then verify the configured dataset: `snakemake verify_all` with all cores, and the table at the end.
 
-Further arguments go to Snakemake, for example `--cores 8`, `--dry-run` or `--config seed=1`.
+Arguments go to Snakemake, for example `--cores 8`, `--dry-run` or `--config seed=1`; once it is set up,
+`.venv/bin/snakemake --help` lists its own, and `.venv/bin/traceproof verify --help` what a run can be told.
 Exit code: 0 fine, 1 findings, 2 bad use or input (or the run could not finish), 130 interrupted.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from _setup import ensure, run
+from _setup import ensure, help_asked, run
 
-if __name__ == "__main__":
+if __name__ == "__main__" and not help_asked(__doc__):
     run([str(ensure()), "-m", "traceproof", "verify", "--", *sys.argv[1:]])

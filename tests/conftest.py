@@ -10,13 +10,13 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from traceproof.worker import Pool
+from traceproof.sandbox import Pool
 
 # The files that take longest: several processes take a file at a time, and none is left with one of these at last.
 LONGEST = (
     *("chain", "pipeline", "exploits", "interrupts", "bumps_pipeline", "repeat", "history", "publish_hub"),
     *("testgen_runs", "audit", "ops_sampling", "solutions", "imports", "stages", "scorecard", "doctor"),
-    *("sources_faults", "bumps_bisect", "shadow_judged", "metamorphic", "border", "worker_shared", "job_server"),
+    *("sources_faults", "bumps_bisect", "shadow_judged", "metamorphic", "border"),
     *("publish_answers", "extract_definitions", "nox", "judge_sampling", "ops_attention", "calibrate"),
     *("hostile", "wheels", "ops_moe"),
 )

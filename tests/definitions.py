@@ -26,6 +26,7 @@ def rmsnorm(name: str, reference: str = GOOD, **changes: Any) -> dict[str, Any]:
     """An rmsnorm definition over 32 columns."""
     definition: dict[str, Any] = {
         "name": name,
+        "description": "Root mean square norm, epsilon 1e-6.",
         "op_type": "rmsnorm",
         "tags": ["status:unverified"],
         "axes": {"batch_size": {"type": "var"}, "hidden_size": {"type": "const", "value": HIDDEN}},

@@ -11,12 +11,12 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, fingerprint
-from traceproof.execution.case import Subject
 from traceproof.judge.output import Ruling
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.reasons import Verdict
+from traceproof.run.case import Subject
 
 torch.set_num_threads(1)  # the tensors are small and the machine is shared
 ROOT = Path(__file__).parent / "dataset" / "definitions"

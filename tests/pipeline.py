@@ -1,53 +1,56 @@
-"""Running the stages in process, as the rules do."""
+"""Planning and verifying in this process, as the rules do, with workers for references that all tests share."""
 
 from __future__ import annotations
 
+import copy
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from traceproof.execution.source import strangers
-from traceproof.pipeline.known import Known
-from traceproof.pipeline.rows import VerdictRow
-from traceproof.pipeline.stages.actor import run
-from traceproof.pipeline.stages.job import Job
-from traceproof.pipeline.stages.judge import judge
-from traceproof.pipeline.stages.judge_settings import JudgeSettings
-from traceproof.pipeline.stages.manifest import Manifest
-from traceproof.pipeline.stages.plan import plan
-from traceproof.pipeline.stages.plan_inits import Inits
-from traceproof.pipeline.stages.plan_selection import Selection
-from traceproof.pipeline.stages.report import summarise as summary_of
-from traceproof.pipeline.stages.stack_workers import StackWorkers
-from traceproof.worker import Isolation, Limits, Pool, shared
+from traceproof.run.engine import Engine, Settings
+from traceproof.run.job import Computes, Job, Progress
+from traceproof.run.known import Known
+from traceproof.run.plan import plan
+from traceproof.run.plan_inits import Inits
+from traceproof.run.plan_selection import Selection
+from traceproof.run.records import OpTypePlan
+from traceproof.run.report import summarise as summary_of
+from traceproof.run.rows import VerdictRow
+from traceproof.run.source import strangers
+from traceproof.sandbox import Limits, Pool
+from traceproof.stacks import MAIN
 
-STACK = {"digest": "0" * 32, "versions": {"torch": "any"}, "device": "cpu"}
+STACK = {"digest": "0" * 32, "versions": {"torch": "any"}, "device": "cpu", "device_type": "cpu", "stack": MAIN}
 Rows = list[dict[str, Any]]
 
 
-@contextmanager
-def sharing() -> Iterator[None]:
-    """Jobs started meanwhile share interpreters, as a run's do; programs started later know nothing of it."""
-    before = os.environ.get(shared.RUN)
-    shared.announce()
-    try:
-        yield
-    finally:
-        os.environ.pop(shared.RUN)
-        if before is not None:
-            os.environ[shared.RUN] = before
+@cache
+def _interpreter() -> Pool:
+    """Workers for untrusted code, of an interpreter that lasts as long as this process."""
+    return strangers()
 
 
-def borrowed(*, gpu: bool = False, **options: Any) -> Pool:  # noqa: ANN401 - what `strangers` takes
-    """Workers for strangers' code; without a GPU, of an interpreter that lasts as long as this process."""
-    with sharing():
-        found = strangers(gpu=gpu, shared=not gpu, **options)
-        found.start(Isolation.UNTRUSTED)
+def borrowed(*, gpu: bool = False, environment: Mapping[str, str] | None = None, **options: Any) -> Pool:  # noqa: ANN401
+    """The same workers, with other `options` of `strangers`; others where they need another interpreter."""
+    own = strangers(gpu=gpu, environment=environment, **options)
+    if gpu or environment:
+        return own
+    found = copy.copy(_interpreter())
+    found.conceal, found.weak, found._conceal = own.conceal, own.weak, own._conceal
+    found.close = lambda: None  # type: ignore[method-assign] # others go on
     return found
+
+
+@contextmanager
+def engine_of(settings: Settings) -> Iterator[Engine]:
+    """An engine whose references run in shared workers."""
+    with Engine(settings) as engine:
+        engine.untrusted = borrowed(conceal=settings.conceal, weak=settings.weak)
+        yield engine
 
 
 class Run:
@@ -60,37 +63,54 @@ class Run:
         self.limits = limits
         self.weak = False
         self.inits: Inits | None = None
+        self.tolerance: float | None = None
 
-    def verify(self, *actors: str, code: str = "0") -> dict[str, Rows]:
-        """Plan, run reference, oracle and the actors named, judge; verdict rows by definition."""
+    def verify(self, *truths: str, code: str = "0", cache: Path | None = None) -> dict[str, Rows]:
+        """Plan, run the references and the ground truths named, judge; verdict rows by definition."""
         rows: dict[str, Rows] = defaultdict(list)
-        with sharing():
-            for cases in plan(self.dataset, self.out / "cases", self.selection, self.inits):
-                for name in ("reference", "oracle", *actors):
-                    self._actor(cases, name)
-                for row in self.judge(cases.stem, "reference", "oracle", *actors, code=code):
-                    rows[row["definition"]].append(row)
+        for op_type in plan(self.dataset, self.out / "cases", self.selection, self.inits).op_types:
+            planned = OpTypePlan.read(self.out / "cases" / f"{op_type}.json")
+            verdicts = self.out / "verdicts" / f"{op_type}.jsonl"
+            self.job(planned, ("reference", *truths), code=code, cache=cache).verify(verdicts)
+            for line in verdicts.read_text(encoding="utf-8").splitlines():
+                row = json.loads(line)
+                rows[row["definition"]].append(row)
         return rows
 
-    def judge(self, op_type: str, *actors: str, code: str = "0") -> Rows:
-        """Judge what the actors left; the op_type's verdict rows."""
-        cases = self.out / "cases" / f"{op_type}.json"
-        manifests = [self.out / "actors" / op_type / f"{actor}.json" for actor in actors]
-        verdicts = self.out / "verdicts" / f"{op_type}.jsonl"
-        with StackWorkers().pool() as pool:
-            settings = JudgeSettings(store=self.out / "store", code=code, tolerance=None)
-            judge(cases, manifests, verdicts, settings, pool)
-        return [json.loads(line) for line in verdicts.read_text(encoding="utf-8").splitlines()]
+    def job(
+        self, planned: OpTypePlan, implementations: Sequence[str], *, code: str = "0", cache: Path | None = None
+    ) -> Job:
+        """The job of an op_type."""
 
-    def _actor(self, cases: Path, name: str) -> Path:
-        path = self.out / "actors" / cases.stem / f"{name}.json"
-        job = Job(actor=name, code="0", stack=STACK, threads=1, limits=self.limits, weak_isolation=self.weak)
-        run(cases, path, self.out / "store", job)
-        return path
+        @contextmanager
+        def engine(progress: Progress) -> Iterator[Computes]:
+            settings = Settings(
+                limits=self.limits,
+                dataset=self.dataset,
+                conceal=[self.out, self.dataset],
+                code=code,
+                tolerance=self.tolerance,
+                weak=self.weak,
+                progress=progress,
+            )
+            with engine_of(settings) as made:
+                yield made
 
-    def manifest(self, op_type: str, actor: str) -> Manifest:
-        """What an actor's last job left."""
-        return Manifest.read(self.out / "actors" / op_type / f"{actor}.json")
+        return Job(
+            plan=planned,
+            implementations=implementations,
+            code=code,
+            records={MAIN: STACK},
+            engine=engine,
+            cache=cache,
+            tolerance=self.tolerance,
+            weak=self.weak,
+        )
+
+
+def plans(dataset: Path, folder: Path, selection: Selection) -> list[Path]:
+    """The plans of a dataset, in a folder."""
+    return [folder / f"{op_type}.json" for op_type in plan(dataset, folder, selection).op_types]
 
 
 def typed(rows: Iterable[Mapping[str, Any]]) -> list[VerdictRow]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -71,8 +70,8 @@ def row(name: str, digest: str, case: str, actor: str, /, **changes: Any) -> dic
 
 def finished(folder: Path, root: Path, rows: list[dict[str, Any]]) -> Source:
     """A run's folder with these verdicts, and cases planned for the dataset's definitions."""
-    from traceproof.pipeline.stages.plan import plan
-    from traceproof.pipeline.stages.plan_selection import Selection
+    from traceproof.run.plan import plan
+    from traceproof.run.plan_selection import Selection
 
     plan(root, folder / "cases", Selection(sizes=("small",)))
     (folder / "verdicts").mkdir()
@@ -82,7 +81,7 @@ def finished(folder: Path, root: Path, rows: list[dict[str, Any]]) -> Source:
         root=ROOT,
         dataset=root,
         run=folder,
-        store=folder / "store",
+        results=folder,
         python=sys.executable,
         provenance={"dataset": "made for tests"},
         tests=False,
@@ -90,14 +89,16 @@ def finished(folder: Path, root: Path, rows: list[dict[str, Any]]) -> Source:
 
 
 def bundles(source: Source, *names: str) -> list[Prepared]:
-    """The bundles of some definitions, their parts made by the script in this process, which has torch."""
+    """The bundles of some definitions, their parts made in this process, which has torch."""
     import pytest  # not in a process that pushes
+
+    from traceproof.publish import parts  # imports torch
 
     def here(command: Sequence[str], *, environment: object) -> subprocess.CompletedProcess[str]:
         assert environment
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", list(command[2:]))
-            runpy.run_path(command[2], run_name="__main__")
+            patch.setattr(sys, "argv", list(command[3:]))
+            parts.main()
         return subprocess.CompletedProcess(command, 0, "", "")
 
     with pytest.MonkeyPatch.context() as patch:

@@ -7,16 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from ruamel.yaml import YAML
-
-from traceproof.owner import Owner
-from traceproof.worker.shared import COMMANDED, RUN
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("Snakefile", "config.yaml", "rules", "scripts", "envs", "profiles", "src", "sources.lock", "noxfile.py")
@@ -39,7 +34,7 @@ class Ran:
 
     @property
     def jobs(self) -> list[str]:
-        """The jobs that were run or, in a dry run, would be, e.g. `actor rmsnorm reference`."""
+        """The jobs that were run or, in a dry run, would be, e.g. `verify rmsnorm`."""
         finished = [line.rpartition(" s  ")[2] for line in self.out.splitlines() if line.startswith("[")]
         planned = [line[10:].partition(":")[0] for line in self.out.splitlines() if line.startswith("would run ")]
         return finished + planned
@@ -52,30 +47,10 @@ class Repository:
     Attributes:
         root: its folder.
         executors: whether its Snakemake finds the plugins of clusters; importing one takes up to half a second.
-        owner: the process whose run its commands are part of, see `one_run`.
     """
 
     root: Path
     executors: bool = False
-    owner: subprocess.Popen[bytes] | None = None
-
-    @contextmanager
-    def one_run(self) -> Iterator[Self]:
-        """Its commands meanwhile share interpreters, as the jobs of one command do; edited code gets new ones."""
-        self._begin()
-        try:
-            yield self
-        finally:
-            self._end()
-
-    def _begin(self) -> None:
-        self.owner = subprocess.Popen(["sleep", "infinity"])
-
-    def _end(self) -> None:
-        assert self.owner is not None
-        self.owner.kill()
-        self.owner.wait()
-        self.owner = None
 
     @classmethod
     def copy(cls, root: Path, **config: Any) -> Repository:  # noqa: ANN401 - values of config.yaml
@@ -102,8 +77,6 @@ class Repository:
         """The environment of its commands."""
         path = [self.root / "src"] if self.executors else [self.root / "src", self.root / HIDING]
         found = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "OMP_NUM_THREADS": "1"}
-        if self.owner is not None:
-            found |= dict.fromkeys((RUN, COMMANDED), Owner.of(self.owner.pid).text)
         found["PYTHONDONTWRITEBYTECODE"] = ""  # a copy runs often: compiled modules are a tenth of a run
         return found
 
@@ -135,9 +108,6 @@ class Repository:
 
     def edit(self, path: str, old: str, new: str) -> None:
         """Replace text that must be there."""
-        if self.owner is not None and path.startswith("src/"):
-            self._end()
-            self._begin()
         file = self.root / path
         text = file.read_text()
         assert old in text, f"{path} does not hold {old!r}"

@@ -15,7 +15,7 @@ from publish_support import finished, row
 
 from traceproof.bumps.history import Scope, keep
 from traceproof.dataset.tree import read_tree
-from traceproof.pipeline.stages.report import report
+from traceproof.run.report import report
 from traceproof.site.finished import Finished
 
 HOSTILE = '</script><script>hacked=1</script><img src=x onerror="hacked=1"> {{ 7*7 }} \'"&\u2028'
@@ -61,6 +61,7 @@ def hostile(name: str) -> dict[str, Any]:
     definition = rmsnorm(name, GOOD + f"\n# {HOSTILE!r} </code></pre>\n", description=HOSTILE)
     definition["tags"] = ["model:<b>x</b>", "model:tiny", 'stage:"><script>hacked=1</script>']
     definition["inputs"]["weight"]["description"] = HOSTILE
+    definition["inputs"]["hidden_states"]["description"] = "Rows; epsilon 1e-6."
     definition["axes"]["batch_size"]["description"] = HOSTILE
     return definition
 

@@ -11,14 +11,13 @@ from pathlib import Path
 from pipeline import borrowed
 
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.tree import Tree, read_tree
 from traceproof.judge.kernel_properties import DEMANDED
-from traceproof.pipeline.records import PlannedCase
+from traceproof.run.records import PlannedCase
+from traceproof.sandbox import Limits, Pool
 from traceproof.solutions.cases import planned
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import Settings, Trial, objections
 from traceproof.solutions.trial import Evaluation, tried
-from traceproof.worker import Limits, Pool
 
 DATASET = Path(__file__).parent / "dataset"
 LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=2 << 30)
@@ -47,16 +46,11 @@ class SolutionJudge:
     scratch: Path
 
     @cache  # noqa: B019 - lives as long as the module's tests
-    def tree(self) -> Tree:
-        """The dataset."""
-        return read_tree(Path(self.settings.dataset))
-
-    @cache  # noqa: B019 - lives as long as the module's tests
     def planned(self, name: str) -> tuple[Definition, list[PlannedCase]]:
         """A definition and its cases."""
         folder = self.scratch / name
         folder.mkdir()
-        return planned(name, self.settings, folder, self.tree())
+        return planned(name, self.settings, folder)
 
     def trial(self, solution: Candidate, definition: str, *, whole: bool = True) -> Trial:
         """What came of a solution that the policy has not read; if not `whole`, the first bad row ends it."""

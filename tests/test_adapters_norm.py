@@ -7,11 +7,11 @@ import torch
 from definitions import rmsnorm
 from extract_support import drafts_of, named
 
-from traceproof.actors import registry as actors
 from traceproof.dataset.definition import Definition
-from traceproof.execution.inputs import make_inputs
 from traceproof.ops import lookup, registry
 from traceproof.publish.baseline import solution
+from traceproof.run.implementation import Implementation
+from traceproof.run.inputs import make_inputs
 
 FORMS = ("gemma_rmsnorm_h2048", "gemma_fused_add_rmsnorm_h2048")
 CALLED = {
@@ -46,12 +46,12 @@ def test_pytorch_adds_the_offset(name: str) -> None:
     torch.set_num_threads(1)
     wanted = definition(name)
     op, _ = registry.for_definition(wanted)
-    actor = actors.get("torch")
-    assert actor.unavailable(wanted, op) is None
+    torch_norm = Implementation("torch")
+    assert torch_norm.unavailable(wanted) is None
     case = next(iter(op.cases(wanted, sizes=("small",), seed=0)))
     inputs = make_inputs(op, wanted, case, device=torch.device("cpu"))
     expected = op.oracle(wanted, dict(inputs))["output"]
-    given = actor.run(wanted, op, dict(inputs))["output"]
+    given = torch_norm.run(wanted, dict(inputs))["output"]
     assert torch.allclose(given.double(), expected, rtol=2**-7, atol=1e-6)
     assert "1.0" in solution(wanted, "torch", None).sources[0].content
 
@@ -61,8 +61,8 @@ def test_pytorch_gives_the_dtype_that_the_definition_names() -> None:
     described["outputs"]["output"]["dtype"] = "float32"
     wanted = Definition.model_validate(described)
     op, _ = registry.for_definition(wanted)
-    actor = actors.get("torch")
-    assert actor.unavailable(wanted, op) is None
+    torch_norm = Implementation("torch")
+    assert torch_norm.unavailable(wanted) is None
     case = next(iter(op.cases(wanted, sizes=("small",), seed=0)))
     inputs = make_inputs(op, wanted, case, device=torch.device("cpu"))
-    assert actor.run(wanted, op, inputs)["output"].dtype == torch.float32
+    assert torch_norm.run(wanted, inputs)["output"].dtype == torch.float32

@@ -10,14 +10,14 @@ import op_support as support
 import pytest
 import torch
 
-from traceproof.actors import registry as actors
 from traceproof.dataset.definition import Definition
-from traceproof.ops import lookup, registry
+from traceproof.environments.package import op_types
+from traceproof.ops import lookup
 from traceproof.ops.adapter import Adapter
 from traceproof.ops.base import Values
-from traceproof.ops.common.rotary import Pairing, pairing
-from traceproof.pipeline.adapters import compiles, op_types
 from traceproof.reasons import Skip
+from traceproof.run.implementation import Implementation
+from traceproof.run.implementations import environment_of
 from traceproof.stacks.sglang.boot import KERNELS, stand_in_for_kernels
 
 Api = dict[str, Callable[..., Any]]
@@ -138,7 +138,7 @@ def test_the_rotary_kernel_is_called_as_it_wants_to_be(definition: Definition) -
 
 
 def test_both_pairings_of_channels_are_tried() -> None:
-    assert {pairing(one) for one in support.definitions("rope")} == set(Pairing)
+    assert {one.constants.get("pairing") for one in support.definitions("rope")} == {"halves", "interleaved"}
 
 
 @pytest.fixture
@@ -163,18 +163,13 @@ def test_a_stand_in_is_not_taken_for_the_package() -> None:
 @pytest.mark.parametrize("op_type", ["rmsnorm", "rope"])
 def test_the_native_forms_are_a_ground_truth_of_their_own_without_a_gpu(op_type: str) -> None:
     definition = support.definitions(op_type)[0]
-    op, _ = registry.for_definition(definition)
-    reasons = {name: actors.get(name).unavailable(definition, op) for name in ("sglang", "sglang_native")}
+    reasons = {name: Implementation(name).unavailable(definition) for name in ("sglang", "sglang_native")}
     assert {name: found.reason for name, found in reasons.items() if found is not None} == {
         "sglang": Skip.NO_CUDA,
         "sglang_native": Skip.PACKAGE_ABSENT,  # SGLang is not installed where the tests run
     }
-    assert actors.ACTORS["sglang_native"].stack == "sglang"
+    assert environment_of("sglang_native") == "sglang"
 
 
 def test_a_stack_reaches_what_any_of_its_ground_truths_calls() -> None:
     assert set(op_types("sglang")) >= {"rmsnorm", "rope", "moe", "gdn", "mamba_ssu"}
-    assert compiles("sglang", "rmsnorm")
-    assert not compiles("sglang", "rope")
-    assert compiles("flashinfer", "mla_ragged")  # its adapters are those of gqa_ragged
-    assert not compiles("sglang_native", "rmsnorm")

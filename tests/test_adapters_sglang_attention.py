@@ -12,13 +12,13 @@ import planted_attention as planted
 import pytest
 import torch
 
-from traceproof.actors import registry as actors
 from traceproof.dataset.definition import Definition
-from traceproof.ops import lookup, registry
+from traceproof.ops import lookup
 from traceproof.ops.adapter import Adapter
 from traceproof.ops.base import Values
 from traceproof.ops.common.ground_truths.sglang import SPLITS
 from traceproof.reasons import Skip
+from traceproof.run.implementation import Implementation
 
 MIN_BLOCK = 32  # the decode kernel cuts rows at multiples of it
 FORMS = [name for name in planted.FORMS if name != "dsa_sparse"]
@@ -204,8 +204,7 @@ def test_a_dtype_that_the_kernel_would_round_is_a_typed_skip() -> None:
     for name in "qkv":
         described["inputs"][name]["dtype"] = "float32"
     definition = Definition.model_validate(described)
-    op, _ = registry.for_definition(definition)
-    found = actors.get("sglang").unavailable(definition, op)
+    found = Implementation("sglang").unavailable(definition)
     assert found is not None
     assert found.reason is Skip.DTYPE_UNSUPPORTED
     assert "float32" in found.message

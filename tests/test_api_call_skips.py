@@ -9,10 +9,10 @@ import pytest
 import torch
 from test_api_call import PARAMETERS, SAMPLE, STACK, WANTED, called, definition
 
-from traceproof.actors import registry as actors
 from traceproof.ops import lookup
 from traceproof.ops.api_call import api_adapter, asks_for_another, binding, refused
 from traceproof.reasons import Skip, UnavailableError
+from traceproof.run import implementations as actors
 
 
 def test_a_size_is_told_by_its_words_and_what_may_be_nothing_is_nothing_where_no_input_says() -> None:

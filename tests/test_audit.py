@@ -17,7 +17,7 @@ from traceproof.audit.findings import as_sarif, as_text
 from traceproof.audit.run import CODES, Settings, audit
 from traceproof.cli.audit_tests import _closing
 from traceproof.errors import TraceproofError
-from traceproof.worker import Pool
+from traceproof.sandbox import Pool
 
 pytestmark = pytest.mark.slow
 RIGHT = """

@@ -1,29 +1,15 @@
-"""What a worker answers or the store holds ends as a typed value or as one error, and damage is never believed."""
+"""What a worker answers or leaves ends as a typed value or as one error."""
 
 from __future__ import annotations
 
-import json
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
-from traceproof.errors import TraceproofError
-from traceproof.pipeline.run_record import RunRecord
-from traceproof.pipeline.stages.manifest import Manifest
-from traceproof.store import Store
-from traceproof.untrusted.border import (
-    Answer,
-    BorderError,
-    answer_of,
-    plain_text,
-    read_json,
-    read_regular,
-    remove_tree,
-)
+from traceproof.reading import BorderError, read_json, read_regular, remove_tree
+from traceproof.run.transfer import Answer, answer_of
+from traceproof.text import plain_text
 
 RIGHT: dict[str, Any] = {
     "outputs": [{"index": 0, "name": None, "dtype": "bfloat16", "shape": [2, 32]}],
@@ -34,7 +20,6 @@ ODD: list[Any] = [
     None, True, -1, 0, 1.5, float("nan"), float("inf"), 10**400, "", "x" * 300, "\ud800", "__metadata__", [], {},
     [[]], [{}], {"": None}, [None] * 70, "../../x", "bfloat16\n",
 ]  # fmt: skip
-KEY = "cd" * 16
 
 
 def mutations(value: Any) -> list[Any]:  # noqa: ANN401 - any JSON value
@@ -74,69 +59,6 @@ def test_text_is_what_a_file_can_hold(text: str) -> None:
     kept = plain_text(text)
     kept.encode("utf-8")
     assert len(kept) <= 8 * 8000
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    found = Store(tmp_path / "store", "outputs")
-    save_file({"output": torch.arange(64, dtype=torch.float32)}, tmp_path / "made")
-    found.finish(KEY, {"key": KEY, "status": "ok", "inputs": "0" * 32}, tmp_path / "made")
-    return found
-
-
-@pytest.mark.parametrize("seed", range(100))
-def test_damage_to_a_finished_object_is_never_believed(store: Store, seed: int) -> None:
-    """A byte flipped, a file cut, grown, emptied or taken away, in the record or in the tensors."""
-    draw = random.Random(seed)  # noqa: S311 - which damage
-    before = store.record(KEY)
-    assert before is not None
-    path = draw.choice([store.record_path(KEY), store.tensors_path(KEY)])
-    data = bytearray(path.read_bytes())
-    damage = draw.choice(["flip", "cut", "grow", "empty", "gone", "shuffle"])
-    if damage == "flip":
-        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-    elif damage == "cut":
-        del data[draw.randrange(len(data)) :]
-    elif damage == "grow":
-        data += bytes([draw.randrange(1, 256)])
-    elif damage == "empty":
-        data.clear()
-    elif damage == "shuffle":
-        place = draw.randrange(len(data) - 1)
-        data[place], data[place + 1] = data[place + 1] ^ 1, data[place]
-    path.write_bytes(data)
-    if damage == "gone":
-        path.unlink()
-    after = store.record(KEY)
-    if after is None:
-        return
-    assert after == before
-    if store.whole(KEY, after):
-        assert torch.equal(store.tensors(KEY, after)["output"], torch.arange(64, dtype=torch.float32))
-        assert path == store.record_path(KEY)  # white space in it, say
-    else:
-        assert store.record(KEY) is None
-
-
-@pytest.mark.parametrize("edit", ["skip", "cut", "list", "empty", "no seal"])
-def test_a_manifest_that_was_edited_is_removed_and_said(tmp_path: Path, edit: str) -> None:
-    path = tmp_path / "reference.json"
-    cases = {"alpha": {"small-0": RunRecord(key=KEY, status="ok")}}
-    Manifest(actor="reference", op_type="rmsnorm", code="0", environment={}, cases=cases).write(path)
-    assert Manifest.read(path).cases == cases
-    value = json.loads(path.read_text(encoding="utf-8"))
-    skipped = {"alpha": {"small-0": {"key": KEY, "status": "skip", "reason": "no_cuda", "message": ""}}}
-    texts = {
-        "skip": json.dumps(value | {"cases": skipped}),
-        "cut": path.read_text(encoding="utf-8")[:-20],
-        "list": "[]",
-        "empty": "",
-        "no seal": json.dumps({name: value[name] for name in value if name != "seal"}),
-    }
-    path.write_text(texts[edit], encoding="utf-8")
-    with pytest.raises(TraceproofError, match="damaged"):
-        Manifest.read(path)
-    assert not path.exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "\xff", "nul"])

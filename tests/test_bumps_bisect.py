@@ -11,7 +11,6 @@ import pytest
 from source_remotes import Upstream
 
 from traceproof.bumps.bisect import Bisection, commits_between
-from traceproof.bumps.touches import Touch
 from traceproof.cli import main
 from traceproof.errors import TraceproofError
 
@@ -100,15 +99,28 @@ def test_the_planted_regression_is_found_by_running_it(
     assert found["commit"] == broken
     assert (found["before"], found["after"]) == ("pass", "fail")
     assert (found["commits"], found["touching"], found["tried"]) == (3, 2, 3)
-    assert found["parts"] == ["python/sglang/srt/scale.py::scaled"]
+    assert found["parts"] == ["python/sglang/srt/scale.py"]
     assert "checkout" not in upstream.git("worktree", "list")
+
+
+@pytest.mark.parametrize(("folder", "said"), [("python", "it is a folder of the repository"), ("none", "no such")])
+def test_a_folder_inside_a_repository_is_not_taken_for_it(
+    folder: str, said: str, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    arguments = ["--definition", "rmsnorm_h96", "--dataset", str(ROOT / "tests" / "dataset"), "--good", "good"]
+    with pytest.raises(SystemExit) as ended:
+        main(["bisect", *arguments, "--bad", "main", "--repository", str(upstream.folder / folder)])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert "git clone URL FOLDER" in told
 
 
 def search(upstream: Upstream, verdicts: dict[str, str], said: list[str] | None = None) -> Any:  # noqa: ANN401
     """Bisect with verdicts by what `scaled` says."""
 
-    def judge(commit: str, found: Touch) -> dict[str, Any]:
-        del found
+    def judge(commit: str) -> dict[str, Any]:
         text = upstream.git("show", f"{commit}:python/sglang/srt/scale.py")
         return {"verdict": next(verdict for part, verdict in verdicts.items() if part in text)}
 
@@ -116,13 +128,13 @@ def search(upstream: Upstream, verdicts: dict[str, str], said: list[str] | None 
     return Bisection(upstream.folder, "sglang", "rmsnorm", judge, log.append).search("good", "main")
 
 
-def test_commits_that_do_not_touch_the_op_type_are_not_run(upstream: Upstream) -> None:
+def test_commits_that_leave_the_package_as_it_is_are_not_run(upstream: Upstream) -> None:
     broken = history(upstream)
     said: list[str] = []
     found = search(upstream, {"1.02": "fail", "": "pass"}, said)
     assert found.commit == broken
-    assert said[0] == "9 commits, 3 of them touch rmsnorm"
-    assert found.tried == 4
+    assert said[0] == "9 commits, 7 of them touch the package of sglang"
+    assert found.tried == 5
 
 
 def test_a_commit_that_can_not_be_judged_is_named(upstream: Upstream) -> None:

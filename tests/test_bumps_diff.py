@@ -10,9 +10,10 @@ import pytest
 from traceproof.bumps.diff import Diff, diff
 from traceproof.bumps.history import Kept, Scope, find, keep
 from traceproof.checkouts.pin import Pin
+from traceproof.cli import main, run
 from traceproof.cli.diff import _lines
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.rows import VerdictRow, each_row
+from traceproof.run.rows import VerdictRow, each_row
 
 PINS = {"fla": Pin(url="https://example.org/x", commit="1" * 40)}
 STACKS = [{"stack": "fla", "digest": "d", "versions": {"fla-core": "0.5.0"}}]
@@ -49,6 +50,9 @@ SKIP: dict[str, Any] = {"output": "*", "reason": "api_absent", "message": "modul
         pytest.param([row(), row(output="p")], [row()], "vanished_rows", True, id="an output is gone"),
         pytest.param([row("fail")], [row("fail")], None, False, id="what failed fails"),
         pytest.param([row(definition="b")], [row()], None, False, id="another selection"),
+        pytest.param([row(definition="b")], [row("fail")], None, False, id="a definition that was not run before"),
+        pytest.param([row(case="small-1")], [row("fail")], None, False, id="a case that was not run before"),
+        pytest.param([row(actor="reference")], [row("fail")], None, False, id="an actor that did not run before"),
     ],
 )
 def test_a_change_is_of_one_kind(
@@ -101,6 +105,49 @@ def test_a_state_is_kept_under_what_it_stands_on(tmp_path: Path) -> None:
     other = keep(history, verdicts(tmp_path, row()), [{**STACKS[0], "digest": "e"}], PINS)
     assert other != digest
     assert find(history, digest).about["pins"]["fla"]["commit"] == "1" * 40
+
+
+def test_runs_of_other_op_types_in_one_state_are_one_state(tmp_path: Path) -> None:
+    """A run has the environments of its own op_types alone; without a bump there is nothing to compare."""
+    history = tmp_path / "history"
+    torch = {"stack": "torch", "digest": "t", "versions": {"torch": "2.13.0"}}
+    sglang = {"stack": "sglang", "digest": "s", "versions": {"sglang": "0.5.23"}}
+    first = keep(history, verdicts(tmp_path, row()), [torch, *STACKS], PINS)
+    assert keep(history, verdicts(tmp_path, row("fail", definition="b")), [torch, sglang], PINS) == first
+    assert keep(history, verdicts(tmp_path, row(definition="c")), [torch], PINS) == first
+    state = find(history, "latest")
+    assert [one["definition"] for one in state.rows] == ["a", "b", "c"]
+    assert set(state.about["stacks"]) == {"fla", "sglang", "torch"}
+    with pytest.raises(TraceproofError, match=f"nothing to compare: one state is kept, {first}"):
+        find(history, "previous")
+    bumped = keep(history, verdicts(tmp_path, row("fail")), [torch, {**STACKS[0], "digest": "e"}], PINS)
+    pinned = keep(
+        history,
+        verdicts(tmp_path, row()),
+        [torch],
+        {**PINS, "fla": PINS["fla"].model_copy(update={"commit": "2" * 40})},
+    )
+    assert len({first, bumped, pinned}) == 3
+    assert len(diff(find(history, first), find(history, bumped)).failing) == 1
+    again = keep(history, verdicts(tmp_path, row()), [torch, *STACKS], PINS)
+    assert again == first  # the bump was taken back
+
+
+def test_without_a_bump_nothing_is_newly_failing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = run.configured()[1].model_copy(update={"results": Path("results")})
+    monkeypatch.setattr(run, "configured", lambda: (tmp_path, config))
+    history = tmp_path / "results" / "history"
+    flashinfer = {"stack": "flashinfer", "digest": "f", "versions": {"flashinfer-python": "0.7.2"}}
+    keep(history, verdicts(tmp_path, row()), STACKS, PINS, FULL)
+    keep(history, verdicts(tmp_path, row(), row("fail", definition="b")), [*STACKS, flashinfer], PINS, FULL)
+    with pytest.raises(SystemExit) as caught:
+        main(["diff"])
+    said = capsys.readouterr()
+    assert caught.value.code == 0
+    assert "0 newly failing" in said.out
+    assert "one state is kept" in said.err
 
 
 FULL = Scope(dataset="ours")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
-from repository import Ran, Repository, own_dataset
+from repository import Repository, own_dataset
 from source_remotes import Upstream
 from test_bumps_bisect import BASE, REGRESSION
 
-from traceproof.pipeline.sources import DEPENDENCIES
+from traceproof.run.rows import read_rows
 
 pytestmark = pytest.mark.slow
 
@@ -30,15 +29,13 @@ def apply_rotary_emb(x, cos, sin, is_neox_style):
 ROPE, NORM = "rope/rope_with_cos_sin_cache_neox_style_d64_rd32", "rmsnorm/rmsnorm_h96"
 
 
-def keys(repository: Repository, op_type: str) -> set[str]:
-    """Where the ground truth's outputs lie in the store."""
-    manifest = json.loads((repository.root / "results" / "actors" / op_type / "sglang_native.json").read_text())
-    return {record["key"] for cases in manifest["cases"].values() for record in cases.values()}
-
-
-def outcomes(ran: Ran, job: str) -> str:
-    """What the last line of an actor's job says of its cases."""
-    return [line for line in ran.out.splitlines() if line.split()[:2] == job.split()][-1]
+def computed(repository: Repository, op_type: str) -> dict[str, set[str | None]]:
+    """By implementation, the environments that its rows were computed in."""
+    rows = read_rows(repository.root / "results" / "verdicts" / f"{op_type}.jsonl")
+    return {
+        name: {row.digests.environment for row in rows if row.actor == name}
+        for name in ("reference", "sglang_native")
+    }
 
 
 def pin(repository: Repository, upstream: Upstream, commit: str) -> None:
@@ -49,7 +46,7 @@ def pin(repository: Repository, upstream: Upstream, commit: str) -> None:
     assert ran.code == 0, ran.out
 
 
-def test_a_bump_runs_what_it_touches_again_and_nothing_else(tmp_path: Path) -> None:
+def test_a_bump_runs_the_rows_of_its_environment_again_and_no_others(tmp_path: Path) -> None:
     upstream = Upstream(tmp_path / "upstream")
     rotary: dict[str, str | bytes | None] = {
         "python/sglang/srt/layers/rotary_embedding/__init__.py": "",
@@ -64,33 +61,20 @@ def test_a_bump_runs_what_it_touches_again_and_nothing_else(tmp_path: Path) -> N
         truths=["sglang_native"],
         stacks={"torch": here, "flashinfer": here, "fla": here, "sglang": here | {"source": "locked"}},
     )
-    stacks = repository.root / "results" / "stacks" / "sglang"
     pin(repository, upstream, first)
     ran = repository.verify()
     assert ran.code == 0, ran.out
-    assert " ok " in outcomes(ran, "sglang_native rope")
-    norms, ropes = keys(repository, "rmsnorm"), keys(repository, "rope")
+    first_rows = {op_type: computed(repository, op_type) for op_type in ("rmsnorm", "rope")}
 
     pin(repository, upstream, upstream.commit({"python/sglang/srt/scale.py": REGRESSION}))
     ran = repository.verify()
     assert ran.code == 1, ran.out
-    assert not norms & keys(repository, "rmsnorm")
-    assert keys(repository, "rope") == ropes
-    assert " kept " in outcomes(ran, "sglang_native rope")
-    assert " ok " not in outcomes(ran, "sglang_native rope")
-    assert " kept " not in outcomes(ran, "sglang_native rmsnorm")
-    assert not [job for job in ran.jobs if job.endswith((" reference", " oracle")) or job.startswith("cases")]
+    for op_type, before in first_rows.items():
+        after = computed(repository, op_type)
+        assert after["reference"] == before["reference"]
+        assert not after["sglang_native"] & before["sglang_native"]
 
     ran = repository.run("traceproof", "diff", "previous", "latest")
     assert ran.code == 1, ran.out
     assert "rmsnorm_h96 small-0 sglang_native output: pass" in ran.out
     assert "rope" not in ran.out
-
-    records = {path.name: path.read_bytes() for path in stacks.glob("*.json") if path.name != DEPENDENCIES}
-    pin(repository, upstream, upstream.commit({"README.md": "other words"}))
-    ran = repository.run("snakemake", "--cores", "1", f"results/stacks/sglang/{DEPENDENCIES}")
-    assert "dependencies sglang" in ran.jobs, ran.out
-    assert {name: (stacks / name).read_bytes() for name in records} == records
-
-    forced = repository.dry("--config", "force=true").jobs
-    assert {"actor rope sglang_native", "actor rope reference", "actor rmsnorm sglang_native"} <= set(forced)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.execution import caches
+from traceproof.run import caches
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 PACKAGE = "SOME_PACKAGE_WORKSPACE_BASE"

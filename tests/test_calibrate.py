@@ -16,7 +16,6 @@ from calibration.units import SIZES, Unit, counts, run, together, units
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.errors import TraceproofError
-from traceproof.execution.case import Subject
 from traceproof.judge.gates import Gate
 from traceproof.judge.numeric_gates import gate_of
 from traceproof.ops import registry
@@ -27,6 +26,7 @@ from traceproof.ops.compare import Backward, Close, Quantised
 from traceproof.ops.gemm.oracle import Gemm
 from traceproof.ops.moe.oracle import Moe
 from traceproof.ops.rmsnorm.oracle import RmsNorm
+from traceproof.run.case import Subject
 
 NORM = ops.load("rmsnorm", "rmsnorm_h96")
 OWN = [ops.definitions(name)[0] for name in registry.known() if ops.definitions(name)]
@@ -155,14 +155,6 @@ def test_no_rival_judges_samples() -> None:
     right = family("sampling").right[0].make(at)
     assert right is not None
     assert judge(at, right) == {OURS: False}
-
-
-def test_a_constant_can_be_replaced_where_the_reference_has_it() -> None:
-    at = subject(NORM)
-    changed = at.with_constant("eps", 0.5)
-    assert changed is not None
-    assert RmsNorm.eps(changed) == 0.5
-    assert at.with_constant("no_such_name", 0.5) is None
 
 
 def test_swapped_outputs_are_refused_though_their_shapes_differ() -> None:

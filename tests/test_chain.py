@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import re
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -28,7 +26,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Iterator[Repository]:
+def repository(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Repository:
     """A copy with one source, a git repository on this machine."""
     root = tmp_path_factory.mktemp("chain") / "Prüf ordner"
     root.mkdir()
@@ -39,8 +37,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Itera
     upstream.commit({"fla/__init__.py": "one"})
     pin = {"url": upstream.url, "commit": upstream.git("rev-parse", "HEAD")}
     (copy.root / "sources.lock").write_text(json.dumps({"sources": {"fla": pin}}))
-    with copy.one_run():
-        yield copy
+    return copy
 
 
 def target(repository: Repository, *arguments: str) -> Ran:
@@ -112,6 +109,8 @@ def test_the_chain_goes_from_the_sources_to_what_a_push_would_send(repository: R
     assert "run_tests_of rmsnorm torch" not in ran.jobs  # finished by the target before
     for said in ("Generated tests", "Verdicts", "definition-rmsnorm_h96: ", "traceproof publish --push"):
         assert said in ran.out
+    description = repository.root / RESULTS / "publish" / "definition-rmsnorm_h96" / "description.md"
+    assert "| dataset | a local folder |" in description.read_text()
     config = json.loads((repository.root / "sources" / "repos_config.json").read_text())["repositories"]
     assert {name: record["status"] for name, record in config.items()} == {
         "fla": "cloned",
@@ -144,14 +143,13 @@ def test_the_picture_in_the_readme_is_snakemake_s_own_rule_graph(repository: Rep
     stacks["torch"] = {"python": None, "env": "cpu"}
     (tmp_path / "fresh").mkdir()
     fresh = Repository.copy(tmp_path / "fresh", models=["llama_3_1_8b"], stacks=stacks)
-    files = []
-    for number, copy in enumerate((fresh, repository)):
+    found: set[tuple[str, str]] = set()
+    for copy in (fresh, repository):
         ran = target(copy, "chain", "--rulegraph", "mermaid-js")
         assert ran.code == 0, ran.out
-        files.append(tmp_path / f"{number}.txt")
-        files[-1].write_text(ran.out)
-    command = [sys.executable, str(ROOT / "scripts" / "rule_graph.py"), *map(str, files)]
-    made = subprocess.run(command, check=True, text=True, capture_output=True).stdout
+        names = dict(re.findall(r"(?m)^\s*(id\d+)\[(\w+)\]", ran.out))
+        found |= {(names[one], names[other]) for one, other in re.findall(r"(?m)^\s*(id\d+) --> (id\d+)", ran.out)}
+    made = "flowchart TD\n" + "".join(f"    {one} --> {other}\n" for one, other in sorted(found))
     readme = (ROOT / "README.md").read_text()
     assert f"```mermaid\n{made}```" in readme, made
 
@@ -166,10 +164,10 @@ def test_a_reference_that_may_not_run_fails_its_tests_and_runs_nothing(
     file.write_text(json.dumps(definition))
     ran = target(repository, "run_tests")
     file.write_text(right)
-    assert ran.code != 0
+    assert ran.code == 1, ran.out
     assert not [job for job in ran.jobs if "rmsnorm" in job]
     told = [row["message"] for row in rows(repository) if row["test"] == "test_correctness"]
-    assert any("the reference may not run" in message for message in told)
+    assert any("the reference may not run" in message for message in told), told
 
 
 def test_a_finding_ends_the_chain_after_everything_is_said(repository: Repository, dataset: Path) -> None:
@@ -180,8 +178,20 @@ def test_a_finding_ends_the_chain_after_everything_is_said(repository: Repositor
     file.write_text(json.dumps(definition))
     ran = target(repository, "chain")
     file.write_text(right)
-    assert ran.code != 0
+    assert ran.code == 1, ran.out
+    assert "could not finish" not in ran.out
     assert "FAILED gemm_n96_k160 test_correctness[small-0] in torch: gemm_n96_k160, case small-0" in ran.out
     assert not [job for job in ran.jobs if "rmsnorm" in job and "publish" not in job]
     assert "Nothing was sent" in ran.out
     assert "definition-gemm_n96_k160: " not in ran.out
+
+
+@pytest.mark.parametrize("name", ["chain", "run_tests"])
+def test_a_run_that_could_not_finish_says_last_what_failed(repository: Repository, name: str) -> None:
+    crash = "def main() -> None:\n    raise ValueError"
+    repository.edit("scripts/run_tests.py", "def main() -> None:", crash)
+    ran = target(repository, name)
+    repository.edit("scripts/run_tests.py", crash, "def main() -> None:")
+    assert ran.code == 2, ran.out
+    last = ran.out.splitlines()[-1]
+    assert last.startswith("The run could not finish: run_tests_of gemm torch failed."), ran.out

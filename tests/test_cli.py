@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from pipeline import typed
 
+from traceproof import programs
 from traceproof.cli import main, run, show, spread
 from traceproof.cli.verify import _folder
 from traceproof.config.reading import merged
@@ -81,7 +83,7 @@ def test_a_shell_completes_commands() -> None:
 
 
 def test_commands_of_the_driver_import_no_torch() -> None:
-    source = "import sys, traceproof.cli, traceproof.pipeline.flow; sys.exit('torch' in sys.modules)"
+    source = "import sys, traceproof.cli, traceproof.run.flow; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", source], check=False, cwd=ROOT).returncode == 0
 
 
@@ -145,6 +147,69 @@ def test_a_case_in_full_has_its_metrics_too() -> None:
     assert "at [1, 2]: oracle 2.0, reference 1.0" in text
 
 
+def left(folder: Path, dataset: str, *, seconds: float, ended: float | None = None) -> None:
+    """What a run leaves of one definition: `seconds` is when it was judged, `ended` when a run last had it."""
+    for place in ("verdicts", "cases", "logs"):
+        (folder / place).mkdir(parents=True)
+    verdicts = folder / "verdicts" / "rmsnorm.jsonl"
+    verdicts.write_text(json.dumps(row(message=f"of {dataset}")) + "\n")
+    (folder / "cases" / "rmsnorm.json").write_text(json.dumps({"dataset": dataset}))
+    os.utime(verdicts, (seconds, seconds))
+    if ended is not None:
+        log = folder / "logs" / "verify_all.log"
+        log.touch()
+        os.utime(log, (ended, ended))
+
+
+def test_show_names_dataset_and_run_and_prefers_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = run.configured()[1].model_copy(update={"results": Path("results")})
+    monkeypatch.setattr(run, "configured", lambda: (tmp_path, config))
+    results = tmp_path / "results"
+    left(results, "/old", seconds=1e9)
+    left(results / "selections" / "d-1", "/mine", seconds=1.1e9)
+    left(
+        results / "selections" / "d-2", "/again", seconds=1.05e9, ended=1.2e9
+    )  # had nothing to do the second time
+    assert code_of(["show", "d"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(rf"d of /again, verified \d{{4}}-.* in {results}/selections/d-2", told[0])
+    assert [line.split(", of ", 1)[1] for line in told[1:3]] == [
+        "/mine: `traceproof show d --selection selections/d-1`",
+        "/old: `traceproof show d --selection .`",
+    ]
+    assert told[-1] == "  y  PASS   of /again"
+    assert code_of(["show", "d", "--selection", "selections/d-1", "--json", "-"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert (value["dataset"], value["run"]) == ("/mine", f"{results}/selections/d-1")
+    assert code_of(["show", "d", "--selection", "."]) == 0
+    assert "d of /old, verified" in capsys.readouterr().out
+
+
+def test_a_name_that_is_none_is_written_as_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = str(ROOT / "tests" / "dataset")
+    assert code_of(["verify", "rmsnrom", "--dataset", dataset, "--json", "-"]) == 2
+    said = capsys.readouterr()
+    value = json.loads(said.out)
+    assert value["exit_code"] == 2
+    assert value["error"].strip() == said.err.strip()
+    assert "close to it: rmsnorm_h96" in value["error"]
+
+
+def test_verify_says_at_once_what_is_judged_in_another_version_than_the_lock_pins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("traceproof.cli.verify.unlike_the_lock", lambda *_, **__: {"fla": "fla is another"})
+
+    def snakemake(*_: object, **__: object) -> int:
+        assert capsys.readouterr().err == "note: fla is another\n"
+        return 7
+
+    monkeypatch.setattr(run, "snakemake", snakemake)
+    assert code_of(["verify", "--op-type", "gdn"]) == 7
+
+
 def test_json_that_cannot_be_written_says_where() -> None:
     with pytest.raises(TraceproofError, match="/nowhere/file cannot be written"):
         run.write_result(Path("/nowhere/file"), {})
@@ -153,7 +218,8 @@ def test_json_that_cannot_be_written_says_where() -> None:
 def test_jobs_may_take_most_of_the_free_memory_unless_resources_are_stated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run, "available_memory", lambda: 100 << 30)
-    assert run.memory_of_jobs(["--dry-run"]) == ["--resources", f"mem_mb={85 << 10}"]
+    monkeypatch.setattr(programs, "available_memory", lambda: 100 << 30)
+    monkeypatch.setattr(programs, "nvidia_smi", lambda _: [["1000"]])
+    assert run.memory_of_jobs(["--dry-run"]) == ["--resources", f"mem_mb={85 << 10}", "gpu_mb=850"]
     for stated in (["--resources", "mem_mb=1"], ["--workflow-profile", "p"], ["--profile=p"]):
         assert run.memory_of_jobs(stated) == []

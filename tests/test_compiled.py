@@ -10,9 +10,9 @@ import pytest
 import torch
 from solution_judge import SolutionJudge, solution_judge
 
-from traceproof.execution.caches import FOLDER
-from traceproof.execution.compiled import CompiledFiles
 from traceproof.reasons import Error
+from traceproof.run.caches import FOLDER
+from traceproof.run.compiled import CompiledFiles
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.trial import Evaluation
 

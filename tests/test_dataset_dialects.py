@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from definitions import rmsnorm
 from dialect_samples import APPEND, GATED, SOL, Json, changed
+from pipeline import plans
 from pydantic import ValidationError
 
 from traceproof.dataset.axes import System
@@ -19,9 +20,8 @@ from traceproof.dataset.tree import is_dataset, read_tree
 from traceproof.dataset.workload import Workload
 from traceproof.lint import lint
 from traceproof.ops import registry
-from traceproof.pipeline.stages.plan import plan
-from traceproof.pipeline.stages.plan_selection import Selection
-from traceproof.worker import policy
+from traceproof.run.plan_selection import Selection
+from traceproof.sandbox import policy
 
 
 def called(definition: Definition, *values: object) -> object:
@@ -210,8 +210,8 @@ def test_a_folder_that_flashinfer_dumped_to_is_a_dataset(tmp_path: Path) -> None
     tree = read_tree(dumped(tmp_path))
     assert is_dataset(tmp_path)
     assert (sorted(tree.definitions), tree.broken, tree.notes) == (["append", "silu_and_mul_h64"], (), ())
-    plans = plan(tmp_path, tmp_path / "cases", Selection())
-    assert [path.stem for path in plans] == ["activation", "page_append"]
+    found = plans(tmp_path, tmp_path / "cases", Selection())
+    assert [path.stem for path in found] == ["activation", "page_append"]
 
 
 def test_a_folder_of_other_json_is_no_dataset(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from traceproof.cli import command_line
 from traceproof.lint.model import codes
-from traceproof.pipeline.rows import VerdictRow
+from traceproof.run.rows import VerdictRow
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "docs_pages.py"
+SCRIPT = Path(__file__).parents[1] / "docs" / "pages.py"
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from traceproof.doctor.render import WIDTH, screen
 from traceproof.environments import building as environments
 from traceproof.environments.building import built
 from traceproof.ops import registry
+from traceproof.sandbox.isolation import LAYERS
 from traceproof.stacks import STACKS
-from traceproof.worker import sandbox
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_a_checkout_that_is_not_there_is_named(machine: Machine) -> None:
 def test_isolation_is_tried_in_earnest() -> None:
     alone, beside = isolation.layers(gpu=False), isolation.layers(gpu=True)
     for found in (alone, beside):
-        assert [layer.name for layer in found] == list(sandbox.LAYERS)
+        assert [layer.name for layer in found] == list(LAYERS)
         assert all(layer.holds or (layer.why and "not tried" not in layer.why) for layer in found)
     assert [layer.why for layer in beside if layer.name == "landlock"] == [isolation.BESIDE_A_GPU]
 
@@ -239,7 +239,7 @@ def test_what_references_could_reach_is_a_note_with_the_setting_that_forbids_nam
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolation, "SYSCTL", tmp_path)
-    refused = tuple(Layer(name=name, text=name, holds=False, why="refused") for name in sandbox.LAYERS)
+    refused = tuple(Layer(name=name, text=name, holds=False, why="refused") for name in LAYERS)
     bare = isolation.problem(refused)
     assert bare is not None
     assert (bare.fatal, bare.command) == (False, "")

@@ -11,11 +11,11 @@ from calibration.evaluators import EVALUATORS, Pair, both_exceeded, sum_exceeded
 from calibration.sampling import drawn, valid
 from judge_of_judges import _both, _sum, measure
 from traceproof.dataset.tree import read_tree
-from traceproof.execution.case import Subject
 from traceproof.ops import registry
 from traceproof.ops.answers import answers_of
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
+from traceproof.run.case import Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TESTS = read_tree(Path(__file__).parent / "dataset").definitions

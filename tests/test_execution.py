@@ -7,13 +7,13 @@ import torch
 from definitions import GOOD, rmsnorm
 
 from traceproof.dataset.definition import Definition
-from traceproof.execution.case import Subject, solve
-from traceproof.execution.inputs import sent_together
-from traceproof.execution.source import CallError, loaded
 from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.reasons import Failure, Verdict
-from traceproof.worker import Limits, Pool, Status
+from traceproof.run.case import Subject, solve
+from traceproof.run.inputs import sent_together
+from traceproof.run.source import CallError, loaded
+from traceproof.sandbox import Limits, Pool, Status
 
 LIMITS = Limits(seconds=60.0, setup_seconds=60.0)
 NEED = 1 << 24

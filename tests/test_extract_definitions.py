@@ -18,7 +18,7 @@ from traceproof.ops.drafts import Draft
 from traceproof.ops.gemm.extraction import gemm
 from traceproof.ops.moe.drafts import moe
 from traceproof.ops.rmsnorm.extraction import norm
-from traceproof.worker import Pool
+from traceproof.sandbox import Pool
 
 ALL: dict[str, Draft] = {name: draft for path in GOLDEN for name, draft in drafts_of(path).items()}
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from traceproof.actors.truth import Truth
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
-from traceproof.execution.inputs import make_inputs
 from traceproof.ops import far, lookup, registry
 from traceproof.ops.cases import Case
-from traceproof.pipeline.load import SLACK
+from traceproof.run.implementation import Implementation
+from traceproof.run.inputs import make_inputs
+from traceproof.run.plan import SLACK
 
 NAME = "torch"
 OURS = {name: entry.definition for name, entry in read_tree(Path(__file__).parent / "dataset").definitions.items()}
@@ -63,15 +63,16 @@ def peak(call: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize(("definition", "one"), FAR.values(), ids=FAR)
 def test_pytorchs_forms_take_no_more_than_their_estimate(definition: Definition, one: Case) -> None:
-    op, grown, truth = registry.get(definition.op_type).of_form(definition), enlarged(definition), Truth(NAME)
+    op, grown = registry.get(definition.op_type).of_form(definition), enlarged(definition)
+    truth = Implementation(NAME)
     truth.device = "cpu"
-    if truth.unavailable(definition, op) is not None:
+    if truth.unavailable(definition) is not None:
         pytest.skip("needs a GPU")
     drawn = make_inputs(op, definition, one, device=HOST)
 
     def call() -> object:
         given = grown.spread(definition, one, drawn)
-        return given, truth.run(definition, op, given)
+        return given, truth.run(definition, given)
 
     most = op.memory(definition, one) + grown.eager_bytes(definition, one)
     assert 0.1 * most < peak(call) < SLACK * most

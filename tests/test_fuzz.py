@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from traceproof.dataset.tree import read_tree
 from traceproof.lint import lint
-from traceproof.pipeline.stages.plan import plan
-from traceproof.pipeline.stages.plan_selection import Selection
+from traceproof.run.plan import plan
+from traceproof.run.plan_selection import Selection
+from traceproof.sandbox.policy import check
 from traceproof.testgen.generate import GenerateOptions, generate
 from traceproof.testgen.known import Divergences
-from traceproof.worker.policy import check
 
 SEEDS = sorted((Path(__file__).parent / "dataset" / "definitions").rglob("*.json"))
 LONGEST = 90.0  # seconds for one definition; planning alone is bounded to 60
@@ -101,8 +101,9 @@ def try_it(value: dict[str, Any]) -> None:
         path.write_text(json.dumps(value))
         began = time.monotonic()
         tree = read_tree(root)
-        plans = plan(root, Path(folder) / "cases", Selection(sizes=("small", "medium", "large")))
-        planned = [json.loads(item.read_text()) for item in plans]
+        cases = Path(folder) / "cases"
+        index = plan(root, cases, Selection(sizes=("small", "medium", "large")))
+        planned = [json.loads((cases / f"{op_type}.json").read_text()) for op_type in index.op_types]
         assert any("good" in item["definitions"] for item in planned)
         told = [message["message"] for item in planned for message in item["broken"]]
         assert len(tree.definitions) + len(tree.broken) == 2

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from traceproof.execution.device import giving_back
+from traceproof.run.device import giving_back
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from dialect_samples import GATED
 from pipeline import summarise, typed
 
 from traceproof.dataset.dialects import read
-from traceproof.pipeline.known import Known
-from traceproof.pipeline.stages.grades import graded
-from traceproof.pipeline.stages.report import table
 from traceproof.publish.ledger import Ledger, Record
 from traceproof.reasons import Grade, Skip
+from traceproof.run.grades import graded
+from traceproof.run.known import Known
+from traceproof.run.report import table
 
 
 def row(name: str, actor: str, against: str, verdict: str = "pass", **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON

@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 import torch
 from definitions import HIDDEN, rmsnorm, write
-from pipeline import Rows, Run, summarise, verdicts
+from pipeline import Rows, Run, plans, summarise, verdicts
 from safetensors.torch import save_file
 from test_hostile import RIGHT, reference
 
-from traceproof.pipeline.known import Known
-from traceproof.pipeline.stages.hidden import hidden_seed
-from traceproof.pipeline.stages.plan import plan
-from traceproof.pipeline.stages.plan_selection import Selection
-from traceproof.pipeline.stages.report import failed, table
 from traceproof.publish.ledger import keep
 from traceproof.reasons import Verdict
-from traceproof.worker import Limits, policy
+from traceproof.run.hidden import hidden_seed
+from traceproof.run.known import Known
+from traceproof.run.plan_selection import Selection
+from traceproof.run.report import failed, table
+from traceproof.sandbox import Limits, policy
 
 LIMITS = Limits(seconds=20.0, memory_bytes=1 << 30)
 SELECTION = Selection(sizes=("small",), hidden_seed=123_456_789)
@@ -43,7 +42,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]
     """The fixed cases: what anybody can compute."""
     root = tmp_path_factory.mktemp("known")
     write(root, rmsnorm("alpha"))
-    [path] = plan(root, root / "cases", SELECTION)
+    [path] = plans(root, root / "cases", SELECTION)
     cases = json.loads(path.read_text(encoding="utf-8"))["definitions"]["alpha"]["cases"]
     return [case for case in cases if not case.get("hidden")]
 
@@ -51,9 +50,9 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]
 def sums(name: str, planned: list[dict[str, object]]) -> list[float]:
     """What a reference that knows seed 0 could look its inputs up by."""
     from traceproof.dataset.definition import Definition
-    from traceproof.execution.inputs import make_inputs
     from traceproof.ops import registry
     from traceproof.ops.cases import Case
+    from traceproof.run.inputs import make_inputs
 
     definition = Definition.model_validate(rmsnorm(name))
     op, _ = registry.for_definition(definition)

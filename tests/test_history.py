@@ -21,8 +21,8 @@ from traceproof.history.catalogue import Bug, Cases, Hardware, Kind, bugs, chose
 from traceproof.history.outcome import Found, Why, judged
 from traceproof.history.releases import NoReleaseError, Releases
 from traceproof.history.replay import Replays
-from traceproof.pipeline.rows import VerdictRow
 from traceproof.reasons import Skip
+from traceproof.run.rows import VerdictRow
 
 ROOT = Path(__file__).resolve().parents[1]
 NORM = """

@@ -9,7 +9,7 @@ import pytest
 from definitions import GOOD, PREAMBLE, rmsnorm, write
 from pipeline import Rows, Run, verdicts
 
-from traceproof.worker import Limits
+from traceproof.sandbox import Limits
 
 pytestmark = pytest.mark.slow
 BODY = GOOD.removeprefix(PREAMBLE).strip()

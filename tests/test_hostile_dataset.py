@@ -11,18 +11,17 @@ import hostile_dataset
 import pytest
 from definitions import GOOD, rmsnorm, write
 from hostile_dataset import FILES, ODD, TEXTS
-from pipeline import Rows, Run, verdicts
+from pipeline import Rows, Run, plans, verdicts
 
 from traceproof.dataset.tree import Tree, read_tree
 from traceproof.lint import lint
 from traceproof.ops.rmsnorm.oracle import OP
-from traceproof.pipeline.stages.plan import plan
-from traceproof.pipeline.stages.plan_selection import Selection
-from traceproof.pipeline.stages.report import report, table
+from traceproof.programs import bounded
+from traceproof.run.plan_selection import Selection
+from traceproof.run.report import report, table
+from traceproof.sandbox import Limits
 from traceproof.testgen.generate import GenerateOptions, generate
 from traceproof.testgen.known import Divergences
-from traceproof.untrusted.bounded import bounded
-from traceproof.worker import Limits
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +111,7 @@ def test_a_definition_that_an_op_can_not_plan_is_an_error_of_its_own(
         return memory(definition, case)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(OP), "memory", staticmethod(failing))
-    (path,) = plan(tmp_path, tmp_path / "cases", Selection())
+    (path,) = plans(tmp_path, tmp_path / "cases", Selection())
     planned = json.loads(path.read_text())
     assert list(planned["definitions"]) == ["good"]
     (broken,) = planned["broken"]
@@ -145,7 +144,7 @@ def test_a_workload_line_that_does_not_fit_costs_itself(tmp_path: Path) -> None:
     path = tmp_path / "workloads" / "rmsnorm" / "good.jsonl"
     path.parent.mkdir(parents=True)
     path.write_text("".join(json.dumps(rest | {"workload": line}) + "\n" for line in lines))
-    (cases,) = plan(tmp_path, tmp_path / "cases", Selection(workloads=True))
+    (cases,) = plans(tmp_path, tmp_path / "cases", Selection(workloads=True))
     planned = json.loads(cases.read_text())
     ids = [entry["case"]["id"] for entry in planned["definitions"]["good"]["cases"]]
     assert [name for name in ids if name.startswith("workload-")] == ["workload-right"]

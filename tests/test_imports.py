@@ -73,7 +73,7 @@ def test_the_command_fails_with_what_is_absent(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    spec = importlib.util.spec_from_file_location("stacks_script", ROOT / "scripts" / "stacks.py")
+    spec = importlib.util.spec_from_file_location("stacks_script", ROOT / "envs" / "stacks.py")
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)

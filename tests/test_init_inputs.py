@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 from dialect_samples import GATED, changed
-from pipeline import Rows, Run, sharing, verdicts
+from pipeline import Rows, Run, verdicts
 
 from traceproof.dataset.dialects import read
-from traceproof.execution.init_inputs import InitError, Made, maker
-from traceproof.execution.inputs import make_inputs
 from traceproof.ops.generic import GenericOp
-from traceproof.pipeline.records import OpTypePlan, PlannedCase
-from traceproof.pipeline.stages.plan import plan
-from traceproof.pipeline.stages.plan_inits import DRAWN, Inits
-from traceproof.pipeline.stages.plan_selection import Selection
-from traceproof.worker import Limits, Pool
+from traceproof.run.init_inputs import InitError, Made, maker
+from traceproof.run.inputs import make_inputs
+from traceproof.run.plan import plan
+from traceproof.run.plan_inits import DRAWN, Inits
+from traceproof.run.plan_selection import Selection
+from traceproof.run.records import OpTypePlan, PlannedCase
+from traceproof.sandbox import Limits, Pool
 
 LIMITS = Limits(seconds=20.0, setup_seconds=60.0)
 INIT = """
@@ -121,10 +121,10 @@ def test_what_is_not_of_the_definition_is_refused_and_said(pool: Pool, what: dic
 def planned(tmp_path: Path, **changes: Any) -> dict[str, PlannedCase]:  # noqa: ANN401 - JSON
     (tmp_path / "dump").mkdir(exist_ok=True)
     (tmp_path / "dump" / "ordered.json").write_text(json.dumps(changed(SAMPLE, **changes)))
-    with sharing():
-        inits = Inits(tmp_path / "store")
-        (path,) = plan(tmp_path / "dump", tmp_path / "cases", Selection(sizes=("small",)), inits)
-    return {entry.id: entry for entry in OpTypePlan.read(path).definitions["ordered"].cases}
+    with Inits(tmp_path / "results") as inits:
+        (op_type,) = plan(tmp_path / "dump", tmp_path / "cases", Selection(sizes=("small",)), inits).op_types
+    found = OpTypePlan.read(tmp_path / "cases" / f"{op_type}.json")
+    return {entry.id: entry for entry in found.definitions["ordered"].cases}
 
 
 def test_a_plan_takes_them_for_every_case_and_keeps_them(tmp_path: Path) -> None:
@@ -132,9 +132,12 @@ def test_a_plan_takes_them_for_every_case_and_keeps_them(tmp_path: Path) -> None
     assert {entry.case.params["drawn"] for entry in entries.values()} == {DRAWN}
     assert [entry.id for entry in entries.values() if entry.hidden] == ["hidden-0"]
     assert not [name for name in entries if name.startswith("adversarial")]
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*.safetensors")}
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "results").rglob("*.safetensors")}
     assert planned(tmp_path) == entries
-    assert kept == {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*.safetensors")}
+    assert kept == {path: path.stat().st_mtime_ns for path in (tmp_path / "results").rglob("*.safetensors")}
+    damaged = min(kept)
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    assert planned(tmp_path) == entries
     definition = read(SAMPLE).definition
     case = entries["small-1"].case
     values = make_inputs(GenericOp("unheard_of"), definition, case, device=torch.device("cpu"))
@@ -149,10 +152,9 @@ def test_inits_of_several_definitions_run_side_by_side(tmp_path: Path) -> None:
         (dump / f"{name}.json").write_text(json.dumps(changed(SAMPLE, name=name)))
     found = []
     for lanes in (1, 3):
-        with sharing():
-            inits = Inits(tmp_path / f"store-{lanes}", lanes=lanes)
-            (path,) = plan(dump, tmp_path / "cases", Selection(sizes=("small",)), inits)
-        definitions = OpTypePlan.read(path).definitions
+        with Inits(tmp_path / f"results-{lanes}", lanes=lanes) as inits:
+            (op_type,) = plan(dump, tmp_path / "cases", Selection(sizes=("small",)), inits).op_types
+        definitions = OpTypePlan.read(tmp_path / "cases" / f"{op_type}.json").definitions
         found.append({name: [case.digest for case in entry.cases] for name, entry in definitions.items()})
     assert found[0] == found[1]
     assert sorted(found[0]) == ["one", "three", "two"]
@@ -167,8 +169,8 @@ def test_where_init_can_not_run_inputs_are_drawn_by_role_and_say_why(tmp_path: P
 def verified(tmp_path: Path, **changes: Any) -> Rows:  # noqa: ANN401 - JSON
     planned(tmp_path, **changes)
     run = Run(tmp_path / "dump", tmp_path / "out", limits=LIMITS)
-    run.inits = Inits(tmp_path / "store")
-    return run.verify()["ordered"]
+    with Inits(tmp_path / "results") as run.inits:
+        return run.verify()["ordered"]
 
 
 def test_a_reference_that_needs_the_inputs_of_its_init_is_judged_on_them(tmp_path: Path) -> None:
@@ -187,6 +189,7 @@ def test_a_reference_that_remembers_the_inputs_of_its_init_fails(tmp_path: Path)
 
 def test_an_upstream_gated_activation_keeps_its_own_inputs(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text(json.dumps(GATED))
-    (path,) = plan(tmp_path, tmp_path / "cases", Selection(sizes=("small",)), Inits(tmp_path / "store"))
-    cases = OpTypePlan.read(path).definitions["silu_and_mul_h64"].cases
+    with Inits(tmp_path / "results") as inits:
+        (op_type,) = plan(tmp_path, tmp_path / "cases", Selection(sizes=("small",)), inits).op_types
+    cases = OpTypePlan.read(tmp_path / "cases" / f"{op_type}.json").definitions["silu_and_mul_h64"].cases
     assert not [entry for entry in cases if "drawn" in entry.case.params]

@@ -1,4 +1,4 @@
-"""Runs that are interrupted or killed, and runs side by side, by the commands that people type."""
+"""Runs that are interrupted or killed, or whose reader goes away, by the commands that people type."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from repository import Repository, own_dataset
 
-from traceproof.pipeline.entry import BAD_INPUT
-from traceproof.pipeline.interrupts import INTERRUPTED, MARK, UNHEARD
+from traceproof.run.entry import FINDINGS, FOUND, INTERRUPTED, UNFINISHED
 
 pytestmark = pytest.mark.slow
 
@@ -30,14 +29,15 @@ def run(A, B):
     return A
 """
 ROOT = Path(__file__).resolve().parent.parent
-SOON = 10.0  # seconds in which everything ends on a busy machine; on a quiet one it takes 1 to 3
+SOON = 10.0  # seconds in which everything ends on a busy machine; on a quiet one it takes 1
+LONGEST = 120.0  # seconds for a run to get to its references on a busy machine
 # An import that gets an interrupt and catches it, as a module does that takes any failure for a no.
 CATCHING = """
 import os, signal, sys
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == {name!r}:
+        if name == "traceproof.cli":
             try:
                 os.kill(os.getpid(), signal.SIGINT)
             except BaseException:
@@ -45,40 +45,17 @@ class Finder:
 
 sys.meta_path.insert(0, Finder())
 """
-# A command's Snakemake that has the command interrupted while Python starts.
-INTERRUPTING = """
-import os, signal, sys, time
+JOB = """
+import sys
+from pathlib import Path
+from traceproof.errors import TraceproofError
+from traceproof.run import entry
 
-if "traceproof.pipeline.engine" in sys.orig_argv:
-    os.kill(os.getppid(), signal.SIGINT)
-    time.sleep(1)
+def main():
+    {work}
+
+entry.run(main, log=Path(sys.argv[1]))
 """
-# Snakemake's pool of threads, of which one is being started when an interrupt comes.
-STARTING = """
-import logging, os, signal, threading, time
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
-import snakemake_logger_plugin_traceproof as output
-
-settings = SimpleNamespace(verbose=False)
-manager = SimpleNamespace(plugin_handlers=[], settings=settings, logger=logging.getLogger())
-output.install(manager, lambda: print("told", flush=True))
-start = threading.Thread.start
-
-def interrupted(thread):
-    os.kill(os.getpid(), signal.SIGINT)
-    start(thread)
-
-threading.Thread.start = interrupted
-with ThreadPoolExecutor() as pool:
-    try:
-        job = pool.submit(time.sleep, 0.3)
-        time.sleep(60)
-    except KeyboardInterrupt:
-        pool.shutdown()
-        print(job.done())
-"""
-LONGEST = 120.0  # seconds for a run to get to its references on a busy machine
 
 
 @dataclass
@@ -87,6 +64,7 @@ class Started:
 
     process: subprocess.Popen[str]
     out: Path
+    seen: set[int] = field(default_factory=set)  # processes that it started
 
     @classmethod
     def of(cls, repository: Repository, *command: str) -> Started:
@@ -103,13 +81,34 @@ class Started:
             )
         return cls(process, out)
 
-    def wait_for(self, what: Callable[[], bool]) -> None:
-        """Wait until something is so; the command must not end before."""
+    def wait_for(self, what: Callable[[list[str]], bool]) -> None:
+        """Wait until its processes are so; it must not end before."""
         deadline = time.monotonic() + LONGEST
-        while not what():
+        while not what(self.look()):
             assert self.process.poll() is None, self.out.read_text()
             assert time.monotonic() < deadline, self.out.read_text()
             time.sleep(0.1)
+
+    def look(self) -> list[str]:
+        """Command lines of the processes that it started, and those that they did."""
+        parents = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue  # it ended meanwhile
+        found = {self.process.pid}
+        while more := {one for one, parent in parents.items() if parent in found} - found:
+            found |= more
+        self.seen |= found
+        return [command_of(one) for one in found]
+
+    def left(self) -> list[str]:
+        """Those of the processes seen that are there still, after a moment."""
+        deadline = time.monotonic() + SOON
+        while (found := [one for one in map(command_of, self.seen) if one]) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return found
 
     def end(self) -> tuple[int, float, str]:
         """Its exit code, the seconds that it took from now, and what it printed."""
@@ -121,6 +120,19 @@ class Started:
             self.process.wait()
             pytest.fail(f"it did not end:\n{self.out.read_text()}")
         return code, time.monotonic() - started, self.out.read_text()
+
+
+def command_of(process: int) -> str:
+    """Its command line; empty: it has ended."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def runs_reference(commands: list[str]) -> bool:
+    """Whether a job has an interpreter for references, and more than one process of it."""
+    return sum("traceproof.run.runner" in one for one in commands) > 3
 
 
 @pytest.fixture(scope="module")
@@ -135,152 +147,79 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 @pytest.fixture
 def endless(repository: Repository) -> Iterator[Started]:
     """`traceproof verify` at a reference that does not end."""
-    before = scratch(repository)
     started = Started.of(repository, "traceproof", "verify", "--cores", "2", "--op-type", "gemm")
-    started.wait_for(lambda: bool(scratch(repository) - before))
+    started.wait_for(runs_reference)
     yield started
     if started.process.poll() is None:
         started.process.kill()
         started.process.wait()
 
 
-def scratch(repository: Repository) -> set[Path]:
-    """Scratch folders of jobs: one is there while a reference is being run."""
-    return set(repository.root.glob("results/store/scratch-*"))
-
-
-def workers(repository: Repository) -> list[str]:
-    """Processes of the copy."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            environment, command = ((process / name).read_bytes() for name in ("environ", "cmdline"))
-        except OSError:  # it ended meanwhile, or is somebody else's
-            continue
-        if str(repository.root).encode() in environment and int(process.name) != os.getpid():
-            found.append(command.replace(b"\0", b" ").decode())
-    return found
-
-
-def settled(repository: Repository, seconds: float = SOON) -> list[str]:
-    """Processes that are left after a moment."""
-    deadline = time.monotonic() + seconds
-    while workers(repository) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return workers(repository)
-
-
 @pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM"])
-def test_an_interrupted_run_ends_at_once_and_leaves_nothing(
-    repository: Repository, endless: Started, how: str
-) -> None:
+def test_an_interrupted_run_ends_at_once_and_leaves_nothing(endless: Started, how: str) -> None:
     if how == "Ctrl-C":
         os.killpg(endless.process.pid, signal.SIGINT)
     else:
         endless.process.send_signal(signal.Signals[how])
-    ends_at_once(repository, endless)
-
-
-def ends_at_once(repository: Repository, interrupted: Started) -> None:
-    code, seconds, out = interrupted.end()
-    assert code == 130, out
+    code, seconds, out = endless.end()
+    assert code == INTERRUPTED, out
     assert seconds < SOON
     assert "Traceback" not in out
     assert "What is finished is kept; the same command goes on from there." in out
     assert "FAILED" not in out
-    assert settled(repository) == []
+    assert endless.left() == []
 
 
-def test_beside_a_run_another_selection_runs_and_the_same_one_is_refused(
-    repository: Repository, endless: Started
-) -> None:
-    second = repository.verify("--op-type", "gemm")
-    assert second.code == 2
-    assert f"a run of this selection is under way (process {endless.process.pid}, since " in second.out
-    assert "Traceback" not in second.out
-    beside = repository.verify("--op-type", "rmsnorm")
-    assert beside.code == 0, beside.out
-    assert endless.process.poll() is None
-    endless.process.send_signal(signal.SIGINT)
-    ends_at_once(repository, endless)
-
-
-def test_a_killed_run_leaves_no_lock_and_no_process(repository: Repository, endless: Started) -> None:
+def test_a_killed_run_leaves_no_process_and_another_one_goes_on(repository: Repository, endless: Started) -> None:
     endless.process.kill()
     endless.process.wait()
-    assert settled(repository, seconds=15.0) == []  # they find out by themselves
+    assert endless.left() == []
     shown = repository.verify("--op-type", "gemm", "--", "--dry-run")
     assert shown.code == 0, shown.out
-    assert "actor gemm reference" in shown.jobs
+    assert "verify gemm" in shown.jobs
     again = repository.verify("--op-type", "rmsnorm")
     assert again.code == 0, again.out
 
 
-@pytest.mark.parametrize("when", ["a reference runs", "its job starts"])
-def test_snakemake_itself_can_be_interrupted(repository: Repository, when: str) -> None:
-    before = scratch(repository)
+def test_snakemake_itself_can_be_interrupted(repository: Repository) -> None:
     started = Started.of(repository, "snakemake", "--cores", "2", "--config", "selection={op_type: [gemm]}")
-    if when == "a reference runs":
-        started.wait_for(lambda: bool(scratch(repository) - before))
-    else:
-        started.wait_for(lambda: any("job_client scripts/actor.py" in one for one in workers(repository)))
+    started.wait_for(runs_reference)
     os.killpg(started.process.pid, signal.SIGINT)
     code, seconds, out = started.end()
-    assert code != 0
+    assert code == INTERRUPTED
     assert seconds < SOON
     assert "Traceback" not in out
     assert "What is finished is kept" in out
-    assert settled(repository) == []
+    assert started.left() == []
 
 
-def test_an_interrupt_while_a_command_loads_shows_no_traceback(repository: Repository) -> None:
-    for seconds in (0.1, 0.5, 1.0, 2.0):
-        started = Started.of(repository, "traceproof", "verify", "--cores", "2", "--op-type", "gemm")
-        time.sleep(seconds)
-        os.killpg(started.process.pid, signal.SIGINT)
-        code, _, out = started.end()
-        assert code in {130, -signal.SIGINT}, out
-        starting = "site.py" in out or "Fatal Python error: init_import_site" in out  # Python itself was
-        assert "Traceback" not in out or starting
-
-
-def test_an_interrupt_while_a_command_starts_snakemake_shows_one_line(
-    repository: Repository, tmp_path: Path
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(INTERRUPTING)
-    path = f"{tmp_path}{os.pathsep}{repository.environment['PYTHONPATH']}"
-    done = subprocess.run(
-        [sys.executable, "-m", "traceproof", "verify", "--cores", "2", "--op-type", "gemm"],
+def test_a_run_ends_with_its_reader(repository: Repository) -> None:
+    selected = "selection={op_type: [gemm]}"
+    with subprocess.Popen(
+        [sys.executable, "-m", "snakemake", "--cores", "2", "--config", selected, "run=reader"],
         cwd=repository.root,
-        env={**repository.environment, "PYTHONPATH": path},
-        check=False,
-        capture_output=True,
+        env=repository.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (130, "Stopped.\n")
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=60) != 0
 
 
-@pytest.mark.parametrize("name", ["traceproof.cli", "snakemake.cli"])
-def test_an_interrupt_that_what_is_imported_catches_is_not_lost(name: str, tmp_path: Path) -> None:
-    program = "traceproof" if name == "traceproof.cli" else "traceproof.pipeline.engine"
-    (tmp_path / "sitecustomize.py").write_text(CATCHING.format(name=name))
+def test_an_interrupt_that_what_is_imported_catches_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(CATCHING)
     done = subprocess.run(
-        [sys.executable, "-m", program, "--help"],
+        [sys.executable, "-m", "traceproof", "--help"],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'src'}"},
         check=False,
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped.\n")
-
-
-def test_an_interrupt_while_a_pool_starts_a_thread_comes_after_that() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", STARTING], check=False, capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout) == (0, "told\nTrue\n"), done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "Stopped.\n")
 
 
 def test_snakemake_of_another_environment_says_what_to_do(repository: Repository) -> None:
@@ -300,35 +239,20 @@ def test_snakemake_of_another_environment_says_what_to_do(repository: Repository
 
 
 @pytest.mark.parametrize(
-    ("script", "mark", "code"),
-    [(script, "interrupted", INTERRUPTED) for script in ("actor", "cases", "judge", "report")]
-    + [("report", "not there", BAD_INPUT)],
+    ("work", "code", "said", "logged"),
+    [
+        ("pass", 0, "", ""),
+        ("return True", FINDINGS, "", FOUND),
+        ("raise TraceproofError('no room')", UNFINISHED, "no room\n", "no room\n"),
+        ("sys.stderr.write('\\rlive'); sys.stderr.write('done\\n')", 0, "\nlivedone\n", "done\n"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM); signal.pause()", INTERRUPTED, "", ""),
+    ],
 )
-def test_a_job_that_was_starting_when_its_run_was_interrupted_says_nothing(
-    tmp_path: Path, script: str, mark: str, code: int
+def test_a_job_ends_as_its_work_does_and_logs_what_it_said(
+    tmp_path: Path, work: str, code: int, said: str, logged: str
 ) -> None:
-    (tmp_path / "interrupted").touch()
+    log = tmp_path / "logs" / "job.log"
     done = subprocess.run(
-        ["bash", "-c", f"{UNHEARD} {sys.executable} {ROOT}/scripts/{script}.py"],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), MARK: str(tmp_path / mark)},
-        check=False,
-        text=True,
-        stderr=subprocess.PIPE,
+        [sys.executable, "-c", JOB.format(work=work), str(log)], check=False, text=True, capture_output=True
     )
-    assert done.returncode == code
-    assert bool(done.stderr) is (code == BAD_INPUT)
-
-
-def test_a_job_that_is_starting_does_not_hear_an_interrupt(tmp_path: Path) -> None:
-    program = "print('up', flush=True); import time; time.sleep(1); from traceproof.pipeline import entry"
-    command = ["bash", "-c", f'{UNHEARD} {sys.executable} -c "{program}"']
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), MARK: str(tmp_path / "interrupted")}
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as job:
-        assert job.stdout is not None
-        assert job.stdout.readline() == "up\n"
-        (tmp_path / "interrupted").touch()
-        os.killpg(job.pid, signal.SIGINT)
-        assert job.communicate()[1] == ""
-    assert job.returncode == INTERRUPTED
+    assert (done.returncode, done.stderr, log.read_text()) == (code, said, logged)

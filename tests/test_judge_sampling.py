@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceproof.judge.sampling import judge_samples
+from traceproof.judge import sampling
+from traceproof.judge.sampling import judge_samples, log_tail
 
 Oracle = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -170,11 +175,146 @@ def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     trials=st.integers(1, 30),
     seed=st.integers(0, 1000),
 )
-def test_the_order_of_trials_does_not_matter(weights: list[int], trials: int, seed: int) -> None:
+def test_the_order_of_trials_matters_to_what_follows_each_other_alone(
+    weights: list[int], trials: int, seed: int
+) -> None:
     total = sum(weights)
     known = oracle(tuple(sorted((weight / total for weight in weights), reverse=True)))
     samples = draws(known, trials, seed)
     shuffle = torch.randperm(trials, generator=torch.Generator().manual_seed(seed))
-    first = judge_samples(samples, *known, 0.01)
-    assert judge_samples(samples[shuffle], *known, 0.01) == first
-    assert 0.0 <= first[1]["p_bound"] <= 1.0
+    found = [judge_samples(each, *known, 0.01)[1] for each in (samples, samples[shuffle])]
+    if not any("before" in each["detail"] for each in found):
+        assert found[0] == found[1]
+    assert 0.0 <= found[0]["p_bound"] <= 1.0
+
+
+@pytest.mark.parametrize("trials", [1, 2, 7, 60])
+@pytest.mark.parametrize("q", [0.001, 0.2, 0.5, 0.97])
+def test_tails_bound_the_binomial_law_and_lie_near_it(trials: int, q: float) -> None:
+    law = [math.comb(trials, count) * q**count * (1 - q) ** (trials - count) for count in range(trials + 1)]
+    mean = trials * q
+    for count in range(trials + 1):
+        exact = math.fsum(law[count:] if count > mean else law[: count + 1])
+        of = [torch.tensor(value, dtype=torch.float64) for value in (count, trials, q)]
+        bound = float(log_tail(of[0], of[1], of[2]).exp())
+        assert exact * (1 - 1e-9) <= bound <= 1.0
+        if exact < 1e-3:
+            assert bound < 1.5 * exact
+
+
+@pytest.mark.parametrize("mean", [0.1, 0.35, 0.6])
+def test_the_tail_of_a_mean_bounds_hits_of_different_probabilities(mean: float) -> None:
+    chances = [mean - 0.1 + 0.2 * place / 5 for place in range(6)]
+    law = [1.0]
+    for chance in chances:
+        law = [a * (1 - chance) + b * chance for a, b in zip([*law, 0.0], [0.0, *law], strict=True)]
+    for count in range(7):
+        exact = math.fsum(law[count:] if count > 6 * mean else law[: count + 1])
+        of = [torch.tensor(value, dtype=torch.float64) for value in (count, 6, mean)]
+        assert exact * (1 - 1e-9) <= float(log_tail(of[0], of[1], of[2], mean=True).exp())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("known", "trials"),
+    [
+        (oracle((0.9, 0.1)), 7),
+        (oracle((0.97, 0.02, 0.01)), 4),
+        (oracle((0.7, 0.2, 0.1), optional=(1,)), 4),
+        (oracle((0.8, 0.2), (0.8, 0.2)), 3),
+    ],
+    ids=["two tokens", "rare tokens", "an optional one", "two rows"],
+)
+def test_false_alarms_by_all_outcomes_there_are(known: Oracle, trials: int) -> None:
+    tokens, probs, may = known
+    rows = range(len(tokens))
+    single = [
+        [(int(tokens[row, rank]), float(probs[row, rank])) for rank in range(len(probs[row]))] for row in rows
+    ]
+    bounds = []
+    for outcome in product(*(cell for _ in range(trials) for cell in single)):
+        chance = math.prod(share for _, share in outcome)
+        samples = torch.tensor([token for token, _ in outcome]).view(trials, len(tokens))
+        bounds.append((judge_samples(samples, tokens, probs, may, 0.0)[1]["p_bound"], chance))
+    assert math.fsum(chance for _, chance in bounds) == pytest.approx(1.0)
+    for limit in sorted({bound for bound, _ in bounds if bound < 1}):
+        assert math.fsum(chance for bound, chance in bounds if bound <= limit) <= limit
+
+
+def test_likelihood_ratios_have_a_mean_of_one() -> None:
+    q = torch.tensor([[0.6, 0.3, 0.1]], dtype=torch.float64)
+    total = 0.0
+    for outcome in product(range(3), repeat=4):
+        ranks = torch.tensor(outcome)[:, None]
+        chance = math.prod(float(q[0, token]) for token in outcome)
+        total += chance * math.exp(sampling.repeated(ranks[:-1], ranks[1:], q, q)[0])
+    assert total == pytest.approx(1.0)
+
+
+BROAD = (0.0104, *[0.0099] * 99, *[0.0095 / 900] * 900)
+
+
+def mixed(known: Oracle, part: float, other: Callable[[torch.Tensor], torch.Tensor]) -> Oracle:
+    """Draws of which a part comes from another distribution."""
+    tokens, probs, may = known
+    return tokens, (1 - part) * probs + part * other(probs), may
+
+
+def most_probable(probs: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(probs).scatter_(-1, probs.argmax(-1, keepdim=True), 1.0)
+
+
+def even(probs: torch.Tensor) -> torch.Tensor:
+    return (probs > 0) / (probs > 0).sum(-1, keepdim=True)
+
+
+def times(factor: float, rank: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(probs: torch.Tensor) -> torch.Tensor:
+        changed = probs.clone()
+        changed[:, rank] *= factor
+        return changed / changed.sum(-1, keepdim=True)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("part", "other", "trials"),
+    [
+        (0.01, most_probable, 12_000),
+        (0.1, most_probable, 600),
+        (0.02, even, 6_000),
+        (1.0, times(0.0, 99), 3_000),
+        (1.0, times(2.0, 99), 16_000),
+    ],
+    ids=["greedy 1 %", "greedy 10 %", "uniform 2 %", "a token dropped", "a token doubled"],
+)
+def test_a_part_of_the_draws_made_otherwise_is_seen(
+    part: float, other: Callable[[torch.Tensor], torch.Tensor], trials: int
+) -> None:
+    known = oracle(BROAD)
+    for seed in range(3):
+        assert judge_samples(draws(known, trials, seed), *known, 1e-6)[0]
+        assert not judge_samples(draws(mixed(known, part, other), trials, seed), *known, 1e-6)[0]
+
+
+@pytest.mark.parametrize("lag", [1, 3, 8, 64, 1024])
+def test_draws_that_repeat_earlier_ones_are_seen(lag: int) -> None:
+    known = oracle(STEEP, BROAD)
+    samples = draws(known, 4096, 1)
+    assert judge_samples(samples, *known, 1e-6)[0]
+    again = torch.rand(4096 - lag, 1, generator=torch.Generator().manual_seed(2)) < 0.03
+    samples[lag:] = torch.where(again, samples[:-lag], samples[lag:])
+    ok, fields = judge_samples(samples, *known, 1e-6)
+    assert not ok
+    assert fields["detail"].partition(":")[0].endswith("before")
+
+
+def test_equal_rows_that_draw_alike_in_one_call_are_seen() -> None:
+    tokens, probs, may = (torch.cat([each, each]) for each in oracle(STEEP, BROAD))
+    samples = draws((tokens, probs, may), 4096, 1)
+    assert judge_samples(samples, tokens, probs, may, 1e-6)[0]
+    shared = torch.rand(4096, 1, generator=torch.Generator().manual_seed(2)) < 0.03
+    samples[:, 2:] = torch.where(shared, samples[:, :2], samples[:, 2:])
+    ok, fields = judge_samples(samples, tokens, probs, may, 1e-6)
+    assert not ok
+    assert "equal row" in fields["detail"]

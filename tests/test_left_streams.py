@@ -8,13 +8,13 @@ import pytest
 import torch
 from solution_judge import candidate, solution_judge
 
-from traceproof.execution.source import CallError
 from traceproof.ops.cases import Case
 from traceproof.reasons import Failure, Verdict
+from traceproof.run.source import CallError
+from traceproof.sandbox import ItemOutcome, Status
 from traceproof.solutions.properties import CHANNELS
 from traceproof.solutions.rows import left_behind
 from traceproof.solutions.trial import Evaluation
-from traceproof.worker import ItemOutcome, Status
 
 CASE = Case(id="small-1", size="small", axes={"batch_size": 7}, seed=0)
 

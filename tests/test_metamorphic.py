@@ -14,12 +14,12 @@ from laws.check import Agreement, agree
 from laws.score import Finding, memory, tables, try_laws
 from laws.trial import cases_of, try_law
 from traceproof.dataset.definition import Definition
-from traceproof.execution.case import Subject, solve
-from traceproof.execution.source import loaded
 from traceproof.ops import registry
 from traceproof.ops.common.batch import batch_of
 from traceproof.ops.laws import Law, laws_of, permutation
-from traceproof.worker import Limits, Pool
+from traceproof.run.case import Subject, solve
+from traceproof.run.source import loaded
+from traceproof.sandbox import Limits, Pool
 
 OWN = [ops.definitions(op_type)[0] for op_type in registry.known() if ops.definitions(op_type)]
 DECODE = ops.load("gqa_paged", "gqa_paged_decode_h40_kv8_d128_ps16")

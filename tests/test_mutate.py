@@ -16,7 +16,7 @@ from mutation.score import Fate, score
 from mutation.trial import Trial
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
-from traceproof.worker import Limits, Pool
+from traceproof.sandbox import Limits, Pool
 
 LIMITS = Limits(seconds=60, setup_seconds=60)
 

@@ -15,10 +15,11 @@ from publish_support import CASES, bundles, dataset, finished, row
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
+from traceproof.files import sealed
+from traceproof.names import MARKER, NAME, OP_TYPE, fresh_folder, path_part, remove_folder
 from traceproof.publish.parts import write_parts
 from traceproof.publish.prepare import dry_run, write_ledger
-from traceproof.untrusted.names import MARKER, NAME, OP_TYPE, fresh_folder, path_part, remove_folder
-from traceproof.worker import Limits
+from traceproof.sandbox import Limits
 
 BAD_NAMES = [
     "/etc/passwd",
@@ -149,12 +150,13 @@ def test_publishing_a_definition_named_after_a_folder_leaves_the_folder_alone(tm
     entry = planned["definitions"]["alpha"]
     entry["definition"]["name"] = name
     planned["definitions"] = {name: entry}
-    cases.write_text(json.dumps(planned))
+    del planned["seal"]
+    cases.write_text(sealed(json.dumps(planned)))
     ledger = tmp_path / "run" / "ledger.jsonl"
     write_ledger(source, read_tree(root))
     ledger.write_text(ledger.read_text().replace('"alpha"', json.dumps(name)))
     with pytest.raises(ValueError, match="name"):
-        write_parts(cases, ledger, tmp_path / "parts", only={name}, answers=None)
+        write_parts(cases, ledger, tmp_path / "parts", only={name})
     assert (precious / "thesis.txt").read_text() == "years"
 
 

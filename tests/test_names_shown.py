@@ -20,6 +20,7 @@ from traceproof.cli.show import describe
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
+from traceproof.names import fresh_folder
 from traceproof.ops import lookup
 from traceproof.ops.adapter import Adapter
 from traceproof.publish.baseline import source
@@ -29,7 +30,6 @@ from traceproof.stacks import STACKS
 from traceproof.stacks.base import Stack
 from traceproof.testgen.files import Subject, render
 from traceproof.text import literal, markdown, printable, redacted
-from traceproof.untrusted.names import fresh_folder
 
 
 @given(st.text())

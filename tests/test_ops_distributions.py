@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.execution.case import Subject, solved
 from traceproof.judge.output import Ruling
 from traceproof.ops import registry
 from traceproof.ops.base import scalar, tensor
 from traceproof.ops.sampling.oracle import DISTRIBUTIONS, OP
+from traceproof.run.case import Subject, solved
 
 FORMS = {"probs": (), "logits": (), "probs min_p": ("min_p",), "logits top_k top_p": ("top_k", "top_p")}
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dialect_samples import APPEND, GATED, changed
+from pipeline import plans
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.dialects import read
@@ -16,10 +17,9 @@ from traceproof.draw import Draw
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
-from traceproof.pipeline.records import OpTypePlan
-from traceproof.pipeline.stages.plan import plan
-from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.reasons import Skip
+from traceproof.run.plan_selection import Selection
+from traceproof.run.records import OpTypePlan
 
 PAGED: dict[str, Any] = {
     "name": "paged",
@@ -162,7 +162,7 @@ def test_a_text_is_what_a_constraint_allows_and_else_a_typed_skip(
     unknown = changed(GATED, op_type="unheard_of", inputs=inputs)
     (tmp_path / "one.json").write_text(json.dumps(unknown))
     (tmp_path / "two.json").write_text(json.dumps(changed(GATED, name="known", op_type="unheard_of")))
-    (path,) = plan(tmp_path, tmp_path / "cases", Selection(cases=cases_asked))
+    (path,) = plans(tmp_path, tmp_path / "cases", Selection(cases=cases_asked))
     (only,) = OpTypePlan.read(path).definitions["silu_and_mul_h64"].cases
     assert only.skip is not None
     assert (only.skip.reason, "layout is a text" in only.skip.message) == (Skip.NO_INPUTS, True)

@@ -13,7 +13,6 @@ from planted_moe import applies
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import fingerprint
-from traceproof.execution.case import solved
 from traceproof.ops.base import Tensors, Unsupported, Values, tensor
 from traceproof.ops.cases import Case
 from traceproof.ops.moe.cases import HEAVY
@@ -22,6 +21,7 @@ from traceproof.ops.moe.form import Scaling, form_of
 from traceproof.ops.moe.oracle import OP
 from traceproof.ops.moe.routing import Method, Routing, margins
 from traceproof.reasons import Verdict
+from traceproof.run.case import solved
 
 DEFINITIONS = ops.definitions("moe")
 BY_FORM = {(form_of(it).scaling, form_of(it).routing.method): it for it in DEFINITIONS}

@@ -10,14 +10,14 @@ import torch
 from definitions import rmsnorm
 
 from traceproof.dataset.definition import Definition
-from traceproof.execution.case import solved
-from traceproof.execution.inputs import make_inputs
 from traceproof.judge.output import Expected, judge_output
 from traceproof.ops import registry
 from traceproof.ops.base import Unsupported, Values
 from traceproof.ops.rmsnorm.bugs import ANSWERS
 from traceproof.ops.rmsnorm.oracle import RmsNorm
 from traceproof.reasons import Verdict
+from traceproof.run.case import solved
+from traceproof.run.inputs import make_inputs
 
 DEFINITIONS = ops.definitions("rmsnorm")
 EVERY = pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
@@ -87,7 +87,9 @@ def test_inputs_fit_the_schema(definition: Definition) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda entry: entry.update(reference=entry["reference"].replace("EPS = 1e-5", "EPS = 2e-5 - 1e-5")),
+        lambda entry: entry.update(
+            reference=entry["reference"].replace("EPS = 1e-5", "EPS = 2e-5 - 1e-5"), description="A norm."
+        ),
         lambda entry: entry["inputs"].update(extra=entry["inputs"]["weight"]),
         lambda entry: entry.update(outputs={"normed": entry["outputs"]["output"]}),
     ],
@@ -159,4 +161,5 @@ def test_an_offset_that_is_added_to_the_weight_in_place_is_seen(factor: str, off
         "import torch\n\n\ndef run(hidden_states, weight):\n    EPS = 1e-6\n    x = hidden_states.float()\n"
         f"    return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * ({factor})).to(torch.bfloat16)\n"
     )
-    assert RmsNorm.weight_offset(definition.model_copy(update={"reference": reference})) == offset
+    silent = definition.model_copy(update={"reference": reference, "name": "norm"})  # nothing else states it
+    assert RmsNorm.weight_offset(silent) == offset

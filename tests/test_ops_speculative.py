@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.execution.case import Subject, solved
 from traceproof.judge.output import Ruling
 from traceproof.ops import registry
 from traceproof.ops.base import Unsupported, Values, tensor
+from traceproof.run.case import Subject, solved
 
 VOCABULARY = 40
 OUTPUT = "accepted_token_ids"

@@ -18,8 +18,8 @@ from traceproof.checkouts import package_index
 from traceproof.checkouts.package_index import download_sdist
 from traceproof.checkouts.pin import Pin
 from traceproof.errors import TraceproofError
+from traceproof.programs import for_strangers, without_secrets
 from traceproof.sources import package
-from traceproof.untrusted.tokens import for_strangers, without_secrets
 
 SETUP = "import os, pathlib\npathlib.Path({ran!r}).write_text(str(dict(os.environ)))\nraise SystemExit(1)\n"
 SECRETS = {

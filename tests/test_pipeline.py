@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from repository import Ran, Repository, own_dataset
-from ruamel.yaml import YAML
-
-from traceproof.environments import building as environments
-from traceproof.pipeline.flow import Pipeline
 
 pytestmark = pytest.mark.slow
 
 NORM, OTHER_NORM, GEMM = "rmsnorm/rmsnorm_h96", "rmsnorm/fused_add_rmsnorm_h96", "gemm/gemm_n96_k160"
-KILLS = "    raise SystemExit(3)\n    judge("
+KILLS = "    raise SystemExit(3)\n    plan ="
 AHEAD = 7 * 24 * 3600.0
 SELECTED = ("--op-type", "gemm", "--test-sizes", "small", "medium")
 
@@ -32,14 +27,13 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     """A copy that was run once on a dataset of our own."""
     dataset = own_dataset(tmp_path_factory.mktemp("dataset"), NORM, OTHER_NORM, GEMM)
     copy = Repository.copy(tmp_path_factory.mktemp("repository"), dataset={"path": str(dataset)})
-    with copy.one_run():
-        ran = copy.verify()
-        assert ran.code == 0, ran.out
-        yield copy
+    ran = copy.verify()
+    assert ran.code == 0, ran.out
+    return copy
 
 
 def dataset_of(repository: Repository) -> Path:
@@ -49,7 +43,7 @@ def dataset_of(repository: Repository) -> Path:
 
 
 def counts(ran: Ran, job: str) -> str:
-    """The last progress line of an actor's job."""
+    """The last progress line of an op_type's job."""
     lines = [line for line in ran.out.splitlines() if line.startswith(job)]
     assert lines, ran.out
     return lines[-1]
@@ -76,7 +70,7 @@ def test_every_family_is_a_target_and_an_environment_of_ours_is_built_first(fres
 
 def test_a_bad_configuration_is_told_in_full_without_a_traceback(fresh: Repository) -> None:
     ran = fresh.dry("--config", "seed=x", "sizes=1")
-    assert ran.code == 1
+    assert ran.code == 2
     assert "config.yaml cannot be used:\n  - seed: 'x'" in ran.out
     assert "  - sizes: unknown key" in ran.out
     assert "Traceback" not in ran.out
@@ -101,26 +95,24 @@ def test_the_code_of_one_op_concerns_its_op_type_alone(repository: Repository) -
     repository.edit("src/traceproof/ops/gemm/oracle.py", "import math", "# A word more.\nimport math")
     ran = repository.verify()
     assert ran.code == 0, ran.out
-    assert {"actor gemm reference", "actor gemm oracle", "judge gemm", "report"} <= set(ran.jobs)
+    assert {"verify gemm", "report"} <= set(ran.jobs)
     assert not [job for job in ran.jobs if "rmsnorm" in job]
 
 
-def test_a_failed_judge_never_shows_the_table_of_the_run_before(repository: Repository) -> None:
+def test_a_failed_job_never_shows_the_table_of_the_run_before(repository: Repository) -> None:
     file = dataset_of(repository) / "definitions" / f"{NORM}.json"
     definition = json.loads(file.read_text())
     definition["reference"] += "\n\nright = run\n\n\ndef run(*tensors):\n    return right(*tensors) * 2\n"
     file.write_text(json.dumps(definition))
-    repository.edit("scripts/judge.py", "    judge(", KILLS)
+    repository.edit("scripts/verify.py", "    plan =", KILLS)
     ran = repository.verify()
     assert ran.code == 2, ran.out
-    cases = json.loads((repository.root / "results" / "cases" / "rmsnorm.json").read_text())["definitions"]
-    edited, other = (len(cases[name.partition("/")[2]]["cases"]) for name in (NORM, OTHER_NORM))
-    assert f"kept {other} ok {edited}" in counts(ran, "reference")
+    assert ran.out.splitlines()[-1].startswith("The run could not finish: verify rmsnorm failed.")
     assert not [job for job in ran.jobs if "gemm" in job]
     again = repository.verify()
     assert again.code == 2, again.out
     assert "VERIFIED:" not in again.out
-    repository.edit("scripts/judge.py", KILLS, "    judge(")
+    repository.edit("scripts/verify.py", KILLS, "    plan =")
 
 
 def test_a_wrong_reference_is_a_finding_of_that_definition_alone_and_its_verdicts_stay(
@@ -165,12 +157,13 @@ def test_known_findings_do_not_fail_a_run_and_a_selection_has_its_own_folder(rep
 def test_force_runs_again_what_is_finished(repository: Repository) -> None:
     ran = repository.verify(*SELECTED, "--force")
     assert ran.code == 0, ran.out
-    assert "kept" not in counts(ran, "reference")
+    assert "verify gemm" in ran.jobs
+    assert "kept" not in counts(ran, "gemm")
 
 
 def test_a_dry_run_with_force_shows_all_and_leaves_nothing_to_do(repository: Repository) -> None:
     shown = repository.verify(*SELECTED, "--force", "--", "--dry-run")
-    assert {"actor gemm reference", "actor gemm oracle", "judge gemm"} <= set(shown.jobs), shown.out
+    assert "verify gemm" in shown.jobs, shown.out
     assert repository.verify(*SELECTED).jobs == []  # nor has the run that was forced
 
 
@@ -181,17 +174,27 @@ def test_a_name_that_the_dataset_lacks_is_bad_use(repository: Repository) -> Non
     assert "Traceback" not in ran.out
 
 
-def test_stacks_that_build_are_asked_for_before_the_plan_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only where there is a GPU, and where no environment has to be made for it."""
-    root = Path(__file__).parent.parent
-    raw: dict[str, Any] = YAML(typ="safe").load(root / "config.yaml")
-    raw["stacks"]["flashinfer"] = {"python": sys.executable}
-    flow = Pipeline.of(raw, root=root)
-    assert flow.builders() == []
-    monkeypatch.setattr(environments, "CUDA_DRIVER", (root,))
-    assert flow.builders() == ["results/stacks/flashinfer.json"]
-    assert flow.builders(family="gemm") == []
-    raw["stacks"]["flashinfer"] = {"python": None}
-    raw["known"] = None
-    raw["dataset"] = {"path": str(root / "tests" / "dataset")}  # no pins there
-    assert Pipeline.of(raw, root=root / "tests").builders() == []
+def test_a_definition_that_can_not_be_used_says_what_is_wrong_with_its_file(repository: Repository) -> None:
+    file = dataset_of(repository) / "definitions" / f"{OTHER_NORM}.json"
+    text = file.read_text()
+    file.write_text(text[:200])
+    ran = repository.verify("--definition-name", "fused_add_rmsnorm_h96")
+    file.write_text(text)
+    assert ran.code == 2
+    assert (
+        "'fused_add_rmsnorm_h96' can not be used: definitions/rmsnorm/fused_add_rmsnorm_h96.json: not JSON"
+        in ran.out
+    )
+    assert "close to it" not in ran.out
+
+
+def test_a_name_as_an_argument_is_verified_and_json_is_alone_on_stdout(repository: Repository) -> None:
+    command = [sys.executable, "-m", "traceproof", "verify", "rmsnorm_h96", "--cores", "1", "--json", "-"]
+    done = subprocess.run(
+        command, cwd=repository.root, env=repository.environment, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)["definitions"]) == {"rmsnorm_h96"}
+    assert "VERIFIED: 1 definition, 1 right" in done.stderr
+    shown = repository.verify("rmsnorm_h96", "--", "--dry-run")
+    assert (shown.code, shown.jobs) == (0, ["verify_all"]), shown.out

@@ -9,10 +9,9 @@ import pytest
 import torch
 from definitions import rmsnorm, write
 
-from traceproof.actors.reference import Reference
 from traceproof.dataset.tree import read_definition
-from traceproof.execution.poison import UNWRITTEN, poisoned
-from traceproof.ops.registry import for_definition
+from traceproof.run.poison import UNWRITTEN, poisoned
+from traceproof.run.runner import load_module
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 INTEGERS = [torch.int64, torch.int32, torch.int8, torch.uint8]
@@ -86,8 +85,6 @@ def test_what_was_there_is_put_back_even_after_an_error() -> None:
 def test_names_that_a_reference_takes_out_of_torch_are_covered(tmp_path: Path) -> None:
     text = "from torch import empty\n\n\ndef run(hidden_states, weight):\n    return empty(hidden_states.shape)\n"
     definition = read_definition(write(tmp_path, rmsnorm("rmsnorm_a", reference=text)))
-    actor = Reference()
-    actor.prepare(definition)
-    op, _ = for_definition(definition)
-    returned = actor.run(definition, op, {"hidden_states": torch.ones(2, 3), "weight": torch.ones(3)})
+    with poisoned():
+        returned = load_module(definition.reference, "poisoned_reference").run(torch.ones(2, 3), torch.ones(3))
     assert bool(returned.isnan().all())

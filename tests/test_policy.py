@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.worker.policy import Refusal, check
+from traceproof.sandbox.policy import Refusal, check
 
 OWN = sorted((Path(__file__).parent / "dataset" / "definitions").glob("*/*.json"))
 

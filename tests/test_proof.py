@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pipeline import summarise
 
-from traceproof.pipeline.known import Known
-from traceproof.pipeline.stages import proof
-from traceproof.pipeline.stages.report import table
 from traceproof.reasons import Skip
+from traceproof.run import proof
+from traceproof.run.known import Known
+from traceproof.run.report import table
 
 GPU = {"device_type": "cuda", "device": "NVIDIA H200", "capability": "9.0"}
 STACKS: Sequence[Mapping[str, Any]] = (

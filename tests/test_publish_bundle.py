@@ -13,24 +13,22 @@ import pytest
 import torch
 from definitions import GOOD, rmsnorm
 from publish_support import ACTORS, CASES, bundles, dataset, finished, path_of, row, with_piece
-from safetensors.torch import save_file
 
-from traceproof.actors import registry as actors
+from traceproof.dataset.source import Dataset
 from traceproof.dataset.tree import read_definition, read_tree
 from traceproof.errors import TraceproofError
-from traceproof.execution.inputs import make_inputs
 from traceproof.ops import lookup, registry
-from traceproof.pipeline.run_record import RunRecord
-from traceproof.pipeline.stages.manifest import Manifest
+from traceproof.programs import without_secrets
 from traceproof.publish.baseline import solution
 from traceproof.publish.bundle import Folder
 from traceproof.publish.change import joined, resolve
 from traceproof.publish.check import problems
-from traceproof.publish.parts import Answers, is_random, write_parts
-from traceproof.publish.prepare import Prepared, Source, dry_run, prepare, write_ledger
+from traceproof.publish.parts import is_random, write_parts
+from traceproof.publish.prepare import Prepared, Source, dry_run, origin_of, prepare, write_ledger
+from traceproof.run.implementation import Implementation
+from traceproof.run.inputs import make_inputs
 from traceproof.stacks import FIRST_TRUTHS
-from traceproof.store import Store
-from traceproof.untrusted.tokens import without_secrets
+from traceproof.text import markdown
 
 OURS = sorted((Path(__file__).parent / "dataset" / "definitions").rglob("*.json"))
 
@@ -57,6 +55,18 @@ def test_the_dry_run_lists_every_file_with_its_digest(prepared: Prepared, tmp_pa
     assert "| `alpha` | reference | passed | 2 | 2 | output: floor 0.25 |" in text
     assert "NVIDIA TEST" in text
     assert "made for tests" in text
+
+
+@pytest.mark.parametrize(
+    ("origin", "words"),
+    [
+        ({"pypi": {"package": "a-bench", "version": "0.1.2", "sha256": "0" * 64, "folder": "b"}}, "a-bench 0.1.2"),
+        ({"git": {"url": "https://example.org/a", "commit": "1" * 40}}, f"https://example.org/a {'1' * 40}"),
+        ({"path": "/some/folder"}, "a local folder"),
+    ],
+)
+def test_a_datasets_origin_is_told_in_words(origin: dict[str, Any], words: str) -> None:
+    assert markdown(origin_of(Dataset.model_validate(origin))) == words
 
 
 def test_what_is_not_verified_is_not_published(source: Source, tmp_path: Path) -> None:
@@ -231,11 +241,11 @@ def test_a_baseline_stands_alone_and_does_what_its_adapter_does(path: Path) -> N
             continue
         module: dict[str, Any] = {}
         exec(code, module)  # noqa: S102 - what was just emitted
-        actor = actors.get(truth)
-        assert actor.unavailable(definition, op) is None
+        implementation = Implementation(truth)
+        assert implementation.unavailable(definition) is None
         for case in list(op.cases(definition, sizes=("small",), seed=0))[:3]:
             inputs = make_inputs(op, definition, case, device=torch.device("cpu"))
-            expected = actor.run(definition, op, dict(inputs))
+            expected = implementation.run(definition, dict(inputs))
             given = module["run"](**inputs)
             given = given if isinstance(given, tuple) else (given,)
             for name, value in zip(definition.outputs, given, strict=True):
@@ -248,18 +258,13 @@ def test_programs_beside_the_pusher_see_no_secrets() -> None:
 
 
 def test_a_case_whose_right_answer_is_infinite_is_no_workload(source: Source, tmp_path: Path) -> None:
-    store = Store(tmp_path / "store", "outputs")
-    cases = {}
-    for digit, (name, value) in enumerate((("small-0", 1.0), ("small-1", float("-inf")))):
-        save_file({"output": torch.full((2, 2), value)}, tmp_path / "made")
-        kept = store.finish(f"{digit}" * 32, {"key": f"{digit}" * 32, "status": "ok"}, tmp_path / "made")
-        cases[name] = RunRecord.model_validate(kept)
-    answers = Answers(
-        Manifest(actor="reference", op_type="rmsnorm", code="", environment={}, cases={"alpha": cases}), store
+    ledger = write_ledger(source, read_tree(source.dataset))
+    reference = ledger.records["alpha"]["reference"]
+    ledger.records["alpha"]["reference"] = replace(reference, infinite=("small-1",))
+    ledger.write(tmp_path / "ledger.jsonl")
+    write_parts(
+        source.run / "cases" / "rmsnorm.json", tmp_path / "ledger.jsonl", tmp_path / "parts", only={"alpha"}
     )
-    plan, ledger = source.run / "cases" / "rmsnorm.json", source.run / "ledger.jsonl"
-    write_ledger(source, read_tree(source.dataset))
-    write_parts(plan, ledger, tmp_path / "parts", only={"alpha"}, answers=answers)
     notes = json.loads((tmp_path / "parts" / "alpha" / "parts.json").read_text())
     assert notes["workloads"] == 1
     assert "infinities" in notes["left_out"]["small-1"]

@@ -17,6 +17,14 @@ from traceproof.publish.prepare import Prepared
 BRANCH = "traceproof/definition-alpha"
 
 
+@pytest.fixture(autouse=True)
+def person(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who commits, on a machine whose git was told nothing."""
+    for what in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{what}_NAME", "somebody")
+        monkeypatch.setenv(f"GIT_{what}_EMAIL", "somebody@example.org")
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return of_alpha(tmp_path_factory.mktemp("publish"), "alpha")

@@ -12,13 +12,12 @@ from publish_support import ACTORS, row
 
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
-from traceproof.publish.ledger import Ledger, keep, tagged
-from traceproof.store import Store
+from traceproof.publish.ledger import DATES, Ledger, keep, tagged
 
 
 def ledger_of(tmp_path: Path, rows: list[dict[str, Any]]) -> Ledger:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(item) + "\n" for item in rows))
-    return keep([tmp_path / "rows.jsonl"], tmp_path / "ledger.jsonl", tmp_path / "store", references={})
+    return keep([tmp_path / "rows.jsonl"], tmp_path / "ledger.jsonl", tmp_path, references={})
 
 
 ALPHA = Definition.model_validate(rmsnorm("alpha"))
@@ -58,9 +57,8 @@ def test_a_definition_whose_reference_changed_is_not_verified(tmp_path: Path) ->
 
 def test_a_record_keeps_its_date_and_reads_back(tmp_path: Path) -> None:
     first = ledger_of(tmp_path, rows_of())
-    dates = Store(tmp_path / "store", "ledger")
-    for file in dates.root.rglob("*.json"):
-        dates.finish(file.stem, {"date": "2020-02-02"})
+    dates = json.loads((tmp_path / DATES).read_text())
+    (tmp_path / DATES).write_text(json.dumps(dict.fromkeys(dates, "2020-02-02")))
     again = ledger_of(tmp_path, rows_of())
     assert again.records["alpha"]["torch"].date == "2020-02-02"
     assert Ledger.read(tmp_path / "ledger.jsonl").records == again.records

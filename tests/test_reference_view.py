@@ -11,10 +11,10 @@ from test_hostile import RIGHT, reference
 from worker_pools import NOTHING
 
 import traceproof
-from traceproof.pipeline.stages.plan_selection import Selection
-from traceproof.pipeline.stages.stack_workers import StackWorkers
-from traceproof.worker import Limits, Pool, Status, policy
-from traceproof.worker.sandbox import lacking
+from traceproof.run.plan_selection import Selection
+from traceproof.run.source import strangers
+from traceproof.sandbox import Limits, Pool, Status, policy
+from traceproof.sandbox.isolation import lacking
 
 LIMITS = Limits(seconds=20.0, memory_bytes=1 << 30)
 SELECTION = Selection(sizes=("small",), cases=("small-0",))
@@ -49,7 +49,7 @@ found = [path for path in ('SOURCE', 'SOURCE/ops/rmsnorm/oracle.py', 'SOURCE/ops
 """,
     "reads_the_results": """
 import os
-found = [path for path in ('RESULTS/cases', 'RESULTS/verdicts', 'RESULTS/store/outputs', 'DATASET/definitions')
+found = [path for path in ('RESULTS/cases', 'RESULTS/verdicts', 'RESULTS/cache.sqlite', 'DATASET/definitions')
          if os.path.exists(path)]
 """,
     "finds_its_neighbours": """
@@ -110,8 +110,9 @@ def test_each_protection_needs_one_of_its_layers_of_isolation() -> None:
 
 def test_strangers_code_does_not_run_where_it_can_not_be_isolated(tmp_path: Path) -> None:
     write(tmp_path / "dataset", rmsnorm("alpha"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StackWorkers, "without", tuple(NOTHING))
+    with strangers() as bare, pytest.MonkeyPatch.context() as patch:
+        bare.without = NOTHING
+        patch.setattr("pipeline._interpreter", lambda: bare)
         run = Run(tmp_path / "dataset", tmp_path / "results", selection=SELECTION, limits=LIMITS)
         (row,) = run.verify()["alpha"]
         assert (row["verdict"], row["reason"]) == ("error", "weak_isolation")

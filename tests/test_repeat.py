@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from repository import Repository, own_dataset
 
 from traceproof.config.reading import config_of
 from traceproof.config.repeat_options import options
-from traceproof.pipeline.rows import VerdictRow
 from traceproof.reasons import Verdict
+from traceproof.run.rows import VerdictRow
 
 pytestmark = pytest.mark.slow
 
@@ -32,9 +31,8 @@ ROW = VerdictRow(
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
-    with Repository.copy(tmp_path_factory.mktemp("repository")).one_run() as copy:
-        yield copy
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    return Repository.copy(tmp_path_factory.mktemp("repository"))
 
 
 def test_a_row_names_its_definition_case_and_seed() -> None:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from traceproof.actors.base import Actor
-from traceproof.actors.execute import _Runner
 from traceproof.dataset.definition import Definition
-from traceproof.ops.base import Op, Values, tensor
+from traceproof.ops.base import Values, tensor
 from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
+from traceproof.run.implementation import Implementation
+from traceproof.run.workers import Runner
 
 INPUTS = {"values": torch.arange(8.0), "out": torch.full((8,), torch.nan)}  # `out`: memory to write to
 DEFINITION = Definition.model_validate(
@@ -29,33 +29,27 @@ DEFINITION = Definition.model_validate(
 )
 
 
-class _Copies(Actor):
-    def run(self, definition: Definition, op: Op, inputs: Values) -> Any:  # noqa: ANN401 - as it returns
-        del definition, op
+class _Copies(Implementation):
+    def run(self, definition: Definition, inputs: Values) -> Any:  # noqa: ANN401 - as it returns
+        del definition
         return {"copy": tensor(inputs, "values").clone()}
 
 
-class _Draws(Actor):
-    def run(self, definition: Definition, op: Op, inputs: Values) -> Any:  # noqa: ANN401 - as it returns
-        del definition, op
+class _Draws(Implementation):
+    def run(self, definition: Definition, inputs: Values) -> Any:  # noqa: ANN401 - as it returns
+        del definition
         return {"copy": tensor(inputs, "values") + torch.rand(8)}
 
 
-@pytest.mark.parametrize("actor", [_Copies, _Draws])
+@pytest.mark.parametrize("implementation", [_Copies, _Draws])
 def test_what_an_init_made_is_one_set_of_inputs_and_a_sampler_draws_from_the_case_s_seed(
-    actor: type[Actor], tmp_path: Path
+    implementation: type[Implementation], tmp_path: Path
 ) -> None:
     save_file(INPUTS, tmp_path / "made.safetensors")
     given = {name: {"type": "safetensors", "path": "made.safetensors", "tensor_key": name} for name in INPUTS}
     case = Case("small-0", "small", {"rows": 8}, 0, {"inputs": given})
-    runner = _Runner(
-        definition=DEFINITION,
-        op=GenericOp("unheard_of"),
-        actor=actor(),
-        device=torch.device("cpu"),
-        dataset=tmp_path,
-        scratch=tmp_path,
-    )
-    said = runner.run({"case": case.as_json(), "key": "key", "repeat": True})
+    op, device = GenericOp("unheard_of"), torch.device("cpu")
+    runner = Runner(DEFINITION, op, implementation("copies"), device, tmp_path)
+    said = runner.run({"case": case.as_json(), "out": str(tmp_path / "out"), "repeat": True})
     assert said["varying"] == []
     assert not said["remembered"]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pipeline import Rows, summarise
 
+from traceproof.digests import digest_file
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.known import Known, read_known
-from traceproof.pipeline.rows import VerdictRow, each_row, rows_text
-from traceproof.pipeline.stages.report import failed, report, table
-from traceproof.store import write_text
+from traceproof.files import write_text
+from traceproof.run.cache import FILE, Cache, key_of_file
+from traceproof.run.known import Known, read_known
+from traceproof.run.report import MADE_OF, failed, read_summary, report, table
+from traceproof.run.rows import VerdictRow, each_row, rows_text
 
 ROOT = Path(__file__).resolve().parent.parent
 WHY = "the reference's fault: see docs/findings.md, evidence there"
@@ -77,6 +79,45 @@ def test_a_new_finding_fails_and_is_named_with_its_repeat_command(verdict: str) 
     assert "NOT VERIFIED" in text
     assert "nan: 1 of 2 are NaN" in text
     assert "repeat  traceproof verify --definition-name rmsnorm_h8 --case small-0" in text
+
+
+def test_each_definition_with_findings_has_a_line_before_any_is_told_in_full() -> None:
+    names = [f"rmsnorm_h{number}" for number in range(8)]
+    rows = [
+        row(
+            definition=name,
+            case=f"small-{case}",
+            verdict="fail",
+            reason="nan",
+            message="NaN",
+            repeat=f"again {name}",
+        )
+        for name in names
+        for case in range(9 if name == names[0] else 7)
+    ]
+    text = table(summarise(rows, Known()))
+    told = text[text.index("58 new:") :].split("\n\n")
+    assert [line.split(":")[0].strip() for line in told[0].splitlines()[1:]] == names
+    assert "  rmsnorm_h0: 9, first case small-0, reference, output: nan" in told[0]
+    assert {name: told[1].count(f"repeat  again {name}\n") for name in names} == dict.fromkeys(names, 2)
+    assert "  ... and 42 more in summary.json" in told[1]
+
+
+def test_a_definition_alone_has_its_findings_in_full_and_no_line_before() -> None:
+    rows = [row(case=f"small-{case}", verdict="fail", reason="nan") for case in range(21)]
+    text = table(summarise(rows, Known()))
+    assert text.count("FAIL  nan") == 20
+    assert "21 new:\n  rmsnorm_h8, case small-0, reference\n" in text
+    assert "... and 1 more in summary.json" in text
+
+
+def test_findings_of_very_many_definitions_stay_readable() -> None:
+    rows = [row(definition=f"rmsnorm_h{number}", verdict="fail", reason="nan") for number in range(300)]
+    text = table(summarise(rows, Known()))
+    assert text.count(": 1, first case") == 100
+    assert "... and 200 more definitions in summary.json" in text
+    assert text.count("FAIL  nan") == 20
+    assert "... and 280 more in summary.json" in text
 
 
 def test_a_known_finding_does_not_fail_but_stays_visible() -> None:
@@ -187,6 +228,37 @@ def test_nothing_compared_is_a_failure(tmp_path: Path) -> None:
     assert "nothing was compared" in table(summary)
 
 
+@pytest.mark.parametrize("damage", ["summary", "verdicts", "absent", "another run's"])
+def test_a_summary_that_is_not_of_what_is_there_is_removed(tmp_path: Path, damage: str) -> None:
+    verdicts, summary = tmp_path / "verdicts" / "rmsnorm.jsonl", tmp_path / "summary.json"
+    write_text(verdicts, rows_text([row()]))
+    made = report([verdicts], summary, known=None)
+    assert {**made, MADE_OF: {verdicts.name: digest_file(verdicts)}} == read_summary(summary)
+    if damage == "summary":
+        summary.write_text(summary.read_text(encoding="utf-8").replace("pass", "fail", 1), encoding="utf-8")
+    elif damage == "absent":
+        verdicts.unlink()
+    else:
+        other = row(verdict="fail" if damage == "verdicts" else "error")
+        verdicts.write_text(rows_text([other]), encoding="utf-8")
+    with pytest.raises(TraceproofError, match="Run the same command again"):
+        read_summary(summary)
+    assert not summary.exists()
+    assert verdicts.exists() is (damage == "summary")
+
+
+def test_verdicts_that_were_changed_after_they_were_written_are_removed(tmp_path: Path) -> None:
+    verdicts, cache = tmp_path / "verdicts" / "rmsnorm.jsonl", tmp_path / FILE
+    write_text(verdicts, rows_text([row(verdict="fail")]))
+    with Cache(cache) as kept:
+        kept.put({key_of_file(verdicts): digest_file(verdicts)})
+    report([verdicts], tmp_path / "summary.json", known=None, cache=cache)
+    write_text(verdicts, rows_text([row(verdict="pass")]))
+    with pytest.raises(TraceproofError, match="changed after they were written"):
+        report([verdicts], tmp_path / "summary.json", known=None, cache=cache)
+    assert not verdicts.exists()
+
+
 def test_op_types_are_summarised_once_and_together_as_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +268,7 @@ def test_op_types_are_summarised_once_and_together_as_at_once(
         read.append(path.stem)
         return each_row(path)
 
-    monkeypatch.setattr("traceproof.pipeline.stages.report.each_row", noted)
+    monkeypatch.setattr("traceproof.run.report.each_row", noted)
     norms = [row(), row(definition="rmsnorm_h9", verdict="fail", reason="nan"), row(actor="torch")]
     others = [
         row(op_type="gdn", definition="a", grade="twin", twin="n 2 -> 1"),
@@ -206,26 +278,31 @@ def test_op_types_are_summarised_once_and_together_as_at_once(
     entry = tmp_path / "known.yaml"
     entry.write_text(known(definitions=["rmsnorm_h9"]).model_dump_json(exclude_unset=True), encoding="utf-8")
 
-    def reported(*, store: Path | None = tmp_path / "store", code: str = "c", **rows: Rows) -> dict[str, Any]:
+    def reported(rows: Mapping[str, Rows] = {}, *, cache: Path | None = tmp_path / FILE) -> dict[str, Any]:
         read.clear()
         for op_type, own in rows.items():
             write_text(run / "verdicts" / f"{op_type}.jsonl", rows_text(own))
         files = sorted((run / "verdicts").iterdir())
-        return report(files, run / "summary.json", known=entry, store=store, code=code)
+        return report(files, run / "summary.json", known=entry, cache=cache)
 
-    first = reported(rmsnorm=norms, gdn=others)
+    first = reported({"rmsnorm": norms, "gdn": others})
     assert first == summarise([*others, *norms], read_known(entry))
     assert first["findings"]["known"]
     assert reported() == first
     assert read == []
-    assert reported(gdn=[row(op_type="gdn")]) == summarise([row(op_type="gdn"), *norms], read_known(entry))
+    changed = [row(op_type="gdn", definition="other")]
+    assert reported({"gdn": changed}) == summarise([*changed, *norms], read_known(entry))
     namesake = [row(op_type="gdn", verdict="error", case=None)]  # of a file that can not be read
-    assert reported(gdn=namesake) == summarise([*namesake, *norms], read_known(entry))
-    assert reported(gdn=others) == first
+    assert reported({"gdn": namesake}) == summarise([*namesake, *norms], read_known(entry))
+    assert reported({"gdn": others}) == first
     assert read == []
-    for changed in ({"code": "d"}, {"store": None}):
-        assert reported(**changed) == first
-        assert read == ["gdn", "rmsnorm"]
+    assert reported(cache=None) == first
+    assert read == ["gdn", "rmsnorm"]
+    groups: dict[str, Rows] = {"rmsnorm": [], "rmsnorm.1-of-2": norms[1:], "rmsnorm.2-of-2": norms[:1]}
+    assert reported(groups) == summarise([*others, *norms], read_known(entry))
+    for name in ("rmsnorm.1-of-2", "rmsnorm.2-of-2"):
+        (run / "verdicts" / f"{name}.jsonl").unlink()
+    reported({"rmsnorm": norms})
     entry.write_text("findings: []", encoding="utf-8")
     assert reported()["findings"]["known"] == []
 
@@ -296,7 +373,7 @@ def test_what_a_users_tolerance_accepts_is_neither_right_nor_proved_nor_known() 
     assert not failed(summary)
     text = table(summary)
     assert "VERIFIED: 1 definition, 1 accepted by your tolerance, not proved" in text
-    assert "0 of 1 definitions against a ground truth" in text
+    assert "0 of 1 definitions against a ground truth; not proved: 1 accepted by your tolerance." in text
     assert not summary["findings"]["unexpected"]
     refused = summarise([row(tolerance=0.1, verdict="fail", reason="nan")], known())
     assert failed(refused)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from traceproof.untrusted import FLOAT64, OTHER_ORDER, shadow
+from traceproof.run import shadow
+from traceproof.run.shadow import FLOAT64, OTHER_ORDER
 
 
 def entries(returned: Any) -> list[tuple[str | None, Any]]:  # noqa: ANN401 - what a function returns
@@ -179,7 +180,7 @@ def test_another_order_of_summation_changes_rounding_and_nothing_else() -> None:
 def test_compiled_code_is_followed_and_following_imports_no_compiler() -> None:
     program = (
         "import sys, torch\n"
-        "from traceproof.untrusted import shadow\n"
+        "from traceproof.run import shadow\n"
         "x = torch.linspace(-3, 3, 96).bfloat16()\n"
         "def gated(x): return torch.nn.functional.silu(x.float() * 1.1).to(torch.bfloat16)\n"
         "def followed(f): return [shadow.run(mode, f, [x], lambda y: [('y', y)])[0][1] for mode in sys.argv[1:]]\n"

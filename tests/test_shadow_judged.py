@@ -13,11 +13,11 @@ from op_support import cases, definitions, inputs_of, truth
 from pipeline import Run, verdicts
 
 from traceproof.dataset.definition import Definition
-from traceproof.execution.source import loaded
 from traceproof.ops import registry
 from traceproof.ops.compare import Close
-from traceproof.untrusted import FLOAT64
-from traceproof.worker import Limits, Pool
+from traceproof.run.shadow import FLOAT64
+from traceproof.run.source import loaded
+from traceproof.sandbox import Limits, Pool
 
 LIMITS = Limits(seconds=60.0, setup_seconds=60.0)
 FLOATING = [

@@ -11,10 +11,10 @@ import pytest
 from site_support import BROKEN, HOSTILE, NAMES, Page, site_run
 
 from traceproof.errors import TraceproofError
+from traceproof.names import path_part
 from traceproof.site.build import build
 from traceproof.site.finished import Finished
 from traceproof.site.pages import Built
-from traceproof.untrusted.names import path_part
 
 
 @pytest.fixture(scope="module")
@@ -162,10 +162,13 @@ def test_a_site_is_made_anew_and_a_folder_of_somebody_else_stays(finished: Finis
 def test_verdicts_that_the_summary_does_not_stand_on_are_refused(tmp_path: Path) -> None:
     run = site_run(tmp_path, states=1)
     (run.run / "verdicts" / "rmsnorm.jsonl").write_text("")
-    with pytest.raises(TraceproofError, match="is of other files"):
+    with pytest.raises(TraceproofError, match="is not of the verdicts that are there"):
         build(run, tmp_path / "out")
 
 
 def test_without_a_finished_run_the_error_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(TraceproofError, match="traceproof verify"):
+    with pytest.raises(TraceproofError) as refused:
         build(Finished(tmp_path, tmp_path), tmp_path / "out")
+    assert "there is no finished run to show" in str(refused.value)
+    assert "it was interrupted" in str(refused.value)
+    assert "traceproof verify" in str(refused.value)

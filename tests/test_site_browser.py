@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from site_support import BROKEN, HOSTILE, NAMES, site_run
 
+from traceproof.names import path_part
 from traceproof.site.build import build
-from traceproof.untrusted.names import path_part
 
 playwright = pytest.importorskip("playwright.sync_api", reason="package_absent: playwright (nox -s browser)")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="package_absent: axe-playwright-python")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from traceproof.config.schema import Config
 from traceproof.dataset.definition import Definition
 from traceproof.environments.probe import probe
 from traceproof.errors import TraceproofError
-from traceproof.execution import unpacked
+from traceproof.run import unpacked
 from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate
@@ -62,7 +63,8 @@ def test_a_right_kernel_is_accepted_in_both_calling_styles(source: str, judged_b
 
 def test_a_wrong_constant_is_refused_with_the_case_that_shows_it(judged_by: SolutionJudge) -> None:
     reasons = judged_by.reasons(candidate("wrong", WRONG), NAME)
-    assert any("numerics: output in case adversarial-tiny" in reason for reason in reasons)
+    told = next(reason for reason in reasons if "numerics: output in case adversarial-tiny" in reason)
+    assert re.search(r"; worst at \[\d+, \d+\]: expected -?\d\S*, solution -?\d\S*; max_abs \d", told), told
 
 
 def test_a_trial_that_need_not_be_whole_ends_at_the_first_bad_row(judged_by: SolutionJudge) -> None:
@@ -298,3 +300,30 @@ def test_headers_that_an_installed_package_brings_are_found(
     headers.mkdir(parents=True)
     monkeypatch.syspath_prepend(tmp_path)
     assert str(headers) in unpacked._headers()
+
+
+TOP_K = "top_k_sampling_from_probs_v1000"
+SAMPLER = """import torch
+
+PART = {part}
+
+
+def draw(probs, top_k):
+    values, tokens = probs.sort(dim=-1, descending=True, stable=True)
+    picks = torch.multinomial(values * (torch.arange(probs.shape[1]) < top_k[:, None]), 1)
+    greedy = torch.rand(len(probs), 1) < PART
+    return tokens.gather(1, torch.where(greedy, 0, picks)).view(-1)
+
+
+"""
+GIVEN = "def run(probs, top_k):\n    return draw(probs, top_k)\n"
+WRITTEN = "def run(probs, top_k, samples):\n    samples.copy_(draw(probs, top_k))\n"
+
+
+def test_a_sampler_that_is_greedy_in_one_of_a_hundred_draws_is_refused(judged_by: SolutionJudge) -> None:
+    greedy = judged_by.trial(candidate("greedy", SAMPLER.format(part=0.01) + GIVEN), TOP_K, whole=False)
+    assert [(row.reason, row.output) for row in greedy.rows if row.bad] == [("numerics", "samples")]
+
+
+def test_a_right_sampler_that_writes_into_its_output_is_accepted(judged_by: SolutionJudge) -> None:
+    assert judged_by.reasons(candidate("right", SAMPLER.format(part=0.0) + WRITTEN), TOP_K) == []

@@ -11,7 +11,7 @@ import torch
 from solution_judge import SolutionJudge, candidate, solution_judge
 
 from traceproof.dataset.trace import Trace
-from traceproof.execution import timing
+from traceproof.run import timing
 from traceproof.solutions import speed
 from traceproof.solutions.records import Certificate, Digests, SpeedResult, Times
 from traceproof.solutions.render import page, table, trace_lines

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -54,6 +55,33 @@ def test_nothing_is_built_for_a_ground_truth_that_could_not_run(driver: Path) ->
 def test_a_given_interpreter_is_used_as_it_is(driver: Path) -> None:
     assert not driver.exists()
     assert resolve(config(python="/opt/python"), "torch") == Installation("torch", None, "/opt/python")
+
+
+def test_what_the_shipped_lock_says_is_what_is_judged() -> None:
+    assert environments.unlike_the_lock(config(), root=ROOT) == {}
+
+
+@pytest.mark.parametrize(
+    ("pin", "pinned"),
+    [
+        ({"package": "flashinfer-python", "version": "0.6.13"}, "flashinfer-python 0.6.13"),
+        ({"url": "https://example.org/x", "commit": "a" * 40}, "commit aaaaaaaaaaaa"),
+    ],
+)
+def test_another_pin_than_what_is_judged_is_said_unless_its_source_was_chosen(
+    tmp_path: Path, pin: dict[str, str], pinned: str
+) -> None:
+    (tmp_path / "envs").mkdir()
+    (tmp_path / "envs" / "flashinfer.txt").write_text("torch==2.13.0\nflashinfer-python==0.7.2.post1 ; x \\\n")
+    (tmp_path / "sources.lock").write_text(json.dumps({"sources": {"flashinfer": pin}}))
+    (told,) = environments.unlike_the_lock(config(), root=tmp_path).values()
+    assert f"sources.lock pins flashinfer at {pinned}, and what is judged is flashinfer-python 0.7.2.post1" in told
+    assert "`source: locked` below stacks.flashinfer" in told
+    for chosen in ({"source": "locked"}, {"python": "/opt/python"}):
+        given = Config.model_validate({"dataset": "anywhere", "stacks": {"flashinfer": chosen}})
+        assert environments.unlike_the_lock(given, root=tmp_path) == {}
+    without = Config.model_validate({"dataset": "anywhere", "truths": ["torch"]})
+    assert environments.unlike_the_lock(without, root=tmp_path) == {}
 
 
 def test_an_interpreter_given_by_its_name_alone_is_found_on_the_path(
@@ -124,7 +152,7 @@ def test_a_torn_stamp_counts_as_half_built(tmp_path: Path) -> None:
 
 
 def test_the_exported_pins_agree_with_the_lock() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "lock.py"), "--check"]
+    command = [sys.executable, str(ROOT / "envs" / "lock.py"), "--check"]
     done = subprocess.run(command, check=False, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from definitions import rmsnorm
+from pipeline import plans
 
-from traceproof.actors.truth import Truth
 from traceproof.config.schema import Config
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
-from traceproof.execution.case import Subject, solve
 from traceproof.ops import far, registry
 from traceproof.ops.adapter import Adapter, Api, Outputs, Signature
 from traceproof.ops.answers import answers_of
@@ -26,10 +25,11 @@ from traceproof.ops.moe.bugs import compute
 from traceproof.ops.moe.experts import chosen
 from traceproof.ops.moe.form import form_of
 from traceproof.ops.moe.routing import Choice
-from traceproof.pipeline.records import OpTypePlan
-from traceproof.pipeline.stages.plan import plan
-from traceproof.pipeline.stages.plan_selection import Selection
 from traceproof.reasons import Verdict
+from traceproof.run.case import Subject, solve
+from traceproof.run.implementation import Implementation
+from traceproof.run.plan_selection import Selection
+from traceproof.run.records import OpTypePlan
 
 OURS = {name: entry.definition for name, entry in read_tree(Path(__file__).parent / "dataset").definitions.items()}
 PAGED = OURS["gqa_paged_decode_h40_kv8_d128_ps16"]
@@ -210,7 +210,7 @@ def test_a_stress_case_that_does_not_fit_is_a_skip(tmp_path: Path) -> None:
     path = tmp_path / "dataset" / "definitions" / "rmsnorm" / "narrow.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(rmsnorm("narrow")))
-    (written,) = plan(tmp_path / "dataset", tmp_path / "cases", Selection(sizes=(STRESS,)))
+    (written,) = plans(tmp_path / "dataset", tmp_path / "cases", Selection(sizes=(STRESS,)))
     cases = {one.id: one for one in OpTypePlan.read(written).definitions["narrow"].cases}
     skip = cases["stress-far"].skip
     assert skip is not None
@@ -240,7 +240,7 @@ class Wrapper:
 
 @pytest.mark.parametrize("stale", [False, True])
 def test_what_an_object_keeps_of_another_case_shows(*, stale: bool) -> None:
-    truth, op = Truth("torch"), registry.get(PAGED.op_type)
+    truth, op = Implementation("torch"), registry.get(PAGED.op_type)
 
     def longest(api: Api, definition: Definition, inputs: Values) -> Outputs:
         del definition
@@ -254,7 +254,7 @@ def test_what_an_object_keeps_of_another_case_shows(*, stale: bool) -> None:
     reused = case(PAGED, "stress-reused")
     earlier = next(one for one in op.cases(PAGED, sizes=SIZES, seed=0) if one.id == reused.params[AFTER])
     first, second = (solve(PAGED, one).inputs for one in (earlier, reused))
-    fresh = int(truth.run(PAGED, op, second)["output"])
-    truth.begin(PAGED, op, first)
-    assert (int(truth.run(PAGED, op, second)["output"]) != fresh) is stale
-    assert int(truth.run(PAGED, op, second)["output"]) == fresh
+    fresh = int(truth.run(PAGED, second)["output"])
+    truth.begin(PAGED, first)
+    assert (int(truth.run(PAGED, second)["output"]) != fresh) is stale
+    assert int(truth.run(PAGED, second)["output"]) == fresh

@@ -11,6 +11,8 @@ import pytest
 from definitions import rmsnorm, write
 from testgen_support import NOTHING_KNOWN, contents, dataset, everything
 
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.reference_text import assigned
 from traceproof.errors import TraceproofError
 from traceproof.testgen.bundle import NAME, support_files
 from traceproof.testgen.files import class_names, classes, state
@@ -159,3 +161,20 @@ def test_written_files_are_formatted(dataset: Path) -> None:
     command = [str(ruff), "format", "--check", "--isolated", "--line-length", "115", str(dataset / PLACE)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "constants"),
+    [
+        ("EPS = 1e-6\neps = EPS\n", {"eps": 1e-6}),
+        ("scale: float = 0.5\n", {"scale": 0.5}),
+        ("token_idx = 0\nfor row in range(3):\n    token_idx += row\n", {}),
+        ("index = 0\nwhile index < 3:\n    index = index + 1\n", {}),
+        ("size = 4\nfor size in range(3):\n    pass\n", {}),
+        ("limit = 1\nif flag:\n    limit = 2\n", {}),
+        ("top = 8\nbest = [top for top in range(3)]\n", {}),
+    ],
+)
+def test_what_a_reference_assigns_again_is_no_constant(code: str, constants: dict[str, float]) -> None:
+    definition = Definition.model_validate(rmsnorm("a") | {"reference": f"{code}\ndef run(x):\n    return x\n"})
+    assert assigned(definition.reference) == constants

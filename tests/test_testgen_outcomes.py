@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -10,15 +10,15 @@ from xml.etree import ElementTree as ET
 import pytest
 from definitions import rmsnorm, write
 
-from traceproof.pipeline.known import Known
-from traceproof.pipeline.stages.stack_workers import StackWorkers
-from traceproof.testgen.bundle import NAME
+from traceproof.run.known import Known
+from traceproof.run.workers import Environment
+from traceproof.sandbox import Limits
+from traceproof.stacks import MAIN
 from traceproof.testgen.generate import PLACE, generate
 from traceproof.testgen.generate import GenerateOptions as Wanted
 from traceproof.testgen.known import Divergences
 from traceproof.testgen.outcomes import Row, Run, junit, run_tests
 from traceproof.testgen.summary import described, judged, table
-from traceproof.worker import Limits, starter
 
 
 def row(**changes: Any) -> Row:  # noqa: ANN401 - values of a row
@@ -90,17 +90,7 @@ def test_a_description_counts_rows_of_this_state_of_a_definition_only() -> None:
 
 
 @pytest.mark.slow
-def test_definitions_side_by_side_give_their_rows_in_the_file_s_order_and_share_an_interpreter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[str] = []
-    real = starter.run
-
-    def counting(arguments: Sequence[str], *others: Any, **more: Any) -> None:  # noqa: ANN401 - passed on
-        started.append(arguments[0])
-        real(arguments, *others, **more)
-
-    monkeypatch.setattr(starter, "run", counting)
+def test_definitions_side_by_side_give_their_rows_in_the_file_s_order(tmp_path: Path) -> None:
     names = ["rmsnorm_a", "rmsnorm_b", "rmsnorm_c"]
     for name in names:
         write(tmp_path, rmsnorm(name))
@@ -115,11 +105,8 @@ def test_definitions_side_by_side_give_their_rows_in_the_file_s_order_and_share_
         options=["-k", "test_correctness", "--test-sizes=small"],
         limits=Limits(seconds=120.0),
     )
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    rows = list(run_tests(order, StackWorkers(), scratch=scratch, lanes=2))
+    rows = list(run_tests(order, Environment(name=MAIN, python=sys.executable), lanes=2))
     assert list(dict.fromkeys(row["definition"] for row in rows)) == names
     counts = {name: sum(row["definition"] == name for row in rows) for name in names}
     assert len(set(counts.values())) == 1
     assert {row["outcome"] for row in rows} == {"passed", "skipped"}  # what needs a GPU
-    assert started == [f"{NAME}.worker.host"]  # for the references of all three

@@ -12,6 +12,7 @@ from definitions import GOOD, rmsnorm, write
 from dialect_samples import GATED
 from testgen_support import NOTHING_KNOWN, contents, dataset, everything
 
+from traceproof.cli import main, run
 from traceproof.testgen.generate import PLACE, GenerateOptions, generate
 
 __all__ = ["dataset"]
@@ -44,6 +45,55 @@ def test_tests_can_be_written_beside_a_dataset_that_stays_as_it_is(dataset: Path
     assert "holds no definitions: give the dataset's folder with --dataset" in lost.stderr
 
 
+def test_large_cases_run_where_the_tests_were_written_for_them(dataset: Path) -> None:
+    """What the command line says counts for more, and a class that was not written for them leaves them out."""
+    for name, sizes in (("rmsnorm_a", ("small", "large")), ("rmsnorm_b", None)):
+        generate(GenerateOptions(root=dataset, definitions=(name,), sizes=sizes), NOTHING_KNOWN)
+
+    def large(*given: str) -> set[str]:
+        done = run_pytest(dataset, "--collect-only", "-k", "test_correctness", sizes=given)
+        assert "test_correctness[small-0]" in done.stdout
+        return {line.split("::")[1] for line in done.stdout.splitlines() if "test_correctness[large-" in line}
+
+    assert large() == {"TestRmsnormA"}
+    assert large("--test-sizes=small") == set()
+    assert large("--slow") == large("--test-sizes", "small", "large") == {"TestRmsnormA", "TestRmsnormB"}
+
+
+def test_the_command_that_is_printed_works_as_it_stands(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, config = run.configured()
+    torch = config.stacks["torch"].model_copy(update={"python": Path(sys.executable)})
+    stacks = config.stacks.model_copy(update={"torch": torch})
+    monkeypatch.setattr(run, "configured", lambda **_: (root, config.model_copy(update={"stacks": stacks})))
+    with pytest.raises(SystemExit):
+        main(
+            [
+                "add-reference-tests",
+                "--all",
+                "--definitions-dir",
+                str(dataset),
+                "--output-dir",
+                str(tmp_path / "a b"),
+            ]
+        )
+    told = capsys.readouterr().out
+    command = next(line for line in told.splitlines() if line.startswith("run them: ")).removeprefix("run them: ")
+    (tmp_path / "elsewhere").mkdir()
+    bare = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}  # no pytest there
+    done = subprocess.run(
+        ["bash", "-c", f"{command} --collect-only -q"],  # as pasted
+        cwd=tmp_path / "elsewhere",
+        env=bare,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "TestRmsnormA::test_correctness[small-0]" in done.stdout
+
+
 def test_every_support_module_can_be_imported_without_this_package(dataset: Path) -> None:
     everything(dataset)
     code = (
@@ -60,7 +110,12 @@ def test_every_support_module_can_be_imported_without_this_package(dataset: Path
     assert done.returncode == 0, done.stderr
 
 
-def run_pytest(dataset: Path, *arguments: str, here: str = "tests/references") -> subprocess.CompletedProcess[str]:
+def run_pytest(
+    dataset: Path,
+    *arguments: str,
+    here: str = "tests/references",
+    sizes: tuple[str, ...] = ("--test-sizes=small",),
+) -> subprocess.CompletedProcess[str]:
     """The written tests, with nothing of this package on the path."""
     command = [
         sys.executable,
@@ -72,7 +127,7 @@ def run_pytest(dataset: Path, *arguments: str, here: str = "tests/references") -
         "no:cacheprovider",
         "--assert=plain",  # rewriting the support package costs seconds
         here,
-        "--test-sizes=small",
+        *sizes,
         *arguments,
     ]
     environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

@@ -13,9 +13,9 @@ import torch
 from definitions import GOOD, rmsnorm, write
 
 from traceproof.draw import Draw
-from traceproof.execution.case import Subject
-from traceproof.execution.inputs import fingerprints
 from traceproof.judge.output import misconduct
+from traceproof.run.case import Subject
+from traceproof.run.inputs import fingerprints
 from traceproof.testgen.support import trial as module
 from traceproof.testgen.support.cases import cases_of, read_definition
 from traceproof.testgen.support.suite import ReferenceTests

@@ -12,11 +12,11 @@ from solution_judge import SolutionJudge, candidate, solution_judge
 from test_shadow import followed
 
 from traceproof.dataset.definition import Definition
-from traceproof.execution.case import expectation
 from traceproof.judge.output import Ruling, judge_output
 from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
-from traceproof.untrusted import FLOAT64, OTHER_ORDER, OTHER_TIES
+from traceproof.run.case import expectation
+from traceproof.run.shadow import FLOAT64, OTHER_ORDER, OTHER_TIES
 
 TOP_P = """
 def run(probs, top_p):

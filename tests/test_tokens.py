@@ -12,7 +12,7 @@ import pytest
 from repository import Repository, own_dataset
 
 from traceproof.environments import building as environments
-from traceproof.untrusted.tokens import HUB_TOKENS
+from traceproof.programs import HUB_TOKENS
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def test_a_job_has_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_process_that_forgot_the_token_shows_it_to_nobody() -> None:
-    code = "from traceproof.untrusted import tokens; tokens.forget(); print(open('/proc/self/environ').read())"
+    code = "from traceproof import programs; programs.forget(); print(open('/proc/self/environ').read())"
     given = {**os.environ, "HF_TOKEN": TOKEN, "BESIDE": "stays"}
     done = subprocess.run([sys.executable, "-c", code], env=given, check=True, capture_output=True, text=True)
     assert TOKEN not in done.stdout

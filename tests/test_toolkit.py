@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from traceproof.environments import toolkit
 from traceproof.environments.building import Installation, probe, recorded, resolve
 from traceproof.environments.probe import probe as by_this_process
 from traceproof.errors import TraceproofError
-from traceproof.pipeline import jit
+from traceproof.run import jit
+from traceproof.run.workers import Environment
 from traceproof.stacks.base import Module
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -126,11 +128,20 @@ def test_a_configured_toolkit_without_a_compiler_is_an_error(tmp_path: Path) -> 
     assert "stacks.<name>.cuda_home" in caught.value.todo
 
 
-def test_builders_find_the_stacks_own_programs_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_builders_find_the_stacks_own_programs_first(tmp_path: Path) -> None:
     fake = program(tmp_path / "python", '#!/bin/sh\necho "$PATH"; exit 1\n')
-    monkeypatch.setattr(sys, "executable", str(fake))
-    [(_, built)] = jit.build("flashinfer", [Module("gen_norm")], at_once=1, seconds=30.0)
-    assert built.message == os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    marks = tmp_path / "built"
+    problem = jit.build(
+        "flashinfer",
+        Module("gen_norm"),
+        python=str(fake),
+        variables={},
+        marks=marks,
+        seconds=30.0,
+        stopped=threading.Event(),
+    )
+    assert problem is not None
+    assert problem.partition("\n")[2] == os.pathsep.join([str(tmp_path), os.environ["PATH"]])
 
 
 PYTHON = os.environ.get("TRACEPROOF_FLASHINFER_PYTHON", "")  # e.g. .venvs/flashinfer/bin/python
@@ -144,16 +155,24 @@ def test_a_kernel_module_is_compiled_without_a_toolkit_of_the_machine(tmp_path: 
         if found is not None:
             (host / name).symlink_to(found)
     code = (
-        "import json, os, sys; from pathlib import Path; from traceproof.pipeline import jit\n"
-        f"os.environ.update(jit.environment(Path(sys.argv[1]), {RECORD!r}))\n"
-        "[(_, built)] = jit.build('flashinfer', [jit.Module('gen_norm')], at_once=1, seconds=900.0)\n"
-        "sys.stdout.write(json.dumps([built.status, built.message, os.environ['TRACEPROOF_LIBRARIES']]))\n"
+        "import sys, threading; from pathlib import Path; from traceproof.run import jit\n"
+        f"caches, record = Path(sys.argv[1]), {RECORD!r}\n"
+        "variables = jit.environment(caches, record) | {'FLASHINFER_CUDA_ARCH_LIST': '9.0a'}\n"
+        "problem = jit.build('flashinfer', jit.Module('gen_norm'), python=sys.executable, variables=variables,\n"
+        "    marks=caches / 'built', seconds=900.0, stopped=threading.Event())\n"
+        "sys.exit(problem)\n"
     )
     alone = {"PATH": str(host), "PYTHONPATH": str(ROOT / "src"), "FLASHINFER_CUDA_ARCH_LIST": "9.0a"}
     command = [str(Path(PYTHON).absolute()), "-P", "-c", code, str(tmp_path / "caches")]
     done = subprocess.run(command, check=False, text=True, capture_output=True, env=alone)
     assert done.returncode == 0, done.stderr
-    assert '"ok"' in done.stdout, done.stdout
     libraries = list((tmp_path / "caches").rglob("libraries/norm/norm.so"))
     assert len(libraries) == 1
     assert b"sm_90a" in libraries[0].read_bytes()
+
+
+def test_a_worker_compiles_with_the_compiler_of_its_own_environment(tmp_path: Path) -> None:
+    program(tmp_path / "cuda" / "bin" / "nvcc", NVCC)
+    record = {**RECORD, "device_type": "cuda"}
+    told = Environment(name="flashinfer", python=str(tmp_path / "bin" / "python"), record=record).told(tmp_path)
+    assert told["CUDA_HOME"] == told["CUDA_PATH"] == str(tmp_path / "cuda")

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.execution import tensor_files
-from traceproof.execution.tensor_files import (
+from traceproof.ops import registry
+from traceproof.ops.base import Values
+from traceproof.ops.cases import Case
+from traceproof.run import tensor_files
+from traceproof.run.tensor_files import (
     placed,
     plain_tensor,
     plain_tensors,
@@ -19,10 +22,7 @@ from traceproof.execution.tensor_files import (
     write_back,
     write_outputs,
 )
-from traceproof.execution.transfer import Layout, Transfer
-from traceproof.ops import registry
-from traceproof.ops.base import Values
-from traceproof.ops.cases import Case
+from traceproof.run.transfer import Layout, Transfer
 
 DATASET = Path(__file__).parent / "dataset"
 CASE = Case("small-0", "small", {"batch_size": 2}, 0)

@@ -16,11 +16,11 @@ from traceproof.ops import registry
 from traceproof.ops.cases import Case
 from traceproof.ops.moe.form import form_of
 from traceproof.ops.twins import Twin, twin_of
-from traceproof.pipeline.known import Known
-from traceproof.pipeline.stages.plan_selection import Selection
-from traceproof.pipeline.stages.report import table
 from traceproof.publish.ledger import keep
-from traceproof.worker import Limits
+from traceproof.run.known import Known
+from traceproof.run.plan_selection import Selection
+from traceproof.run.report import table
+from traceproof.sandbox import Limits
 
 LIMITS = Limits(seconds=60.0, memory_bytes=2 << 30)
 WIDE = 1 << 14

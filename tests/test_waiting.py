@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from traceproof.waiting import telling
+from traceproof.programs import telling
 
 
 def test_a_long_wait_is_told_ever_more_rarely(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,8 @@ import pytest
 from worker_pools import Workers, pool
 
 from traceproof.errors import TraceproofError
-from traceproof.worker import MIB, Isolation, ItemOutcome, Limits, Pool, Status, process
+from traceproof.owner import own_folder
+from traceproof.sandbox import MIB, Isolation, ItemOutcome, Limits, Pool, Status, kernel
 
 
 @pytest.fixture(scope="module", params=["trusted", "untrusted", "limits_only"])
@@ -139,6 +140,29 @@ def test_a_file_larger_than_the_limit_is_an_error_or_a_flood(workers: Workers) -
     assert after.value == 1
 
 
+@pytest.mark.parametrize("root", ["/tmp", "/dev/shm"])  # noqa: S108 - a disk's folder, and memory
+def test_what_it_is_given_counts_neither_as_its_files_nor_as_its_memory(workers: Workers, root: str) -> None:
+    limits = Limits(seconds=20, file_bytes=4 * MIB, memory_bytes=32 * MIB)
+    with (
+        own_folder("scratch", Path(root)) as folder,
+        workers.pool.session(
+            setup="worker_misdeeds:setup",
+            payload=None,
+            limits=limits,
+            isolation=workers.isolation,
+            scratch=folder,
+        ) as session,
+    ):
+        session.start()
+        session.give(64 * MIB)
+        (folder / "inputs").write_bytes(bytes(64 * MIB))
+        assert session.ask({"do": "nap", "seconds": 0.6}).status is Status.OK
+        assert session.ask({"do": "touch", "name": "inputs"}).value == 64 * MIB
+        assert session.ask({"do": "share", "count": 128 * MIB}).status is Status.MEMORY
+        session.give(0)
+        assert session.ask({"do": "nap", "seconds": 0.6}).status is Status.OUTPUT
+
+
 @pytest.mark.parametrize(
     ("setup", "status", "said"),
     [
@@ -184,7 +208,7 @@ def test_an_abandoned_run_leaves_the_pool_usable(workers: Workers) -> None:
 
 def test_a_trusted_worker_between_two_items_costs_no_processor_time() -> None:
     def switches() -> int:
-        files = (Path(f"/proc/{pid}/status") for pid in process.descendants(os.getpid()))
+        files = (Path(f"/proc/{pid}/status") for pid in kernel.descendants(os.getpid()))
         lines = (line for file in files if file.exists() for line in file.read_text().splitlines())
         return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
 

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from test_transfer import CASE, transfer
 
 from traceproof.ops.base import Values
-from traceproof.pipeline.run_record import RunRecord
-from traceproof.untrusted.border import BorderError
-from traceproof.worker import ItemOutcome, Limits, Status, frames
-from traceproof.worker.conversation import Conversation
+from traceproof.reading import BorderError
+from traceproof.run.judging import Result
+from traceproof.sandbox import ItemOutcome, Limits, Status, model
+from traceproof.sandbox.conversation import Conversation
 
 HASTE = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 LIMITS = Limits(message_bytes=1 << 16, output_bytes=1 << 12)
@@ -123,9 +123,9 @@ def answered(body: bytes) -> None:
 
     def worker() -> None:
         with os.fdopen(their_output, "wb"), their_data, their_life, suppress(OSError):
-            asked = frames.receive(their_data)
+            asked = model.receive(their_data)
             said = body.replace(b"ID", asked["id"].encode())
-            their_data.sendall(frames.LENGTH.pack(len(said)) + said if not said.startswith(b"RAW") else said[3:])
+            their_data.sendall(model.LENGTH.pack(len(said)) + said if not said.startswith(b"RAW") else said[3:])
             their_life.recv(100)
 
     thread = threading.Thread(target=worker)
@@ -139,7 +139,7 @@ def answered(body: bytes) -> None:
     answer.message.encode()
     outcome = ItemOutcome(index=0, status=answer.status, message=answer.message, value=answer.value)
     if answer.status is not Status.OK:
-        json.dumps(RunRecord.error("ab" * 16, outcome).as_json()).encode()
+        Result.failed(outcome).message.encode()
 
 
 def test_a_conversation_ends_with_a_status_whatever_is_said() -> None:

@@ -18,7 +18,7 @@ import pytest
 from worker_pools import KINDS, NOTHING, SOURCES, TESTS, Workers, pool
 
 import traceproof
-from traceproof.worker import MIB, Limits, Status
+from traceproof.sandbox import MIB, Limits, Status
 
 SECRET = f"hf_{uuid.uuid4().hex}"
 

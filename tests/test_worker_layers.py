@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.worker import frames, monitor, seccomp, visible_files
-from traceproof.worker.kernel import AARCH64, X86_64
-from traceproof.worker.sandbox import line_of
+from traceproof.sandbox import isolation, kernel, model, monitor
+from traceproof.sandbox.isolation import line_of
+from traceproof.sandbox.kernel import AARCH64, X86_64
 
 ALLOWED, KILLED = "allowed", "killed"
 MACHINES = (X86_64, AARCH64)
@@ -20,32 +20,32 @@ MACHINES = (X86_64, AARCH64)
 def verdict(code: bytes, machine: str, number: int, arguments: Mapping[int, int] | None = None) -> str | int:
     """What a filter program says to a call, by running it as the kernel would: allowed, killed, or an errno."""
     words = [(arguments or {}).get(index, 0) for index in range(6)]
-    data = struct.pack("<IIQ6Q", number, seccomp.AUDIT_ARCH[machine], 0, *words)
+    data = struct.pack("<IIQ6Q", number, kernel.AUDIT_ARCH[machine], 0, *words)
     lines = list(struct.iter_unpack("=HBBI", code))
     at = accumulator = 0
     while True:
         kind, if_true, if_false, value = lines[at]
         at += 1
         match kind:
-            case seccomp.LOAD:
+            case kernel.LOAD:
                 (accumulator,) = struct.unpack_from("<I", data, value)
-            case seccomp.JUMP_EQUAL:
+            case kernel.JUMP_EQUAL:
                 at += if_true if accumulator == value else if_false
-            case seccomp.JUMP_GREATER_EQUAL:
+            case kernel.JUMP_GREATER_EQUAL:
                 at += if_true if accumulator >= value else if_false
-            case seccomp.JUMP_SET:
+            case kernel.JUMP_SET:
                 at += if_true if accumulator & value else if_false
-            case seccomp.RETURN if value == seccomp.ALLOW:
+            case kernel.RETURN if value == kernel.ALLOW:
                 return ALLOWED
-            case seccomp.RETURN if value == seccomp.KILL:
+            case kernel.RETURN if value == kernel.KILL:
                 return KILLED
-            case seccomp.RETURN:
+            case kernel.RETURN:
                 return int(value & 0xFFFF)
             case _:
                 raise AssertionError(f"instruction {kind}")
 
 
-def of(machine: str, numbers: seccomp.Numbers) -> int:
+def of(machine: str, numbers: kernel.Numbers) -> int:
     number = numbers[MACHINES.index(machine)]
     assert number is not None
     return number
@@ -54,58 +54,58 @@ def of(machine: str, numbers: seccomp.Numbers) -> int:
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_filter_refuses_what_it_lists_and_nothing_else(machine: str, gpu: bool) -> None:  # noqa: FBT001 - a parameter
-    code = seccomp.program(machine, processes=True, only_signal=None, gpu=gpu)
-    refused = {number for numbers in seccomp.REFUSED.values() if (number := numbers[MACHINES.index(machine)])}
-    refused |= set() if gpu else {of(machine, seccomp.MEMFD_CREATE)}
-    special = {of(machine, seccomp.CLONE3), of(machine, seccomp.SOCKET)}
+    code = kernel.filter_program(machine, processes=True, only_signal=None, gpu=gpu)
+    refused = {number for numbers in kernel.REFUSED.values() if (number := numbers[MACHINES.index(machine)])}
+    refused |= set() if gpu else {of(machine, kernel.MEMFD_CREATE)}
+    special = {of(machine, kernel.CLONE3), of(machine, kernel.SOCKET)}
     for number in range(500):
         if number not in special:
             assert verdict(code, machine, number) == (EPERM if number in refused else ALLOWED), number
-    assert verdict(code, machine, of(machine, seccomp.CLONE3)) == ENOSYS
+    assert verdict(code, machine, of(machine, kernel.CLONE3)) == ENOSYS
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize(
     ("call", "argument", "value", "expected"),
     [
-        (seccomp.SOCKET, 0, seccomp.AF_UNIX, ALLOWED),
-        (seccomp.SOCKET, 0, 2, EPERM),  # AF_INET
-        (seccomp.SOCKET, 0, 10, EPERM),  # AF_INET6
-        (seccomp.SOCKET, 0, 16, EPERM),  # AF_NETLINK
-        (seccomp.CLONE, 0, 17, ALLOWED),  # fork: SIGCHLD
-        (seccomp.CLONE, 0, 0x10000000 | 17, EPERM),  # CLONE_NEWUSER
-        (seccomp.IOCTL, 1, 0x5401, ALLOWED),  # TCGETS: is it a terminal
-        (seccomp.IOCTL, 1, seccomp.TIOCSTI, EPERM),
-        (seccomp.PRCTL, 0, 15, ALLOWED),  # PR_SET_NAME
-        (seccomp.PRCTL, 0, 1, EPERM),  # PR_SET_PDEATHSIG
+        (kernel.SOCKET, 0, kernel.AF_UNIX, ALLOWED),
+        (kernel.SOCKET, 0, 2, EPERM),  # AF_INET
+        (kernel.SOCKET, 0, 10, EPERM),  # AF_INET6
+        (kernel.SOCKET, 0, 16, EPERM),  # AF_NETLINK
+        (kernel.CLONE, 0, 17, ALLOWED),  # fork: SIGCHLD
+        (kernel.CLONE, 0, 0x10000000 | 17, EPERM),  # CLONE_NEWUSER
+        (kernel.IOCTL, 1, 0x5401, ALLOWED),  # TCGETS: is it a terminal
+        (kernel.IOCTL, 1, kernel.TIOCSTI, EPERM),
+        (kernel.PRCTL, 0, 15, ALLOWED),  # PR_SET_NAME
+        (kernel.PRCTL, 0, 1, EPERM),  # PR_SET_PDEATHSIG
     ],
 )
 def test_the_filter_looks_at_arguments(
-    machine: str, call: seccomp.Numbers, argument: int, value: int, expected: str | int
+    machine: str, call: kernel.Numbers, argument: int, value: int, expected: str | int
 ) -> None:
-    code = seccomp.program(machine, processes=True, only_signal=None)
+    code = kernel.filter_program(machine, processes=True, only_signal=None)
     assert verdict(code, machine, of(machine, call), {argument: value}) == expected
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_without_processes_threads_still_start(machine: str) -> None:
-    code = seccomp.program(machine, processes=False, only_signal=None)
-    assert verdict(code, machine, of(machine, seccomp.CLONE), {0: 17}) == EPERM
-    assert verdict(code, machine, of(machine, seccomp.CLONE), {0: 0x3D0F00}) == ALLOWED  # pthread_create's flags
+    code = kernel.filter_program(machine, processes=False, only_signal=None)
+    assert verdict(code, machine, of(machine, kernel.CLONE), {0: 17}) == EPERM
+    assert verdict(code, machine, of(machine, kernel.CLONE), {0: 0x3D0F00}) == ALLOWED  # pthread_create's flags
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_without_a_process_namespace_one_may_signal_oneself_only(machine: str) -> None:
-    code = seccomp.program(machine, processes=True, only_signal=77)
-    for call in (seccomp.KILL_CALL, seccomp.TGKILL):
+    code = kernel.filter_program(machine, processes=True, only_signal=77)
+    for call in (kernel.KILL_CALL, kernel.TGKILL):
         assert verdict(code, machine, of(machine, call), {0: 77}) == ALLOWED
         assert verdict(code, machine, of(machine, call), {0: 78}) == EPERM
         assert verdict(code, machine, of(machine, call), {0: 0xFFFFFFFF}) == EPERM  # kill(-1): everyone
 
 
 def test_the_other_tables_of_system_calls_are_closed() -> None:
-    code = seccomp.program(X86_64, processes=True, only_signal=None)
-    assert verdict(code, X86_64, seccomp.X32_BIT | 41) == ENOSYS
+    code = kernel.filter_program(X86_64, processes=True, only_signal=None)
+    assert verdict(code, X86_64, kernel.X32_BIT | 41) == ENOSYS
     assert verdict(code, AARCH64, 41) == KILLED  # stands for any foreign architecture, 32-bit x86 among them
 
 
@@ -115,14 +115,14 @@ def test_a_view_keeps_links_and_their_targets_and_nothing_twice(tmp_path: Path) 
     (root / "real" / "inner" / "file").touch()
     (root / "link").symlink_to("real")
     (root / "second").symlink_to(root / "link")
-    kept = visible_files._without_nested(
+    kept = isolation._without_nested(
         [str(root / "second" / "inner"), str(root / "real" / "inner" / "file"), "/nowhere"]
     )
     assert kept == (str(root / "link"), str(root / "real" / "inner"), str(root / "second"))
 
 
 def test_the_view_holds_no_home_and_no_tmp(tmp_path: Path) -> None:
-    seen = visible_files.view_of_this_process(str(tmp_path), gpu=False)
+    seen = isolation.view_of_this_process(str(tmp_path), gpu=False)
     assert str(Path.home()) not in seen.readable
     assert "/tmp" not in seen.readable  # noqa: S108 - that it is not shown is the point
     assert "/etc" not in seen.readable
@@ -130,32 +130,32 @@ def test_the_view_holds_no_home_and_no_tmp(tmp_path: Path) -> None:
 
 
 def test_a_message_arrives_in_any_pieces() -> None:
-    data = frames.encode({"a": [1, "ü"]})
-    reader = frames.Reader(100)
+    data = model.encode({"a": [1, "ü"]})
+    reader = model.Reader(100)
     for index in range(len(data)):
         assert reader.take() is None
         reader.feed(data[index : index + 1])
     body = reader.take()
     assert body is not None
-    assert frames.decode(body) == {"a": [1, "ü"]}
+    assert model.decode(body) == {"a": [1, "ü"]}
 
 
 @pytest.mark.parametrize(
     ("data", "limit", "error"),
     [
-        (frames.LENGTH.pack(1 << 62), 100, frames.TooLargeError),
-        (frames.encode("ab") + b"c", 100, frames.BrokenMessageError),
+        (model.LENGTH.pack(1 << 62), 100, model.TooLargeError),
+        (model.encode("ab") + b"c", 100, model.BrokenMessageError),
     ],
 )
 def test_a_message_that_breaks_the_rules_is_refused(data: bytes, limit: int, error: type[Exception]) -> None:
     with pytest.raises(error):
-        frames.Reader(limit).feed(data)
+        model.Reader(limit).feed(data)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b"1" * 5000])
 def test_a_body_that_is_no_json_is_refused(body: bytes) -> None:
-    with pytest.raises(frames.BrokenMessageError):
-        frames.decode(body)
+    with pytest.raises(model.BrokenMessageError):
+        model.decode(body)
 
 
 def test_a_folder_weighs_what_its_files_take(tmp_path: Path) -> None:

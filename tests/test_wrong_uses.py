@@ -51,6 +51,15 @@ USES: list[tuple[str, str]] = [
     ("verify --op-type gmm", "did you mean 'gemm'?"),
     ("verify --all --op-type rmsnorm", "--all selects everything"),
     ("verify --all --definition-name rmsnorm_h96", "--all selects everything"),
+    ("verify rmsnorm --op-type gemm", "Give names, files and folders, or these options"),
+    ("verify rmsnorm --all", "rmsnorm says what to verify"),
+    ("verify rmsnrom", "close to it: rmsnorm_h96"),
+    ("verify {tmp}/nowhere.json", "there is no file or folder {tmp}/nowhere.json"),
+    ("verify {tmp}/nowhere/", "there is no file or folder {tmp}/nowhere"),
+    ("verify {tmp}/empty/", "{tmp}/empty is not a dataset"),
+    ("verify ./README.md", "there is no file or folder"),
+    ("verify {tmp}/file.json", "file.json: not JSON"),
+    ("judge {tmp}/solution.py --definition {tmp}/file.json", "file.json: not JSON"),
     ("add-reference-tests --all --op-type rmsnorm", "--all selects everything"),
     ("add-reference-tests --test-sizes huge --all", "--test-sizes huge"),
     ("extract-kernel-definitions --model-name no_such_model", "no_such_model"),
@@ -173,6 +182,7 @@ def tmp(tmp_path: Path) -> Path:
     (tmp_path / "file").write_text("no json, no yaml: [\n", encoding="utf-8")
     for name in ("empty", "git", "cases", "kernels", "dataset/definitions/rmsnorm", "dataset/tests"):
         (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "file.json").write_text('{"name": "rmsnorm_h9', encoding="utf-8")
     (tmp_path / "kernels" / "k.py").write_text("x = 1\n", encoding="utf-8")
     (tmp_path / "solution.py").write_text("def run(x):\n    return x\n", encoding="utf-8")
     (tmp_path / "cases" / "gemm.json").write_text('{"op_type": "ge', encoding="utf-8")

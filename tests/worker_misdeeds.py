@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from traceproof.worker import Isolation, Pool, Refused
-from traceproof.worker.model import NICE
+from traceproof.sandbox import Refused
 
 Handler = Callable[[dict[str, Any]], Any]
 MIB = 1 << 20
@@ -58,6 +57,21 @@ class Deeds:
 
     def given(self) -> Any:  # noqa: ANN401 - any JSON value
         return self.payload
+
+    def touch(self, name: str) -> int:
+        """Map a file of the scratch folder and write to each of its pages."""
+        with (self.scratch / name).open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+            for at in range(0, len(mapped), 4096):
+                mapped[at] = 1
+            time.sleep(0.3)  # the monitor looks several times
+            return len(mapped)
+
+    def share(self, count: int) -> None:
+        """Take memory that belongs to no file and is shared with children."""
+        held = mmap.mmap(-1, count)
+        for at in range(0, count, 4096):
+            held[at] = 1
+        time.sleep(0.3)
 
     def fill(self, count: int) -> str:
         return "x" * count
@@ -159,34 +173,8 @@ class Deeds:
                     continue
         return found
 
-    def borrow(self, variables: dict[str, str], env: dict[str, str]) -> Any:  # noqa: ANN401 - a process's id
-        """Ask a worker of an interpreter that is shared, as a job of a run does, who it is."""
-        os.environ.update(variables)
-        with Pool(preload=(), env=env, shared=True) as pool:
-            (outcome,) = pool.run_items(
-                setup="worker_misdeeds:setup", payload=None, items=[{"do": "who"}], isolation=Isolation.TRUSTED
-            )
-        return outcome.value
-
-    def who(self) -> int:
-        """This process's number as all see it: inside a process namespace it is another."""
-        return int(Path("/proc/self").readlink().name)
-
-    def stand(self) -> list[int | str | None]:
-        """How far this process stands back, and what of the order for that it can still see."""
-        return [os.nice(0), os.environ.get(NICE)]
-
-    def remember(self) -> int:
-        """How often this worker was asked."""
-        count = int(os.environ.get("ASKED", "0")) + 1
-        os.environ["ASKED"] = str(count)
-        return count
-
     def nap(self, seconds: float) -> None:
         time.sleep(seconds)
-
-    def where(self) -> list[str]:
-        return [str(Path.cwd()), tempfile.gettempdir(), str(self.scratch)]
 
     def read(self, path: str) -> str:
         return Path(path).read_text(encoding="utf-8")

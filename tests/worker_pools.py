@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import traceproof
-from traceproof.worker import Isolation, ItemOutcome, Limits, Pool
+from traceproof.sandbox import Isolation, ItemOutcome, Limits, Pool
 
 TESTS = Path(__file__).parent
 SOURCES = Path(traceproof.__file__).parent.parent

@@ -9,13 +9,13 @@ import torch
 
 from calibration.rivals import RIVALS
 from traceproof.dataset.definition import Definition
-from traceproof.execution.case import Subject, solved
 from traceproof.judge.output import judge_output
 from traceproof.ops import registry
 from traceproof.ops.answers import Answer, answers_of
 from traceproof.ops.base import Tensors
 from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.reasons import Verdict
+from traceproof.run.case import Subject, solved
 
 OURS = "traceproof"
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.execution.case import Subject
 from traceproof.ops.answers import Answer
 from traceproof.ops.base import Op
 from traceproof.ops.cases import Case
+from traceproof.run.case import Subject
 
 NAME = "flashinfer-bench sampling"
 FORMULA = """100 draws in a mask (no token below the k-th largest; sums of sorted probabilities up to top_p +

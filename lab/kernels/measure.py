@@ -11,18 +11,17 @@ import torch
 from kernels.planned import PlannedOnce
 from kernels.recording import Recording
 from kernels.repeats import REPEATS, in_parts, repeat, twice
-from traceproof.actors import registry as actors
-from traceproof.actors.base import named_outputs
 from traceproof.dataset.definition import Definition
-from traceproof.execution.bits import same_bits
-from traceproof.execution.case import CPU, Subject
-from traceproof.execution.inputs import make_inputs
-from traceproof.execution.streams import arrive_late
 from traceproof.ops import lookup, registry
 from traceproof.ops.adapter import Adapter, resolve
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import ALWAYS
 from traceproof.ops.laws import laws_of
+from traceproof.run.bits import same_bits
+from traceproof.run.case import CPU, Subject
+from traceproof.run.implementation import Implementation, named_outputs
+from traceproof.run.inputs import make_inputs
+from traceproof.run.streams import arrive_late
 from traceproof.solutions.properties import SPLIT
 from traceproof.stacks import STACK_OF, STACKS
 
@@ -63,15 +62,15 @@ class Kernel:
     def __init__(self, truth: str, definition: Definition, device: str) -> None:
         self.truth, self.definition, self.device = truth, definition, device
         self.op, _ = registry.for_definition(definition)
-        self.actor = actors.get(truth)
-        self.actor.device = device
+        self.implementation = Implementation(truth)
+        self.implementation.device = device
         adapter = lookup.serving(truth, definition)
         self.adapter = adapter.name if adapter is not None else ""
         self.axes = ""
 
     def why_not(self) -> str:
         """Why it can not be called here; empty: it can."""
-        found = self.actor.unavailable(self.definition, self.op)
+        found = self.implementation.unavailable(self.definition)
         return "" if found is None else f"{found.reason}: {found.message}"
 
     def subjects(self) -> Iterator[Subject]:
@@ -90,7 +89,7 @@ class Kernel:
 
     def raw(self, placed: Values) -> Mapping[str, Any]:
         """One call on inputs that lie on the device; outputs stay there."""
-        return named_outputs(self.definition, self.actor.run(self.definition, self.op, placed))
+        return named_outputs(self.definition, self.implementation.run(self.definition, placed))
 
     def __call__(self, values: Values) -> Tensors:
         """One call."""

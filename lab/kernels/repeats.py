@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.recording import Recording, script
-from traceproof.execution.case import Subject
 from traceproof.ops.base import Values
+from traceproof.run.case import Subject
 
 if TYPE_CHECKING:
     from kernels.measure import Kernel

@@ -8,10 +8,10 @@ from typing import Any
 
 from laws.trial import cases_of, subjects_of, try_law
 from traceproof.dataset.definition import Definition
-from traceproof.execution.source import CallError, loaded
 from traceproof.ops import registry
 from traceproof.ops.laws import laws_of
-from traceproof.worker import Limits, Pool
+from traceproof.run.source import CallError, loaded
+from traceproof.sandbox import Limits, Pool
 
 BROKEN = "broken"
 
@@ -57,7 +57,7 @@ def memory(definition: Definition, *, seed: int) -> int:
 def try_laws(definition: Definition, pool: Pool, *, limits: Limits, seed: int) -> Iterator[Finding]:
     """Every law of a definition. A refusal, a crash, a hang or an out-of-memory breaks the law at hand.
 
-    `pool` has workers for strangers' code, see `traceproof.execution.source.strangers`.
+    `pool` has workers for strangers' code, see `traceproof.run.source.strangers`.
     """
     subjects, need = subjects_of(definition, seed), memory(definition, seed=seed)
     for law in laws_of(definition):

@@ -9,15 +9,15 @@ import torch
 
 from laws.check import Agreement, agree, room_for
 from traceproof.dataset.definition import Definition
-from traceproof.execution.bits import same_values
-from traceproof.execution.case import Subject, solve
-from traceproof.execution.source import CallError, Source
 from traceproof.judge.gates import unit_roundoff
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.laws import Experiment, Law, Outputs
-from traceproof.worker import Status
+from traceproof.run.bits import same_values
+from traceproof.run.case import Subject, solve
+from traceproof.run.source import CallError, Source
+from traceproof.sandbox import Status
 
 # Edge cases hold empty rows, adversarial ones magnitudes; a case's law costs up to four calls.
 WANTED = ("small", "medium-0", "edge", "adversarial-rows", "adversarial-holes", "adversarial-boundary")

@@ -12,8 +12,8 @@ from mutation.mutants import Mutant, mutants
 from mutation.trial import Trial
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
-from traceproof.execution.source import CallError
-from traceproof.worker import Limits, Pool, Status
+from traceproof.run.source import CallError
+from traceproof.sandbox import Limits, Pool, Status
 
 
 class Fate(StrEnum):
@@ -62,7 +62,7 @@ def score(definition: Definition, pool: Pool, *, limits: Limits, sizes: Sequence
 
     Args:
         definition: the definition.
-        pool: workers for strangers' code, see `traceproof.execution.source.strangers`.
+        pool: workers for strangers' code, see `traceproof.run.source.strangers`.
         limits: of one call.
         sizes: of the cases.
         seed: of the cases.

@@ -12,13 +12,13 @@ import torch
 from mutation.exact import same_function, wide_inputs, widened
 from mutation.mutants import Mutant, plain
 from traceproof.dataset.definition import Definition
-from traceproof.execution.bits import same_values
-from traceproof.execution.case import Subject, solved
-from traceproof.execution.source import CallError, Source, loaded
 from traceproof.ops import registry
 from traceproof.ops.base import Tensors
 from traceproof.reasons import Verdict
-from traceproof.worker import Limits, Pool, Status
+from traceproof.run.bits import same_values
+from traceproof.run.case import Subject, solved
+from traceproof.run.source import CallError, Source, loaded
+from traceproof.sandbox import Limits, Pool, Status
 
 OTHER_SEEDS = (1, 2)  # an equivalent mutant has to be so on more inputs than the ones that judge it
 COSTLY = 1 << 30  # bytes: cases above it are not drawn again for that

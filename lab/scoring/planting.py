@@ -22,7 +22,6 @@ from typing import Any
 from traceproof.audit.source import Function, TestFile
 from traceproof.audit.trial import stand_in
 from traceproof.dataset.definition import Definition
-from traceproof.worker.shared import run_of_workers
 
 SECONDS = 120  # of one run of one definition's tests; the child is ended by an alarm
 CRASHED = "the run"  # stands in the place of a test where there is no outcome of any
@@ -50,9 +49,7 @@ class Suite:
     ) -> dict[str, str]:
         """Outcome by test, of the definition's tests; stops where a test fails that does not in `right`."""
         arguments = [*self.select(definition), *(option.format(seed=seed) for option in self.options)]
-        with run_of_workers() as variables:  # runs take their references from one interpreter
-            found = forked(lambda: _pytest(self.root, arguments, right or {}, variables))
-        return found or {CRASHED: "crashed"}
+        return forked(lambda: _pytest(self.root, arguments, right or {})) or {CRASHED: "crashed"}
 
     def plant(self, entry: Path, source: str | None) -> None:
         """Put a reference in the place of a definition's own, in its file and in copies; None: restore all."""
@@ -90,12 +87,9 @@ def _quiet() -> None:
     os.dup2(silent, 2)
 
 
-def _pytest(
-    root: Path, arguments: Sequence[str], right: Mapping[str, str], variables: Mapping[str, str]
-) -> dict[str, str]:
+def _pytest(root: Path, arguments: Sequence[str], right: Mapping[str, str]) -> dict[str, str]:
     import pytest
 
-    os.environ.update(variables)
     watch = _Watch(right)
     os.chdir(root)
     sys.dont_write_bytecode = False  # rewritten assertions are kept for the next run

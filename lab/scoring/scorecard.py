@@ -18,8 +18,8 @@ from mutation.trial import Trial
 from scoring.planting import CRASHED, DENIED, GOOD, PASSED, SECONDS, Suite
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
-from traceproof.execution.source import strangers
-from traceproof.worker import GIB, Limits
+from traceproof.run.source import strangers
+from traceproof.sandbox import GIB, Limits
 
 GOLDEN_RATIO = 0.6180339887498949
 COUNTED = frozenset({"killed", "survived"})

@@ -4,25 +4,26 @@ The Snakefile installs it: a profile that names a plugin ends another environmen
 `--verbose` gives Snakemake's own output back.
 """
 
+import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from logging import WARNING, LogRecord
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-# What Snakemake says when it is interrupted, in a run and before one.
-INTERRUPTED = ("Terminating processes on user request", "Cancelling snakemake on user request")
-STOPPING = "Stopping. What is finished is kept; the same command goes on from there."
+KEPT = "What is finished is kept; the same command goes on from there."
 DEFAULT = "DefaultStreamHandler"  # the name of Snakemake's own
 CLEAR = "\r\x1b[K"  # a job may have left a live line on the terminal
-AGAIN_SECONDS = 0.05  # after which an interrupt that comes at a bad time is raised
 TABLES = "verify_"  # rules of this prefix end with a table of their own
+TARGETS = ("chain", "run_tests")  # and so do these
+CODE = "TRACEPROOF_FINDINGS"  # variable: what a command's Snakemake ends with on findings, apart from its own 1
+SHOWN = 3  # failed jobs named in a run's last line
 # What Snakemake says beside JOB_ERROR when a job failed.
 ECHOES = (
     "RuleException",
@@ -32,27 +33,19 @@ ECHOES = (
 )
 
 
-def install(manager: Any, tell: Callable[[], None]) -> None:  # noqa: ANN401 - Snakemake has no types
-    """Write in place of Snakemake's own output, unless another plugin or all details are asked for.
-
-    `tell` is called on an interrupt, before Snakemake hears of it.
-    """
-    if manager.plugin_handlers or manager.settings.verbose:
-        return
-    for handler in list(manager.logger.handlers):
-        if handler.name == DEFAULT:
-            manager.logger.removeHandler(handler)
+def install(workflow: Any) -> "LogHandler":  # noqa: ANN401 - Snakemake has no types
+    """Write in place of Snakemake's own output, unless another plugin or all details are asked for."""
+    manager = workflow.logger_manager
     handler = LogHandler(manager.settings, None)
-    handler.tell = tell
+    handler.silent = bool(manager.plugin_handlers or manager.settings.verbose)
+    handler.remote = bool(workflow.remote_exec)
+    for other in list(manager.logger.handlers):
+        if other.name == DEFAULT and not handler.silent:
+            manager.logger.removeHandler(other)
     manager.logger.addHandler(handler)
     signal.signal(signal.SIGINT, handler.interrupted)
-
-
-def _starts_thread(frame: FrameType | None) -> bool:
-    """Whether a pool starts a thread: interrupted there, it forgets the thread and never waits for its job."""
-    while frame is not None and frame.f_code is not ThreadPoolExecutor.submit.__code__:
-        frame = frame.f_back
-    return frame is not None
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `snakemake | head` ends with its reader, and its jobs with it
+    return handler
 
 
 class LogHandler(LogHandlerBase):
@@ -60,45 +53,63 @@ class LogHandler(LogHandlerBase):
 
     writes_to_stream = has_filter = has_formatter = True
     writes_to_file = needs_rulegraph = False
-    tell: Callable[[], None]  # what an interrupt does first
+    silent = False  # whether another one writes
+    remote = False  # whether this is a batch system's job of a run, whose own process says how it ends
 
     def __post_init__(self) -> None:
         self._started = time.monotonic()
         self._names: dict[int, str] = {}
         self._finished = ""
         self._stopping = False
+        self._failed: dict[str, bool] = {}  # jobs, in the order in which they did; whether by findings alone
 
     def interrupted(self, number: int, frame: FrameType | None) -> None:
-        """Say at once what an interrupt does: Snakemake may end by the jobs that it stopped before it says so."""
+        """Say at once what an interrupt does: jobs end by it as well, and Snakemake reports each as an error."""
         if not self._stopping:
             self._stopping = True
-            sys.stderr.write((CLEAR if sys.stderr.isatty() else "") + STOPPING + "\n")
-            self.tell()
-        if _starts_thread(frame):
-            signal.signal(signal.SIGALRM, self.interrupted)
-            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
-        else:
-            signal.default_int_handler(number, frame)
+            self._write(f"Stopping. {KEPT}")
+        signal.default_int_handler(number, frame)
+
+    def end(self) -> None:
+        """End a run of which a job failed; its last line says which, unless findings are all there is.
+
+        Raises SystemExit: with the exit code, but in a batch system's job.
+        """
+        from traceproof.run.entry import FINDINGS, INTERRUPTED, UNFINISHED  # not there in another environment
+
+        if self.remote:
+            return
+        if self._stopping:
+            raise SystemExit(INTERRUPTED)
+        others = [name for name, findings in self._failed.items() if not findings]
+        if self._failed and not others:
+            raise SystemExit(int(os.environ.get(CODE, FINDINGS)))
+        more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+        self._write(
+            f"The run could not finish: {', '.join(others[:SHOWN]) or 'see above what'}{more} failed. {KEPT}"
+        )
+        raise SystemExit(UNFINISHED)
 
     def emit(self, record: LogRecord) -> None:
         """Write what a record has to say, if anything."""
         text = self._text(record)
-        if text:
-            sys.stderr.write((CLEAR if sys.stderr.isatty() else "") + text + "\n")
-            sys.stderr.flush()
+        if text and not self.silent:
+            self._write(text)
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write((CLEAR if sys.stderr.isatty() else "") + text + "\n")
+        sys.stderr.flush()
 
     def _text(self, record: LogRecord) -> str:  # noqa: PLR0911 - one answer per kind of event
         values: Mapping[str, Any] = vars(record)
-        if self._stopping:  # jobs end by the interrupt, and Snakemake reports each as an error
+        if self._stopping:
             return ""
-        if record.getMessage().startswith(INTERRUPTED):
-            self._stopping = True
-            return STOPPING
         match getattr(record, "event", None):
             case LogEvent.JOB_INFO:
                 return self._announced(values)
             case LogEvent.JOB_FINISHED:
                 self._finished = self._names.get(values["job_id"], "")
+                self._failed.pop(self._finished, None)  # it was tried again
             case LogEvent.PROGRESS:
                 return self._progress(values["done"], values["total"])
             case LogEvent.JOB_ERROR | LogEvent.GROUP_ERROR:
@@ -108,7 +119,7 @@ class LogHandler(LogHandlerBase):
             case LogEvent.RUN_INFO if self.common_settings.dryrun:
                 return record.getMessage()
             case LogEvent.ERROR | None if record.levelno >= WARNING:
-                return self._complaint(record.getMessage())
+                return "" if record.getMessage().startswith(ECHOES) else record.getMessage()
         return ""
 
     def _announced(self, values: Mapping[str, Any]) -> str:
@@ -130,15 +141,26 @@ class LogHandler(LogHandlerBase):
             logs = ", ".join(values["aux_logs"]) or "none, so it was not accepted: too large for any of its nodes?"
             return f"FAILED group {values['groupid']}; the batch system's log: {logs}"
         name = self._names.get(values["jobid"], values["rule_name"])
-        if name.startswith(TABLES):
+        self._failed[name] = _is_target(name) and any(map(_found, values["log"]))
+        if self._failed[name]:
             return ""
         said = str(values.get("rule_msg") or "")
-        batch = "" if said.startswith("Error in rule") else f"{said} "  # what a batch system says of its job
+        batch = (
+            f"{said} " if said and not said.startswith("Error in rule") else ""
+        )  # what a batch system says of its job
         return f"FAILED {name}; {batch}what it said: {', '.join(values['log'])}"
 
-    def _complaint(self, message: str) -> str:
-        if message.startswith(ECHOES):
-            return ""
-        if message.startswith("TraceproofError"):  # for people: the lines of the Snakefile help nobody
-            return "\n".join(line for line in message.splitlines()[1:] if not line.startswith("  File "))
-        return message
+
+def _is_target(name: str) -> bool:
+    rule = name.partition(" ")[0]
+    return rule in TARGETS or rule.startswith(TABLES)
+
+
+def _found(log: str) -> bool:
+    """Whether a job ended with findings, as its log says last."""
+    from traceproof.run.entry import FOUND
+
+    try:
+        return Path(log).read_text(encoding="utf-8", errors="replace").endswith(FOUND)
+    except OSError:
+        return False

@@ -1,15 +1,18 @@
 """The command `traceproof`, also as `python -m traceproof`."""
 
+import os
 import signal
 
-signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `quiet`: while that is imported, no traceback
 
-from traceproof.pipeline import interrupts  # noqa: E402
+def _leave(*_: object) -> None:
+    """End at once: nothing has begun, and what is imported may catch a KeyboardInterrupt, and lose it."""
+    os.write(2, b"Stopped.\n")
+    os._exit(130)
 
 
 def main() -> None:
     """Run a command; an interrupt is met from the first import on."""
-    interrupts.quiet()
+    signal.signal(signal.SIGINT, _leave)
     from traceproof.cli import main as run
 
     run()

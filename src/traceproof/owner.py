@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Self
 
 from traceproof.digests import digest_json
-from traceproof.untrusted.border import BorderError, read_regular, remove_tree
+from traceproof.reading import remove_tree
 
-OWNER_FILE = "owner"  # in a folder that several processes of a run make: whose it is
 OWNED = re.compile(r"(?:traceproof|scratch)-(?P<owner>[0-9]+\.[0-9]+\.[0-9a-f]+)-.*", re.ASCII)
-SHARED = re.compile(r"traceproof-[0-9]+-[0-9a-f]{12}", re.ASCII)  # its owner stands in OWNER_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +75,7 @@ def sweep(root: Path) -> None:
     """Remove folders whose process has ended here; those of other machines, and of nobody, stay."""
     for path in root.glob("*-*"):
         named = OWNED.fullmatch(path.name)
-        owner = Owner(named["owner"]) if named else _of_shared(path)
+        owner = Owner(named["owner"]) if named else None
         with contextlib.suppress(FileNotFoundError):  # another run removes it, too
             if owner is not None and owner.ended and path.lstat().st_uid == os.getuid():
                 remove_tree(path)
-
-
-def _of_shared(path: Path) -> Owner | None:
-    if SHARED.fullmatch(path.name):
-        with contextlib.suppress(BorderError, UnicodeDecodeError):
-            return Owner(read_regular(path / OWNER_FILE, most=200).decode("ascii"))
-    return None

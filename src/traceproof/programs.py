@@ -1,13 +1,37 @@
-"""Running a program that gets no secrets and asks nothing, and what it said last."""
+"""Programs that are started: with no secrets they have no use for, asking nothing; and what they said last.
 
+Who may have the hub's token, a word on stderr while something takes long, and bounds on our own code where what a
+dataset says decides how long it takes.
+"""
+
+import ctypes
+import os
+import re
+import resource
+import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
-from traceproof.untrusted.tokens import without_secrets
+from traceproof.text import says_secret
 
 QUERY_SECONDS = 60.0
+MEMORY_SHARE = 0.85  # of what is free at the start; estimates were up to a fifth below what was measured
 LAST = 8  # lines of a failed program's output that an error shows; the cause stands last
+# Where huggingface_hub looks for one in the environment.
+HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+# All that a stranger's code gets to know of the user's environment: where programs are, the language, the devices.
+HARMLESS = re.compile(
+    r"PATH|LANG|LANGUAGE|LC_[A-Z]+|TZ|TERM|TMPDIR|LD_LIBRARY_PATH|CUDA_[A-Z_]+|NVIDIA_[A-Z_]+|OMP_[A-Z_]+|MKL_[A-Z_]+"
+    r"|TORCH_[A-Z_]+|TRITON_[A-Z_]+|PYTHONPATH|PYTHONHASHSEED|PYTHONUTF8|PYTHONDONTWRITEBYTECODE|VIRTUAL_ENV"
+)
+FIRST_SECONDS = 10.0  # then after twice as long each time
+PAGE = resource.getpagesize()
 
 
 def run(
@@ -31,6 +55,120 @@ def nvidia_smi(fields: str, *, units: bool = False) -> list[list[str]]:
     return [row for row in rows if len(row) == fields.count(",") + 1]
 
 
+def available_memory() -> int:
+    """Bytes that programs can still have on this machine."""
+    with Path("/proc/meminfo").open(encoding="ascii") as lines:
+        found = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+        return int(next(found, "0")) * 1024
+
+
+def memory_for_jobs() -> dict[str, int]:
+    """MiB that all jobs together may take, by Snakemake's resource: most of what is free, on GPUs too."""
+    free = sum(int(size) for (size,) in nvidia_smi("memory.free") if size.isdigit())
+    limits = {"mem_mb": available_memory() >> 20, "gpu_mb": free}
+    return {name: int(size * MEMORY_SHARE) for name, size in limits.items() if size}
+
+
 def last_lines(said: str) -> list[str]:
     """The last lines of a program's output, empty ones left out."""
     return [line for line in said.splitlines() if line.strip()][-LAST:]
+
+
+def forget() -> None:
+    """Take the token out of this process's environment, and so out of every program that it starts.
+
+    Processes of the same user may read the environment that a process was started with: it is overwritten there.
+    """
+    for name in HUB_TOKENS:
+        os.environ.pop(name, None)
+    with suppress(OSError, ValueError, IndexError):  # not Linux, or no /proc
+        _overwrite()
+
+
+def _overwrite() -> None:
+    """Blank the token in what /proc/<pid>/environ shows of this process: fields 50 and 51 of proc(5)'s stat."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    place = start
+    for entry in ctypes.string_at(start, end - start).split(b"\0"):
+        name, _, value = entry.partition(b"=")
+        if name.decode(errors="replace") in HUB_TOKENS:
+            ctypes.memset(place + len(name) + 1, ord("-"), len(value))
+        place += len(entry) + 1
+
+
+def without_secrets(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An environment (this process's) for a program that has no business with tokens: pip, git, our own code."""
+    given = os.environ if environment is None else environment
+    return {name: value for name, value in given.items() if not says_secret(name)}
+
+
+def for_strangers(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An environment (of this process's) for a program that runs strangers' code: what is known to be harmless.
+
+    HOME, where credentials lie, is not in it.
+    """
+    given = os.environ if environment is None else environment
+    return {name: value for name, value in given.items() if HARMLESS.fullmatch(name) and not says_secret(name)}
+
+
+@contextmanager
+def telling(what: str, *, first: float = FIRST_SECONDS) -> Iterator[None]:
+    """Say now and then for how long `what` has been going on, until the block ends."""
+    ended = threading.Event()
+    started = time.monotonic()
+
+    def tell() -> None:
+        wait = first
+        while not ended.wait(wait):
+            passed = time.monotonic() - started
+            sys.stderr.write(f"{what}: {passed:.0f} s\n")
+            sys.stderr.flush()
+            wait = passed
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def bounded(*, seconds: float, memory: int) -> Iterator[None]:
+    """Let a block take so long and so many bytes beside what the process has; the time in the main thread alone.
+
+    Raises:
+        TimeoutError: it took longer.
+        MemoryError: it needed more.
+    """
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * PAGE
+    ceiling = used + memory
+    for limit in before:
+        ceiling = ceiling if limit == resource.RLIM_INFINITY else min(ceiling, limit)
+    resource.setrlimit(resource.RLIMIT_AS, (ceiling, before[1]))
+    try:
+        with _alarm(seconds):
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(_number: int, _frame: FrameType | None) -> None:
+        raise TimeoutError(f"not done after {seconds:g} s")
+
+    former = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)

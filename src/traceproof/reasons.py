@@ -19,7 +19,7 @@ class Grade(StrEnum):
     PROVED = "proved"  # an independent oracle and a ground truth
     CHECKED = "checked"  # an independent oracle alone
     AGREED = "agreed"  # no oracle: the reference's float64 shadow and a ground truth
-    CONSISTENT = "consistent"  # the shadow alone
+    CONSISTENT = "consistent"  # the shadow alone; or an oracle whose constants the reference alone states
     TWIN = "twin"  # an independent oracle, of the same reference with smaller const axes: nothing in full size
 
 
@@ -71,6 +71,7 @@ class Failure(StrEnum):
     CACHED = "cached_answer"
     OVERRUN = "out_of_bounds"
     LATE = "late_output"
+    CONSTANTS = "constants_disagree"  # of the definition: what states a constant of it says different values
 
 
 class Error(StrEnum):

@@ -5,6 +5,7 @@ import re
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 HIDDEN = "***"
+MESSAGE_CHARACTERS = 8000
 SECRET_WORDS = ("token", "secret", "password", "passwd", "credential", "api_key", "apikey", "access_key")
 SIGNATURES = frozenset(
     {"key", "sig", "signature", "auth", "pass", "pwd", "jwt", "x-amz-signature", "x-goog-signature"}
@@ -24,6 +25,11 @@ def names(text: str) -> frozenset[str]:
 def printable(text: str) -> str:
     """`text` on one line, control characters escaped: what a stranger says must not steer the terminal."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def plain_text(text: str, most: int = MESSAGE_CHARACTERS) -> str:
+    """The end of `text` as any file can hold it: without lone surrogates, cut to a length."""
+    return text[-most:].encode("utf-8", errors="backslashreplace").decode("utf-8")
 
 
 def block(text: str, indent: str = "    ") -> str:

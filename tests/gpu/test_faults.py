@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from traceproof.execution.device import CUDA_LOST, cuda_is_lost
-from traceproof.worker import Isolation, Limits, Pool
+from traceproof.run.device import CUDA_LOST, cuda_is_lost
+from traceproof.sandbox import Isolation, Limits, Pool
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 HANG_CYCLES = 1 << 45  # hours

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.execution.inputs import fingerprints, make_inputs
 from traceproof.ops import registry
 from traceproof.ops.cases import Case
-from traceproof.pipeline.stages.plan import plan
-from traceproof.pipeline.stages.plan_selection import Selection
+from traceproof.run.inputs import fingerprints, make_inputs
+from traceproof.run.plan import plan
+from traceproof.run.plan_selection import Selection
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 TESTS = Path(__file__).parents[1]
@@ -26,8 +26,8 @@ LARGEST = 4 << 30  # bytes of a case
 @pytest.mark.parametrize("dataset", DATASETS, ids=range(len(DATASETS)))
 def test_a_gpu_draws_what_a_cpu_draws(dataset: Path, tmp_path: Path) -> None:
     differ, cases = [], 0
-    for path in plan(dataset, tmp_path, Selection(sizes=("small", "medium"), memory_limit=LARGEST)):
-        planned = json.loads(path.read_text(encoding="utf-8"))
+    for op_type in plan(dataset, tmp_path, Selection(sizes=("small", "medium"), memory_limit=LARGEST)).op_types:
+        planned = json.loads((tmp_path / f"{op_type}.json").read_text(encoding="utf-8"))
         for name, entry in planned["definitions"].items():
             definition = Definition.model_validate(entry["definition"])
             op, _ = registry.for_definition(definition)

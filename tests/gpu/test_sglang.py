@@ -9,11 +9,12 @@ import op_support as support
 import pytest
 import torch
 
-from traceproof.actors import registry as actors
 from traceproof.dataset.definition import Definition
-from traceproof.execution.inputs import place
 from traceproof.ops import registry
-from traceproof.pipeline.known import read_known
+from traceproof.run.implementation import Implementation, call
+from traceproof.run.implementations import for_op_type
+from traceproof.run.inputs import place
+from traceproof.run.known import read_known
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,7 +24,6 @@ pytestmark = [
 ]
 TESTS = Path(__file__).parents[1]
 FILES = sorted([*TESTS.glob("dataset/definitions/*/*.json"), *TESTS.glob("gpu/dataset/definitions/*/*.json")])
-GOLDEN = 0x9E3779B97F4A7C15
 
 
 @pytest.mark.parametrize("truth", ["sglang", "sglang_native"])
@@ -31,21 +31,18 @@ GOLDEN = 0x9E3779B97F4A7C15
 def test_the_judge_passes_it(path: Path, truth: str) -> None:
     definition = Definition.model_validate_json(path.read_text(encoding="utf-8"))
     op, _ = registry.for_definition(definition)
-    if truth not in actors.for_op_type(definition.op_type):
+    if truth not in for_op_type(definition.op_type):
         pytest.skip(f"{truth} has no adapters for {definition.op_type}")
-    actor = actors.get(truth)
-    actor.device = "cuda"
-    unavailable = actor.unavailable(definition, op)
+    called = Implementation(truth)
+    called.device = "cuda"
+    unavailable = called.unavailable(definition)
     if unavailable is not None:
         pytest.skip(f"{unavailable.reason.value}: {unavailable.message}")
-    actor.prepare(definition)
     found: dict[str, str] = {}
     for case in support.cases(definition):
         inputs = support.inputs_of(definition, case)
         on_gpu = place(dict(inputs), torch.device("cuda"))
-        trials, seed = op.trials(definition, case), case.seed * GOLDEN % (1 << 63)
-        drawn = actor.run_trials(definition, op, on_gpu, trials=trials, seed=seed) if trials else None
-        outputs = actor.run(definition, op, on_gpu) if drawn is None else drawn
+        outputs = call(called, definition, op, case, on_gpu, further=True)
         given = [outputs[name].cpu() for name in definition.outputs]
         rulings = support.judged(definition, case, given, support.truth(definition, inputs))
         found |= {f"{case.id} {name}": r.message for name, r in rulings.items() if r.verdict.value != "pass"}

@@ -10,8 +10,12 @@ import torch
 from definitions import GOOD, rmsnorm
 from safetensors.torch import load_file
 
-from traceproof.actors import execute
-from traceproof.execution import inputs
+from traceproof.dataset.definition import Definition
+from traceproof.ops import registry
+from traceproof.ops.base import Values
+from traceproof.run import inputs
+from traceproof.run.implementation import Implementation
+from traceproof.run.workers import Runner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 LATE = (
@@ -33,13 +37,29 @@ def run(hidden_states, weight):
 CASE = {"id": "small-1", "size": "small", "axes": {"batch_size": 7}, "seed": 0, "params": {}}
 
 
+class Written(Implementation):
+    """What a text defines, on a GPU."""
+
+    device = "cuda"
+
+    def __init__(self, text: str) -> None:
+        super().__init__("written")
+        self._module: dict[str, Any] = {}
+        exec(text, self._module)  # noqa: S102 - written above
+
+    def run(self, definition: Definition, inputs: Values) -> Any:  # noqa: ANN401 - what it returns
+        """One call."""
+        return self._module["run"](*(inputs[name] for name in definition.inputs))
+
+
 def outcome(reference: str, scratch: Path) -> tuple[dict[str, Any], torch.Tensor]:
     """What a run of one case says, and its output."""
     scratch.mkdir()
-    payload = {"actor": "reference", "device": "cuda", "threads": 1, "dataset": None}
-    run = execute.setup_many(payload | {"definitions": {"norm": rmsnorm("norm", reference)}}, scratch)
-    said = run({"definition": "norm", "case": CASE, "key": "key", "repeat": True})
-    return said, load_file(scratch / "key.safetensors")["output"]
+    definition = Definition.model_validate(rmsnorm("norm", reference))
+    op, _ = registry.for_definition(definition)
+    runner = Runner(definition, op, Written(reference), torch.device("cuda"), None)
+    said = runner.run({"case": CASE, "repeat": True, "out": str(scratch / "outputs")})
+    return said, load_file(scratch / "outputs")["output"]
 
 
 def test_where_inputs_are_drawn_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traceproof.untrusted.reading import MIB, read_bytes
-from traceproof.worker import GIB, Limits, Pool, Status
+from traceproof.reading import MIB, read_bytes
+from traceproof.sandbox import GIB, Limits, Pool, Status
 
 SETUP = "traceproof.audit.trial:setup"
 RECORD_BYTES = 64 * MIB

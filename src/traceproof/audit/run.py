@@ -15,8 +15,8 @@ from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
 from traceproof.lint.model import Code, codes
-from traceproof.untrusted.reading import MIB, read_bytes
-from traceproof.worker import Pool
+from traceproof.reading import MIB, read_bytes
+from traceproof.sandbox import Pool
 
 SECONDS = 180.0  # for one file, if nothing else is said; a reference over gigabytes of weights takes most of it
 LARGEST = 16 * MIB  # of a test file

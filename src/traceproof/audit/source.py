@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from traceproof.dependents.facts import dotted_name
-from traceproof.untrusted.reading import parse_quietly
+from traceproof.reading import parse_quietly
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from traceproof.audit.process import RECORD
-from traceproof.execution.runner import load_module
-from traceproof.untrusted.stand_ins import StandIns
-from traceproof.worker import policy
+from traceproof.run.runner import load_module
+from traceproof.sandbox import policy
+from traceproof.stand_ins import StandIns
 
 GENERATORS = ("generate_random_inputs", "generate_random_inputs_moe", "make_inputs", "generate_inputs")
 RATIOS = ("hit_ratio", "percent", "required_hit_ratio", "min_hit_ratio")

@@ -1,18 +1,15 @@
-"""The first commit that changed a verdict: only commits that touch the op_type count, and few of those run."""
+"""The first commit that changed a verdict: only commits that touch the package count, and few of those run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traceproof.bumps.package import Sources
-from traceproof.bumps.touches import Touch, changed_parts, touch
-from traceproof.bumps.units import FileUnits
 from traceproof.checkouts.gitrun import Git
-from traceproof.checkouts.tree import CommitTree
-from traceproof.dataset.files import paused_collection
+from traceproof.checkouts.tree import changed_between
+from traceproof.digests import digest_bytes
+from traceproof.environments.package import of_package, source_paths
 from traceproof.errors import TraceproofError
-from traceproof.stacks import PACKAGES
 
 Verdict = dict[str, Any]
 MESSAGES = 3  # of a verdict, shown where both ends have the same
@@ -27,10 +24,10 @@ class Found:
     # good, bad: the verdicts at the two ends
     good: Verdict
     bad: Verdict
-    commits: int  # how many were in question; `touching` of them touch the op_type; `tried` were run
+    commits: int  # how many were in question; `touching` of them touch the package; `tried` were run
     touching: int
     tried: int
-    parts: tuple[str, ...]  # what it changed of what the op_type depends on
+    parts: tuple[str, ...]  # files of the package that it changed
 
 
 def commits_between(repository: Path, good: str, bad: str) -> list[str]:
@@ -51,17 +48,15 @@ class Bisection:
     # stack, op_type: whose ground truth
     stack: str
     op_type: str
-    # (commit, what it depends on) -> verdict; called once for each different digest
-    judge: Callable[[str, Touch], Verdict]
+    judge: Callable[[str], Verdict]  # verdict at a commit; called once for each content of the package
     report: Callable[[str], None]  # gets a line for every step
     _verdicts: dict[str, Verdict] = field(default_factory=dict)
-    _parsed: dict[str, FileUnits] = field(default_factory=dict)
 
     def search(self, good: str, bad: str) -> Found:
         """Find the first bad commit. Raises TraceproofError: equal verdicts at the ends, or nothing changed."""
         commits = commits_between(self.repository, good, bad)
         steps = self._touching([Git(self.repository).commit(good), *commits])
-        self.report(f"{len(commits)} commits, {len(steps) - 1} of them touch {self.op_type}")
+        self.report(f"{len(commits)} commits, {len(steps) - 1} of them touch the package of {self.stack}")
         if len(steps) == 1:
             raise TraceproofError(
                 f"no commit between {good} and {bad} touches what {self.op_type} of {self.stack} depends on",
@@ -76,7 +71,7 @@ class Bisection:
                 todo="Give ends that differ; `traceproof diff` shows what changed between two kept states.",
             )
         index, doubtful = self._narrow(steps, first["verdict"], last["verdict"])
-        before, after = steps[index - 1 - len(doubtful)][1], steps[index][1]
+        ends = steps[index - 1 - len(doubtful)][0], steps[index][0]
         return Found(
             commit=steps[index][0],
             doubtful=tuple(steps[at][0] for at in doubtful),
@@ -85,22 +80,20 @@ class Bisection:
             commits=len(commits),
             touching=len(steps) - 1,
             tried=len(self._verdicts),
-            parts=tuple(changed_parts(before, after)),
+            parts=tuple(name for name in changed_between(self.repository, *ends) if of_package(self.stack, name)),
         )
 
-    def _touching(self, commits: Sequence[str]) -> list[tuple[str, Touch]]:
-        """The first commit, and each one whose digest differs from the one before."""
-        steps: list[tuple[str, Touch]] = []
-        with paused_collection(kept=True):
-            for commit in commits:
-                tree = CommitTree(self.repository, commit)
-                found = touch(self.stack, self.op_type, Sources(tree, PACKAGES[self.stack], self._parsed))
-                if not steps or found.digest != steps[-1][1].digest:
-                    steps.append((commit, found))
-                tree.close()
+    def _touching(self, commits: Sequence[str]) -> list[tuple[str, str]]:
+        """The first commit, and each one that changes the package, with the digest of its content."""
+        steps: list[tuple[str, str]] = []
+        for commit in commits:
+            listed = Git(self.repository).local("ls-tree", "--full-tree", commit, *source_paths(self.stack))
+            content = digest_bytes(listed.encode())  # git's own digests, of submodules too
+            if not steps or content != steps[-1][1]:
+                steps.append((commit, content))
         return steps
 
-    def _narrow(self, steps: Sequence[tuple[str, Touch]], good: str, bad: str) -> tuple[int, list[int]]:
+    def _narrow(self, steps: Sequence[tuple[str, str]], good: str, bad: str) -> tuple[int, list[int]]:
         """Index of the first bad step, and the steps right before it that are neither good nor bad."""
         low, high = 0, len(steps) - 1
         neither: set[int] = set()
@@ -117,8 +110,8 @@ class Bisection:
             else:
                 neither.add(middle)
 
-    def _verdict(self, commit: str, found: Touch) -> Verdict:
-        if found.digest not in self._verdicts:
-            self._verdicts[found.digest] = self.judge(commit, found)
-            self.report(f"{commit[:12]} {self._verdicts[found.digest]['verdict']}")
-        return self._verdicts[found.digest]
+    def _verdict(self, commit: str, content: str) -> Verdict:
+        if content not in self._verdicts:
+            self._verdicts[content] = self.judge(commit)
+            self.report(f"{commit[:12]} {self._verdicts[content]['verdict']}")
+        return self._verdicts[content]

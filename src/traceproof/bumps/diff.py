@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from traceproof.actors.registry import ACTORS, PAIR
 from traceproof.bumps.history import Kept
-from traceproof.pipeline.records import WHOLE
 from traceproof.reasons import Skip, Verdict
+from traceproof.run.implementations import IMPLEMENTATIONS, PAIR, environment_of
+from traceproof.run.records import WHOLE
 from traceproof.stacks import distribution
 
 BAD = frozenset({Verdict.FAIL, Verdict.ERROR})
@@ -63,7 +63,7 @@ def bumps_of(before: Kept, after: Kept, row: Row) -> list[Bump]:
     """Which of the packages that a row's actors stand for have another version in `after` than in `before`."""
     found = []
     for actor in str(row["actor"]).split(PAIR):
-        stack = ACTORS[actor].stack if actor in ACTORS else actor
+        stack = environment_of(actor) if actor in IMPLEMENTATIONS else actor
         package = distribution(stack)
         one, other = (kept.about["stacks"].get(stack, {}).get(package) for kept in (before, after))
         if one is not None and other is not None and one != other:
@@ -132,17 +132,17 @@ class Diff:
 def diff(before: Kept, after: Kept) -> Diff:
     """Compare two states by definition, case, seed, actor and output.
 
-    What only one of them ran is left out: a dataset, a definition, a case. A definition of the same text is the
-    same in any dataset; of one whose text changed, the dataset tells which it was.
+    What only one of them ran is left out: a dataset, a definition, a case, an actor. A definition of the same text
+    is the same in any dataset; of one whose text changed, the dataset tells which it was.
     """
     series = _Series.of(before.rows)
     old = _by_key(before.rows, series.own)
     new = _by_key(after.rows, series.matching)
     found = Diff(before, after)
+    ran = {key[:3] for key in old}
     for key, row in new.items():
-        was = _before(old, key)
-        if was is not None or row.get("dataset") in series.datasets:
-            found.take(was, row)
+        if key[:3] in ran:
+            found.take(_before(old, key), row)
     found.vanished_rows.extend((row, None) for row in _vanished(old, new))
     found.vanished_apis.extend(
         sorted({_api(row) for was, row in found.skipped if row["reason"] == Skip.API_ABSENT})
@@ -162,7 +162,6 @@ class _Series:
 
     digests: Mapping[tuple[str, object], str]
     names: Mapping[tuple[str, object], str]
-    datasets: frozenset[object]
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> "_Series":
@@ -170,7 +169,6 @@ class _Series:
         return cls(
             digests={(str(row["definition"]), row["digest"]): cls.own(row) for row in rows if "digest" in row},
             names={(str(row["definition"]), row.get("dataset")): cls.own(row) for row in rows},
-            datasets=frozenset(row.get("dataset") for row in rows),
         )
 
     @staticmethod

@@ -15,8 +15,8 @@ from traceproof.checkouts.lock import lock_digest
 from traceproof.checkouts.pin import Pin
 from traceproof.digests import digest_bytes, digest_file, digest_json
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.rows import VerdictRow, each_row
-from traceproof.store import write_text
+from traceproof.files import write_text
+from traceproof.run.rows import VerdictRow, each_row
 
 # What of a row two runs can be compared by.
 KEPT = (
@@ -80,19 +80,19 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Verdicts:
-    """A run's verdict file of one op_type; not read where they were kept already."""
+    """A run's verdict files of one op_type; not read where they were kept already."""
 
     covers: str
     run: Sequence[str]
     rows: Rows | None
 
     @classmethod
-    def read(cls, path: Path, scope: Scope, before: _Part | None) -> Self:
-        """From the file, unless `before` holds it."""
-        covers = digest_json([digest_file(path), asdict(scope)])
+    def read(cls, paths: Sequence[Path], scope: Scope, before: _Part | None) -> Self:
+        """From the files, unless `before` holds them."""
+        covers = digest_json([[digest_file(path) for path in paths], asdict(scope)])
         if before is not None and before.about["covers"] == covers:
             return cls(covers, before.about["run"], None)
-        rows = [_cut(row, scope) for row in each_row(path)]
+        rows = [_cut(row, scope) for path in paths for row in each_row(path)]
         return cls(covers, sorted({row["definition"] for row in rows}), rows)
 
 
@@ -113,22 +113,52 @@ def keep(
     covered, and of texts of a definition that are not the dataset's any more. Rows of an op_type with the verdicts
     of the run before are copied as they are. Raises TraceproofError: the disk is full.
     """
-    digest = digest_json([lock_digest(pins), sorted([str(one["stack"]), one["digest"]] for one in stacks)])
-    path = folder / f"{digest}.json"
+    pinned = {name: pin.model_dump(mode="json", exclude_none=True) for name, pin in pins.items()}
+    environments = {str(one["stack"]): str(one["digest"]) for one in stacks}
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):  # runs of other selections keep theirs in the same file
+        before = _same(folder, pinned, environments)
+        digest = before.get("digest") or digest_json([lock_digest(pins), sorted(map(list, environments.items()))])
+        path = folder / f"{digest}.json"
         parts = _joined(_parts(path), verdicts, scope)
         value = {
             "digest": digest,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "pins": {name: pin.model_dump(exclude_none=True) for name, pin in pins.items()},
-            "stacks": {one["stack"]: one["versions"] for one in stacks},
+            "pins": pinned,
+            "environments": before.get("environments", {}) | environments,
+            "stacks": before.get("stacks", {}) | {one["stack"]: one["versions"] for one in stacks},
             "parts": {op_type: dict(part.about) for op_type, part in parts.items()},
         }
         head = json.dumps(value, ensure_ascii=False, allow_nan=False).removesuffix("}")
         lines = ",\n".join(part.lines for part in parts.values())
         write_text(path, f"{head}{ROWS}\n{lines}\n]}}\n")
     return digest
+
+
+def _same(folder: Path, pins: Mapping[str, Any], environments: Mapping[str, str]) -> dict[str, Any]:
+    """What the newest file of the same state says of itself; empty: the state is new.
+
+    A run has the environments of its own op_types alone: no environment that two runs share differs in one state.
+    """
+    for path in states(folder):
+        about = _head(path)
+        known = about.get("environments")
+        if known is None or about.get("pins") != pins:
+            continue
+        if all(known.get(name, digest) == digest for name, digest in environments.items()):
+            return about
+    return {}
+
+
+def _head(path: Path) -> dict[str, Any]:
+    """The first line of a state's file; empty: it can not be read, or an earlier version wrote it."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            head = file.readline().rstrip("\n")
+        found = json.loads(f"{head}]}}") if head.endswith(ROWS) else {}
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and found.get("digest") == path.stem else {}
 
 
 def _parts(path: Path) -> dict[str, _Part]:
@@ -159,7 +189,10 @@ def _by_op_type(rows: Iterable[Mapping[str, Any]]) -> dict[str, _Part]:
 
 def _joined(old: Mapping[str, _Part], verdicts: Iterable[Path], scope: Scope) -> dict[str, _Part]:
     """The parts of a state after a run."""
-    run = {path.stem: _Verdicts.read(path, scope, old.get(path.stem)) for path in verdicts}
+    files: dict[str, list[Path]] = defaultdict(list)
+    for path in sorted(verdicts):
+        files[path.name.partition(".")[0]].append(path)  # a large op_type has several
+    run = {op_type: _Verdicts.read(paths, scope, old.get(op_type)) for op_type, paths in files.items()}
     places: dict[str, set[str]] = defaultdict(set)  # the op_types of each definition of the run
     for op_type, now in run.items():
         for name in now.run:
@@ -231,6 +264,10 @@ def find(folder: Path, name: str) -> Kept:
         found = [path for path in files if path.stem.startswith(name)]
     if len(found) == 1:
         return load(found[0])
+    if name == "previous" and len(files) == 1:
+        what = f"there is nothing to compare: one state is kept, {files[0].stem}"
+        todo = "Bump a source or an environment and verify again: a state is one set of pins and environments."
+        raise TraceproofError(what, todo=todo)
     problems = [path.stem for path in found or files][:10]
     todo = "Give the start of one digest, latest, previous, or a file. `traceproof verify` keeps one a state."
     raise TraceproofError(f"{len(found) or 'no'} kept states are called {name!r}", problems=problems, todo=todo)

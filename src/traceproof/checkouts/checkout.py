@@ -17,7 +17,7 @@ from traceproof.checkouts.git_folder import unlock
 from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.checkouts.moving import State, update
 from traceproof.errors import TraceproofError
-from traceproof.store import disk_errors
+from traceproof.files import disk_errors
 
 
 def bring(target: Path, wanted: Wanted, git: Git) -> State:

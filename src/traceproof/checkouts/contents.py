@@ -8,7 +8,7 @@ from git import GitCommandError, Repo, Tree
 
 from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.errors import TraceproofError
-from traceproof.store import write_json
+from traceproof.files import write_json
 
 NOTE = "traceproof.json"  # in .git: the commit that this program checked out last
 MOST_FILES = 500_000  # of one commit; the largest source has a fiftieth of that

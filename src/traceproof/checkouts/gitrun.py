@@ -21,8 +21,8 @@ from tenacity import RetryCallState, Retrying
 
 from traceproof.checkouts.git_folder import bytes_of_packs, unlock
 from traceproof.errors import TraceproofError
+from traceproof.programs import HUB_TOKENS, without_secrets
 from traceproof.text import redacted
-from traceproof.untrusted.tokens import HUB_TOKENS, without_secrets
 
 TAIL = 6  # lines of git's output that an error shows; the cause stands last
 POLL_SECONDS = 0.1

@@ -10,7 +10,7 @@ from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.pin import FULL_COMMIT, Locked, Pin
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
-from traceproof.store import write_text
+from traceproof.files import write_text
 
 NAME = "sources.lock"
 PEELED = "^{}"  # how ls-remote marks the commit that an annotated tag points at

@@ -22,7 +22,7 @@ from traceproof.checkouts.contents import (
 from traceproof.checkouts.git_folder import unlock
 from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.errors import TraceproofError
-from traceproof.store import write_json
+from traceproof.files import write_json
 
 MOVING = "traceproof-moving.json"  # in .git while an update runs: from which commit to which
 BUSY = "traceproof-busy"  # in .git while a run of this program may hold git's locks there

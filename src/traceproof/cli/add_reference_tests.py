@@ -1,5 +1,6 @@
 """`traceproof add-reference-tests`: pytest tests of a dataset's references, written into the dataset."""
 
+import contextlib
 import inspect
 import json
 import shlex
@@ -10,10 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from traceproof.cli import options, run
+from traceproof.environments.building import built, resolve
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
-from traceproof.pipeline.flow import Pipeline
-from traceproof.stacks import PACKAGES, STACKS
+from traceproof.run.flow import Pipeline
+from traceproof.stacks import MAIN, PACKAGES, STACKS
 from traceproof.testgen.generate import GENERATED, PLACE, GenerateOptions, Result, generate
 from traceproof.testgen.known import Divergences
 
@@ -146,6 +148,16 @@ def _divergences() -> Divergences:
     return Divergences(verdicts=repository / config.results / config.run / "verdicts", known=known)
 
 
+def _python() -> str:
+    """An interpreter with torch and pytest, by config.yaml; PYTHON, and what is meant, where none is built yet."""
+    with contextlib.suppress(TraceproofError):  # installed without a repository
+        root, config = run.configured()
+        stack = resolve(config, MAIN)
+        if stack.environment is None or built(stack.environment, root=root):
+            return shlex.quote(str(root / stack.python))
+    return "PYTHON (one with torch and pytest; `traceproof verify` builds it)"
+
+
 def _say(result: Result, order: GenerateOptions, *, to: Any) -> None:  # noqa: ANN401 - a text stream
     lines = [f"{'op_type':14} {'definitions':>11} {'with tests before':>18} {'after':>6}"]
     rows = [(name, count, result.before[name], result.after[name]) for name, count in sorted(result.total.items())]
@@ -157,7 +169,7 @@ def _say(result: Result, order: GenerateOptions, *, to: Any) -> None:  # noqa: A
         f"their own (--force writes these too); {len(result.files)} files changed below {order.place}"
     )
     elsewhere = "" if order.place == order.root / PLACE else f" --dataset {shlex.quote(str(order.root))}"
-    lines.append(f"run them: pytest {shlex.quote(str(order.place))}{elsewhere}")
+    lines.append(f"run them: {_python()} -m pytest {shlex.quote(str(order.place))}{elsewhere}")
     lines += [f"flagged: {name}: {'; '.join(found)}" for name, found in result.flagged.items()]
     lines += [f"no test: {problem}" for problem in result.problems]
     to.write("\n".join(lines) + "\n")

@@ -10,17 +10,17 @@ from typing import Annotated, Self
 import typer
 
 from traceproof.bumps.bisect import Bisection, Found, Verdict
-from traceproof.bumps.source import importable
-from traceproof.bumps.touches import Touch, stack_of
-from traceproof.bumps.trial import Trial
+from traceproof.bumps.trial import Trial, worst
 from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.checkouts.tree import CommitTree
 from traceproof.cli import options, run
 from traceproof.cli.interpreter import say
 from traceproof.dataset.fetch import fetch
+from traceproof.dataset.lookup import find
+from traceproof.dataset.tree import read_tree
+from traceproof.environments.package import importable, op_types, stack_of
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.adapters import op_types
-from traceproof.pipeline.flow import Pipeline
+from traceproof.run.flow import Pipeline
 from traceproof.stacks import PACKAGES
 
 PARTS_SHOWN = 10
@@ -42,8 +42,8 @@ def bisect(  # noqa: PLR0913 - one parameter per option
     root, config = run.configured(dataset=run.dataset_in(dataset))
     flow = Pipeline(config, root)
     folder = fetch(flow.config.dataset, root=root / flow.config.results / "dataset")
-    op_type = _op_type(folder, definition)
-    repository = repository.expanduser().resolve()
+    op_type = find(read_tree(folder), definition).definition.op_type
+    repository = _clone(repository.expanduser().resolve())
     stack = stack_of(CommitTree(repository, bad))
     if stack is None or op_type not in op_types(stack):
         raise TraceproofError(
@@ -56,7 +56,20 @@ def bisect(  # noqa: PLR0913 - one parameter per option
     ends = {"before": answer.good["verdict"], "after": answer.bad["verdict"]}
     run.write_result(json_file, {**told, "subject": subject, **ends})
     if str(json_file) != "-":
-        _show(answer, subject, op_type)
+        _show(answer, subject, stack)
+
+
+def _clone(folder: Path) -> Path:
+    """A repository's top folder. Raises TraceproofError: it is none, whatever repository it lies in."""
+    todo = f"Give a clone with its history: git clone URL FOLDER, of one of {', '.join(PACKAGES)}."
+    if not folder.is_dir():
+        raise TraceproofError(f"--repository {folder}: there is no such folder", todo=todo)
+    inside = Git(folder).local("rev-parse", "--show-prefix").strip()
+    if inside:
+        top = Git(folder).local("rev-parse", "--show-toplevel").strip()
+        problem = f"it is a folder of the repository {top}; below `sources/`, a released package has no history"
+        raise TraceproofError(f"--repository {folder} is no git repository", problems=[problem], todo=todo)
+    return folder
 
 
 def _searched(  # noqa: PLR0913 - what is searched, and where
@@ -72,27 +85,22 @@ def _searched(  # noqa: PLR0913 - what is searched, and where
             flow=flow, root=flow.root, definitions=(definition,), op_type=op_type, stack=stack, work=work
         )
 
-        def judge(commit: str, found: Touch) -> Verdict:
+        def judge(commit: str) -> Verdict:
             tree.at(commit)
-            return trial.verdict(importable(tree.folder, stack, Path(scratch) / "linked"), found.digest)
+            rows = trial.rows(importable(tree.folder, stack, Path(scratch) / "linked"), commit)
+            return {"verdict": worst(rows), "rows": [row.as_json() for row in rows]}
 
         return Bisection(repository, stack, op_type, judge, say).search(good, bad)
 
 
-def _show(answer: Found, subject: str, op_type: str) -> None:
+def _show(answer: Found, subject: str, stack: str) -> None:
     out = sys.stdout
     out.write(f"{answer.good['verdict']} became {answer.bad['verdict']} with {subject}\n")
     if answer.doubtful:
         out.write(f"  or with one of these, which could not be judged: {', '.join(answer.doubtful)}\n")
-    out.write(f"  {answer.commits} commits, {answer.touching} touch {op_type}, {answer.tried} states were run\n")
+    out.write(f"  {answer.commits} commits, {answer.touching} touch the package of {stack}, ")
+    out.write(f"{answer.tried} states were run\n")
     out.writelines(f"  changed: {part}\n" for part in answer.parts[:PARTS_SHOWN])
-
-
-def _op_type(dataset: Path, definition: str) -> str:
-    found = sorted((dataset / "definitions").glob(f"*/{definition}.json"))
-    if not found:
-        raise TraceproofError(f"{dataset} has no definition {definition!r}")
-    return found[0].parent.name
 
 
 class _Worktree:

@@ -1,13 +1,18 @@
-"""`traceproof clean`: make room in the store."""
+"""`traceproof clean`: make room in the cache of finished rows."""
 
+import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from traceproof import runs
 from traceproof.cli import options, run
 from traceproof.errors import TraceproofError
-from traceproof.pipeline import sweep
+from traceproof.run.cache import FILE, Cache
+from traceproof.run.rows import each_row
+
+DAY = 86400.0
+FRESH_SECONDS = 3600.0  # what was written so lately may be a job's that has no verdict file yet
 
 
 def clean(
@@ -16,29 +21,39 @@ def clean(
         float | None, typer.Option(min=0, metavar="DAYS", help="Remove what was written longer ago.")
     ] = None,
     unreachable: Annotated[
-        bool, typer.Option("--unreachable", help="Remove outputs that no run in the results folder refers to.")
+        bool, typer.Option("--unreachable", help="Remove rows that no run in the results folder shows.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how much, remove nothing.")] = False,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Remove finished outputs and verdicts; what a later run needs of them, it computes again.
+    """Remove finished rows; what a later run needs of them, it computes again.
 
-    Exit codes: 0 removed, or nothing to remove, 2 bad use, or a run is under way.
+    Exit codes: 0 removed, or nothing to remove, 2 bad use.
     """
     if older_than is None and not unreachable:
         raise TraceproofError("nothing says what may go", todo="Give --older-than DAYS, --unreachable, or both.")
     root, config = run.configured()
     results = root / config.results
-    store = results / "store"
-    with runs.none_under_way(results):
-        found = sweep.older(store, older_than) if older_than is not None else []
-        found += sweep.unreachable(store, results) if unreachable else []
-        items = list({item.paths: item for item in found}.values())
-        if not dry_run:
-            for item in items:
-                item.remove(store)
-    size = sum(item.size for item in items)
+    path = results / FILE
+    found: dict[str, int] = {}
+    if path.is_file():
+        shown = set(_shown(results)) if unreachable else set()
+        now = time.time()
+        with Cache(path) as cache:
+            for key, size, written in cache.entries():
+                old = older_than is not None and written < now - older_than * DAY
+                if old or (unreachable and key not in shown and written < now - FRESH_SECONDS):
+                    found[key] = size
+            if not dry_run:
+                cache.remove(found)
+    total = sum(found.values())
     verb = "would be removed" if dry_run else "removed"
-    told = f"{len(items)} objects, {size} bytes ({size / 2**30:.2f} GiB) {verb} from {store}\n"
+    told = f"{len(found)} objects, {total} bytes ({total / 2**30:.2f} GiB) {verb} from {path}\n"
     run.told(json_file).write(told)
-    run.write_result(json_file, {"exit_code": run.FINE, "objects": len(items), "bytes": size, "dry_run": dry_run})
+    run.write_result(json_file, {"exit_code": run.FINE, "objects": len(found), "bytes": total, "dry_run": dry_run})
+
+
+def _shown(results: Path) -> list[str]:
+    """Keys of the rows of all verdict files."""
+    rows = (row for path in results.rglob("verdicts/*.jsonl") for row in each_row(path))
+    return [row.digests.outputs for row in rows if row.digests.outputs is not None]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -13,6 +14,8 @@ from traceproof.checkouts.gitrun import Git, Patience, available
 from traceproof.checkouts.lock import NAME, read_lock, resolve, write_lock
 from traceproof.checkouts.pin import ORIGINS, Pin
 from traceproof.cli import run
+from traceproof.cli.interpreter import say
+from traceproof.environments.building import unlike_the_lock
 from traceproof.errors import TraceproofError
 from traceproof.sources.clone import FAILED, CloneRequest, Progress, clone_all
 from traceproof.text import has_credentials, redacted
@@ -45,6 +48,7 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
     Exit codes: 0 all are there, 2 bad use, or a source that could not be had.
     """
     available()
+    own = lock is None
     lock, target_dir = lock or _home() / NAME, _folder(target_dir or _home() / "sources")
     options = {"branch": branch, "tag": tag, "commit": commit, "release": release, "url": url}
     changes = {name: _pairs(f"--{name}", given) for name, given in options.items()}
@@ -56,9 +60,20 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
     failed = [name for name in chosen if records[name]["status"] == FAILED]
     _keep(lock, {name: pin for name, pin in known.items() if name not in failed})
     run.write_result(json_file, value)
+    if own:
+        _tell_what_is_judged(chosen)
     if failed:
         what = f"{len(failed)} of {len(chosen)} sources could not be brought to {target_dir}"
         raise TraceproofError(what, problems=[f"{name}: {_one_line(records[name]['error'])}" for name in failed])
+
+
+def _tell_what_is_judged(names: Sequence[str]) -> None:
+    """Say of which of the sources `traceproof verify` judges another version than the repository's lock pins."""
+    with suppress(TraceproofError):  # there is no repository here, or its config.yaml can not be used
+        root, config = run.configured()
+        for name, line in unlike_the_lock(config, root=root).items():
+            if name in names:
+                say(f"note: {line}")
 
 
 def _check_values(urls: Mapping[str, str], commits: Mapping[str, str]) -> None:

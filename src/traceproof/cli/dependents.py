@@ -2,19 +2,16 @@
 
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from traceproof.bumps.touches import changed_parts, stack_of, touches
-from traceproof.bumps.units import FileUnits
 from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.tree import CommitTree, FolderTree, Tree, changed_between
 from traceproof.cli import options, run
 from traceproof.dependents.graph import Graph
+from traceproof.environments.package import of_package, op_types, stack_of
 from traceproof.errors import TraceproofError
 
 SHOWN = 40  # lines of one list on the terminal; --json has all
@@ -66,50 +63,33 @@ def _changed(root: Path, names: list[str]) -> dict[str, Any]:
         raise TraceproofError(
             f"not in {root}: {', '.join(absent)}", todo="For deleted files, compare two commits: --between A B."
         )
-    stack = stack_of(tree)
-    if stack is None:
-        return {"stack": None, "changed": names, "op_types": {}, **_tests(names, tree)}
-    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as beside:  # both read all of the repository
-        tests = beside.submit(_tests, names, tree)
-        found: dict[str, Any] = {}
-        for op_type, touch in touches(stack, tree).items():
-            reached = [name for name in names if name in touch.files]
-            if reached:
-                found[op_type] = {"parts": reached, "why": touch.why(reached[0])}
-        return {"stack": stack, "changed": names, "op_types": found, **tests.result()}
+    return {"changed": names, **_reached(names, tree)}
 
 
 def _between(root: Path, before: str, after: str) -> dict[str, Any]:
     commits = [Git(root).commit(name) for name in (before, after)]
-    old, new = (CommitTree(root, commit) for commit in commits)
     names = changed_between(root, *commits)
-    stack = stack_of(new) or stack_of(old)
-    found: dict[str, Any] = {}
-    if stack and names:
-        parsed: dict[str, FileUnits] = {}
-        was, now = touches(stack, old, parsed), touches(stack, new, parsed)
-        for op_type, touch in now.items():
-            if touch.digest != was[op_type].digest:
-                parts = changed_parts(was[op_type], touch)
-                path = parts[0].partition("::")[0]
-                found[op_type] = {"parts": parts, "why": touch.why(path) or was[op_type].why(path)}
-    # A test may have reached a file only before the change, or only after it: both count.
-    answers = [_tests([name for name in names if name in tree.files], tree) for tree in (old, new)]
-    for tree in (old, new):
+    answers = []
+    for commit in commits:  # a file may be reached only before the change, or only after it: both count
+        tree = CommitTree(root, commit)
+        answers.append(_reached([name for name in names if name in tree.files], tree))
         tree.close()
+    old, new = answers
     return {
-        "stack": stack,
+        "stack": new["stack"] or old["stack"],
         "commits": commits,
         "changed": names,
-        "op_types": found,
-        "tests": {**answers[0]["tests"], **answers[1]["tests"]},
-        "everything": answers[1]["everything"] or answers[0]["everything"],
+        "op_types": {**old["op_types"], **new["op_types"]},
+        "tests": {**old["tests"], **new["tests"]},
+        "everything": new["everything"] or old["everything"],
     }
 
 
-def _tests(names: list[str], tree: Tree) -> dict[str, Any]:
+def _reached(names: list[str], tree: Tree) -> dict[str, Any]:
+    """What changed files of a tree reach."""
+    stack = stack_of(tree)
     if not names:
-        return {"tests": {}, "everything": None}
+        return {"stack": stack, "op_types": {}, "tests": {}, "everything": None}
     graph = Graph.of(tree)
     reached = graph.reach(names)
     tests = {
@@ -117,7 +97,11 @@ def _tests(names: list[str], tree: Tree) -> dict[str, Any]:
         for path in graph.tests
         if reached.everything or path in reached.chains
     }
-    return {"tests": tests, "everything": reached.everything}
+    # A row stands on all that the package of its environment holds.
+    parts = [name for name in names if stack is not None and of_package(stack, name)]
+    why = [f"{name}: lies in the package of {stack}" for name in parts[:1]]
+    found = {op_type: {"parts": parts, "why": why} for op_type in op_types(stack)} if stack and parts else {}
+    return {"stack": stack, "op_types": found, "tests": tests, "everything": reached.everything}
 
 
 def _definitions(dataset: Path | None, op_types: Mapping[str, Any]) -> list[str]:

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from traceproof.bumps.diff import TITLES, Diff, diff, side
-from traceproof.bumps.history import find
+from traceproof.bumps.history import find, states
 from traceproof.cli import options, run
-from traceproof.store import write_text
+from traceproof.cli.interpreter import say
+from traceproof.files import write_text
 
 SHOWN = 20  # rows of one kind on the terminal; --json and --markdown have all
 
@@ -30,6 +31,10 @@ def diff_command(
     """
     root, config = run.configured()
     folder = root / config.results / "history"
+    kept = states(folder)
+    if (before, after) == ("previous", "latest") and len(kept) == 1:
+        say(f"one state is kept, {kept[0].stem[:12]}: nothing was bumped, and it is compared with itself")
+        before = "latest"
     old, new = find(folder, before), find(folder, after)
     found = diff(old, new)
     if str(json_file) != "-":

@@ -7,7 +7,6 @@ import typer
 from rich.console import Console
 
 from traceproof.cli import options, run
-from traceproof.dataset.fetch import fetch
 from traceproof.errors import TraceproofError
 from traceproof.lint import lint
 from traceproof.lint.baseline import write_baseline
@@ -37,7 +36,7 @@ def lint_command(  # noqa: PLR0913 - one parameter per option
     """
     if update_baseline and baseline is None:
         raise TraceproofError("--update-baseline needs to know the file", todo="Give --baseline FILE as well.")
-    root = dataset.expanduser() if dataset is not None else _configured()
+    root = dataset.expanduser() if dataset is not None else run.configured_dataset()
     report = lint(
         root,
         select=_codes(select),
@@ -52,12 +51,6 @@ def lint_command(  # noqa: PLR0913 - one parameter per option
         write_baseline(baseline, report.findings)
         raise typer.Exit(run.FINE)
     raise typer.Exit(run.FINDINGS if report.failed else run.FINE)
-
-
-def _configured() -> Path:
-    """The folder of the dataset that config.yaml names, fetched where it is not there yet."""
-    root, config = run.configured()
-    return fetch(config.dataset, root=root / config.results / "dataset")
 
 
 def _codes(given: list[str] | None) -> list[str]:

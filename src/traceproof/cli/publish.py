@@ -16,7 +16,17 @@ from traceproof.errors import TraceproofError
 from traceproof.publish.coverage_branch import prepare as prepare_branch
 from traceproof.publish.git import Remote
 from traceproof.publish.hub import Hub
-from traceproof.publish.prepare import Per, Prepared, Source, dry_run, pinned, prepare, prepare_card, source_commit
+from traceproof.publish.prepare import (
+    Per,
+    Prepared,
+    Source,
+    dry_run,
+    origin_of,
+    pinned,
+    prepare,
+    prepare_card,
+    source_commit,
+)
 from traceproof.stacks import MAIN
 from traceproof.text import printable, redacted
 
@@ -165,7 +175,7 @@ def _source(
         dataset=verified if dataset is None else dataset.absolute(),
         base=published,
         run=results / (selection or config.run),
-        store=results / "store",
+        results=results,
         python=str(python if python.is_absolute() else root / python),
         provenance=provenance(root, config),
         extra=tuple(path.absolute() for path in extra),
@@ -176,11 +186,4 @@ def _source(
 
 def provenance(root: Path, config: Config) -> dict[str, str]:
     """Where a run's things come from: the dataset, traceproof, the pinned sources."""
-    dataset = config.dataset
-    if dataset.pypi is not None:
-        origin = f"{dataset.pypi.package} {dataset.pypi.version}"
-    elif dataset.git is not None:
-        origin = f"{redacted(dataset.git.url)} {dataset.git.commit}"
-    else:
-        origin = "a local folder"
-    return {"dataset": origin, "traceproof": source_commit(root), **pinned(root)}
+    return {"dataset": origin_of(config.dataset), "traceproof": source_commit(root), **pinned(root)}

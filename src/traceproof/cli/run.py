@@ -1,29 +1,29 @@
 """Run Snakemake for a command, and tell findings from a run that could not finish."""
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, TextIO
 
-from traceproof.cli.supervise import supervise
 from traceproof.config.reading import config_of
 from traceproof.config.schema import Config
+from traceproof.dataset.fetch import fetch
 from traceproof.errors import TraceproofError
-from traceproof.owner import own_folder
-from traceproof.pipeline import ahead
-from traceproof.pipeline.flow import Pipeline
-from traceproof.pipeline.interrupts import INTERRUPTED
-from traceproof.pipeline.jit import available_memory
-from traceproof.pipeline.stages.standing import OUTCOME
-from traceproof.untrusted import tokens
-from traceproof.worker.shared import commanding
+from traceproof.programs import memory_for_jobs
+from traceproof.run.entry import FINDINGS, INTERRUPTED, UNFINISHED, end_with_parent
 
-__all__ = ["config_of"]  # for commands, which take all that they need of a run from here
-FINE, FINDINGS, UNFINISHED = 0, 1, 2
-MEMORY_SHARE = 0.85  # of what is free at the start; estimates were up to a fifth below what was measured
+__all__ = ["FINDINGS", "UNFINISHED", "config_of"]  # for commands, which take all that they need of a run from here
+FINE = 0
+FOUND = 3  # what Snakemake ends with on findings, so that its own 1 is none; the variable CODE tells its plugin
+CODE = "TRACEPROOF_FINDINGS"
+STDERR = 2  # the descriptor
 STATE_RESOURCES = frozenset({"--resources", "--res", "--profile", "--workflow-profile"})
 
 
@@ -42,6 +42,12 @@ def configured(**changes: Any) -> tuple[Path, Config]:  # noqa: ANN401 - as conf
     return root, config_of(root, given(**changes))
 
 
+def configured_dataset() -> Path:
+    """The folder of the dataset that config.yaml names, fetched where it is not there yet."""
+    root, config = configured()
+    return root / fetch(config.dataset, root=root / config.results / "dataset")
+
+
 def given(**options: Any) -> dict[str, Any]:  # noqa: ANN401 - as config.yaml has them
     """The options that have a value."""
     return {name: value for name, value in options.items() if value is not None}
@@ -58,48 +64,68 @@ def snakemake(
     *,
     cores: int,
     extra: Sequence[str] = (),
-    forced: Pipeline | None = None,  # what is sure to be run here; None: Snakemake alone knows
+    out: TextIO = sys.stdout,  # where the table goes: stdout or stderr
 ) -> int:
     """Run the default target.
 
     Gives the exit code: FINE, FINDINGS, UNFINISHED if the run did not get to its table, or INTERRUPTED.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "traceproof.pipeline.engine",
-        *memory_of_jobs(extra),
-        "--cores",
-        str(cores),
-        *extra,
-    ]
-    with own_folder("traceproof") as scratch:
+    program = str(Path(sys.executable).parent / "snakemake")  # its errors begin with this name
+    command = [sys.executable, program, *memory_of_jobs(extra), "--cores", str(cores), *extra]
+    with tempfile.TemporaryDirectory(prefix="traceproof-") as scratch:
         if changes:  # as a file, since --config would turn every value inside a mapping into text
-            overrides = scratch / "overrides.json"
+            overrides = Path(scratch, "overrides.json")
             overrides.write_text(json.dumps(changes), encoding="utf-8")
             command += ["--configfile", str(overrides)]
-        outcome = scratch / "outcome"
-        environment = commanding({**os.environ, OUTCOME: str(outcome)})
-        if forced is not None and forced.on_gpu:
-            environment[ahead.STARTED] = "1"
-            _begun = ahead.start(forced, tokens.without_secrets(environment))
-        code = supervise(command, cwd=root, env=environment, mark=scratch / "interrupted")
-        if code == INTERRUPTED:
-            return INTERRUPTED
-        if code == 0:
-            return FINE
-        if code < 0:
-            name = signal.Signals(-code).name
-            sys.stderr.write(f"Snakemake was ended by {name}. What is finished is kept; run the command again.\n")
-        told = outcome.read_text(encoding="utf-8") if outcome.is_file() else ""
-    return FINDINGS if told == str(FINDINGS) else UNFINISHED
+        code = _run(command, cwd=root, stdout=STDERR if out is sys.stderr else None)
+    if code < 0:
+        name = signal.Signals(-code).name
+        sys.stderr.write(f"Snakemake was ended by {name}. What is finished is kept; run the command again.\n")
+    return {0: FINE, FOUND: FINDINGS, INTERRUPTED: INTERRUPTED}.get(code, UNFINISHED)
+
+
+def _run(command: Sequence[str], *, cwd: Path, stdout: int | None) -> int:
+    """Run Snakemake in a process group of its own and give its exit code, INTERRUPTED if it was stopped.
+
+    So a terminal's Ctrl-C comes here alone, as SIGTERM does; both are passed on to the group. The second one kills
+    it. Where this process is killed, the kernel kills Snakemake.
+    """
+    caught: list[int] = []
+    started: list[subprocess.Popen[bytes]] = []
+
+    def forward(number: int, _: FrameType | None) -> None:
+        caught.append(number)
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.killpg(process.pid, signal.SIGINT if len(caught) == 1 else signal.SIGKILL)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        started.append(
+            subprocess.Popen(
+                command,
+                cwd=cwd,
+                env={**os.environ, CODE: str(FOUND)},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                process_group=0,
+                preexec_fn=end_with_parent,  # noqa: PLW1509 - no thread runs here
+            )
+        )
+        if caught:  # before it was there
+            forward(caught[0], None)
+        code = started[0].wait()
+        return INTERRUPTED if caught else code
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def memory_of_jobs(extra: Sequence[str]) -> list[str]:
     """Options that let all jobs together take most of the free memory; none where the caller states resources."""
     if any(word.split("=")[0] in STATE_RESOURCES for word in extra):
         return []
-    return ["--resources", f"mem_mb={int(available_memory() * MEMORY_SHARE) >> 20}"]
+    return ["--resources", *(f"{name}={size}" for name, size in memory_for_jobs().items())]
 
 
 def all_cores() -> int:

@@ -1,20 +1,23 @@
 """`traceproof show`: the verdicts of one definition, as a person reads them."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from traceproof.cli import options, run
+from traceproof.dataset.fetch import folder_of
+from traceproof.dataset.lookup import why
+from traceproof.dataset.tree import is_dataset, read_tree
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.rows import VerdictRow, read_rows
 from traceproof.reasons import Verdict
+from traceproof.run.rows import VerdictRow, figures, place, read_rows
 from traceproof.text import block, printable
-
-NUMBERS = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "hit_ratio")
 
 
 def show(
@@ -30,37 +33,78 @@ def show(
     """
     root, config = run.configured()
     results = root / config.results
-    rows = [row for row in _rows(results, name, selection) if not case or row.case in case]
+    runs = _runs(results, name, configured=results / config.run, selection=selection)
+    if not runs:
+        raise _unseen(name, results / selection, folder_of(config.dataset, root=results / "dataset"))
+    last = runs[0]
+    rows = [row for row in last.rows if not case or row.case in case]
     if not rows:
-        cases = sorted({str(row.case) for row in _rows(results, name, selection)})
+        cases = sorted({str(row.case) for row in last.rows})
         raise TraceproofError(
             f"{name} has no verdicts for case {', '.join(case or [])}; it has: {', '.join(cases)}"
         )
     code = run.FINDINGS if any(row.bad for row in rows) else run.FINE
     if str(json_file) != "-":
+        typer.echo(f"{printable(name)} of {last.dataset}, verified {last.when} in {last.folder}")
+        for other in runs[1:]:
+            command = f"traceproof show {printable(name)} --selection {other.selection}"
+            typer.echo(f"  also {other.when}, of {other.dataset}: `{command}`")
         for line in describe(rows, full=bool(case)):
             typer.echo(line)
-    run.write_result(json_file, {"exit_code": code, "rows": [row.as_json() for row in rows]})
+    told = {"dataset": last.dataset, "run": str(last.folder), "rows": [row.as_json() for row in rows]}
+    run.write_result(json_file, {"exit_code": code, **told})
     raise typer.Exit(code)
 
 
-def _rows(results: Path, name: str, selection: str) -> list[VerdictRow]:
-    """Rows of a definition from the run that judged it last. Raises TraceproofError: no run has it."""
-    where = results / selection if selection else results
-    files = list(where.glob("verdicts/*.jsonl"))
-    files += [] if selection else list(results.glob("selections/*/verdicts/*.jsonl"))
-    seen: set[str] = set()
-    for file in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
-        rows = read_rows(file)
-        found = [row for row in rows if row.definition == name]
-        if found:
-            return found
-        seen.update(row.definition for row in rows)
-    close = get_close_matches(name, seen, n=3, cutoff=0.4)
-    hint = (
-        f"Close to it: {', '.join(close)}." if close else "Run `traceproof verify --definition-name NAME` first."
-    )
-    raise TraceproofError(f"no verdicts of {name!r} below {where}", todo=hint)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """What a run left of a definition."""
+
+    folder: Path
+    selection: str  # the folder relative to results
+    dataset: str  # the folder of the dataset that it verified
+    seconds: float  # when it ended last, whether it had anything to do or not
+    rows: list[VerdictRow]
+
+    @property
+    def when(self) -> str:
+        """The time as a person reads it."""
+        return datetime.fromtimestamp(self.seconds).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _runs(results: Path, name: str, *, configured: Path, selection: str) -> list[_Run]:
+    """The runs that judged a definition, the last one first."""
+    folders = [results / selection] if selection else [configured, *results.glob("selections/*")]
+    found = []
+    for folder in folders:
+        for file in sorted(folder.glob("verdicts/*.jsonl")):
+            if name in file.read_text(encoding="utf-8"):
+                rows = [row for row in read_rows(file) if row.definition == name]
+                if rows:
+                    found.append(_run(results, folder, file, rows))
+    return sorted(found, key=lambda one: one.seconds, reverse=True)
+
+
+def _run(results: Path, folder: Path, verdicts: Path, rows: list[VerdictRow]) -> _Run:
+    # A run that found all of it finished writes this log alone.
+    ended = [path.stat().st_mtime for path in (verdicts, folder / "logs" / "verify_all.log") if path.exists()]
+    try:
+        plan = json.loads((folder / "cases" / f"{rows[0].op_type}.json").read_text(encoding="utf-8"))
+        dataset = str(plan["dataset"])
+    except (OSError, ValueError, KeyError):
+        dataset = "a dataset that is not recorded"
+    selection = str(folder.relative_to(results))
+    return _Run(folder=folder, selection=selection, dataset=dataset, seconds=max(ended), rows=rows)
+
+
+def _unseen(name: str, where: Path, dataset: Path) -> TraceproofError:
+    """Why there is nothing to show: the file can not be used, the name is another, or it was not verified."""
+    problems = []
+    if is_dataset(dataset):
+        tree = read_tree(dataset)
+        problems = [] if name in tree.definitions else [why(tree, name)]
+    todo = "" if problems else f"Run `traceproof verify {name}` first."
+    return TraceproofError(f"no verdicts of {name!r} below {where}", problems=problems, todo=todo)
 
 
 def describe(rows: Sequence[VerdictRow], *, full: bool) -> Iterator[str]:
@@ -88,25 +132,14 @@ def _heading(row: VerdictRow, case: str | None, actor: str) -> str:
 def _places(row: VerdictRow) -> str:
     if row.verdict != Verdict.FAIL or not row.worst:
         return ""
-    return f"; worst {_place(row, row.worst[0])}"
+    return f"; worst {place(row.worst[0], row.against, row.actor)}"
 
 
 def _details(row: VerdictRow) -> Iterator[str]:
-    metrics = row.metrics
-    numbers = [f"{name} {_short(metrics[name])}" for name in NUMBERS if metrics.get(name) is not None]
+    numbers = figures(row.metrics)
     if numbers:
-        yield f"    {', '.join(numbers)}"
-    limits = row.specification
-    if limits:
-        told = "within" if metrics.get("within_specification") else "outside"
-        bounds = ", ".join(f"{name} {_short(value)}" for name, value in limits.items())
-        yield f"    {told} the specification's row ({bounds})"
-    yield from (f"    {_place(row, place)}" for place in row.worst)
-
-
-def _place(row: VerdictRow, place: Mapping[str, Any]) -> str:
-    return f"at {place['index']}: {row.against} {place['expected']}, {row.actor} {place['actual']}"
-
-
-def _short(value: float) -> str:
-    return f"{value:.4g}"
+        yield f"    {numbers}"
+    if row.specification:
+        told = "within" if row.metrics.get("within_specification") else "outside"
+        yield f"    {told} the specification's row ({figures(row.specification, row.specification)})"
+    yield from (f"    {place(one, row.against, row.actor)}" for one in row.worst)

@@ -3,18 +3,20 @@
 import json
 import re
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from traceproof import runs
 from traceproof.cli import options, run
 from traceproof.cli.interpreter import say
 from traceproof.config.schema import Config
+from traceproof.dataset.lookup import wanted
 from traceproof.digests import digest_json
+from traceproof.environments.building import unlike_the_lock
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.flow import Pipeline
+from traceproof.run.flow import Pipeline
 
 SLUG_LENGTH = 60  # of the readable part of a folder's name
 
@@ -27,7 +29,18 @@ Solutions = Annotated[
 ]
 
 
+What = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[WHAT]...",
+        help="Names of definitions or op_types, definitions' files, folders; what config.yaml selects if none.",
+    ),
+]
+
+
 def verify(  # noqa: PLR0913 - the specification's options
+    context: typer.Context,
+    what: What = None,
     *,
     op_type: Annotated[list[str] | None, typer.Option(help="Verify these op_types.")] = None,
     definition_name: Annotated[list[str] | None, typer.Option(help="Verify these definitions.")] = None,
@@ -43,15 +56,28 @@ def verify(  # noqa: PLR0913 - the specification's options
     cores: Annotated[int | None, typer.Option(min=1, help="Cores to use; all of them if not given.")] = None,
     solutions: Solutions = False,
     json_file: options.JsonFile = None,
-    snakemake: Annotated[list[str] | None, typer.Argument(help="After `--`: arguments for Snakemake.")] = None,
 ) -> None:
-    """Verify definitions against every truth there is; prints the table.
+    """Verify definitions against every truth there is; prints the table. What stands behind `--` is Snakemake's.
 
     Exit codes: 0 fine, 1 findings, 2 bad use or input, or a run that could not finish, 130 interrupted: what is
     finished is kept, and the same command goes on from there.
     """
     if everything and (op_type or definition_name):
         raise TraceproofError("--all selects everything: give it, or --op-type and --definition-name, not both")
+    if what and (everything or op_type or definition_name):
+        raise TraceproofError(
+            f"{' '.join(what)} says what to verify, and so do --op-type, --definition-name and --all",
+            todo="Give names, files and folders, or these options, not both.",
+        )
+    if what:
+        try:
+            found = wanted(what, run.configured_dataset, dataset)
+        except TraceproofError as error:
+            run.write_result(json_file, {"exit_code": run.UNFINISHED, "error": str(error)})
+            raise
+        dataset = found.root or dataset
+        op_type, definition_name = list(found.op_types), list(found.definitions)
+        everything = not (op_type or definition_name)
     changes = run.given(
         selection=_selection(op_type=op_type, definition_name=definition_name, case=case, all=everything),
         dataset=run.dataset_in(dataset),
@@ -62,9 +88,10 @@ def verify(  # noqa: PLR0913 - the specification's options
         hidden_seed=hidden_seed,
         allow_weak_isolation=allow_weak_isolation or None,
     )
-    code = _verify(changes, cores or run.all_cores(), snakemake or [], json_file)
+    code = _verify(changes, cores or run.all_cores(), context.obj or [], json_file)
     if solutions and code in {run.FINE, run.FINDINGS}:
-        code = max(code, _solutions(changes))
+        with redirect_stdout(run.told(json_file)):
+            code = max(code, _solutions(changes))
     raise typer.Exit(code)
 
 
@@ -99,9 +126,10 @@ def _verify(changes: dict[str, Any], cores: int, extra: list[str], json_file: Pa
     narrower = _folder(run.config_of(root, {}), config, changes)
     if narrower:
         changes["run"] = narrower
-    runs.check_free(root / config.results, narrower or config.run)
-    forced = Pipeline(run.config_of(root, changes), root) if config.force and not extra else None
-    code = run.snakemake(root, changes, cores=cores, extra=extra, forced=forced)
+    for line in unlike_the_lock(config, root=root).values():
+        say(f"note: {line}")
+    forced = ["--forcerun", "verify"] if config.force else []
+    code = run.snakemake(root, changes, cores=cores, extra=[*forced, *extra], out=run.told(json_file))
     summary = root / config.results / (narrower or config.run) / "summary.json"
     result: dict[str, Any] = {"exit_code": code}
     if code in {run.FINE, run.FINDINGS} and summary.is_file():

@@ -84,6 +84,9 @@ def _problems_on_disk(raw: Mapping[str, Any], root: Path) -> list[str]:
     problems = _unusable_models(raw.get("models"), root)
     if isinstance(known, str) and not (root / known).is_file():
         problems.append(f"known: {root / known} does not exist; null means that nothing is known")
+    results = raw.get("results")
+    if isinstance(results, str) and (root / results).is_file():
+        problems.append(f"results: {root / results} is a file; name a folder, which is made if there is none")
     path = None if dataset is None or dataset.path is None else root / dataset.path
     if path is not None and not path.is_dir():
         problems.append(f"dataset.path: {path} is not a folder")

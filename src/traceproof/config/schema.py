@@ -113,7 +113,6 @@ class Limits(BaseModel):
     memory_gb: Positive = 10.0
     output_mb: Positive = 1.0
     build_s: Positive = 900.0
-    store_gb: Positive | None = None
 
 
 def _among(value: tuple[str, ...], known: Iterable[str], what: str) -> tuple[str, ...]:

@@ -12,9 +12,9 @@ from traceproof.coverage.recurrent_tests import SPACE, read
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.ops.space import Space, Values, space_of
+from traceproof.programs import for_strangers, telling
+from traceproof.run.records import INDEX
 from traceproof.stacks import STACKS
-from traceproof.untrusted.tokens import for_strangers
-from traceproof.waiting import telling
 
 LIBRARY = next(stack for stack in STACKS.values() if stack.linear_attention)  # whose tests are read by default
 SECONDS = 3600.0  # of a library's whole suite
@@ -23,7 +23,7 @@ SECONDS = 3600.0  # of a library's whole suite
 def of_plan(folder: Path) -> list[Coverage]:
     """Coverage of planned cases, one file per op_type. Raises TraceproofError: nothing is planned there."""
     records: list[Coverage] = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(path for path in folder.glob("*.json") if path.name != INDEX):
         try:
             space, values = _planned(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError) as error:

@@ -15,9 +15,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from traceproof.dataset.constants import Constants, constants_of
 from traceproof.digests import digest_json
-from traceproof.untrusted.names import Identifier, Name, OpType, Plain
-from traceproof.untrusted.reading import parse_quietly
+from traceproof.names import Identifier, Name, OpType, Plain
+from traceproof.reading import parse_quietly
 
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -215,9 +216,14 @@ class Definition(BaseModel):
         free = self.dialect is not Dialect.PUBLISHED
         return frozenset(name for name in self.var_axes if free and name not in given | tied)
 
+    @property
+    def constants(self) -> Constants:
+        """Constants that decide its numbers and are no input, with all that state them."""
+        return constants_of(self)
+
     @cached_property
     def digest(self) -> str:
-        """Digest of all that can change an output: not the descriptions and not the tags."""
+        """Digest of all that decides a verdict: of descriptions and tags, only the constants that they state."""
         meaning = self.as_json()
         for key in ("description", "tags"):
             meaning.pop(key, None)
@@ -226,6 +232,8 @@ class Definition(BaseModel):
             for entry in entries.values():
                 entry.pop("description", None)
             meaning[group] = list(entries.items())
+        if self.constants.entries:
+            meaning["constants"] = self.constants.as_json()
         return digest_json(meaning)
 
     def as_json(self) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from traceproof.dataset.source import Dataset, Git, Pypi
 from traceproof.dataset.tree import is_dataset
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
-from traceproof.store import disk_errors, write_json
-from traceproof.waiting import telling
+from traceproof.files import disk_errors, write_json
+from traceproof.programs import telling
 
 FETCHED = ".fetched.json"  # in a fetched dataset's folder: where it came from and what its files were like
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from traceproof.untrusted.reading import MIB, NotPlainError, read_resolved
+from traceproof.reading import MIB, NotPlainError, read_resolved
 
 DEFINITION_BYTES = 4 * MIB
 PROBLEMS_SHOWN = 6  # of one file; the first few name the cause, the rest mostly follow from it

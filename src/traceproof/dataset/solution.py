@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from traceproof.dataset.definition import NonEmpty
 from traceproof.dataset.workload import Record
-from traceproof.untrusted.names import Name
+from traceproof.names import Name
 
 BASELINE = "baseline"  # author of the solutions that are published
 

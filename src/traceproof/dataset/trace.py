@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from traceproof.dataset.definition import NonEmpty
 from traceproof.dataset.workload import Number, Record, Workload
-from traceproof.untrusted.names import Name
+from traceproof.names import Name
 
 
 def _not_negative(value: Number | str) -> Number | str:

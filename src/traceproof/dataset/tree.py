@@ -27,8 +27,8 @@ from traceproof.dataset.files import (
 )
 from traceproof.dataset.trace import Trace
 from traceproof.errors import TraceproofError
+from traceproof.reading import MIB, NotPlainError
 from traceproof.text import printable
-from traceproof.untrusted.reading import MIB, NotPlainError
 
 LFS_POINTER = b"version https://git-lfs"  # what git leaves in a blob's place where LFS is not installed
 WORKLOAD_BYTES = 256 * MIB  # of one file
@@ -140,7 +140,7 @@ class Tree:
         try:
             text = file_text(self.root / path, self.root, most=WORKLOAD_BYTES)
         except (OSError, UnicodeDecodeError, NotPlainError) as error:
-            yield _unreadable(path, error)
+            yield broken_file(path, error)
             return
         for number, line in enumerate(text.split("\n"), start=1):
             if line.strip():
@@ -240,19 +240,19 @@ def _read_entry(file: Path, root: Path) -> Entry | Broken:
     try:
         reading = read_noted(file, root=root)
         return Entry(path, reading.definition, reading.notes)
-    except (OSError, UnicodeDecodeError, NotPlainError) as error:
-        return _unreadable(path, error)
-    except (ValueError, RecursionError, MemoryError) as error:
-        return Broken(path, explain(error), "mend the file by definition.md's schema, or remove it")
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        return broken_file(path, error)
 
 
-def _unreadable(path: Path, error: OSError | ValueError) -> Broken:
+def broken_file(path: Path, error: Exception) -> Broken:
+    """What is wrong with a file, by the error that reading it as a definition raised."""
     if isinstance(error, NotPlainError):
         return Broken(path, str(error), "put the file itself there, or remove it")
     if isinstance(error, UnicodeDecodeError):
         return Broken(path, f"not UTF-8: byte {error.start} ({error.reason})", "save it as UTF-8")
-    said = error.strerror if isinstance(error, OSError) else None
-    return Broken(path, f"can not be read: {said or error}", "check the file and its permissions")
+    if isinstance(error, OSError):
+        return Broken(path, f"can not be read: {error.strerror or error}", "check the file and its permissions")
+    return Broken(path, explain(error), "mend the file by definition.md's schema, or remove it")
 
 
 def _misplaced(entries: Iterable[Entry]) -> Iterator[Note]:

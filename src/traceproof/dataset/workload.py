@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from traceproof.dataset.definition import LARGEST, MOST, STRICT
-from traceproof.untrusted.names import Identifier, Name, Plain
+from traceproof.names import Identifier, Name, Plain
 
 Number = int | float  # strict: true and "1" are no numbers; 1 and 1.0 stay what they were
 Limit = Annotated[Number, Field(ge=0, allow_inf_nan=False)]

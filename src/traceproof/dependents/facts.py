@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from traceproof.untrusted.reading import parse_quietly
+from traceproof.reading import parse_quietly
 
 IMPORTERS = frozenset({"import_module", "__import__", "importorskip", "find_spec", "run_module", "run_path"})
 # Without one of these words in it, a file's expressions need no look: its imports are all statements.

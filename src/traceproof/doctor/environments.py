@@ -12,7 +12,7 @@ from traceproof.config.schema import Config
 from traceproof.doctor.ask import ask
 from traceproof.doctor.model import Program, StackFound, State
 from traceproof.environments.building import FOLDER, WHOLE, Installation, built, has_driver, resolve
-from traceproof.pipeline import jit
+from traceproof.run import jit
 from traceproof.stacks import MAIN, PACKAGES, READER, STACK_OF, STACKS
 
 GPU_GB = 6.5  # of CUDA, torch and a ground truth when installed; measured over all of them

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from traceproof.doctor.ask import ask
 from traceproof.doctor.model import Layer, Problem
-from traceproof.execution.caller import CUDA_REFUSES
-from traceproof.worker import sandbox
+from traceproof.sandbox.isolation import ABSENT, CUDA_REFUSES, HOLDS, LAYERS, probe
 
 SECONDS = 30.0
 BESIDE_A_GPU = "left out where there is a GPU, since CUDA does not start behind it"
@@ -34,17 +33,17 @@ def layers(*, gpu: bool) -> tuple[Layer, ...]:
     states: dict[str, str] = {}
     if not answer.problem:
         states = json.loads(answer.out.splitlines()[-1])
-    unknown = f"{sandbox.ABSENT}not tried: {answer.problem}"
+    unknown = f"{ABSENT}not tried: {answer.problem}"
     found = []
-    for name, text in sandbox.LAYERS.items():
+    for name, text in LAYERS.items():
         state = states.get(name, unknown)
-        holds = state == sandbox.HOLDS
+        holds = state == HOLDS
         found.append(Layer(name=name, text=text, holds=holds, why="" if holds else _reason(name, state, without)))
     return tuple(found)
 
 
 def _reason(name: str, state: str, without: Collection[str]) -> str:
-    return BESIDE_A_GPU if name in without else state.removeprefix(sandbox.ABSENT)
+    return BESIDE_A_GPU if name in without else state.removeprefix(ABSENT)
 
 
 def problem(found: tuple[Layer, ...]) -> Problem | None:
@@ -77,4 +76,4 @@ def _sysctl(setting: tuple[str, str, str]) -> str:
 if __name__ == "__main__":
     stage = Path(sys.argv[1]) / "root"
     stage.mkdir()
-    sys.stdout.write(json.dumps(sandbox.probe(str(stage), sys.argv[2:])[1]) + "\n")
+    sys.stdout.write(json.dumps(probe(str(stage), sys.argv[2:])[1]) + "\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 from traceproof.doctor.ask import ask
 from traceproof.doctor.model import Disk, Driver, Gpu, Memory, Program
 from traceproof.environments.building import has_driver
-from traceproof.pipeline.jit import available_memory
+from traceproof.programs import available_memory
 
 GIB, GB = 1 << 30, 10**9
 SECONDS = 10.0  # of a program that tells its version

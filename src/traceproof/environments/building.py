@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,16 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from traceproof import programs
+from traceproof.checkouts.lock import NAME, read_lock
 from traceproof.config.schema import Config
 from traceproof.digests import digest_json
 from traceproof.environments import toolkit
 from traceproof.errors import TraceproofError
-from traceproof.runs import alone
+from traceproof.files import write_json
+from traceproof.programs import telling, without_secrets
 from traceproof.stacks import MAIN, READER, STACKS, UNHASHED
-from traceproof.store import write_json
-from traceproof.untrusted.tokens import without_secrets
-from traceproof.waiting import telling
 
 FOLDER = Path(".venvs")
 INSTALLED = "installed.json"  # in an environment's folder: says that it is there, for Snakemake
@@ -75,6 +77,31 @@ def resolve(config: Config, name: str) -> Installation:
         return Installation(name, main.environment, main.python)
     python = str(FOLDER / environment / "bin" / "python")
     return Installation(name, environment, python, settings.get("cuda_home") or "")
+
+
+def unlike_the_lock(config: Config, *, root: Path) -> dict[str, str]:
+    """What of the ground truths is judged in another version than sources.lock pins, a sentence per stack.
+
+    Without `source` in config.yaml the package of a stack's environment is judged, which envs/ pins. Of an
+    interpreter that was given, nothing is said.
+    """
+    pins = read_lock(root / NAME)
+    told = {}
+    for name, stack in STACKS.items():
+        settings, pin = config.stacks[name], pins.get(name)
+        chosen = settings.python is not None or (stack.origin is not None and settings.get("source") is not None)
+        if pin is None or chosen or not any(truth.name in config.truths for truth in stack.truths):
+            continue
+        text = (root / PINS / f"{name}.txt").read_text(encoding="utf-8")
+        found = re.search(rf"^{re.escape(stack.distribution)}==([^\s;\\]+)", text, re.MULTILINE)
+        judged = found[1] if found else "of no pinned version"
+        if (pin.package, pin.version) != (stack.distribution, judged):
+            pinned = f"{pin.package} {pin.version}" if pin.commit is None else f"commit {pin.commit[:12]}"
+            told[name] = (
+                f"{NAME} pins {name} at {pinned}, and what is judged is {stack.distribution} {judged}, which its "
+                f"environment has; with `source: locked` below stacks.{name} in config.yaml, it is what is pinned"
+            )
+    return told
 
 
 def build(environment: str, stamp: Path, *, root: Path) -> None:
@@ -150,7 +177,8 @@ def ready(stack: Installation, *, root: Path, say: Callable[[str], None]) -> Pat
     if stack.environment is None:
         return root / stack.python
     stamp = root / FOLDER / stack.environment / INSTALLED
-    with alone(stamp.relative_to(root), root=root):  # two commands at once build it once
+    (root / FOLDER).mkdir(exist_ok=True)
+    with FileLock(root / FOLDER / f"{stack.environment}.lock"):  # two runs or commands at once build it once
         if not built(stack.environment, root=root):
             why = "its pins changed" if stamp.is_file() else "once"
             say(f"building {FOLDER / stack.environment} ({why}, 1 to 5 minutes)")

@@ -1,22 +1,43 @@
 """Run inside a stack's interpreter: what this environment is, as one JSON object on stdout."""
 
 import gc
+import importlib.util
 import json
+import os
 import platform
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from traceproof import programs
-from traceproof.actors import interpreted
-from traceproof.environments import toolkit
+from traceproof.digests import digest_file, digest_json
+from traceproof.environments import interpreted, toolkit
+from traceproof.stacks import PACKAGES as SOURCES
 from traceproof.stacks import STACKS
 
 # Packages whose versions can change an output; absent ones are left out.
 PACKAGES = tuple(sorted({name for stack in STACKS.values() for name in (stack.distribution, *stack.versions)}))
+UNREAD = frozenset({".git", "__pycache__"})  # folders
+
+
+def content_of(package: str) -> str | None:
+    """Digest of the files that an import of a package may read or compile; None: it is not there.
+
+    Versions do not tell: a checkout has none, and an installed package can be edited.
+    """
+    spec = importlib.util.find_spec(package)
+    found = []
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        seen = set()
+        for folder, folders, names in os.walk(place, followlinks=True):  # a checkout's folders are linked
+            seen.add(os.path.realpath(folder))
+            below = (name for name in folders if os.path.realpath(Path(folder, name)) not in seen)
+            folders[:] = [name for name in below if name not in UNREAD]
+            files = (path for name in names if (path := Path(folder, name)).is_file())
+            found += [(str(path.relative_to(place)), digest_file(path)) for path in files]
+    return digest_json(sorted(found)) if found else None
 
 
 def installed() -> dict[str, str]:
@@ -26,12 +47,6 @@ def installed() -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
-
-
-def setup(payload: None, scratch: Path) -> Callable[[str], dict[str, Any]]:
-    """Called once in a worker; the result is `probe`."""
-    del payload, scratch
-    return probe
 
 
 def probe(cuda_home: str = "") -> dict[str, Any]:
@@ -55,6 +70,9 @@ def probe(cuda_home: str = "") -> dict[str, Any]:
         "capability": None,
         "driver": None,
     }
+    content = {name: digest for name, package in SOURCES.items() if (digest := content_of(package)) is not None}
+    if content:
+        found["content"] = content
     if interpreted.asked():
         found["interpreted"] = True  # kernels in Triton, on the CPU
     if torch.cuda.is_available():

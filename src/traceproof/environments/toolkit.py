@@ -54,11 +54,11 @@ def compose(prefix: Path, packages: Path) -> Path | None:
     return final
 
 
-def home(configured: str = "") -> Path | None:
-    """The toolkit that this interpreter's builds use: the configured one, else that of its environment."""
+def home(configured: str = "", *, python: str = "") -> Path | None:
+    """The toolkit that an interpreter's (this one's) builds use: the configured one, else its environment's."""
     if configured:
         return Path(configured).expanduser()
-    composed = Path(sys.prefix) / FOLDER
+    composed = (Path(python).absolute().parents[1] if python else Path(sys.prefix)) / FOLDER
     return composed if (composed / "bin" / "nvcc").exists() else None
 
 

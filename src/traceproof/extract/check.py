@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.definition import Definition
-from traceproof.worker import GIB, Isolation, Limits, Pool, Status
+from traceproof.sandbox import GIB, Isolation, Limits, Pool, Status
 
 if TYPE_CHECKING:
-    from traceproof.execution.source import Source
     from traceproof.ops.cases import Case
+    from traceproof.run.source import Source
 
 MEMORY_LIMIT = 1536 << 20  # bytes that one case may need; a larger one is left out, and said so
 LIMITS = Limits(seconds=120.0, memory_bytes=3 * GIB)  # of one case
@@ -51,7 +51,7 @@ def check(
     ]
     source = str(Path(__file__).resolve().parents[2])
     environment = {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-    with Pool(preload=("torch", "traceproof.execution.source"), python=python, env=environment) as pool:
+    with Pool(preload=("torch", "traceproof.run.source"), python=python, env=environment) as pool:
         outcomes = pool.run_items(
             setup="traceproof.extract.check:setup",
             payload={},
@@ -73,7 +73,7 @@ def setup(_payload: dict[str, Any], _scratch: Path) -> Callable[[dict[str, Any]]
     """In the worker, once."""
     import torch
 
-    from traceproof.execution.source import strangers
+    from traceproof.run.source import strangers
 
     torch.set_num_threads(1)
     pool = strangers()
@@ -81,8 +81,8 @@ def setup(_payload: dict[str, Any], _scratch: Path) -> Callable[[dict[str, Any]]
 
 
 def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict[str, Any]:
-    from traceproof.execution.source import CallError, loaded
     from traceproof.ops import registry
+    from traceproof.run.source import CallError, loaded
 
     op, unknown = registry.for_definition(definition)
     if unknown is not None:
@@ -100,9 +100,9 @@ def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict
 
 
 def _case_problems(source: Source, case: Case) -> Iterator[str]:
-    from traceproof.execution.case import solve
-    from traceproof.execution.source import CallError
     from traceproof.reasons import Verdict
+    from traceproof.run.case import solve
+    from traceproof.run.source import CallError
 
     subject = solve(source.definition, case)
     try:

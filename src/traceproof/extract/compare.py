@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from traceproof.dataset.definition import ConstAxis, Definition, TensorSpec
-from traceproof.ops.common.constants import named_constants
+from traceproof.dataset.reference_text import assigned
 
 # Constants that decide a result and stand in no axis, by the names that references give them.
 HIDDEN: Mapping[str, tuple[str, ...]] = {
@@ -88,7 +88,7 @@ def _axis_differences(one: Definition, other: Definition) -> list[str]:
 
 def hidden_constants(definition: Definition) -> dict[str, float]:
     """Constants by their meaning; an axis of the name counts where the reference has none."""
-    constants = named_constants(definition)
+    constants = assigned(definition.reference)
     found: dict[str, float] = {}
     for meaning, names in HIDDEN.items():
         for name in names:

@@ -12,8 +12,8 @@ from typing import Any
 from traceproof.errors import TraceproofError
 from traceproof.models.catalogue import Parallel
 from traceproof.models.reading import Layers, Module, Reading, Second, Seen
+from traceproof.programs import without_secrets
 from traceproof.stacks import READER, STACKS
-from traceproof.untrusted.tokens import without_secrets
 
 START = 120.0  # seconds until SGLang is imported
 TIMEOUT = 300.0  # seconds; a reading takes 1 to 20, more means that SGLang waits for something

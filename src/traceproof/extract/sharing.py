@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, RootModel, ValidationError
 
 from traceproof.extract.collect import Clash, Wanted
-from traceproof.store import write_text
+from traceproof.files import write_text
 
 RECORD, TABLE = "sharing.json", "sharing.md"
 

@@ -10,7 +10,7 @@ from traceproof.dataset.fetch import FETCHED, scan_digest
 from traceproof.extract.parallelism import pairs
 from traceproof.extract.pipeline import Extraction, Model, Settings, extract, model_of, publish
 from traceproof.extract.reports import not_described
-from traceproof.store import disk_errors, write_json
+from traceproof.files import disk_errors, write_json
 
 DEFINITIONS = "definitions"
 

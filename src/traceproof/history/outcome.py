@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field
 
 from traceproof.dataset.source import CLOSED
 from traceproof.history.catalogue import Bug, Kind, Shows
-from traceproof.pipeline.rows import VerdictRow
 from traceproof.reasons import Error, Skip, Verdict
+from traceproof.run.rows import VerdictRow
 
 
 class Found(StrEnum):

@@ -10,23 +10,23 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from traceproof.bumps.source import importable
 from traceproof.bumps.trial import Trial
 from traceproof.config.schema import Config
 from traceproof.dataset.fetch import fetch
 from traceproof.dataset.source import Dataset
 from traceproof.digests import digest_json
 from traceproof.environments.building import probe, ready
+from traceproof.environments.package import importable
 from traceproof.errors import TraceproofError
+from traceproof.files import write_json
 from traceproof.history.catalogue import Bug, Hardware, beside
 from traceproof.history.outcome import Found, Outcome, Why, judged
 from traceproof.history.releases import NoReleaseError, Releases
 from traceproof.ops.cases import ALL_SIZES, STRESS
-from traceproof.pipeline.flow import Pipeline
-from traceproof.pipeline.rows import VerdictRow
 from traceproof.reasons import Skip
+from traceproof.run.flow import Pipeline
+from traceproof.run.rows import VerdictRow
 from traceproof.stacks import MAIN, STACKS
-from traceproof.store import write_json
 
 REPLAYS = "replays"  # folder below the results
 REPORT = "replay.json"
@@ -170,8 +170,7 @@ class Replays:
         key = digest_json([str(trial.work), name])
         if key not in self._rows:
             try:
-                digest = digest_json(["release", trial.stack, name, dict(trial.variables)])
-                self._rows[key] = trial.rows(package, digest)
+                self._rows[key] = trial.rows(package, name)
             except TraceproofError as error:
                 raise _NotHereError(Why.NOT_RUN, f"{name}: {error}") from error
         return self._rows[key]

@@ -35,6 +35,7 @@ class Expected:
     # the oracle's entries for this output, by what follows `@` ("" is the value); empty: no oracle
     oracle: Mapping[str, torch.Tensor]
     comparison: Comparison | None  # the op's gate; None: no oracle
+    drawn: bool = False  # whether the first axis is of draws, which may be more than `shape` says
     # whether the oracle's entries are computed chunk by chunk while judging; `oracle` is empty then
     in_chunks: bool = False
 
@@ -84,7 +85,8 @@ def judge_form(actual: torch.Tensor | None, expected: Expected) -> Ruling | None
         return _fail(Failure.PRESENCE, "the output is missing")
     shape = expected.shape if expected.shape is not None else ()
     fits = len(actual.shape) == len(shape) and all(
-        wanted in {None, size} for size, wanted in zip(actual.shape, shape, strict=True)
+        wanted in {None, size} or (expected.drawn and not axis and wanted is not None and size > wanted)
+        for axis, (size, wanted) in enumerate(zip(actual.shape, shape, strict=True))
     )
     if not fits:
         return _fail(Failure.SHAPE, f"shape is {list(actual.shape)}, the definition says {list(shape)}")

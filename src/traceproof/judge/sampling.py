@@ -1,34 +1,44 @@
 """Judging random draws: exact support, and frequencies by tests whose false alarms are bounded, not estimated.
 
-A CPU reference affords a few dozen draws a case, where the chi-square law of a G-test is off by orders of
-magnitude at one in a million. So every tail here is a bound that holds for any number of draws:
+At one in a million, the normal and the chi-square law are off by orders of magnitude for the counts that a few
+dozen draws give. So every p-value here is a bound that holds for any number of draws:
 
-- A sum X of n independent Bernoulli variables of mean probability q (equal or not) has
-  P(X >= x) <= exp(-n KL(x/n || q)) above its mean, and the same below (Chernoff, Hoeffding 1963).
+- A count X of n independent draws, each a hit with probability q, has for x > n q
+  P(X >= x) <= b(x) (x + 1) (1 - q) / (x + 1 - (n + 1) q), b being the binomial probability: the terms beyond x
+  fall at least as fast as a geometric series (Feller, "An Introduction to Probability Theory", vol. 1, VI.3), and
+  the same below the mean. Where hits have different probabilities, the binomial tail of their mean is no smaller,
+  one count or more away from it (Hoeffding, "On the distribution of the number of successes", 1956).
 - n KL(frequencies || distribution), summed over independent rows with d degrees of freedom in all, has
   P(D >= x) <= exp(d - x) (x/d)^d for x > d (Agrawal, "Finite-sample concentration of the multinomial in
   relative entropy", 2020): half the G statistic, with a proven tail.
-
 - The sum T of log q(token) over independent draws has P(T >= t) <= exp(-sup_s (s t - log E exp(s T))) and the same
   below (Chernoff). Here E exp(s log q) is the sum of q ** (1 + s): the bound is the likelihood ratio of the best
   other temperature, and no test of that size tells temperatures apart with fewer draws.
+- The likelihood ratio R of any stated alternative, and any average of such, has P(R >= 1 / a) <= a (Markov: its
+  mean is 1), whenever drawing ends. Alternatives of that kind are a sampler that takes the most probable token,
+  or any of its tokens alike, in a part of its draws, and one that repeats an earlier draw in a part of them.
 
-Five families share the false-alarm rate equally, each divided by its number of tests: single tokens of single
-rows, and of rows that share a distribution; tokens of like rank pooled over rows, counted from the most and from
-the least probable one (a filter that drops its last token shows there); the share of the tokens that must be
-kept; the pooled G statistic; the pooled log-probability of what was drawn.
+Eight families share the false-alarm rate equally, each divided among its tests: single tokens of single rows, and
+of rows that share a distribution, by their probability; tokens of like rank pooled over rows, counted from the
+most and from the least probable one (a filter that drops its last token shows there); the share of the tokens that
+must be kept; the pooled G statistic; the pooled log-probability of what was drawn; mixtures; draws of one row that
+follow each other; and draws of equal rows beside each other.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-FAMILIES = 5
+FAMILIES = 8
 LARGEST_TILT = 8.0  # of a distribution's power that the temperature test looks at, either way
 BISECTIONS = 40
 RANKS_FROM_END = 3  # of a row's support: what an off-by-one filter adds or drops
+# The part of draws that an alternative makes otherwise. Between two of them the likelihood ratio loses little.
+PARTS = (0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
+NEAR_LAGS = 8  # every distance up to it, and then powers of two, between draws that are held against each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +61,22 @@ def judge_samples(
     Optional tokens may belong to the support or not, each sampler's choice. Frequencies are therefore compared
     among the other tokens alone, whose ratios do not depend on the choice, and these must come up at least as
     often as if all optional tokens took part. Of the fields, `outside` counts draws outside the support, and
-    `p_bound` bounds the p-value of the worst test, corrected for their number. Raises ValueError: `samples` does
-    not have the oracle's rows.
+    `p_bound` bounds the p-value of the worst test, corrected for their number. Computed where `probs` lie. Raises
+    ValueError: `samples` does not have the oracle's rows.
     """
     given = samples
+    samples, tokens, optional = (each.detach().to(probs.device) for each in (samples, tokens, optional))
     if tokens.dim() == samples.dim() == 3 and samples.shape[1] == len(tokens):
         samples, tokens = _numbered(samples, tokens)
     if samples.dim() != 2 or samples.shape[1] != len(tokens):
         raise ValueError(
             f"samples are {list(samples.shape)}, the oracle has {len(tokens)} rows: want [trials, rows]"
         )
-    samples, tokens, probs, optional = (t.detach().cpu() for t in (samples, tokens, probs, optional))
     fields: dict[str, Any] = {"trials": samples.shape[0], "rows": samples.shape[1], "outside": 0, "p_bound": 1.0}
     if not samples.numel():
         return True, {**fields, "detail": "no rows, as it should be"}
-    counts, outside = _count(samples.to(torch.int64), tokens)
+    ranks = _ranks_of(samples.to(torch.int64), tokens)
+    outside = ranks < 0
     if outside.any():
         trial, row = outside.nonzero()[0].tolist()
         drawn = given[trial, row].tolist()
@@ -73,7 +84,7 @@ def judge_samples(
         fields["first_outside"] = {"trial": trial, "row": row, "token": drawn}
         detail = f"{fields['outside']} of {samples.numel()} draws lie outside the support, first token {drawn}"
         return False, {**fields, "p_bound": 0.0, "detail": f"{detail} of row {row}"}
-    worst = _worst(counts, probs.to(torch.float64), optional)
+    worst = _worst(ranks, tokens, probs.detach().to(torch.float64), optional)
     fields["p_bound"] = math.exp(worst.log_p)
     ok = fields["p_bound"] > false_alarm
     detail = f"{worst.what}: p <= {fields['p_bound']:.2g} (limit {false_alarm:g}), {samples.numel()} draws"
@@ -82,7 +93,7 @@ def judge_samples(
 
 def _numbered(samples: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Sequences as whole numbers, equal ones alike; the padding of the listed ones is -1, as of tokens."""
-    samples, tokens = (each.detach().cpu().to(torch.int64) for each in (samples, tokens))
+    samples, tokens = (each.to(torch.int64) for each in (samples, tokens))
     every = torch.cat([samples.flatten(0, 1), tokens.flatten(0, 1)])
     if not every.numel():
         return samples.new_zeros(samples.shape[:2]), tokens.new_zeros(tokens.shape[:2])
@@ -92,10 +103,9 @@ def _numbered(samples: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor
     return number[:count].reshape(samples.shape[:2]), listed
 
 
-def _count(samples: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How often each listed token came up, int64 [rows, n], and which draws are none of them, [trials, rows]."""
-    counts = torch.zeros_like(tokens)
-    outside = torch.ones_like(samples, dtype=torch.bool)
+def _ranks_of(samples: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """int64 [trials, rows]: which of its row's listed tokens each draw is, -1 where it is none of them."""
+    ranks = torch.full_like(samples, -1)
     for row, listed in enumerate(tokens):
         usable = (listed >= 0).nonzero().flatten()
         if not len(usable):
@@ -103,18 +113,25 @@ def _count(samples: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, t
         values, order = torch.sort(listed[usable])
         drawn = samples[:, row].contiguous()
         place = torch.searchsorted(values, drawn).clamp_max(len(values) - 1)
-        found = values[place] == drawn
-        outside[:, row] = ~found
-        counts[row].index_add_(0, usable[order[place[found]]], torch.ones_like(place[found]))
-    return counts, outside
+        ranks[:, row] = torch.where(values[place] == drawn, usable[order[place]], -1)
+    return ranks
 
 
-def _worst(counts: torch.Tensor, probs: torch.Tensor, optional: torch.Tensor) -> _Tail:
+def _counted(ranks: torch.Tensor, width: int, *, where: torch.Tensor | None = None) -> torch.Tensor:
+    """How often each rank came up, int64 [rows, width]; of the draws `where` alone."""
+    rows = ranks.shape[1]
+    places = ranks + torch.arange(rows, device=ranks.device) * width
+    chosen = places.flatten() if where is None else places[where]
+    return torch.bincount(chosen, minlength=rows * width).view(rows, width)
+
+
+def _worst(ranks: torch.Tensor, tokens: torch.Tensor, probs: torch.Tensor, optional: torch.Tensor) -> _Tail:
+    counts = _counted(ranks, tokens.shape[1])
     certain = (probs > 0) & ~optional
-    seen = (counts * certain).sum(-1)
     share = (probs * certain).sum(-1)
     q = torch.where(certain, probs, 0.0) / share.clamp_min(torch.finfo(torch.float64).tiny)[:, None]
     drawn = counts * certain
+    seen = drawn.sum(-1)
     alike = _alike(drawn, q)
     tails = [
         *_cells(drawn, q, seen, alike),
@@ -122,6 +139,9 @@ def _worst(counts: torch.Tensor, probs: torch.Tensor, optional: torch.Tensor) ->
         *_kept(seen, counts.sum(-1), share),
         *_pooled(drawn, q, certain, seen),
         *_tempered(alike),
+        *_mixed(alike),
+        *_following(ranks, q),
+        *_beside(ranks, q, tokens),
     ]
     return min(tails, key=lambda tail: tail.log_p, default=_Tail(0.0, "nothing but optional tokens"))
 
@@ -137,26 +157,36 @@ class _Alike:
 
 def _alike(drawn: torch.Tensor, q: torch.Tensor) -> _Alike:
     shared, group = torch.unique(q, dim=0, return_inverse=True)
-    sums = torch.zeros(shared.shape, dtype=drawn.dtype).index_add_(0, group, drawn)
+    sums = torch.zeros_like(shared, dtype=drawn.dtype).index_add_(0, group, drawn)
     return _Alike(shared, sums, torch.bincount(group))
 
 
-def _log_tail(count: torch.Tensor, trials: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """-trials * KL(count / trials || q): the logarithm of the bound on the tail that the count lies in."""
+def log_tail(count: torch.Tensor, trials: torch.Tensor, q: torch.Tensor, *, mean: bool = False) -> torch.Tensor:
+    """Logarithm of a bound on the binomial tail that each count lies in: at least as many hits, or at most.
+
+    `mean`: q is the mean of hits' different probabilities, so that counts within one of the mean say nothing.
+    """
     count, trials = count.to(torch.float64), trials.to(torch.float64)
-    rest = trials - count
-    hit = torch.special.xlogy(count, count / (trials * q)).nan_to_num(nan=0.0, posinf=math.inf)
-    miss = torch.special.xlogy(rest, rest / (trials * (1 - q))).nan_to_num(nan=0.0, posinf=math.inf)
-    divergence: torch.Tensor = hit + miss
-    return -divergence.clamp_min(0.0)
+    above = count > trials * q
+    hits, chance = torch.where(above, count, trials - count), torch.where(above, q, 1 - q)
+    misses = trials - hits
+    log_b = torch.lgamma(trials + 1) - torch.lgamma(hits + 1) - torch.lgamma(misses + 1)
+    log_b += torch.special.xlogy(hits, chance) + torch.special.xlogy(misses, 1 - chance)
+    beyond = (hits + 1 - (trials + 1) * chance).clamp_min(torch.finfo(torch.float64).tiny)
+    bound = log_b + ((hits + 1) * (1 - chance) / beyond).log()
+    near = (count - trials * q).abs() < (1.0 if mean else 0.0)
+    return torch.where(near | (hits <= trials * chance), 0.0, bound.clamp_max(0.0))
 
 
-def _corrected(log_p: float, tests: int) -> float:
+def _corrected(log_p: float, tests: float) -> float:
     return min(0.0, log_p + math.log(FAMILIES * tests))
 
 
 def _cells(drawn: torch.Tensor, q: torch.Tensor, seen: torch.Tensor, alike: _Alike) -> list[_Tail]:
-    """Each token of each row, two-sided; and of all rows that share a distribution, taken together."""
+    """Each token of each row, two-sided; and of all rows that share a distribution, taken together.
+
+    A token's part of the false-alarm rate is its probability, as the more probable one tells more.
+    """
     names = [f"row {row}" for row in range(len(drawn))]
     names += [f"{count} rows of one distribution" for count in alike.rows.tolist() if count > 1]
     several = alike.rows > 1
@@ -167,12 +197,12 @@ def _cells(drawn: torch.Tensor, q: torch.Tensor, seen: torch.Tensor, alike: _Ali
     if not used.any():
         return []
     rows, columns = used.nonzero(as_tuple=True)
-    log_p = _log_tail(counts[rows, columns], seen[rows], q[rows, columns])
+    log_p = log_tail(counts[rows, columns], seen[rows], q[rows, columns]) - q[rows, columns].log()
     at = int(log_p.argmin())
     row, column = int(rows[at]), int(columns[at])
     what = f"{names[row]}, rank {column}: drawn {int(counts[row, column])} of {int(seen[row])}"
     what += f", expected {float(q[row, column] * seen[row]):.1f}"
-    return [_Tail(_corrected(float(log_p[at]), 2 * len(log_p)), what)]
+    return [_Tail(_corrected(float(log_p[at]), 2 * len(names)), what)]
 
 
 def _ranks(counts: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: torch.Tensor) -> list[_Tail]:
@@ -192,7 +222,8 @@ def _ranks(counts: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: t
             continue
         drawn = (counts * pool).sum()
         text = f"{what}, pooled: drawn {int(drawn)} of {int(trials)}, expected {float(expected):.1f}"
-        tails.append(_Tail(_corrected(float(_log_tail(drawn, trials, mean)), 2 * len(pools)), text))
+        log_p = float(log_tail(drawn, trials, mean, mean=True))
+        tails.append(_Tail(_corrected(log_p, 2 * len(pools)), text))
     return tails
 
 
@@ -202,17 +233,14 @@ def _kept(seen: torch.Tensor, trials: torch.Tensor, share: torch.Tensor) -> list
     if not partial.any():
         return []
     some, of, mean = seen[partial], trials[partial], share[partial]
-    too_few = some < of * mean
-    log_p = torch.where(too_few, _log_tail(some, of, mean), 0.0)
-    expected = float((of * mean).sum())
-    total = float(of.sum())
+    log_p = torch.where(some < of * mean, log_tail(some, of, mean), 0.0)
+    expected, total = (of * mean).sum(), of.sum()
     pooled = 0.0
-    if float(some.sum()) < expected:
-        whole = torch.tensor(expected / total, dtype=torch.float64)
-        pooled = float(_log_tail(some.sum(), of.sum(), whole))
+    if some.sum() < expected:
+        pooled = float(log_tail(some.sum(), total, expected / total, mean=True))
     low = min(float(log_p.min()), pooled)
-    what = f"tokens that must be kept: drawn {int(some.sum())} of {int(total)}, expected at least {expected:.1f}"
-    return [_Tail(_corrected(low, len(log_p) + 1), what)]
+    what = f"tokens that must be kept: drawn {int(some.sum())} of {int(total)}, expected at least"
+    return [_Tail(_corrected(low, len(log_p) + 1), f"{what} {float(expected):.1f}")]
 
 
 def _pooled(drawn: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: torch.Tensor) -> list[_Tail]:
@@ -249,5 +277,72 @@ def _tempered(alike: _Alike) -> list[_Tail]:
         low, high = (middle, high) if tilted(middle)[0] > 0 else (low, middle)
     power = (low + high) / 2
     ratio = tilted(power)[1] if len(shared) else 0.0
-    what = f"all rows pooled: drawn as if from the distribution to the power of {power:.2f}"
+    what = f"all rows pooled: drawn as if from the distribution to the power of {power:.3f}"
     return [_Tail(_corrected(-max(ratio, 0.0), 2), what)]
+
+
+def _mixed(alike: _Alike) -> list[_Tail]:
+    """Draws of which a part is the most probable token, or any token of the support alike.
+
+    Half of the alternatives' weight is on all distributions together, half on one of them alone.
+    """
+    used = alike.drawn.sum(-1) > 0
+    q, drawn = alike.q[used], alike.drawn[used].to(torch.float64)
+    if not len(q):
+        return []
+    support = q > 0
+    first = torch.zeros_like(q).scatter_(-1, q.argmax(-1, keepdim=True), 1.0)
+    even = support / support.sum(-1, keepdim=True)
+    weights = torch.full((1 + len(q), 1), 0.5 / len(q), dtype=q.dtype, device=q.device)
+    weights[0] = 0.5
+    found = []
+    for what, other in (("the most probable token", first), ("any token alike", even)):
+        against = torch.where(support, other / torch.where(support, q, 1.0), 1.0)
+        single = torch.stack([(drawn * (1 + part * (against - 1)).log()).sum(-1) for part in PARTS], -1)
+        every = torch.cat([single.sum(0, keepdim=True), single]) + (weights / len(PARTS)).log()
+        best = PARTS[int(every.max(0).values.argmax())]
+        text = f"drawn as if {what} were taken in {100 * best:g} % of the draws"
+        found.append(_Tail(_corrected(-float(torch.logsumexp(every.flatten(), 0)), 2), text))
+    return found
+
+
+def _following(ranks: torch.Tensor, q: torch.Tensor) -> list[_Tail]:
+    """Draws of a row that repeat the one made some draws before: in the same call, or in another."""
+    lags = [lag for lag in _lags() if lag < len(ranks)]
+    tails = []
+    for lag in lags:
+        gain, what = repeated(ranks[:-lag], ranks[lag:], q, q)
+        tails.append(_Tail(_corrected(-gain, len(lags)), f"{what} repeat the one {lag} before"))
+    return tails
+
+
+def _lags(most: int = 20) -> Iterator[int]:
+    yield from range(1, NEAR_LAGS)
+    yield from (1 << power for power in range(NEAR_LAGS.bit_length() - 1, most))
+
+
+def _beside(ranks: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> list[_Tail]:
+    """Draws that are the same in equal rows of one call."""
+    whole = torch.cat([tokens.to(torch.float64), q], -1)
+    _, group = torch.unique(whole, dim=0, return_inverse=True)
+    order = torch.argsort(group, stable=True)
+    same = group[order[1:]] == group[order[:-1]]
+    one, next_one = order[:-1][same], order[1:][same]
+    if not len(one):
+        return []
+    gain, what = repeated(ranks[:, one], ranks[:, next_one], q[one], q[next_one])
+    return [_Tail(_corrected(-gain, 1), f"{what} are those of an equal row beside")]
+
+
+def repeated(
+    before: torch.Tensor, after: torch.Tensor, q_before: torch.Tensor, q: torch.Tensor
+) -> tuple[float, str]:
+    """Log-likelihood ratio of draws of which a part repeats others, among tokens that must be kept, and words."""
+    columns = torch.arange(q.shape[0], device=q.device)
+    counted = (q_before[columns, before] > 0) & (q[columns, after] > 0)
+    again = counted & (before == after)
+    pairs, repeats = int(counted.sum()), int(again.sum())
+    chances = q[columns.expand_as(after)[again], after[again]]
+    gains = [pairs * math.log1p(-part) + float(torch.log1p(part / ((1 - part) * chances)).sum()) for part in PARTS]
+    gain = float(torch.logsumexp(torch.tensor(gains, dtype=torch.float64), 0)) - math.log(len(PARTS))
+    return gain, f"{repeats} of {pairs} draws"

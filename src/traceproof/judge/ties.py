@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-from traceproof.untrusted import OTHER_TIES
-
+OTHER_TIES = "other ties"  # entry of an output: what it is with equal values in another order
 OPEN = "open"  # entry of an output: which rows are open, bool, 1 in place of its last axis
 SAME = 2.0**-30  # relative: what the order of a sum leaves in float64, and more; far below float32's rounding
 

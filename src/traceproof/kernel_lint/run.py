@@ -12,8 +12,8 @@ from traceproof.errors import TraceproofError
 from traceproof.kernel_lint.kernels import findings_of, kernels
 from traceproof.lint.baseline import read_baseline, split
 from traceproof.lint.model import Code, codes
+from traceproof.reading import parse_quietly
 from traceproof.text import names
-from traceproof.untrusted.reading import parse_quietly
 
 CODES: Mapping[str, Code] = codes("KL")
 CHECKS = names(

@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 
 from traceproof.errors import TraceproofError
+from traceproof.reading import parse_quietly
 from traceproof.stacks import PACKAGES, TAGGED
-from traceproof.untrusted.reading import parse_quietly
 
 DEPTH = 20  # re-exports followed before a circle is assumed
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from traceproof.reading import parse_quietly
 from traceproof.text import names
-from traceproof.untrusted.reading import parse_quietly
 
 # Methods whose result shares memory with the tensor (reshape: mostly).
 VIEWS = names(

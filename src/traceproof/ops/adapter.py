@@ -120,8 +120,6 @@ class Adapter:
     packages: tuple[str, ...] = ()  # further packages that the call needs and whose absence the stack would hide
     accepts: Callable[[Definition], bool] = field(default=lambda _: True)  # further conditions on the form
     dtypes: frozenset[str] | None = None  # of the floating-point inputs it takes; None: any
-    # (api, definition, inputs, trials, seed) -> outputs with a leading axis of trials
-    trials: Callable[[Api, Definition, Values, int, int], Outputs] | None = None
     # what the stack compiles for this definition on a GPU of the given compute capability
     modules: Callable[[Definition, tuple[int, int]], tuple[Module, ...]] = field(default=lambda _, __: ())
     # (api, definition) -> why the installed call can not serve it; None: it can

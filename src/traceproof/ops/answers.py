@@ -50,23 +50,6 @@ class Subject:
         """The inputs with some replaced."""
         return {**self.inputs, **changes}
 
-    def with_constant(self, name: str, value: float) -> Definition | None:
-        """The definition with the number assigned to `name` in its reference replaced; None if there is none.
-
-        Ops read such constants from the reference's syntax tree, so this changes what they compute.
-        """
-        import ast
-
-        tree = ast.parse(self.definition.reference)
-        found = False
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-                for target in node.targets:
-                    if isinstance(target, ast.Name) and target.id.lower() == name:
-                        node.value = ast.Constant(value)
-                        found = True
-        return self.definition.model_copy(update={"reference": ast.unparse(tree)}) if found else None
-
 
 Make = Callable[[Subject], Tensors | None]
 

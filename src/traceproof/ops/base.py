@@ -10,7 +10,7 @@ import torch
 from traceproof.dataset.definition import Definition, DType
 from traceproof.draw import Draw
 from traceproof.ops import far
-from traceproof.ops.cases import STRESS, Case
+from traceproof.ops.cases import STRESS, Case, Further
 from traceproof.ops.compare import Close, Comparison, IndexSet
 from traceproof.ops.far import Far
 
@@ -48,9 +48,9 @@ class Unsupported(Exception):  # noqa: N818 - an answer, not an error
 class Op(ABC):
     """An op_type: its cases, its inputs, its oracle.
 
-    An op chooses by the definition's axes, inputs and outputs, never by parts of its name. It may read constants
-    that the schema can not express (an eps, a number of groups) out of the reference's syntax tree; see
-    `traceproof.ops.common.constants`.
+    An op chooses by the definition's axes, inputs and outputs, never by parts of its name. Constants that
+    are no input (an eps, a number of groups) come with all that states them as `definition.constants`; it never
+    reads the reference.
     """
 
     op_type: ClassVar[str]
@@ -153,6 +153,11 @@ class Op(ABC):
         """How often an actor runs the case, stacked along a new first axis; 0: once, no such axis."""
         del definition, case
         return 0
+
+    def further(self, definition: Definition, case: Case) -> Further | None:
+        """How a sampler draws on after its trials, in calls with repeated rows; None: it does not."""
+        del definition, case
+        return None
 
     def tells_apart(self, definition: Definition, one: Values, other: Values) -> bool:
         """Whether right answers to two sets of inputs differ: few candidates may leave only one to give.

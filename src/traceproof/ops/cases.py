@@ -1,8 +1,8 @@
 """A case: one set of sizes and drawing instructions for one definition, decided before anything runs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from traceproof.digests import digest_json
 
@@ -12,7 +12,7 @@ ALL_SIZES = (*SIZES, STRESS)  # what `test_sizes` in config.yaml can name
 AFTER = "after"  # key of drawing instructions: id of the case that the same objects of a package serve before it
 EDGE = "edge"
 ALWAYS = (EDGE, "adversarial")  # cases that run whatever test_sizes says
-HIDDEN = "hidden-"  # how the ids of hidden cases begin; see traceproof.pipeline.stages.hidden
+HIDDEN = "hidden-"  # how the ids of hidden cases begin; see traceproof.run.hidden
 WORKLOADS = "workloads"  # the dataset's own workload lines
 # What a case needs, by its op's estimate, to count as large; docs/benchmarks.md has the measurement.
 LARGE_BYTES = 64 << 20
@@ -48,6 +48,19 @@ class Case:
     def digest(self) -> str:
         """Digest of everything in the case."""
         return digest_json(self.as_json())
+
+
+@dataclass(frozen=True, slots=True)
+class Further:
+    """Draws that a sampler makes beside those on a case's inputs as they are, with the inputs' rows repeated."""
+
+    draws: int  # of each row, at most
+    seconds: float  # that they may take; a slow sampler makes as many as that allows
+    inputs: tuple[int, ...]  # places of the inputs whose rows are repeated, in the definition's order
+
+    def within(self, limit: float, *, times: float = 1) -> Self:
+        """The same in so many times its seconds, and a quarter of a call's limit at most: it is for all draws."""
+        return replace(self, seconds=min(times * self.seconds, limit / 4))
 
 
 def by_size(sizes: Sequence[str], counts: Mapping[str, Sequence[int]], *, axis: str, seed: int) -> Iterator[Case]:

@@ -1,12 +1,11 @@
 """An op_type that has no module: sizes by the constraints, inputs by the schema, no oracle of its own."""
 
-import ast
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
 from traceproof.dataset.axes import System
+from traceproof.dataset.constants import implied_constraints
 from traceproof.dataset.definition import Definition, DType
 from traceproof.draw import Draw
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Values
@@ -124,41 +123,9 @@ def sizes_near(definition: Definition, wanted: Sequence[int]) -> dict[str, int] 
     names = definition.var_axes
     near = {name: wanted[index % len(wanted)] for index, name in enumerate(names)}
     stated = definition.constraints or ()
-    implied = divided(definition.reference, definition.axes) + asserted(definition.reference, definition.axes)
+    implied = implied_constraints(definition)
     for constraints in ((*stated, *implied), stated) if implied else (stated,):
         found = System(tuple(definition.axes), constraints).solve(definition.const_axes, near)
         if found is not None:
             return {name: found[name] for name in names}
     return None
-
-
-@cache
-def _divisions(source: str) -> tuple[tuple[str, str], ...]:
-    """What a reference divides as whole numbers: a name, by a name or a number."""
-    pairs = []
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.BinOp(left=ast.Name(id=left), op=ast.FloorDiv(), right=ast.Name() | ast.Constant() as right):
-                pairs.append((left, ast.unparse(right)))
-    return tuple(dict.fromkeys(pairs))
-
-
-def divided(source: str, axes: Collection[str]) -> tuple[str, ...]:
-    """Constraints that a reference's whole divisions of axes imply."""
-    pairs = [
-        (left, right) for left, right in _divisions(source) if left in axes and (right in axes or right.isdigit())
-    ]
-    return tuple(f"{left} % {right} == 0 and {left} >= {right}" for left, right in pairs)
-
-
-@cache
-def _assertions(source: str) -> tuple[tuple[str, frozenset[str]], ...]:
-    """What a reference asserts, with the names of each."""
-    tests = [node.test for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assert)]
-    names = [frozenset(one.id for one in ast.walk(test) if isinstance(one, ast.Name)) for test in tests]
-    return tuple(zip(map(ast.unparse, tests), names, strict=True))
-
-
-def asserted(source: str, axes: Collection[str]) -> tuple[str, ...]:
-    """Constraints that a reference asserts of axes alone; its locals are taken for the axes of their names."""
-    return tuple(text for text, names in _assertions(source) if names and names <= set(axes))

@@ -33,6 +33,12 @@ def module(op_type: str, part: str = ORACLE) -> str | None:
     return None
 
 
+def deciding(op_type: str) -> tuple[str, ...]:
+    """Names of the modules that decide its verdicts and are imported by its name: oracle, rules of constants."""
+    constants = module(op_type, "constants")
+    return (module(op_type) or "traceproof.ops.generic", *([constants] if constants else []))
+
+
 def attribute(op_type: str, part: str, name: str) -> Any:  # noqa: ANN401 - the caller says what it is
     """What the module of one part of an op_type calls by that name; None: there is no such module."""
     found = module(op_type, part)

@@ -4,10 +4,10 @@ The reference's text is never changed. So an axis whose size its text states kee
 states all of them has no twin.
 """
 
-import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from traceproof.dataset.constants import numbers
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.expressions import evaluate, with_axes
 from traceproof.ops import registry
@@ -60,13 +60,8 @@ def _broken(constraint: str, definition: Definition) -> bool:
 
 def _stated(definition: Definition) -> Iterator[tuple[str, int]]:
     """Const axes of more than one element that a number of the reference follows from, with its first line."""
-    numbers = [
-        (node.value, node.lineno)
-        for node in ast.walk(ast.parse(definition.reference))
-        if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value is not True
-    ]
     for name, size in definition.const_axes.items():
-        lines = [line for value, line in numbers if size > 1 and _follows(value, size)]
+        lines = [line for value, line in numbers(definition) if size > 1 and _follows(value, size)]
         if lines:
             yield name, min(lines)
 

@@ -12,9 +12,9 @@ from traceproof.dataset.files import file_bytes, file_text, json_text, strict_js
 from traceproof.dataset.solution import BASELINE
 from traceproof.dataset.tree import Tree
 from traceproof.errors import TraceproofError
+from traceproof.names import path_part
 from traceproof.publish.ledger import Ledger, Standing, tagged
-from traceproof.untrusted.names import path_part
-from traceproof.untrusted.reading import NotPlainError
+from traceproof.reading import NotPlainError
 
 PARTS = "parts.json"
 LARGEST = 1 << 30  # bytes of a file of a dataset that is looked at

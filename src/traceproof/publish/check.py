@@ -18,9 +18,25 @@ from traceproof.publish import card
 from traceproof.publish.bundle import Base, Bundle, Kind, traces_path
 from traceproof.publish.change import Change
 from traceproof.publish.ledger import STATUS, tagged
-from traceproof.store import DTYPES
 
 SECRET = re.compile(rb"hf_[A-Za-z0-9]{20,}|HF_TOKEN\s*=\s*\S|-----BEGIN [A-Z ]*PRIVATE KEY")
+# Torch's names of a safetensors file's dtypes.
+DTYPES = {
+    **{
+        f"{letter}{bits}": f"{name}{bits}"
+        for letter, name in (("I", "int"), ("U", "uint"))
+        for bits in (8, 16, 32, 64)
+    },
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    "C64": "complex64",
+    "BF16": "bfloat16",
+    "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+}
 LARGEST = 10 << 20  # bytes of one file; the hub takes no larger one outside LFS, and nothing here needs it
 
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from traceproof.errors import TraceproofError
+from traceproof.names import confined
 from traceproof.publish.push import Again, silent
 from traceproof.publish.transport import Watch, client_factory
 from traceproof.text import has_credentials, redacted
-from traceproof.untrusted.names import confined
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

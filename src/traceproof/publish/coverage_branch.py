@@ -10,8 +10,8 @@ from pathlib import Path
 
 from traceproof.checkouts.gitrun import Git, tree_with
 from traceproof.errors import TraceproofError
+from traceproof.files import write_text
 from traceproof.publish.coverage import Row, inserted, section, totals
-from traceproof.store import write_text
 
 BRANCH = "traceproof/model-coverage"
 TITLE = "docs: bring the coverage of models up to date"

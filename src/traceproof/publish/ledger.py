@@ -11,23 +11,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from traceproof.actors.registry import PAIR
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_bytes, digest_json
 from traceproof.errors import TraceproofError
+from traceproof.files import write_json, write_text
 from traceproof.ops.cases import is_hidden
-from traceproof.pipeline.records import ORACLE, SHADOW, WHOLE
-from traceproof.pipeline.rows import RowDigests, VerdictRow, read_rows
 from traceproof.reasons import Verdict
+from traceproof.run.implementations import PAIR
+from traceproof.run.records import ORACLE, SHADOW, WHOLE
+from traceproof.run.rows import RowDigests, VerdictRow, read_rows
 from traceproof.stacks import TRUTHS
-from traceproof.store import Store, write_text
 
 REFERENCE = "reference"
 STATUS = "status:"
+DATES = "ledger-dates.json"  # below the results: the day on which each record was first written, by its digest
 NEEDED = 2  # independent ground truths, where the reference's shadow stands in for an oracle
 VERIFIED, UNVERIFIED = f"{STATUS}verified", f"{STATUS}unverified"
 
@@ -55,6 +55,7 @@ class Record:
     date: str  # UTC day on which a record of exactly this content was first written
     # `oracle`, or `shadow`: the reference's own float64, where there is no independent oracle
     against: str = ORACLE
+    infinite: tuple[str, ...] = ()  # of its cases, those whose right outputs hold NaN or infinities
 
     @property
     def passed(self) -> bool:
@@ -91,8 +92,10 @@ class Ledger:
             return Standing((), "it was not run")
         if reference.digests["definition"] != definition.digest:
             return Standing((), "it changed since it was verified; verify it again")
-        if not reference.passed:
-            return Standing((), f"its reference: {reference.reason}")
+        alone = definition.constants.alone if reference.against != SHADOW else ()
+        if alone or not reference.passed:
+            told = f"{'; '.join(alone)}; its description should state it"
+            return Standing((), told if reference.passed else f"its reference: {reference.reason}")
         truths = tuple(name for name in TRUTHS if name in records and _supports(records[name], reference))
         if not truths:
             ran = [records[name] for name in TRUTHS if name in records]
@@ -113,7 +116,9 @@ class Ledger:
         """Read it back. Raises TraceproofError: it is missing or torn."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
-            return cls(Record(**json.loads(line) | {"cases": tuple(json.loads(line)["cases"])}) for line in lines)
+            values = map(json.loads, lines)
+            tuples = ("cases", "infinite")
+            return cls(Record(**value | {name: tuple(value[name]) for name in tuples}) for value in values)
         except (OSError, ValueError, TypeError, KeyError) as error:
             todo = "Run `snakemake --cores 4 ledger` or `traceproof publish` to write it anew."
             raise TraceproofError(f"the ledger {path} cannot be read: {error}", todo=todo) from error
@@ -125,17 +130,27 @@ def _supports(truth: Record, reference: Record) -> bool:
     return truth.passed and same and not set(truth.cases).isdisjoint(reference.cases)
 
 
-def keep(verdicts: Sequence[Path], path: Path, store: Path, *, references: Mapping[str, str]) -> Ledger:
+def keep(verdicts: Sequence[Path], path: Path, results: Path, *, references: Mapping[str, str]) -> Ledger:
     """Write the ledger of a run out of its verdict files, and give it back.
 
-    The store remembers the day on which a record was first written; references count by their digests. Raises
-    TraceproofError: a verdict file is missing or torn, or the disk is full.
+    The results folder remembers the day on which a record was first written; references count by their digests.
+    Raises TraceproofError: a verdict file is missing or torn, or the disk is full.
     """
-    dates = Store(store, "ledger")
+    dates, today = read_dates(results), datetime.now(tz=UTC).date().isoformat()
     rows = (row for file in verdicts for row in read_rows(file))
-    ledger = Ledger(records(rows, partial(_date, dates), references))
+    ledger = Ledger(records(rows, lambda key: dates.setdefault(key, today), references))
+    write_json(results / DATES, dates)
     ledger.write(path)
     return ledger
+
+
+def read_dates(results: Path) -> dict[str, str]:
+    """The day on which each record was first written, by the digest of its content."""
+    try:
+        found: dict[str, str] = json.loads((results / DATES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found
 
 
 def records(
@@ -166,6 +181,9 @@ def _record(rows: Sequence[VerdictRow], date: Callable[[str], str], reference: s
         "against": next((row.against for row in compared if row.against is not None), ORACLE),
         **_status(rows, compared, skipped),
         "cases": tuple(dict.fromkeys(row.case for row in compared)),
+        "infinite": tuple(
+            dict.fromkeys(row.case for row in compared if row.metrics.get("finite") != row.metrics.get("elements"))
+        ),
         "compared": len(compared),
         "skipped": dict(sorted(skipped.items())),
         "gates": _gates(compared),
@@ -189,15 +207,6 @@ def _digests(
         "inputs": digest_json(inputs),
         "verdicts": digest_json([row.as_json() for row in fixed]),
     }
-
-
-def _date(dates: Store, key: str) -> str:
-    """The day on which a record was first written."""
-    kept = dates.record(key)
-    if kept is None:
-        kept = {"date": datetime.now(tz=UTC).date().isoformat()}
-        dates.finish(key, kept)
-    return str(kept["date"])
 
 
 def _status(

@@ -1,13 +1,16 @@
 """The parts of a bundle that need torch: baseline solutions, workload lines and their tensors.
 
-Runs in the torch stack; what it writes is a folder in the dataset's layout a definition, and notes beside it.
+A program for the torch environment; what it writes is a folder in the dataset's layout a definition, and notes
+beside it.
 """
 
+import argparse
+import gc
 import json
 import math
+import sys
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +20,18 @@ from safetensors.torch import save
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.files import json_text
 from traceproof.digests import digest_bytes
-from traceproof.execution.inputs import make_inputs
+from traceproof.errors import TraceproofError
+from traceproof.files import write_json, write_text
+from traceproof.names import fresh_folder, path_part
 from traceproof.ops import registry
 from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import SIZES, Case
-from traceproof.pipeline.records import OpTypePlan
-from traceproof.pipeline.stages.manifest import Manifest
 from traceproof.publish.baseline import solution
 from traceproof.publish.ledger import Ledger
 from traceproof.publish.partial import Unemittable
+from traceproof.run.inputs import make_inputs
+from traceproof.run.records import OpTypePlan
 from traceproof.stacks import STACK_OF, distribution
-from traceproof.store import OUTPUTS, Store, write_json, write_text
-from traceproof.untrusted.names import fresh_folder, path_part
 
 NOTES = "parts.json"
 NAMESPACE = uuid.UUID("9c2b7f43-5d0a-4c58-9d53-2f1e0f0a6b1e")  # ours, so that equal cases get equal uuids
@@ -38,37 +41,10 @@ SIGMAS = 5.0  # a statistic of a standard normal sample further off than this is
 NORMAL = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What references gave for an op_type's cases: their manifest, and the store that holds their outputs.
-
-    In a case that passed, infinities stand where the oracle has them, whose outputs for large cases are not kept.
-    """
-
-    manifest: Manifest
-    store: Store
-
-    @classmethod
-    def of(cls, manifests: Sequence[Path], store: Path) -> "Answers":
-        """The references' answers of a run, of which there are some."""
-        (manifest,) = Manifest.merged(manifests).values()
-        return cls(manifest, Store(store, OUTPUTS))
-
-    def finite(self, definition: Definition, case: str) -> bool:
-        """Whether all that a passed case's right outputs hold is finite."""
-        record = self.manifest.cases.get(definition.name, {}).get(case)
-        if record is None or record.key is None or record.status != "ok":
-            return True  # nothing is known against it
-        tensors = self.store.tensors(record.key, record.as_json())
-        values = [tensors[name] for name in definition.outputs if name in tensors]
-        return all(bool(torch.isfinite(value).all()) for value in values if value.is_floating_point())
-
-
-def write_parts(cases: Path, ledger: Path, out: Path, *, only: Collection[str], answers: Answers | None) -> None:
+def write_parts(cases: Path, ledger: Path, out: Path, *, only: Collection[str]) -> None:
     """Write the parts of every verified definition of one op_type's cases file into `<out>/<definition>/`.
 
-    `only` is of wanted definitions; `answers` are the references', to leave out what no solution can pass in
-    flashinfer-bench; None: not known. Raises TraceproofError: the ledger can not be read, the disk is full, or
+    `only` is of wanted definitions. Raises TraceproofError: the ledger can not be read, the disk is full, or
     something else is in the way.
     """
     kept = Ledger.read(ledger)
@@ -83,9 +59,9 @@ def write_parts(cases: Path, ledger: Path, out: Path, *, only: Collection[str], 
         versions = {truth: kept.records[name][truth].versions for truth in standing.truths}
         notes = {"digest": definition.digest, **_baseline(definition, versions, folder)}
         ran = {item.id for item in entry.cases if item.skip is None and not item.hidden}
-        passed = ran & set(kept.records[name]["reference"].cases)
-        chosen = [item.case for item in entry.cases if item.id in passed]
-        notes |= _workloads(definition, chosen, folder, planned.dataset, answers)
+        reference = kept.records[name]["reference"]
+        chosen = [item.case for item in entry.cases if item.id in ran & set(reference.cases)]
+        notes |= _workloads(definition, chosen, folder, planned.dataset, reference.infinite)
         write_json(folder / NOTES, notes)
 
 
@@ -105,14 +81,14 @@ def _baseline(definition: Definition, versions: Mapping[str, Mapping[str, str]],
 
 
 def _workloads(
-    definition: Definition, cases: Iterable[Case], folder: Path, dataset: str, answers: Answers | None
+    definition: Definition, cases: Iterable[Case], folder: Path, dataset: str, infinite: Collection[str]
 ) -> dict[str, Any]:
     op, _ = registry.for_definition(definition)
     lines, left_out = [], {}
     for case in cases:
         if case.size not in SIZES:
             continue  # edges and adversaries test a reference; a workload is something to be fast at
-        if answers is not None and not answers.finite(definition, case.id):
+        if case.id in infinite:
             left_out[case.id] = "its right answer holds infinities, which flashinfer-bench's evaluator refuses"
             continue
         line = _workload(definition, op, case, folder, Path(dataset))
@@ -178,3 +154,24 @@ def is_random(value: torch.Tensor) -> bool:
     # Of fourth powers the mean is 3 with a variance of 96: it tells a normal from a uniform and from outliers.
     peaks = float((sample**4).mean())
     return abs(mean) < off and abs(spread - 1) < off and abs(peaks - 3) < off * math.sqrt(96)
+
+
+def main() -> None:
+    """Write the parts of some op_types. Raises SystemExit: they can not be written."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=Path, nargs="+", required=True, help="plans, one per op_type")
+    parser.add_argument("--ledger", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", required=True, help="names of the definitions wanted")
+    options = parser.parse_args()
+    for cases in options.cases:
+        try:
+            write_parts(cases, options.ledger, options.out, only=frozenset(options.only))
+        except TraceproofError as error:
+            sys.stderr.write(f"op_type {cases.stem}: {error}\n")
+            raise SystemExit(2) from None
+    gc.freeze()  # ending, Python would look for cycles in all of torch: half a second
+
+
+if __name__ == "__main__":
+    main()

@@ -8,10 +8,13 @@ from typing import Any, Literal
 
 from traceproof import programs
 from traceproof.checkouts.gitrun import Git, GitError
+from traceproof.dataset.lookup import why
+from traceproof.dataset.source import Dataset
 from traceproof.dataset.tree import Tree, read_tree
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.records import REFERENCE
-from traceproof.pipeline.stages.manifest import manifests_of
+from traceproof.files import write_json, write_text
+from traceproof.names import fresh_folder, path_part
+from traceproof.programs import without_secrets
 from traceproof.publish import card
 from traceproof.publish.bundle import Base, Bundle, Folder, assemble
 from traceproof.publish.change import Change, resolve
@@ -20,11 +23,9 @@ from traceproof.publish.coverage import Row, coverage
 from traceproof.publish.describe import description, file_list
 from traceproof.publish.ledger import Ledger, keep
 from traceproof.publish.references import write_tests
-from traceproof.store import write_json, write_text
 from traceproof.testgen.generate import GENERATED
 from traceproof.testgen.summary import Report, described
-from traceproof.untrusted.names import fresh_folder, path_part
-from traceproof.untrusted.tokens import without_secrets
+from traceproof.text import redacted
 
 Per = Literal["definition", "op_type", "all"]
 LEDGER = "ledger.jsonl"
@@ -42,7 +43,7 @@ class Source:
     root: Path  # the repository
     dataset: Path  # folder of the dataset that was verified
     run: Path  # the run's folder, with `verdicts/`, `cases/` and, where tests were generated, `generated/`
-    store: Path  # root of the store
+    results: Path  # the folder that all runs share
     python: str  # interpreter of the torch stack
     provenance: Mapping[str, str]  # where things come from, for the description
     # the dataset as it is published, where what was verified holds more (extracted definitions)
@@ -82,6 +83,15 @@ class Prepared:
         return [row for row in self.coverage if row.definition in self.bundle.definitions]
 
 
+def origin_of(dataset: Dataset) -> str:
+    """Where a dataset comes from, in words."""
+    if dataset.pypi is not None:
+        return f"{dataset.pypi.package} {dataset.pypi.version}"
+    if dataset.git is not None:
+        return f"{redacted(dataset.git.url)} {dataset.git.commit}"
+    return "a local folder"
+
+
 def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[str], per: Per) -> list[Prepared]:
     """The bundles of a selection; without names, of everything that is verified.
 
@@ -119,11 +129,11 @@ def write_ledger(source: Source, tree: Tree) -> Ledger:
     if not verdicts:
         raise TraceproofError(f"no verdicts below {source.run}", todo="Verify first: `traceproof verify`.")
     references = {name: entry.definition.reference for name, entry in tree.definitions.items()}
-    return keep(verdicts, source.run / LEDGER, source.store, references=references)
+    return keep(verdicts, source.run / LEDGER, source.results, references=references)
 
 
 def _names(tree: Tree, ledger: Ledger, definitions: Sequence[str], op_types: Sequence[str]) -> list[str]:
-    unknown = [f"definition {name!r}" for name in definitions if name not in tree.definitions]
+    unknown = [f"definition {why(tree, name)}" for name in definitions if name not in tree.definitions]
     present = {entry.definition.op_type for entry in tree.definitions.values()}
     unknown += [f"op_type {name!r}" for name in op_types if name not in present]
     if unknown:
@@ -156,11 +166,10 @@ def _groups(tree: Tree, names: Sequence[str], per: Per) -> Iterator[tuple[str, s
 
 def _write_parts(source: Source, tree: Tree, names: Sequence[str], parts: Path) -> None:
     """One process for all op_types: importing torch takes longer than the parts of most of them."""
-    command = [source.python, "-P", str(source.root / "scripts" / "parts.py"), "--out", str(parts)]
-    command += ["--ledger", str(source.run / LEDGER), "--store", str(source.store), "--only", *names]
-    for op_type in dict.fromkeys(tree.definitions[name].definition.op_type for name in names):
-        answers = manifests_of(source.run / "actors" / op_type, REFERENCE)
-        command += ["--op-type", str(source.run / "cases" / f"{op_type}.json"), *map(str, answers)]
+    command = [source.python, "-P", "-m", "traceproof.publish.parts", "--out", str(parts)]
+    op_types = dict.fromkeys(tree.definitions[name].definition.op_type for name in names)
+    command += ["--cases", *(str(source.run / "cases" / f"{op_type}.json") for op_type in op_types)]
+    command += ["--ledger", str(source.run / LEDGER), "--only", *names]
     environment = without_secrets() | {"PYTHONPATH": str(source.root / "src")}
     done = programs.run(command, environment=environment)
     if done.returncode:

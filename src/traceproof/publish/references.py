@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from traceproof.dataset.tree import Tree
-from traceproof.store import write_text
+from traceproof.files import write_text
+from traceproof.names import fresh_folder
 from traceproof.testgen.files import MARKER, classes, render, state
 from traceproof.testgen.generate import PLACE, GenerateOptions, generate
 from traceproof.testgen.known import Divergences
-from traceproof.untrusted.names import fresh_folder
 
 
 def write_tests(tree: Tree, names: Sequence[str], out: Path, *, generated: Path) -> list[str]:

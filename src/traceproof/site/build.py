@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.audit.run import CODES
-from traceproof.pipeline.records import OpTypePlan
-from traceproof.pipeline.rows import VerdictRow
-from traceproof.pipeline.stages import proof
-from traceproof.pipeline.stages.outcomes import WORDS, Outcome, sentence
+from traceproof.names import path_part
 from traceproof.publish.coverage import Row, coverage
 from traceproof.publish.ledger import Ledger, Record, records
 from traceproof.reasons import Verdict
+from traceproof.run import proof
+from traceproof.run.outcomes import WORDS, Outcome, sentence
+from traceproof.run.records import OpTypePlan
+from traceproof.run.rows import VerdictRow
 from traceproof.site.bumps import History, history
 from traceproof.site.finished import Finished
 from traceproof.site.overview import Overview
 from traceproof.site.pages import Built, Pages, highlighted, link, rows
 from traceproof.site.view import View, plot
-from traceproof.untrusted.names import path_part
 
 
 @dataclass(frozen=True, slots=True)

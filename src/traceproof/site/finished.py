@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.records import OpTypePlan
-from traceproof.pipeline.rows import VerdictRow, each_row
-from traceproof.pipeline.stages.standing import changed
-from traceproof.store import Store, read_sealed
-from traceproof.untrusted.border import BorderError
+from traceproof.publish.ledger import read_dates
+from traceproof.run.records import OpTypePlan
+from traceproof.run.report import read_summary
+from traceproof.run.rows import VerdictRow, each_row
 
 AUDIT = "audit-tests.json"  # below results: where `traceproof audit-tests --json` is looked for
 
@@ -24,23 +23,27 @@ FindingKey = tuple[str, str | None, str, str]  # definition, case, actor, output
 class Finished:
     """A run's folder and the results folder that it lies in."""
 
-    results: Path  # with `history/` and `store/`
+    results: Path  # with `history/` and `stacks/`
     run: Path  # with `summary.json`, `cases/` and `verdicts/`; `results` itself for the whole dataset
     audit: Path | None = None  # what `traceproof audit-tests --json` wrote; None: no result of it exists
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
         """What the rule `report` wrote. Raises TraceproofError: there is none, or it is of other verdicts."""
+        if not (self.run / "summary.json").is_file():
+            problem = (
+                f"no run has ended with a report in {self.run}: none was started there, or it was interrupted"
+            )
+            todo = (
+                "Run `traceproof verify`, which goes on from what is finished, or name a folder with --selection."
+            )
+            raise TraceproofError("there is no finished run to show", problems=[problem], todo=todo)
         try:
-            found = read_sealed(self.run / "summary.json")
-        except (BorderError, OSError) as error:
-            todo = "Run `traceproof verify` first, or name its folder with --selection."
-            raise TraceproofError(f"{self.run} holds no finished run: {error}", todo=todo) from error
-        other = changed(self.run, found)
-        if other:
-            todo = "Run `traceproof verify` again."
-            raise TraceproofError(f"{self.run}/summary.json is of other files", problems=other[:10], todo=todo)
-        return found
+            return read_summary(self.run / "summary.json")
+        except TraceproofError as error:
+            raise TraceproofError(
+                error.what, problems=error.problems, todo="Run `traceproof verify` again."
+            ) from error
 
     @cached_property
     def findings(self) -> Mapping[FindingKey, str]:
@@ -54,7 +57,7 @@ class Finished:
     @property
     def op_types(self) -> list[str]:
         """The op_types that have verdicts."""
-        return sorted(path.stem for path in (self.run / "verdicts").glob("*.jsonl"))
+        return sorted({path.name.partition(".")[0] for path in (self.run / "verdicts").glob("*.jsonl")})
 
     def plan(self, op_type: str) -> OpTypePlan:
         """What was planned of an op_type."""
@@ -62,12 +65,13 @@ class Finished:
 
     def verdicts(self, op_type: str) -> Iterator[tuple[str, list[VerdictRow]]]:
         """The rows of one definition after the other. Raises TraceproofError: one's rows stand in two places."""
-        path, seen = self.run / "verdicts" / f"{op_type}.jsonl", set()
-        for name, rows in groupby(each_row(path), key=lambda row: row.definition):
-            if name in seen:
-                raise TraceproofError(f"{path}: the rows of {name} stand in two places", todo="Verify again.")
-            seen.add(name)
-            yield name, list(rows)
+        seen = set()
+        for path in sorted((self.run / "verdicts").glob(f"{op_type}.*jsonl")):  # a large one's in several files
+            for name, rows in groupby(each_row(path), key=lambda row: row.definition):
+                if name in seen:
+                    raise TraceproofError(f"{path}: the rows of {name} stand in two places", todo="Verify again.")
+                seen.add(name)
+                yield name, list(rows)
 
     def stacks(self) -> Iterator[Mapping[str, str]]:
         """Name, device and package versions of each stack that has a record."""
@@ -78,8 +82,11 @@ class Finished:
 
     def first_written(self, key: str) -> str:
         """Day on which a ledger record was first published or tried to be; empty: it never was."""
-        kept = Store(self.results / "store", "ledger").record(key)
-        return "" if kept is None else str(kept["date"])
+        return self._dates.get(key, "")
+
+    @cached_property
+    def _dates(self) -> Mapping[str, str]:
+        return read_dates(self.results)
 
     def audited(self) -> dict[str, Any] | None:
         """The audit of tests. Raises TraceproofError: the file holds none."""

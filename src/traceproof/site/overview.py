@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from traceproof.actors.registry import ACTORS
-from traceproof.pipeline.records import ORACLE
+from traceproof.names import path_part
 from traceproof.reasons import Skip, Verdict
+from traceproof.run.implementations import IMPLEMENTATIONS
 from traceproof.site.tally import Place, Tally
 from traceproof.site.view import View
-from traceproof.untrusted.names import path_part
 
 NOW = "this run"
 
@@ -20,7 +19,7 @@ class Overview:
         self._earlier = earlier
         # of each kind, words in the order in which they are met
         self._words: dict[str, list[str]] = {
-            "actors": [name for name in ACTORS if name != ORACLE],
+            "actors": list(IMPLEMENTATIONS),
             "states": [NOW],
             **{name: [] for name in ("devices", "versions", "verdicts", "reasons", "op_types", "outcomes")},
         }

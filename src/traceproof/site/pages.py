@@ -14,8 +14,8 @@ from pygments import highlight  # type: ignore[import-untyped]
 from pygments.formatters.html import HtmlFormatter  # type: ignore[import-untyped]
 from pygments.lexers.python import PythonLexer  # type: ignore[import-untyped]
 
-from traceproof.store import write_text
-from traceproof.untrusted.names import fresh_folder, path_part
+from traceproof.files import write_text
+from traceproof.names import fresh_folder, path_part
 
 HERE = Path(__file__).parent
 HEAD: Sequence[tuple[str, str]] = (

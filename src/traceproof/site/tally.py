@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from traceproof.actors.registry import ACTORS, PAIR
-from traceproof.pipeline.rows import VerdictRow
 from traceproof.reasons import Verdict
+from traceproof.run.implementations import IMPLEMENTATIONS, PAIR, environment_of
+from traceproof.run.rows import VerdictRow
 from traceproof.stacks import STACKS, distribution
 
 WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP)
@@ -55,7 +55,7 @@ class Place:
 
 def version_of(actor: str, versions: Mapping[str, Mapping[str, str]]) -> str:
     """Version of the package that an actor's answers come from; of two joined by PAIR, of both."""
-    stacks = [ACTORS[one].stack if one in ACTORS else one for one in actor.split(PAIR)]
+    stacks = [environment_of(one) if one in IMPLEMENTATIONS else one for one in actor.split(PAIR)]
     names = {stack: distribution(stack) for stack in stacks}
     found = {stack: versions.get(stack, {}).get(name) for stack, name in names.items()}
     return ", ".join(f"{names[stack]} {version}" for stack, version in found.items() if version)

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from traceproof.dataset.definition import Definition
 from traceproof.judge.octaves import OCTAVES
-from traceproof.pipeline.records import WHOLE, PlannedDefinition
-from traceproof.pipeline.rows import VerdictRow
 from traceproof.publish.ledger import Ledger, Record, Standing
 from traceproof.reasons import Verdict
+from traceproof.run.records import WHOLE, PlannedDefinition
+from traceproof.run.rows import VerdictRow
 from traceproof.site.tally import Place, Tally, by_place
 
 LARGEST = 5  # rows whose worst places are shown beside the findings

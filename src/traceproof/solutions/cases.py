@@ -3,26 +3,19 @@
 from pathlib import Path
 
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.tree import Tree, read_tree
-from traceproof.pipeline.records import OpTypePlan, PlannedCase
-from traceproof.pipeline.stages.plan import plan_tree
-from traceproof.pipeline.stages.plan_selection import Selection
+from traceproof.run.plan import plan
+from traceproof.run.plan_selection import Selection
+from traceproof.run.records import OpTypePlan, PlannedCase
 from traceproof.solutions.records import Settings
 
 
-def planned(
-    name: str, settings: Settings, scratch: Path, tree: Tree | None = None
-) -> tuple[Definition, list[PlannedCase]]:
-    """A definition and its cases: those that anybody can compute, and as many of a seed that nobody knew.
-
-    `tree` is the dataset, if it was read.
-    """
-    tree = tree or read_tree(Path(settings.dataset))
+def planned(name: str, settings: Settings, scratch: Path) -> tuple[Definition, list[PlannedCase]]:
+    """A definition and its cases: those that anybody can compute, and as many of a seed that nobody knew."""
     found: dict[tuple[str, int], PlannedCase] = {}
     for hidden in (False, True):
         out = scratch / f"cases-{hidden}"
-        [path] = plan_tree(tree, out, _selection(name, settings, hidden=hidden))
-        entry = OpTypePlan.read(path).definitions[name]
+        [op_type] = plan(Path(settings.dataset), out, _selection(name, settings, hidden=hidden)).op_types
+        entry = OpTypePlan.read(out / f"{op_type}.json").definitions[name]
         found |= {(case.id, case.case.seed): case for case in entry.cases}
     return entry.parsed, list(found.values())
 

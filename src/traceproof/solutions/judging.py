@@ -5,26 +5,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from traceproof.codedigest import code_digest
+from traceproof.codedigest import code_digest, verdict_code
 from traceproof.config.schema import Config
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.tree import read_definition, read_tree
+from traceproof.dataset.lookup import find, read_file
+from traceproof.dataset.tree import read_tree
+from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
 from traceproof.owner import own_folder
-from traceproof.pipeline.records import ORACLE, SHADOW
-from traceproof.pipeline.stages.stack_workers import StackWorkers
-from traceproof.reasons import Error, Verdict
+from traceproof.reasons import Error, Failure, Verdict
+from traceproof.run import jit
+from traceproof.run.records import ORACLE, SHADOW
+from traceproof.sandbox import GIB, MIB, Isolation, Limits, Pool, Status
 from traceproof.solutions.reading import ON_CPU, Candidate
 from traceproof.solutions.records import Certificate, Digests, Row, Settings, Trial, objections
-from traceproof.worker import GIB, MIB, Isolation, Limits, Pool, Status
 
 SETUP = "traceproof.solutions.trial:setup"
-PRELOAD = ("torch", "traceproof.actors.preload")
+PRELOAD = ("torch", "traceproof.run.source")
+ONE_THREAD = {"MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 OVERALL = Limits(seconds=6 * 3600.0, setup_seconds=600.0, memory_bytes=None, output_bytes=GIB, message_bytes=GIB)
 
 
@@ -86,11 +88,7 @@ def target_of(name: str, dataset: Path | None) -> Iterator[Target]:
     """The definition of a name in a dataset, or in a file of its own. Raises TraceproofError: there is none."""
     if name.endswith(".json"):
         file = Path(name).expanduser()
-        try:
-            definition = read_definition(file)
-        except (OSError, ValueError) as error:
-            todo = "Give a definition's file, or the name of one in the dataset."
-            raise TraceproofError(f"{name} can not be read as a definition: {error}", todo=todo) from error
+        definition = read_file(file)
         with own_folder("traceproof") as root:
             folder = root / "definitions" / definition.op_type
             folder.mkdir(parents=True)
@@ -100,11 +98,7 @@ def target_of(name: str, dataset: Path | None) -> Iterator[Target]:
     if dataset is None:
         raise TraceproofError(f"there is no dataset to find {name} in", todo="Give one with --dataset.")
     tree = read_tree(dataset)
-    entry = tree.definitions.get(name)
-    if entry is None:
-        close = get_close_matches(name, tree.definitions, n=3, cutoff=0.4) or sorted(tree.definitions)[:8]
-        todo = f"Give a name that it has as --definition, or a definition's file; e.g. {', '.join(close)}"
-        raise TraceproofError(f"{tree.root} has no definition {name!r}", todo=todo)
+    entry = find(tree, name)
     yield Target(definition=entry.definition, path=str(tree.root / entry.path), dataset=tree.root)
 
 
@@ -125,8 +119,10 @@ def judge(candidate: Candidate, target: Target, environment: JudgeEnvironment, *
     else:
         trial = _tried(settled, target, environment)
     against = ORACLE if registry.module(target.definition.op_type) is not None else SHADOW
-    reasons = tuple(
-        objections(trial, len([one for one in target.definition.outputs.values() if not one.optional]))
+    constants = target.definition.constants
+    reasons = (
+        *(f"{Failure.CONSTANTS}: the definition is at fault: {conflict}" for conflict in constants.conflicts),
+        *objections(trial, len([one for one in target.definition.outputs.values() if not one.optional])),
     )
     return Certificate(
         solution=candidate.name,
@@ -139,6 +135,7 @@ def judge(candidate: Candidate, target: Target, environment: JudgeEnvironment, *
         verdict="refused" if reasons else "accepted",
         reasons=reasons,
         against=against,
+        constants="; ".join(constants.alone) if against == ORACLE else "",
         rows=trial.rows,
         properties=trial.properties,
         precision=trial.precision,
@@ -158,7 +155,7 @@ def judge(candidate: Candidate, target: Target, environment: JudgeEnvironment, *
 
 def _code(op_type: str) -> str:
     """Digest of the code that a verdict depends on."""
-    return code_digest("traceproof.solutions.trial", registry.module(op_type) or "traceproof.ops.generic")
+    return digest_json([code_digest("solutions"), verdict_code(op_type)])
 
 
 def _not_run(message: str) -> Row:
@@ -175,13 +172,14 @@ def _not_run(message: str) -> Row:
 
 
 def _tried(candidate: Candidate, target: Target, environment: JudgeEnvironment) -> Trial:
-    workers = StackWorkers.of(environment.caches, environment.record)
-    source = str(Path(__file__).resolve().parents[2])
-    variables = {**workers.environment, "PYTHONPATH": source}
-    with Pool(preload=PRELOAD, python=environment.python, env=variables, gpu=environment.gpu) as pool:
+    variables = dict(ONE_THREAD)
+    if environment.gpu:
+        variables |= jit.environment(environment.caches, environment.record, python=str(environment.python))
+    own = {**variables, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    with Pool(preload=PRELOAD, python=environment.python, env=own, gpu=environment.gpu) as pool:
         (outcome,) = pool.run_items(
             setup=SETUP,
-            payload={"threads": 1, "settings": environment.settings(target, workers.environment)},
+            payload={"threads": 1, "settings": environment.settings(target, variables)},
             items=[{"solution": candidate.as_json(), "definition": target.definition.name}],
             limits=OVERALL,
             isolation=Isolation.TRUSTED,  # our own code, which has the solution called in workers that are not

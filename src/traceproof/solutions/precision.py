@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import torch
 
-from traceproof.execution.case import Subject
-from traceproof.execution.source import CallError, Source
 from traceproof.judge.precision import examine
-from traceproof.pipeline.records import PlannedCase
+from traceproof.run.case import Subject
+from traceproof.run.records import PlannedCase
+from traceproof.run.source import CallError, Source
 from traceproof.solutions.properties import WIDE, chosen
 from traceproof.solutions.records import PrecisionResult
 from traceproof.solutions.trial import Evaluation

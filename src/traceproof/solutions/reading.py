@@ -13,11 +13,11 @@ from traceproof.dataset.files import explain, strict_json
 from traceproof.dataset.solution import Language, Solution
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
+from traceproof.reading import MIB, read_bytes
+from traceproof.sandbox import policy
+from traceproof.sandbox.policy import Refusal
 from traceproof.stacks import STACKS
 from traceproof.text import printable
-from traceproof.untrusted.reading import MIB, read_bytes
-from traceproof.worker import policy
-from traceproof.worker.policy import Refusal
 
 MOST_BYTES = 16 * MIB  # of one file
 KINDS = (".json", ".py", ".cu")

@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from traceproof.pipeline.records import Record
+from pydantic import Field
+
 from traceproof.reasons import Verdict
+from traceproof.run.records import Record
+from traceproof.run.rows import figures, place
 
 HOLDS, BROKEN, UNMEASURED = "holds", "broken", "not measured"
 
@@ -43,6 +46,16 @@ class Row(Record):
     reason: str | None = None
     message: str = ""
     margin: float | None = None  # the share of the gate's limit that was used; None: not a share
+    # worst, metrics: the worst places and how far off it is, of a numeric failure, as in a verdict's row
+    worst: tuple[dict[str, Any], ...] = ()
+    metrics: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def far(self) -> str:
+        """Its worst place, and how far off it is; empty: nothing numeric failed."""
+        worst = f"; worst {place(self.worst[0], 'expected', 'solution')}" if self.worst else ""
+        numbers = figures(self.metrics)
+        return f"{worst}; {numbers}" if numbers else worst
 
     @property
     def bad(self) -> bool:
@@ -147,6 +160,7 @@ class Certificate(Record):
     verdict: Literal["accepted", "refused"]
     reasons: tuple[str, ...]
     against: str  # `oracle`, `shadow` (the reference in float64), or nothing
+    constants: str = ""  # of the definition, what its reference alone states; the oracle takes it from there
     rows: tuple[Row, ...]
     properties: tuple[PropertyResult, ...]
     precision: tuple[PrecisionResult, ...]
@@ -176,7 +190,7 @@ def objections(trial: Trial, outputs: int) -> Iterator[str]:
             seen.add(key)
             where = f"case {row.case}, seed {row.seed}{f', {row.variant}' if row.variant else ''}"
             last = row.message.strip().splitlines()[-1] if row.message.strip() else ""
-            yield f"{row.reason}: {row.output} in {where}: {last}"
+            yield f"{row.reason}: {row.output} in {where}: {last}{row.far}"
     yield from (f"{one.name}: {one.detail}" for one in trial.properties if one.bad)
     judged = {row.output for row in trial.rows if row.verdict is Verdict.PASS}
     if not seen and len(judged - {"*"}) < outputs:

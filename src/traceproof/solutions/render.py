@@ -65,7 +65,7 @@ def facts(certificate: Certificate) -> list[tuple[str, str]]:
     return [
         ("solution", f"{certificate.path} ({certificate.language}, {certificate.entry})"),
         ("definition", f"{certificate.definition} ({certificate.op_type}), {certificate.definition_path}"),
-        ("held against", certificate.against),
+        ("held against", f"{certificate.against}{f' ({certificate.constants})' if certificate.constants else ''}"),
         ("digest of the solution", certificate.digests.solution),
         ("digest of the definition", certificate.digests.definition),
         ("digest of the judge", certificate.digests.code),

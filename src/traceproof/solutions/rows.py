@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from traceproof.execution.source import CallError
 from traceproof.judge.output import Ruling
 from traceproof.ops.cases import Case
-from traceproof.pipeline.records import WHOLE
-from traceproof.pipeline.run_record import REASONS
 from traceproof.reasons import Failure, Verdict
+from traceproof.run.judging import REASONS
+from traceproof.run.records import WHOLE
+from traceproof.run.source import CallError
 from traceproof.solutions.records import Row
 
 UNJOINED = "capturing stream has unjoined work"  # in CUDA's words
@@ -35,6 +35,7 @@ def bad(rows: Iterable[Row]) -> list[Row]:
 def row_of(case: Case, output: str, ruling: Ruling, variant: str = "") -> Row:
     """The row of a ruling on one output, or on a case as a whole."""
     gate = ruling.details.get("gate") or {}
+    failed = ruling.details if ruling.verdict is Verdict.FAIL else {}
     return Row(
         case=case.id,
         size=case.size,
@@ -46,4 +47,6 @@ def row_of(case: Case, output: str, ruling: Ruling, variant: str = "") -> Row:
         reason=ruling.reason,
         message=ruling.message,
         margin=gate.get("margin"),
+        worst=tuple(failed.get("worst", ())),
+        metrics=failed.get("metrics", {}),
     )

@@ -13,13 +13,13 @@ from traceproof.dataset.fetch import fetch
 from traceproof.dataset.tree import read_tree
 from traceproof.environments.building import has_driver, probe, ready, resolve
 from traceproof.errors import TraceproofError
+from traceproof.files import write_text
+from traceproof.names import path_part
 from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate
 from traceproof.solutions.render import as_json, page, table, trace_lines
 from traceproof.stacks import MAIN, PACKAGES, STACKS
-from traceproof.store import write_text
-from traceproof.untrusted.names import path_part
 
 FOLDER = "solutions"  # of a dataset
 SUMMARY = "solutions.json"  # of a run

@@ -9,20 +9,20 @@ from typing import Any, TypedDict
 
 import torch
 
-from traceproof.execution import caller, timing
-from traceproof.execution.case import Subject
-from traceproof.execution.source import CallError, Source, loaded
-from traceproof.execution.transfer import PLAIN, Layout, Taken
 from traceproof.judge.output import Ruling
 from traceproof.ops.base import Values
 from traceproof.ops.cases import ALWAYS, WORKLOADS
-from traceproof.pipeline.records import PlannedCase
 from traceproof.programs import nvidia_smi
+from traceproof.run import timing
+from traceproof.run.case import Subject
+from traceproof.run.records import PlannedCase
+from traceproof.run.source import CallError, Source, loaded, refusal
+from traceproof.run.transfer import PLAIN, Layout, Taken
+from traceproof.sandbox import Limits
 from traceproof.solutions.records import Row, SpeedResult, Times
 from traceproof.solutions.rows import refused
 from traceproof.solutions.timed_truth import Request, ground_truth
 from traceproof.solutions.trial import Evaluation
-from traceproof.worker import Limits
 
 CASES = 3  # that are timed
 LARGEST = 1 << 30  # bytes that one may need
@@ -113,7 +113,7 @@ def chosen(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> list[Planned
 
 
 def _may_run(evaluation: Evaluation) -> bool:
-    return caller.refusal(evaluation.definition.reference) is None
+    return refusal(evaluation.definition.reference) is None
 
 
 def _reference(evaluation: Evaluation) -> AbstractContextManager[Source]:

@@ -5,13 +5,12 @@ from typing import Any, Protocol
 
 import torch
 
-from traceproof.actors import registry as actors
-from traceproof.actors.base import Actor
-from traceproof.execution import timing
-from traceproof.execution.case import Subject
-from traceproof.execution.transfer import Taken
 from traceproof.ops import lookup
 from traceproof.ops.base import Values
+from traceproof.run import timing
+from traceproof.run.case import Subject
+from traceproof.run.implementation import Implementation
+from traceproof.run.transfer import Taken
 from traceproof.solutions.trial import Evaluation
 from traceproof.stacks import STACK_OF, STACKS, TRUTHS
 
@@ -30,12 +29,12 @@ def ground_truth(evaluation: Evaluation, subject: Subject) -> tuple[str, Request
     for name in sorted(TRUTHS, key=lambda name: rank[name]):
         if lookup.serving(name, definition) is None:
             continue
-        actor = actors.get(name)
-        actor.device = device.type
+        found = Implementation(name)
+        found.device = device.type
         try:
-            if actor.unavailable(definition, evaluation.op) is not None:
+            if found.unavailable(definition) is not None:
                 continue
-            request = _called_here(evaluation, actor, subject.inputs, device, subject.seed)
+            request = _called_here(evaluation, found, subject.inputs, device, subject.seed)
             request(0, 1)
         except (ImportError, RuntimeError, ValueError, OSError):
             continue  # whether a package works here is not what is measured
@@ -43,13 +42,15 @@ def ground_truth(evaluation: Evaluation, subject: Subject) -> tuple[str, Request
     return None
 
 
-def _called_here(evaluation: Evaluation, actor: Actor, inputs: Values, device: torch.device, seed: int) -> Request:
+def _called_here(
+    evaluation: Evaluation, called: Implementation, inputs: Values, device: torch.device, seed: int
+) -> Request:
     names = list(inputs)
     placed = [v.to(device) if isinstance(v, torch.Tensor) else v for v in inputs.values()]
     watch = timing.Stopwatch(placed, 0, device, seed)
 
     def one(given: Sequence[Any]) -> object:
-        return actor.run(evaluation.definition, evaluation.op, dict(zip(names, given, strict=True)))
+        return called.run(evaluation.definition, dict(zip(names, given, strict=True)))
 
     def request(first: int, count: int, *, call: bool = True) -> Taken:
         times, _, _ = timing.run(one, watch, {"first": first, "count": count, "call": call})

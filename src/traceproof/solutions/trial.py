@@ -1,6 +1,6 @@
 """Judges one solution: draws and solves its cases, has them called elsewhere, and rules on what came back.
 
-Runs in a process of ours that has torch. The solution runs in others (`traceproof.execution.source`), which get
+Runs in a process of ours that has torch. The solution runs in others (`traceproof.run.source`), which get
 the inputs of one call at a time as a file, and nothing that is expected.
 """
 
@@ -17,28 +17,28 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
-from traceproof.execution import caller
-from traceproof.execution.case import CPU, Subject, solve
-from traceproof.execution.compiled import CompiledFiles
-from traceproof.execution.inputs import make_inputs
-from traceproof.execution.source import CallError, Source, loaded, strangers
-from traceproof.execution.transfer import Layout, Taken
 from traceproof.judge.output import Ruling, misconduct, surplus
 from traceproof.ops import registry
 from traceproof.ops.base import Op
-from traceproof.ops.cases import WORKLOADS, Case
-from traceproof.pipeline.records import FLOOR, WHOLE, PlannedCase
+from traceproof.ops.cases import WORKLOADS, Case, Further
 from traceproof.reasons import Error, Failure, Verdict
+from traceproof.run.case import CPU, Subject, solve
+from traceproof.run.compiled import CompiledFiles
+from traceproof.run.engine import shadow
+from traceproof.run.inputs import make_inputs
+from traceproof.run.records import WHOLE, PlannedCase
+from traceproof.run.source import CallError, Source, loaded, refusal, strangers
+from traceproof.run.transfer import Layout, Taken
+from traceproof.sandbox import Limits, Pool, Status
 from traceproof.solutions.cases import planned
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import Row, Settings, Trial
 from traceproof.solutions.rows import bad, refused, row_of
-from traceproof.untrusted import OTHER_TIES, shadow_modes
-from traceproof.worker import Limits, Pool, Status
 
 ROOM, BYTE = 4096, 0xFF  # around inputs: NaN as a float, out of range as a place
 SETUP_FAILED = "setup: "  # how the message begins where a solution could not be loaded
 SEED_BITS = 30
+DRAWING_TIMES = 4  # how many times as long as a reference a slow sampler may draw
 PATIENCE = 2  # timeouts after which the rest is not waited for
 
 
@@ -163,7 +163,7 @@ class Evaluation:
             ready = self
             if self.candidate.compiles:
                 ready = replace(ready, compiled=stack.enter_context(CompiledFiles.new()))
-            if not self.known and caller.refusal(self.definition.reference) is None:
+            if not self.known and refusal(self.definition.reference) is None:
                 limits, need = Limits.of_json(self.settings.limits), self.settings.memory_limit
                 reference = loaded(self.definition, self.pool, limits=limits, need=need)
                 ready = replace(ready, reference=stack.enter_context(reference))
@@ -203,17 +203,15 @@ class Evaluation:
         if self.reference is None:
             return {}
         call = partial(self.reference.run, subject.case, subject.inputs, seed=subject.seed)
-        modes = zip(("", f"@{FLOOR}", f"@{OTHER_TIES}"), shadow_modes(self.definition.reference), strict=False)
-        try:
-            made = {beside: call(mode=mode).outputs for beside, mode in modes}
-        except CallError:
+        found, why = shadow(self.reference, self.definition.reference, lambda mode: call(mode=mode))
+        if why:
             return {}
-        return {
-            name + beside: value
-            for beside, outputs in made.items()
-            for name, value in outputs.items()
-            if name in made[""]
-        }
+        named = (
+            (f"{name}@{what}" if what else name, value)
+            for name, one in found.items()
+            for what, value in one.items()
+        )
+        return dict(named)
 
     def seed_of(self, case: Case) -> int:
         """The seed of torch's generator in a case's calls; nobody can tell the case by it."""
@@ -240,12 +238,18 @@ class Evaluation:
                     continue
                 subject = self.subject(case.case)
                 try:
-                    taken = self.call(source, subject)
+                    taken = self.call(source, subject, further=self._further(case.case))
                 except CallError as error:
                     late += error.outcome.status is Status.TIMEOUT
                     yield refused(subject.case, error)
                     continue
                 yield from self.rule(subject, taken)
+
+    def _further(self, case: Case) -> Further | None:
+        """How a sampler draws on: longer than a reference, if it is slow, for it is one alone."""
+        order = self.op.further(self.definition, case)
+        limit = Limits.of_json(self.settings.limits).seconds
+        return None if order is None else order.within(limit, times=DRAWING_TIMES)
 
     def call(
         self,

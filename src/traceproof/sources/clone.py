@@ -15,9 +15,9 @@ from traceproof.checkouts.contents import Wanted
 from traceproof.checkouts.gitrun import Git, Patience
 from traceproof.checkouts.pin import ORIGINS, Pin
 from traceproof.errors import TraceproofError
+from traceproof.files import write_json
 from traceproof.sources.package import bring_package, package_digest
 from traceproof.stacks.base import Origin
-from traceproof.store import write_json
 
 CONFIG = "repos_config.json"
 FAILED = "failed"

@@ -13,7 +13,7 @@ from traceproof.checkouts.package_index import download_sdist
 from traceproof.checkouts.pin import Pin
 from traceproof.digests import digest_files
 from traceproof.errors import TraceproofError
-from traceproof.store import disk_errors, write_json
+from traceproof.files import disk_errors, write_json
 
 NOTE = ".traceproof-source.json"  # in an unpacked package: what it is, and the digest of its files
 

@@ -100,7 +100,6 @@ class Stack:
     variables: tuple[str, ...] = ()  # prefixes of what workers for trusted code see of the environment
     # whether importing it takes seconds of torch's compiler, and decides when a run is done
     imports_long: bool = False
-    nice: int = 0  # of its workers on a GPU
 
     @property
     def label(self) -> str:

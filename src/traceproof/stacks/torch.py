@@ -19,5 +19,4 @@ STACK = Stack(
     gb={"cpu": 1.0},
     caches={"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"},
     variables=("TRITON_",),
-    nice=5,  # importing the others is what a run waits for at last
 )

@@ -21,14 +21,15 @@ NAME = "tp_support"
 OWN = f"{PACKAGE}.testgen.support"
 COMMAND = "traceproof add-reference-tests"
 # Packages of which single modules are taken: their own first lines import too much.
-HOLLOW = frozenset({PACKAGE, f"{PACKAGE}.actors", f"{PACKAGE}.dataset", f"{PACKAGE}.testgen", OWN})
+HOLLOW = frozenset({PACKAGE, f"{PACKAGE}.dataset", f"{PACKAGE}.testgen", OWN})
 CHECKOUTS = "CHECKOUTS"  # the constant of the conftest that names checkouts by stack
-# Found by listing folders, so nothing imports them by name: packages, and an op_type's oracle and ground truths.
+# Found by listing folders, so nothing imports them by name: packages, and an op_type's oracle, rules of constants
+# and ground truths.
 LISTED = f"{PACKAGE}.stacks"
 ROOTS = (
     *(f"{OWN}.{name}" for name in ("suite", "trial", "cases", "helpers")),
-    # Named by strings: the actors, and what workers are started with.
-    *(f"{PACKAGE}.{name}" for name in ("actors.truth", "execution.runner", "worker.zygote", "worker.host")),
+    # Named by strings: what workers are started with.
+    *(f"{PACKAGE}.{name}" for name in ("run.runner", "sandbox.zygote")),
 )
 RENAMED = re.compile(rf"\b{PACKAGE}(?=\.[a-z_{{]| import |:)|(?<=^import ){PACKAGE}$", re.MULTILINE)
 
@@ -94,9 +95,9 @@ def _source(module: str) -> str:
 def _closure() -> set[str]:
     """The modules to write: the roots, the listed packages, and all that they import."""
     found: set[str] = set()
-    oracles = (f"{PACKAGE}.ops.{op_type}.oracle" for op_type in registry.known())
+    deciding = (name for op_type in registry.known() for name in registry.deciding(op_type))
     served = (registry.ground_truth(op_type, truth) for op_type in registry.known() for truth in TRUTHS)
-    waiting = [*ROOTS, *_modules_of(LISTED), *oracles, *filter(None, served)]
+    waiting = [*ROOTS, *_modules_of(LISTED), *deciding, *filter(None, served)]
     while waiting:
         module = waiting.pop()
         if module in found or not _exists(module):

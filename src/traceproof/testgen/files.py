@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from traceproof.digests import digest_bytes
+from traceproof.reading import MIB, read_bytes
 from traceproof.testgen.bundle import COMMAND, NAME
 from traceproof.text import literal, unquoted
-from traceproof.untrusted.reading import MIB, read_bytes
 
 MARKER = f"# Written by `{COMMAND}`"
 CLASS = re.compile(

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from traceproof.digests import digest_json
-from traceproof.pipeline.flow import Pipeline
-from traceproof.stacks import MAIN, TRUTHS
+from traceproof.run.flow import Pipeline
+from traceproof.stacks import MAIN
 from traceproof.testgen.bundle import support_files
 from traceproof.testgen.generate import GENERATED, PLACE
+
+AUDIT = "audit-tests.json"  # below results
 
 
 @dataclass(frozen=True)
@@ -33,32 +36,33 @@ class TestFlow:
     def stacks(self, op_type: str) -> list[str]:
         """The stacks whose environments an op_type's tests run in: torch, and those with packages of their own."""
         main = self.flow.python(MAIN)
-        truths = [name for name in self.flow.actors_of(op_type) if name in TRUTHS]
-        others = {self.flow.actor_stack(name) for name in truths} - {MAIN}
-        return [MAIN, *sorted(name for name in others if self.flow.python(name) != main)]
-
-    def builds(self, op_type: str, stack: str) -> list[str]:
-        """JIT build results that the tests depend on, if the stack builds any."""
-        return self.flow.builds(op_type, stack) if stack in TRUTHS else []
+        return [MAIN, *(name for name in self.flow.stacks_of(op_type) if self.flow.python(name) != main)]
 
     def rows(self) -> list[str]:
         """What the tests came to, per op_type and environment; call it after the checkpoint `cases`."""
         pairs = [(op_type, stack) for op_type in self.flow.op_types() for stack in self.stacks(op_type)]
         return [f"{self.flow.run}/tests/{op_type}-{stack}.jsonl" for op_type, stack in pairs]
 
-    def records(self) -> list[str]:
-        """Records of the stacks that tests run in; call it after the checkpoint `cases`."""
-        found = {stack for op_type in self.flow.op_types() for stack in self.stacks(op_type)}
-        return [f"{self.flow.results}/stacks/{stack}.json" for stack in sorted(found)]
+    def audit(self) -> list[str]:
+        """What `traceproof audit-tests --json` wrote of the dataset's own tests: one file, or none."""
+        path = Path(self.flow.results, AUDIT)
+        return [str(path)] if (self.flow.root / path).is_file() else []
 
     @property
-    def options(self) -> list[str]:
-        """Options of pytest, each behind the flag of the script that passes it on."""
+    def file_options(self) -> list[str]:
+        """What `scripts/reference_tests.py` is told of a file."""
+        sizes = self.flow.config.test_sizes
+        return [f"--out={self.root}", f"--tolerance={self.flow.tolerance}", "--sizes", *sizes]
+
+    @property
+    def run_options(self) -> list[str]:
+        """What `scripts/run_tests.py` is told; options of pytest stand behind the flag that passes them on."""
         config = self.flow.config
         workloads = "auto" if config.workloads == "auto" else "yes" if config.workloads else "no"
         device = "cpu" if config.stacks[MAIN].get("env") == "cpu" else "auto"
         given = (f"--seed={config.seed}", f"--workloads={workloads}", f"--device={device}")
-        return [f"--option={option}" for option in given]
+        own = [f"--dataset={self.flow.dataset}", f"--caches={self.flow.caches}", f"--limits={self.flow.limits}"]
+        return [*own, *(f"--option={one}" for one in given)]
 
     @cached_property
     def support_code(self) -> str:

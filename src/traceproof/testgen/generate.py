@@ -6,10 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from traceproof.dataset.lookup import why
+from traceproof.dataset.reference_text import assigned
 from traceproof.dataset.tree import Entry, Tree, read_tree
 from traceproof.errors import TraceproofError
-from traceproof.ops.common.constants import named_constants
-from traceproof.store import write_if_changed
+from traceproof.files import write_if_changed
+from traceproof.reading import read_bytes
 from traceproof.testgen.bundle import NAME, checkouts_of, conftest, support_files
 from traceproof.testgen.files import (
     IDENTIFIER,
@@ -23,7 +25,6 @@ from traceproof.testgen.files import (
     state,
 )
 from traceproof.testgen.known import Divergences
-from traceproof.untrusted.reading import read_bytes
 
 PLACE = Path("tests", "references")
 GENERATED = "generated"  # folder of a run that gets the tests of a dataset that is not to be changed
@@ -163,10 +164,9 @@ def _unusable(tree: Tree, order: GenerateOptions, op_types: Collection[str]) -> 
     for name in order.op_types:
         if name not in op_types:
             yield f"--op-type {name}: the dataset has {', '.join(op_types)}"
-    broken = {item.path.stem: item.message for item in tree.broken}
     for name in order.definitions:
         if name not in tree.definitions:
-            yield f"--definition-name {name}: {broken.get(name, 'the dataset has no such definition')}"
+            yield f"--definition-name {why(tree, name)}"
         elif not IDENTIFIER.fullmatch(name):
             yield f"--definition-name {_no_identifier(tree.definitions[name])}"
     if not (order.op_types or order.definitions or order.everything):
@@ -246,7 +246,7 @@ def _op_type_text(  # noqa: PLR0913, PLR0917 - the parts of one decision
         if result.status[name] == "written":
             flat = entry.path.parts[0] != "definitions"  # as FlashInfer dumps them
             file = (entry.path if flat else entry.path.relative_to("definitions")).as_posix()
-            constants = {**entry.definition.const_axes, **named_constants(entry.definition)}
+            constants = {**entry.definition.const_axes, **assigned(entry.definition.reference)}
             subject = Subject(
                 name=name,
                 file=file,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from traceproof.dataset.definition import Definition
 from traceproof.environments.versions import said
-from traceproof.pipeline.known import read_known
-from traceproof.pipeline.records import REFERENCE
-from traceproof.pipeline.rows import VerdictRow, read_rows
+from traceproof.run.known import read_known
+from traceproof.run.records import REFERENCE
+from traceproof.run.rows import VerdictRow, read_rows
 
 
 class Divergences:

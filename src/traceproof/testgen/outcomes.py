@@ -3,23 +3,26 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from xml.etree import ElementTree as ET  # written here, never read
 
 from traceproof.errors import TraceproofError
-from traceproof.pipeline.stages.lanes import lanes_of
-from traceproof.pipeline.stages.stack_workers import StackWorkers
+from traceproof.files import write_text
+from traceproof.sandbox import Isolation, Limits
+from traceproof.sandbox.model import ItemOutcome, Status
 from traceproof.stacks import MAIN
-from traceproof.store import write_text
 from traceproof.testgen.files import MARKER, classes
 from traceproof.testgen.worker import RunRequest, TestRow
-from traceproof.worker import Isolation, Limits, Pool
-from traceproof.worker.model import ItemOutcome, Status
-from traceproof.worker.shared import run_of_workers
+
+if TYPE_CHECKING:  # imports torch, and rows are read where there is none
+    from traceproof.run.workers import Environment
 
 SETUP = "traceproof.testgen.worker:setup"
+BAD = frozenset({"failed", "error"})
+SHOWN = 20  # failures listed under a table or in a log; the file of rows has all
 WHOLE = "(the whole class)"  # stands in the place of a test where the worker's end says what came of all of them
 # XML 1.0 has no other control characters, and a test's message may hold any.
 PRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in range(32) if code not in {9, 10, 13}}
@@ -50,35 +53,39 @@ class Run:
 
 
 def run_tests(
-    order: Run, stack_workers: StackWorkers, *, scratch: Path | None = None, lanes: int = 1
+    order: Run, environment: "Environment", *, caches: Path | None = None, lanes: int = 1
 ) -> Iterator[Row]:
-    """Run a file's tests, `lanes` definitions at a time, each in a worker; one row per test, in the file's order.
+    """Run a file's tests, `lanes` definitions side by side, in a worker each; a row per test, in the file's order.
 
-    The tests are ours, written a moment before; the references that they run are shut in by themselves. Raises
-    TraceproofError: the file was not generated, or no worker can be started.
+    The tests are ours, written a moment before; the references that they run are shut in by themselves. `caches`
+    is for what is compiled. Raises TraceproofError: the file was not generated, or no worker can be started.
     """
     text = order.file.read_text(encoding="utf-8")
     if MARKER not in text:
         raise TraceproofError(f"{order.file} holds no generated tests", todo="Generate them: `snakemake tests`.")
-    with (
-        run_of_workers() as variables,  # references of all definitions come from one interpreter
-        stack_workers.pool_apart() as pool,
-        lanes_of(lanes) as threads,
-    ):
-        asked: RunRequest = {
-            "file": str(order.file.absolute()),
-            "options": [*order.options, f"--dataset={order.dataset.absolute()}", *_selected(order.stack)],
-            "variables": {**order.variables, **variables},
-        }
+    asked: RunRequest = {
+        "file": str(order.file.absolute()),
+        "options": [*order.options, f"--dataset={order.dataset.absolute()}", *_selected(order.stack)],
+        "variables": dict(order.variables),
+    }
+    blocks = classes(text)
+    with environment.pool(caches) as pool, ThreadPoolExecutor(lanes) as threads:
 
-        def rows(block: str) -> list[TestRow]:
-            return list(_class_rows(pool, asked, block, order.limits, scratch))
+        def share(names: Sequence[str]) -> dict[str, list[TestRow]]:
+            found = [
+                block.partition("(")[0].removeprefix("class ").strip() for block in map(blocks.__getitem__, names)
+            ]
+            done = pool.run_items(
+                setup=SETUP, payload=asked, items=found, limits=order.limits, isolation=Isolation.TRUSTED
+            )
+            return {name: list(_test_rows(outcome)) for name, outcome in zip(names, done, strict=True)}
 
-        blocks = classes(text)
-        for name, found in zip(blocks, threads.map(rows, blocks.values()), strict=True):
-            for row in found:
-                digest = order.digests.get(name, "")
-                yield Row(**row, op_type=order.op_type, stack=order.stack, definition=name, digest=digest)
+        shares = threads.map(share, [list(blocks)[lane::lanes] for lane in range(lanes)])
+        rows = {name: found for one in shares for name, found in one.items()}
+    for name in blocks:
+        digest = order.digests.get(name, "")
+        for row in rows[name]:
+            yield Row(**row, op_type=order.op_type, stack=order.stack, definition=name, digest=digest)
 
 
 def _selected(stack: str) -> list[str]:
@@ -86,16 +93,7 @@ def _selected(stack: str) -> list[str]:
     return [] if stack == MAIN else ["-k", f"vs_{stack} or ground_truths_match"]
 
 
-def _class_rows(
-    pool: Pool, asked: RunRequest, block: str, limits: Limits, scratch: Path | None
-) -> Iterator[TestRow]:
-    name = block.partition("(")[0].removeprefix("class ").strip()
-    if scratch is not None:
-        scratch /= name
-        scratch.mkdir(exist_ok=True)
-    (outcome,) = pool.run_items(
-        setup=SETUP, payload=asked, items=[name], limits=limits, isolation=Isolation.TRUSTED, scratch=scratch
-    )
+def _test_rows(outcome: ItemOutcome) -> Iterator[TestRow]:
     if outcome.status is not Status.OK:
         yield _broken(outcome, f"{outcome.status}: {outcome.message}")
         return
@@ -108,6 +106,16 @@ def _class_rows(
 
 def _broken(outcome: ItemOutcome, message: str) -> TestRow:
     return {"test": WHOLE, "case": "", "outcome": "error", "message": message, "seconds": outcome.seconds}
+
+
+def failure_line(row: Row) -> str:
+    """What failed, where, and the line of its message that says why."""
+    where = f"{row['test']}[{row['case']}]" if row["case"] else row["test"]
+    said = [line for line in row["message"].splitlines() if line.strip(" =_")] or [""]
+    told = (
+        said[-1] if row["outcome"] == "error" else said[0]
+    )  # a traceback ends with the cause, a report starts so
+    return f"{row['outcome'].upper()} {row['definition']} {where} in {row['stack']}: {told}"
 
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:

@@ -7,13 +7,11 @@ from typing import TypedDict
 
 from rich.console import Console
 
-from traceproof.pipeline.known import Entry, Known
+from traceproof.run.known import Entry, Known
 from traceproof.tables import headed
-from traceproof.testgen.outcomes import Row
+from traceproof.testgen.outcomes import BAD, SHOWN, Row, failure_line
 
 WIDTH = 118
-SHOWN = 20  # failures listed under the table; the file of rows has all
-BAD = frozenset({"failed", "error"})
 Versions = Mapping[str, Mapping[str, str]]  # package versions by stack
 
 
@@ -81,16 +79,6 @@ def table(report: Report) -> str:
     if not report["rows"]:
         lines.append("no test was run: no op_type was planned")
     return out.getvalue() + "".join(f"{line}\n" for line in lines)
-
-
-def failure_line(row: Row) -> str:
-    """What failed, where, and the line of its message that says why."""
-    where = f"{row['test']}[{row['case']}]" if row["case"] else row["test"]
-    said = [line for line in row["message"].splitlines() if line.strip(" =_")] or [""]
-    told = (
-        said[-1] if row["outcome"] == "error" else said[0]
-    )  # a traceback ends with the cause, a report starts so
-    return f"{row['outcome'].upper()} {row['definition']} {where} in {row['stack']}: {told}"
 
 
 def described(rows: Sequence[Judged], digests: Mapping[str, str], names: Collection[str]) -> str:

@@ -87,4 +87,5 @@ def _row(node: str) -> TestRow:
 def _message(report: Any) -> str:  # noqa: ANN401 - pytest's report
     said = report.longrepr
     text = said[2].removeprefix("Skipped: ") if isinstance(said, tuple) else str(said or "")
-    return text[:MESSAGE_CHARACTERS]
+    half = MESSAGE_CHARACTERS // 2  # a report starts with what failed, a traceback ends with it
+    return text if len(text) <= MESSAGE_CHARACTERS else f"{text[:half]}\n...\n{text[-half:]}"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from traceproof.untrusted.stand_ins import StandIns
+from traceproof.stand_ins import StandIns
 
 STUBBED = ("torchvision", "vllm", "IPython")
 

@@ -9,7 +9,7 @@ from typing import TypeGuard
 from traceproof.digests import digest_bytes
 from traceproof.lint.model import Hit, definition_rule, pointer, rule
 from traceproof.lint.subject import Dataset, Subject
-from traceproof.untrusted.reading import parse_quietly
+from traceproof.reading import parse_quietly
 
 REFERENCE = pointer("reference")
 NAMED = 8  # definitions of a cluster named in its finding; the count says the rest

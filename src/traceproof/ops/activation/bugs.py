@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from traceproof.ops.activation.forms import GELU, SILU, TANH, activation_of
+from traceproof.ops.activation.oracle import GELU, SILU, TANH, activation_of
 from traceproof.ops.answers import Answer, Answers, Subject, Tensors
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -13,7 +13,6 @@ from traceproof.draw import Draw
 from traceproof.ops.answers import Answer, Subject
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Value, Values, ordered
 from traceproof.ops.cases import Case
-from traceproof.ops.common.constants import named_constants
 from traceproof.ops.compare import Close, Comparison
 
 SIZES: Mapping[str, tuple[int, ...]] = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
@@ -56,16 +55,17 @@ class Wide:
         return None if self.values.get(name) is None else self[name]
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A scalar input, else the number that the reference assigns to that name, else the default.
+        """A scalar input, else the constant of that name, else the default.
 
         Raises Unsupported: there is none of them.
         """
         value = self.values.get(name)
         if value is not None:
             return float(value)
-        found = named_constants(self.definition).get(name, default)
+        found = self.definition.constants.get(name)
+        found = default if found is None else found
         if found is None:
-            raise Unsupported(f"the reference assigns no single number to a name {name.upper()}")
+            raise Unsupported(f"nobody states {name}")
         return float(found)
 
 
@@ -97,10 +97,8 @@ class Form:
         for name, (letters, _) in {**self.inputs, **self.outputs}.items():
             if name in specs and (problem := _unlike(specs[name].shape, letters, axes)):
                 return f"{name} has the shape {specs[name].shape}{problem}".rstrip()
-        lacking = [
-            name for name in self.constants if name not in {*named_constants(definition), *definition.inputs}
-        ]
-        return f"the reference assigns no single number to a name {lacking[0].upper()}" if lacking else None
+        lacking = [name for name in self.constants if definition.constants.get(name) is None]
+        return f"nobody states {lacking[0]}, nor does the reference assign it a single number" if lacking else None
 
     def axes(self, definition: Definition) -> dict[str, str]:
         """The definition's axis for each letter."""

@@ -66,7 +66,7 @@ class MambaSsu(Op):
         yield Case("edge-empty", "edge", self._axes(definition, 0, 2), seed)
         yield Case("edge-single", "edge", self._axes(definition, 1, 1), seed)
         yield Case("edge-padding", "edge", self._axes(definition, 5, 6), seed, {"padding": [1, 4]})
-        for kind in ("tiny", "outlier", "slow", "saturated"):
+        for kind in ("tiny", "outlier", "slow", "long", "saturated"):
             yield Case(f"adversarial-{kind}", "adversarial", self._axes(definition, 3, 5), seed, {"kind": kind})
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
@@ -94,7 +94,8 @@ class MambaSsu(Op):
         if kind == "outlier":
             wide["x"][..., 0], wide["B"][..., 1], wide["C"][..., 1] = 100.0, 30.0, 30.0
         rows, heads, _ = shapes["dt"]
-        bias = {"slow": -12.0, "saturated": 25.0}.get(str(kind))  # softplus: 6e-6, and beyond exp's overflow guard
+        # Softplus: 6e-6; nearly its argument, short of exp's overflow guard at 20; and beyond that.
+        bias = {"slow": -12.0, "long": 8.0, "saturated": 25.0}.get(str(kind))
         per_head = {
             "dt": draw.normal("dt", (rows, heads)),
             "A": draw.uniform("A", (heads,), low=-16.0, high=-1.0),

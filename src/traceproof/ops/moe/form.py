@@ -1,15 +1,12 @@
-"""Which of the MoE forms a definition is: read off its inputs, axes and outputs, and its reference's constants."""
+"""Which of the MoE forms a definition is: read off its inputs, axes and outputs, and its constants."""
 
-import ast
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 
 from traceproof.dataset.definition import Definition, DType
 from traceproof.ops.base import Unsupported
-from traceproof.ops.common.constants import named_constants
 from traceproof.ops.common.quant import BLOCK
-from traceproof.ops.moe.routing import PACKED_SHIFT, Method, Routing
+from traceproof.ops.moe.routing import Method, Routing
 
 COMMON = {"hidden_states", "gemm1_weights", "gemm2_weights"}
 BLOCK_SCALES = {"hidden_states_scale", "gemm1_weights_scale", "gemm2_weights_scale"}
@@ -108,15 +105,13 @@ def _routing(definition: Definition) -> Routing:
     if ("topk_ids" in definition.inputs) == ("routing_logits" in definition.inputs):
         raise Unsupported("the choice of experts needs either routing_logits or topk_ids")
     if "topk_ids" in definition.inputs:
-        packed = _unpacks(definition)
+        packed = definition.constants.get("topk_ids") == "packed"
         width = _const_shape(definition, "topk_ids", 2)[1]
         return Routing(method=Method.PACKED if packed else Method.UNIFORM, top_k=width)
-    top_k = _number(definition, "top_k", "topk", "num_experts_per_tok")
+    top_k, groups, top_groups = (_number(definition, name) for name in ("top_k", "n_group", "topk_group"))
     if top_k is None:
-        raise Unsupported("neither an axis nor the reference gives top_k a number")
+        raise Unsupported("nobody gives top_k a number, nor does the reference")
     if {"routing_bias", "routed_scaling_factor"} <= definition.inputs.keys():
-        groups = _number(definition, "n_group", "num_groups", "num_expert_group")
-        top_groups = _number(definition, "topk_group", "top_k_group")
         if (groups is None) != (top_groups is None):
             raise Unsupported("of n_group and topk_group only one is given")
         return Routing(method=Method.DEEPSEEK, top_k=top_k, groups=groups or 1, top_groups=top_groups or 1)
@@ -137,30 +132,9 @@ def _check_routing(routing: Routing, experts: int) -> None:
         raise Unsupported(f"top_k {routing.top_k} of {per_group * routing.top_groups} experts")
 
 
-def _unpacks(definition: Definition) -> bool:
-    """Whether the reference shifts something right by 16: `topk_ids` then holds expert and weight packed."""
-    return _shifts(definition.reference)
-
-
-@cache
-def _shifts(reference: str) -> bool:
-    return any(
-        isinstance(node, ast.BinOp)
-        and isinstance(node.op, ast.RShift)
-        and isinstance(node.right, ast.Constant)
-        and node.right.value == PACKED_SHIFT
-        for node in ast.walk(ast.parse(reference))
-    )
-
-
-def _number(definition: Definition, *names: str) -> int | None:
-    constants = named_constants(definition)
-    for name in names:
-        if name in definition.const_axes:
-            return definition.const_axes[name]
-        if isinstance(value := constants.get(name), int):
-            return value
-    return None
+def _number(definition: Definition, name: str) -> int | None:
+    found = definition.constants.get(name)
+    return found if isinstance(found, int) else None
 
 
 def _const_shape(definition: Definition, name: str, rank: int) -> tuple[int, ...]:

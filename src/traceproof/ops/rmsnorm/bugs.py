@@ -17,9 +17,10 @@ def _eps(subject: Subject) -> float:
     return subject.op.eps(subject.definition)
 
 
-def _norm(subject: Subject, mean_square: torch.Tensor, weight: torch.Tensor) -> Tensors:
+def _norm(subject: Subject, mean_square: torch.Tensor, weight: torch.Tensor, *, factor: float = 1.0) -> Tensors:
+    """Rows by a mean square, an eps `factor` times the right one, and a weight."""
     x = _x(subject)
-    y = x * torch.rsqrt(mean_square + _eps(subject)) * weight
+    y = x * torch.rsqrt(mean_square + _eps(subject) * factor) * weight
     return subject.rounded({"output": y, "residual_out": x})
 
 
@@ -49,9 +50,8 @@ def _rounded_before_weight(subject: Subject) -> Tensors:
 
 
 def _other_eps(factor: float) -> Answer:
-    def make(subject: Subject) -> Tensors | None:
-        changed = subject.with_constant("eps", _eps(subject) * factor)
-        return None if changed is None else subject.op.floor(changed, subject.inputs)
+    def make(subject: Subject) -> Tensors:
+        return _norm(subject, _mean(_x(subject)), _weight(subject), factor=factor)
 
     return Answer(f"eps x {factor:g}", make)
 

@@ -1,8 +1,6 @@
 """rmsnorm and fused_add_rmsnorm: y = x / sqrt(mean(x^2) + eps) * w over the last axis, x = hidden (+ residual)."""
 
-import ast
 from collections.abc import Iterable, Sequence
-from functools import cache
 
 import torch
 
@@ -10,14 +8,13 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Values, ordered, rounded
 from traceproof.ops.cases import Case, by_size
-from traceproof.ops.common.constants import named_constants
 from traceproof.ops.far import Far
 
 SIZES = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
 
 
 class RmsNorm(Op):
-    """Root mean square norm, plain or after adding a residual; eps stands only in the reference."""
+    """Root mean square norm, plain or after adding a residual; eps is a constant."""
 
     op_type = "rmsnorm"
 
@@ -31,18 +28,16 @@ class RmsNorm(Op):
 
     @staticmethod
     def eps(definition: Definition) -> float:
-        """The constant under the root. Raises Unsupported: the reference gives no single number such a name."""
-        constants = named_constants(definition)
-        for name in ("eps", "epsilon", "variance_epsilon"):
-            if name in constants:
-                return float(constants[name])
-        raise Unsupported("the reference assigns no single number to a name EPS")
+        """The constant under the root. Raises Unsupported: nobody states it."""
+        try:
+            return definition.constants.number("eps")
+        except LookupError as error:
+            raise Unsupported(f"{error}, nor does the reference assign a single number to a name EPS") from error
 
     @staticmethod
     def weight_offset(definition: Definition) -> float:
-        """Added to the weight, which Gemma stores minus one: `WEIGHT_OFFSET = 1.0`, or `weight + 1` in place."""
-        named = named_constants(definition).get("weight_offset")
-        return _added_to_weight(definition.reference) if named is None else float(named)
+        """Added to the weight, which Gemma stores minus one."""
+        return definition.constants.number("weight_offset")
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The specification's batch sizes; beside them a tiny scale, where eps shows, and an outlier column."""
@@ -117,19 +112,6 @@ class RmsNorm(Op):
     def summed(self, definition: Definition) -> tuple[str, ...]:
         """What is squared and added up."""
         return tuple(name for name in ("hidden_states", "residual") if name in definition.inputs)
-
-
-@cache
-def _added_to_weight(reference: str) -> float:
-    """The number that the reference adds to its weight in place; 0: none."""
-    for node in ast.walk(ast.parse(reference)):
-        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
-            continue
-        for side, other in ((node.left, node.right), (node.right, node.left)):
-            names = {one.id for one in ast.walk(side) if isinstance(one, ast.Name)}
-            if "weight" in names <= {"weight", "torch"} and isinstance(other, ast.Constant):
-                return float(other.value) if isinstance(other.value, int | float) else 0.0
-    return 0.0
 
 
 OP = RmsNorm()

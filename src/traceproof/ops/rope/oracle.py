@@ -8,7 +8,6 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered, rounded, specified
 from traceproof.ops.cases import Case
-from traceproof.ops.common.rotary import Pairing, pairing
 
 TOKENS = {"small": (1, 16), "medium": (64, 250), "large": (512, 2048)}
 HEADS = ((8, 2), (4, 4), (6, 1))  # of queries and of keys: shared, equal, a single one
@@ -16,10 +15,15 @@ POSITIONS = {"small": 64, "medium": 1024, "large": 8192}
 GRID = 1 << 12  # steps of the tangent of half an angle
 
 
+def pairs_halves(definition: Definition) -> bool:
+    """Whether channel i is rotated with channel i + half (NeoX), not with its neighbour (GPT-J)."""
+    return definition.constants.get("pairing") == "halves"
+
+
 class Rope(Op):
     """The cache's row holds the cosines in its first half and the sines in its second.
 
-    Channels beyond the cache's width pass through. Which channels form a pair stands only in the reference.
+    Channels beyond the cache's width pass through. Which channels form a pair is a constant.
     """
 
     op_type = "rope"
@@ -41,7 +45,8 @@ class Rope(Op):
         rotary = const[cache[1]]
         if rotary % 2 or rotary > min(const[q[2]], const[k[2]]):
             raise Unsupported(f"rotary_dim {rotary} is odd or wider than a head")
-        pairing(definition)
+        if definition.constants.get("pairing") is None:
+            raise Unsupported("nobody states which channels are paired, and the reference shows both ways or none")
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The specification's sequence lengths with several ratios of heads; long positions, equal positions."""
@@ -124,7 +129,7 @@ def _rotate(definition: Definition, inputs: Values, dtype: torch.dtype) -> Tenso
     rows = cache.to(dtype)[positions.to(torch.int64)].unsqueeze(1)  # one row per token, the same for all heads
     cos, sin = rows[..., :half], rows[..., half:]
     channel = torch.arange(half, device=q.device)
-    if pairing(definition) is Pairing.HALVES:
+    if pairs_halves(definition):
         first, second = channel, channel + half
     else:
         first, second = 2 * channel, 2 * channel + 1

@@ -10,14 +10,14 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.ops.base import Op, Tensors, Unsupported, Value, Values, scalar, specified, tensor
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import Case, Further
 from traceproof.ops.compare import Comparison, Samples
 from traceproof.ops.sampling.filters import UNIT, Support, pack, support
-from traceproof.ops.sampling.patterns import PACKS, place
+from traceproof.ops.sampling.patterns import DRAWN_ROWS, PACKS, further, place_all
 
 FILTERS: tuple[set[str], ...] = (set(), {"min_p"}, {"top_k", "top_p"})
 NOTHING = -10_000.0  # as a logit: its exponential is 0
-DRAWS, MAX_TRIALS = 512, 256
+DRAWS, MAX_TRIALS, FEW_TRIALS = 512, 256, 4
 ROWS = {"small": (1, 2), "medium": (4, 8), "large": (16, 32)}
 # Of a call: whether a filter cuts deep, a little, or nothing.
 VALUES: Mapping[str, Mapping[str, float]] = {
@@ -68,6 +68,7 @@ class Distributions(Op):
         yield case("edge-no-filter", "edge", 4, "none", "plain")
         yield case("adversarial-weights", "adversarial", len(PACKS["weights"]), "none", "weights")
         yield case("adversarial-rows", "adversarial", len(PACKS["tricky"]), "deep", "tricky")
+        yield case("adversarial-draws", "adversarial", DRAWN_ROWS, "none", "draws")
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """None."""
@@ -77,15 +78,20 @@ class Distributions(Op):
     def trials(self, definition: Definition, case: Case) -> int:
         """About DRAWS draws in all."""
         rows, _ = definition.shape_of(definition.inputs[str(source(definition))], case.axes) or (1, 0)
+        if case.params.get("rows") == "draws":
+            return FEW_TRIALS  # and many further ones
         return max(1, min(MAX_TRIALS, DRAWS // max(rows, 1)))
+
+    def further(self, definition: Definition, case: Case) -> Further | None:
+        """As for all samplers."""
+        return further(definition, case)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Rows of the case's pack, each pattern's tokens at places of its own."""
         name = str(source(definition))
         shapes, dtypes = specified(definition, case, (name,))
-        kinds, probs = PACKS[case.params["rows"]], torch.zeros(shapes[name], device=draw.device)
-        for row in range(len(probs)):
-            place(draw, row, kinds[row % len(kinds)], probs[row])
+        probs = torch.zeros(shapes[name], device=draw.device)
+        place_all(draw, case.params["rows"], probs)
         given = probs if name == "probs" else torch.where(probs > 0, probs.log(), NOTHING)
         filters: dict[str, Value] = {**VALUES[case.params["values"]], "indices": None}
         filters["top_k"] = min(int(VALUES[case.params["values"]]["top_k"]), shapes[name][1])

@@ -8,12 +8,12 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.ops import far
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Values, ordered
-from traceproof.ops.cases import STRESS, Case
+from traceproof.ops.cases import STRESS, Case, Further
 from traceproof.ops.compare import Comparison, Samples
 from traceproof.ops.far import Far
 from traceproof.ops.sampling.distributions import Distributions, source
 from traceproof.ops.sampling.filters import Support, pack, support
-from traceproof.ops.sampling.patterns import PACKS, WHOLE_VOCABULARY, place
+from traceproof.ops.sampling.patterns import DRAWN_ROWS, PACKS, WHOLE_VOCABULARY, further, place_all
 from traceproof.ops.sampling.speculative import DRAFT, Speculative
 
 ROWS = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
@@ -66,6 +66,7 @@ class Sampling(Op):
             yield Case("edge-p-zero", "edge", {rows: 2}, seed, {"rows": "nothing"})
         yield Case("adversarial-rows", "adversarial", {rows: len(PACKS["tricky"])}, seed, {"rows": "tricky"})
         yield Case("adversarial-dense", "adversarial", {rows: 3}, seed, {"rows": "dense"})
+        yield Case("adversarial-draws", "adversarial", {rows: DRAWN_ROWS}, seed, {"rows": "draws"})
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """Telling rows behind so many that 32 bits do not count their probabilities."""
@@ -91,6 +92,8 @@ class Sampling(Op):
                 draws = max(WEIGHT_DRAWS, cheap)
             case "tricky":
                 draws = max(DRAWS, cheap)
+            case "draws":
+                return FEW_TRIALS  # and many further ones
             case "dense":
                 draws = max(DENSE_TRIALS * rows, cheap)
         if case.size == "small":
@@ -98,19 +101,20 @@ class Sampling(Op):
             draws = max(draws // 3, min(DRAWS, cheap))
         return max(1, min(MAX_TRIALS, draws // rows))
 
+    def further(self, definition: Definition, case: Case) -> Further | None:
+        """As for all samplers."""
+        return further(definition, case)
+
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Rows of the case's pack, each pattern's tokens at places of its own."""
         rows, vocabulary = definition.shape_of(definition.inputs["probs"], case.axes) or (0, 0)
         if case.params.get("rows") == "dense":
             probs, filters = _dense(draw, rows, vocabulary)
         else:
-            kinds = PACKS[case.params["rows"]]
-            patterns = [kinds[row % len(kinds)] for row in range(rows)]
             probs = torch.zeros((rows, vocabulary), dtype=torch.float32, device=draw.device)
-            for row, pattern in enumerate(patterns):
-                place(draw, row, pattern, probs[row])
+            placed = place_all(draw, case.params["rows"], probs)
             both = "top_k" in definition.inputs
-            filters = [(pattern.k, pattern.p_after_k if both else pattern.p) for pattern in patterns]
+            filters = [(pattern.k, pattern.p_after_k if both else pattern.p) for pattern in placed]
         ks = [vocabulary if k == WHOLE_VOCABULARY else min(k, vocabulary) for k, _ in filters]
         values: Values = {
             "probs": probs.to(TORCH_DTYPES[definition.inputs["probs"].dtype]),

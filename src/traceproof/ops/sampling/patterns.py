@@ -1,15 +1,22 @@
 """Rows of probabilities that tell samplers apart: a few tokens with weight, all others zero.
 
-A CPU reference pays for every draw from a vocabulary of 128k tokens, so a case has a few dozen draws. That is
+A CPU reference pays for every draw from a vocabulary of 128k tokens, so most cases have a few dozen draws. That is
 enough when each row puts a fifth of its mass or more on the token that a wrong filter would add or drop, and when
 many rows share a distribution, since their draws are judged together.
+
+One case, "draws", is for samplers that are a little wrong: in few of their draws, or about tokens of little mass.
+Its rows are those in which such a part tells most, and time goes to it: see `further`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
+from traceproof.ops.cases import Case, Further
+from traceproof.ops.far import SIZE
 
 WHOLE_VOCABULARY = -1  # as a k: no filter
 
@@ -70,10 +77,73 @@ PACKS = {
     "weights": (PEAK, PLAIN[2], PEAK, CLOSE_TO_P, PEAK, PEAK, PEAK, CLOSE_TO_P),
     "tricky": TRICKY,
 }
+DRAWS = "draws"
+DRAWN_ROWS = 16  # of that case: each of its rows twice, at the same places, so that equal rows can be compared
+FURTHER_SECONDS, FURTHER_DRAWS = 8.0, 1 << 18  # of that case, over all rows
+SHORT_SECONDS, SHORT_DRAWS = 0.25, 1 << 14  # ... and of every other one
+# Boundaries at tokens of 0.002, which a filter that is off by one adds or drops.
+EDGE = Pattern("edge", (5000, 3000, 1500, 461, 20, 19), 5, 0.997, 0.999)
+MOST_TOKENS = 1 << 16
+UNITS = 1 << 28  # weights of whole numbers below 2 ** 24 that sum to it are exact as parts of it
+
+
+def patterns(pack: str, vocabulary: int) -> Sequence[Pattern]:
+    """The rows of a pack."""
+    if pack != DRAWS:
+        return PACKS[pack]
+    peak, broad = _peak(vocabulary), _broad(vocabulary)
+    return (peak, broad, PLAIN[1], peak, broad, EDGE, peak, broad)
+
+
+def _peak(vocabulary: int) -> Pattern:
+    """One token as likely as all others, of which there are many: what a temperature changes most.
+
+    The last tokens are a little less likely than the others, so that none but these is within rounding of p = 1.
+    """
+    others = min(MOST_TOKENS, vocabulary) - 1
+    last = max(1, others // 64)
+    tail = (16,) * (others - last) + (15,) * last
+    whole = 1 << (2 * sum(tail) - 1).bit_length()  # a power of two: sums of such parts are exact in float32
+    return Pattern("peak", (max(16, whole - sum(tail)), *tail), WHOLE_VOCABULARY, 1.0, 1.0)
+
+
+def _broad(vocabulary: int) -> Pattern:
+    """Many tokens of like probability, the first a little above, and as many that are hardly ever drawn.
+
+    Whoever takes the most likely token now and then draws the first far too often; any token alike: the last ones.
+    """
+    count = min(MOST_TOKENS, vocabulary)
+    low = max(1, MOST_TOKENS // count)
+    half, quarter = max(1, count // 2), count // 4
+    # The last ones have more than the sum's rounding in float32, so that none but these is within it of p = 1.
+    tail = (3 * low,) * (count - half - quarter) + (2 * low,) * quarter
+    units = min(UNITS, half << 23)
+    # Heads are multiples of 2 ** -24 where there are many, so that sums of them are exact in float32 in any order.
+    step = 16
+    first = (units - sum(tail)) * 11 // (10 * half + 1)
+    each, more = divmod((units - sum(tail) - first) // step, max(1, half - 1))
+    first = units - sum(tail) - step * (each * (half - 1) + more)
+    heads = (first, *(step * each + step,) * more, *(step * each,) * (half - 1 - more))
+    return Pattern("broad", (*heads, *tail), WHOLE_VOCABULARY, 1.0, 1.0)
+
+
+def further(definition: Definition, case: Case) -> Further | None:
+    """How a sampler's further draws are made: most of them of the case that is for them; none of far tensors."""
+    axis = (next(iter(definition.outputs.values())).shape or ())[:1]
+    rows = case.axes.get(axis[0], 0)
+    if not rows or SIZE in case.params:
+        return None
+    many = case.params.get("rows") == DRAWS
+    seconds, draws = (FURTHER_SECONDS, FURTHER_DRAWS) if many else (SHORT_SECONDS, SHORT_DRAWS)
+    places = [place for place, spec in enumerate(definition.inputs.values()) if (spec.shape or ())[:1] == axis]
+    return Further(draws=max(1, draws // rows), seconds=seconds, inputs=tuple(places))
 
 
 def place(draw: Draw, row: int, pattern: Pattern, out: torch.Tensor) -> None:
-    """Write the pattern's probabilities to random distinct tokens of one row, the first and last among them."""
+    """Write the pattern's probabilities to random distinct tokens of one row, the first and last among them.
+
+    Rows of one number have them at the same places.
+    """
     weights = pattern.within(len(out))
     count = len(weights)
     slot = len(out) // count
@@ -84,3 +154,11 @@ def place(draw: Draw, row: int, pattern: Pattern, out: torch.Tensor) -> None:
     # Integers below 2**24: one correctly rounded division, on the host: a GPU multiplies by a number's reciprocal.
     values = torch.tensor(weights, dtype=torch.float32) / float(sum(weights))
     out[tokens[draw.permutation(f"order.{row}", count)]] = values.to(out.device)
+
+
+def place_all(draw: Draw, pack: str, probs: torch.Tensor) -> list[Pattern]:
+    """Write the rows of a pack into `probs`, as often as it has rows, and give the pattern of each."""
+    kinds = patterns(pack, probs.shape[1])
+    for row, out in enumerate(probs):
+        place(draw, row % len(kinds) if pack == DRAWS else row, kinds[row % len(kinds)], out)
+    return [kinds[row % len(kinds)] for row in range(len(probs))]

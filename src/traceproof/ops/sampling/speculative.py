@@ -12,8 +12,9 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered, specified, tensor
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import Case, Further
 from traceproof.ops.compare import Comparison, Samples
+from traceproof.ops.sampling.patterns import further
 
 DRAFT, IDS, TARGET = "draft_probs", "draft_token_ids", "target_probs"
 SHAPES = {"small": ((1, 3), (2, 2)), "medium": ((8, 4), (16, 3)), "large": ((32, 5), (64, 2))}  # rows and drafts
@@ -77,6 +78,10 @@ class Speculative(Op):
         """About DRAWS sequences in all."""
         rows = self._shapes(definition)[0][0]
         return max(1, min(MAX_TRIALS, DRAWS // max(case.axes[rows], 1)))
+
+    def further(self, definition: Definition, case: Case) -> Further | None:
+        """As for all samplers."""
+        return further(definition, case)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Six tokens of each position have all the mass, at places of their own."""

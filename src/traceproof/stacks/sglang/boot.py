@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 
 from traceproof.stacks.sglang import STACK
-from traceproof.untrusted.stand_ins import StandIns
+from traceproof.stand_ins import StandIns
 
 KERNELS, CONTEXT, ARGUMENTS = STACK.modules
 # The smallest model description that SGLang's argument check accepts; nothing of it is used.

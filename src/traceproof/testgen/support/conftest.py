@@ -90,10 +90,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave large sizes out unless they are asked for."""
-    if config.getoption("slow") or config.getoption("-m") or "large" in (config.getoption("test_sizes") or ()):
+    """Leave large sizes out unless they are asked for, on the command line or by the class that was written."""
+    if config.getoption("slow") or config.getoption("-m"):
         return
-    slow = [item for item in items if item.get_closest_marker("slow")]
+    given = config.getoption("test_sizes")
+    slow = [
+        item
+        for item in items
+        if item.get_closest_marker("slow")
+        and "large" not in (given or getattr(getattr(item, "cls", None), "test_sizes", ()))
+    ]
     config.hook.pytest_deselected(items=slow)
     items[:] = [item for item in items if item not in set(slow)]
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from traceproof.actors.base import named_outputs
 from traceproof.dataset.definition import Definition
-from traceproof.ops import registry
 from traceproof.ops.cases import Case
 from traceproof.reasons import Unavailable
+from traceproof.run.implementation import named_outputs
 from traceproof.stacks import FIRST_TRUTHS
 from traceproof.testgen.support.cases import definitions_of, read_definition
 from traceproof.testgen.support.trial import WORKERS, truth
@@ -62,13 +61,12 @@ def get_ground_truth(definition: Definition, device: torch.device | str | None =
     """
     place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     reasons = []
-    op, _ = registry.for_definition(definition)
     for name in FIRST_TRUTHS:
         found = truth(name, definition, place)
         if isinstance(found, Unavailable):
             reasons.append(f"{name}: {found.reason}: {found.message}")
             continue
-        return lambda *inputs, actor=found: named_outputs(
-            definition, actor.run(definition, op, dict(zip(definition.inputs, inputs, strict=True)))
+        return lambda *inputs, called=found: named_outputs(
+            definition, called.run(definition, dict(zip(definition.inputs, inputs, strict=True)))
         )
     pytest.skip("; ".join(reasons))

@@ -8,14 +8,15 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from traceproof.execution.bits import same_values
+from traceproof.dataset.reference_text import assigned
 from traceproof.judge.output import Ruling, misconduct
 from traceproof.ops.base import TORCH_DTYPES
-from traceproof.ops.common.constants import named_constants
 from traceproof.reasons import Unavailable, Verdict
+from traceproof.run.bits import same_values
+from traceproof.run.implementation import OTHER_SEED
 from traceproof.stacks import TRUTHS
 from traceproof.stacks.base import GroundTruth
-from traceproof.testgen.support.trial import OTHER_SEED, REFERENCE, Trial
+from traceproof.testgen.support.trial import REFERENCE, Trial
 
 FIGURES = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "hit_ratio")
 
@@ -34,12 +35,13 @@ class ReferenceTests:
     tolerance: ClassVar[float | None] = None
 
     def test_constants(self, cheap_trial: Trial) -> None:
-        """The definition has the constants that it had when its tests were written.
+        """The definition has the constants that it had when its tests were written, and its sources agree on them.
 
-        What stands nowhere but in the reference (an eps), the oracle takes from there: only here a change shows.
+        What the reference alone states (an eps), the oracle takes from there: only here a change shows.
         """
         definition = cheap_trial.definition
-        assert {**definition.const_axes, **named_constants(definition)} == self.constants
+        assert not definition.constants.conflicts
+        assert {**definition.const_axes, **assigned(definition.reference)} == self.constants
 
     def test_output_shape(self, trial: Trial) -> None:
         """Every output is there, none too many, each in the shape that the definition's axes give."""

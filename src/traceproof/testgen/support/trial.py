@@ -11,24 +11,21 @@ from pathlib import Path
 
 import torch
 
-from traceproof.actors import registry
-from traceproof.actors.base import Actor, named_outputs
-from traceproof.actors.execute import GOLDEN, call_actor
 from traceproof.dataset.definition import Definition
-from traceproof.execution.case import Subject, entries_of, expectation, solve
-from traceproof.execution.inputs import make_inputs
-from traceproof.execution.source import Source, loaded, strangers
-from traceproof.execution.tensor_files import plain_tensor
-from traceproof.execution.transfer import Taken
 from traceproof.judge.output import Ruling, judge_output
 from traceproof.ops import registry as ops
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.reasons import Skip, Unavailable
-from traceproof.worker import Limits, Pool
+from traceproof.run.case import Subject, entries_of, expectation, solve
+from traceproof.run.implementation import GOLDEN, Implementation, call, named_outputs
+from traceproof.run.inputs import make_inputs
+from traceproof.run.source import Source, loaded, strangers
+from traceproof.run.tensor_files import plain_tensor
+from traceproof.run.transfer import Taken
+from traceproof.sandbox import Limits, Pool
 
 REFERENCE = "reference"
-OTHER_SEED = 1_000_003  # added to a case's seed to get other inputs of the same shapes
 GIVEN_THREADS = torch.get_num_threads()
 LARGE = 1 << 30  # bytes that a case needs for more than one thread to make it faster
 HEADROOM = 0.8  # of the free memory: the estimate of a case is not exact
@@ -129,7 +126,7 @@ class Trial:
             return found
         torch.manual_seed(self.case.seed)
         inputs = deepcopy(self.subject.inputs)  # it may write into them
-        returned = call_actor(found, self.definition, self.op, self.case, inputs)
+        returned = call(found, self.definition, self.op, self.case, inputs)
         named = named_outputs(self.definition, returned)
         return {name: plain_tensor(value) for name, value in named.items() if value is not None}
 
@@ -197,7 +194,7 @@ class Workers:
 
     def new(self, definition: Definition, device: str) -> AbstractContextManager[Source]:
         """A worker of its own, with the reference loaded."""
-        pool = self._pools.setdefault(device, strangers(gpu=device == "cuda", shared=True))
+        pool = self._pools.setdefault(device, strangers(gpu=device == "cuda"))
         return loaded(definition, pool, limits=LIMITS, need=FILE_BYTES, device=device)
 
     def source(self, definition: Definition, device: str) -> Source:
@@ -218,14 +215,11 @@ class Workers:
 WORKERS = Workers()
 
 
-def truth(name: str, definition: Definition, device: torch.device) -> Actor | Unavailable:
+def truth(name: str, definition: Definition, device: torch.device) -> Implementation | Unavailable:
     """A ground truth that is ready for a definition, or why it can not run it on the device."""
-    actor = registry.get(name)
-    actor.device = device.type
-    missing = actor.unavailable(definition, ops.for_definition(definition)[0])
-    if missing is None:
-        actor.prepare(definition)
-    return missing or actor
+    found = Implementation(name)
+    found.device = device.type
+    return found.unavailable(definition) or found
 
 
 def threads(need: int) -> int:

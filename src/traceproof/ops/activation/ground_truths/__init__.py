@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from traceproof.ops.activation.forms import activation_of
+from traceproof.ops.activation.oracle import activation_of
 from traceproof.ops.adapter import SM75, Adapter, Api, Definition, Outputs, Values, signature
 from traceproof.text import names
 

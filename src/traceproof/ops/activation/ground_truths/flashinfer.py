@@ -1,7 +1,7 @@
 """FlashInfer's gated activations."""
 
-from traceproof.ops.activation.forms import GELU, SILU, TANH, activation_of
 from traceproof.ops.activation.ground_truths import fused
+from traceproof.ops.activation.oracle import GELU, SILU, TANH, activation_of
 from traceproof.ops.adapter import Api, Definition, Outputs, Values, tensor
 
 PLACES = {

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from traceproof.ops.activation.forms import TANH, activation_of
 from traceproof.ops.activation.ground_truths import GATED
+from traceproof.ops.activation.oracle import TANH, activation_of
 from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Api, Definition, Outputs, Values, tensor
 
 SILU, GELU = "torch.nn.functional:silu", "torch.nn.functional:gelu"

@@ -1,7 +1,6 @@
 """FlashInfer's layer norm: bfloat16 rows, weights in float32."""
 
 from traceproof.ops.adapter import SM75, Adapter, Api, Definition, Outputs, Values, tensor
-from traceproof.ops.common.constants import named_constants
 from traceproof.ops.layernorm.ground_truths import NORM
 
 NAME = "flashinfer.norm:layernorm"
@@ -9,7 +8,7 @@ NAME = "flashinfer.norm:layernorm"
 
 def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
     hidden, weight, bias = (tensor(inputs, name) for name in ("hidden_states", "weight", "bias"))
-    return {"output": api[NAME](hidden, weight, bias, named_constants(definition)["eps"])}
+    return {"output": api[NAME](hidden, weight, bias, definition.constants.number("eps"))}
 
 
 def _accepts(definition: Definition) -> bool:

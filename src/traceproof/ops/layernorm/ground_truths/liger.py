@@ -1,13 +1,12 @@
 """Liger-Kernel's layer norm in Triton: a row per program, one dtype for rows and outputs."""
 
 from traceproof.ops.adapter import SM80, Adapter, Api, Definition, Outputs, Values, tensor
-from traceproof.ops.common.constants import named_constants
 from traceproof.ops.layernorm.ground_truths import NORM
 
 
 def _norm(api: Api, definition: Definition, inputs: Values) -> Outputs:
     hidden, weight, bias = (tensor(inputs, name) for name in ("hidden_states", "weight", "bias"))
-    returned = api["layer_norm"](hidden.contiguous(), weight, bias, named_constants(definition)["eps"])
+    returned = api["layer_norm"](hidden.contiguous(), weight, bias, definition.constants.number("eps"))
     return {"output": returned[0]}
 
 

@@ -3,7 +3,6 @@
 import torch
 
 from traceproof.ops.adapter import SM80, Adapter, Api, Definition, Outputs, Values, tensor
-from traceproof.ops.common.constants import named_constants
 from traceproof.ops.moe_routing.ground_truths import ROUTER
 
 NAME = "sgl_kernel:topk_softmax"
@@ -14,7 +13,7 @@ def _route(api: Api, definition: Definition, inputs: Values) -> Outputs:
     count = definition.const_axes[(definition.outputs["topk_ids"].shape or ("", ""))[1]]
     weights = torch.empty((len(logits), count), dtype=torch.float32, device=logits.device)
     experts = torch.empty((len(logits), count), dtype=torch.int32, device=logits.device)
-    api[NAME](weights, experts, logits, bool(named_constants(definition)["renormalize"]))
+    api[NAME](weights, experts, logits, bool(definition.constants.number("renormalize")))
     return {"topk_weights": weights, "topk_ids": experts}
 
 

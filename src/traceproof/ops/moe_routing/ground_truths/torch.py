@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 
 from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Api, Definition, Outputs, Values, tensor
-from traceproof.ops.common.constants import named_constants
 from traceproof.ops.moe_routing.ground_truths import ROUTER
 
 SOFTMAX, LARGEST = "torch:softmax", "torch:topk"
@@ -15,7 +14,7 @@ def _route(api: Api, definition: Definition, inputs: Values) -> Outputs:
     ids = definition.outputs["topk_ids"]
     count = definition.const_axes[(ids.shape or ("", ""))[1]]
     weights, experts = api[LARGEST](api[SOFTMAX](tensor(inputs, "router_logits").float(), -1), count, -1)
-    if named_constants(definition)["renormalize"]:
+    if definition.constants.number("renormalize"):
         weights = weights / weights.sum(-1, keepdim=True)
     return {"topk_weights": weights.to(torch.float32), "topk_ids": experts.to(TORCH_DTYPES[ids.dtype])}
 

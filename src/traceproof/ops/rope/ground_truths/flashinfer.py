@@ -1,8 +1,8 @@
 """FlashInfer's rotary embedding with a cosine and sine cache, in place on copies."""
 
 from traceproof.ops.adapter import SM75, Adapter, Api, Definition, Module, Outputs, Values, tensor
-from traceproof.ops.common.rotary import Pairing, pairing
 from traceproof.ops.rope.ground_truths import ROTARY
+from traceproof.ops.rope.oracle import pairs_halves
 
 
 def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
@@ -14,7 +14,7 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
         k.view(k.shape[0], -1),
         q.shape[-1],
         tensor(inputs, "cos_sin_cache"),
-        is_neox=pairing(definition) is Pairing.HALVES,
+        is_neox=pairs_halves(definition),
     )
     return {"q_out": q, "k_out": k}
 

@@ -2,15 +2,15 @@
 
 from traceproof.ops.adapter import SM80, Adapter, Api, Definition, Outputs, tensor
 from traceproof.ops.base import Unsupported, Values
-from traceproof.ops.common.rotary import Pairing, pairing
 from traceproof.ops.rope.ground_truths import ROTARY
+from traceproof.ops.rope.oracle import pairs_halves
 
 
 def _accepts(definition: Definition) -> bool:
     """One width of q and k, whose first part is rotated by halves."""
     widths = {(definition.inputs[name].shape or ("",))[-1] for name in ("q", "k")}
     try:
-        return len(widths) == 1 and pairing(definition) is Pairing.HALVES
+        return len(widths) == 1 and pairs_halves(definition)
     except Unsupported:
         return False
 

@@ -3,8 +3,8 @@
 import torch
 
 from traceproof.ops.adapter import SM80, TORCH_DTYPES, Adapter, Api, Definition, Outputs, Values, tensor
-from traceproof.ops.common.rotary import Pairing, pairing
 from traceproof.ops.rope.ground_truths import ROTARY
+from traceproof.ops.rope.oracle import pairs_halves
 from traceproof.stacks.sglang.boot import KERNELS
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32})
@@ -26,7 +26,7 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
         k.view(k.shape[0], -1),
         q.shape[-1],
         tensor(inputs, "cos_sin_cache"),
-        pairing(definition) is Pairing.HALVES,
+        pairs_halves(definition),
     )
     return {"q_out": q, "k_out": k}
 

@@ -3,15 +3,15 @@
 import torch
 
 from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, tensor
-from traceproof.ops.common.rotary import Pairing, pairing
 from traceproof.ops.rope.ground_truths import ROTARY
+from traceproof.ops.rope.oracle import pairs_halves
 
 
 def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
     """In float32: the native form takes cosines in the data's dtype, which its kernels do not."""
     cache = tensor(inputs, "cos_sin_cache")
     cos, sin = cache[tensor(inputs, "positions").long()].float().chunk(2, dim=-1)
-    halves = pairing(definition) is Pairing.HALVES
+    halves = pairs_halves(definition)
     width = cache.shape[-1]
 
     def rotate(x: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """FlashInfer's prefill of one request."""
 
 from traceproof.ops.adapter import SM75, Adapter, Api, Definition, Outputs, Values, signature, tensor
-from traceproof.ops.common.constants import named_constants
 
 NAME = "flashinfer.prefill:single_prefill_with_kv_cache"
 KEYWORDS = ("sm_scale", "logits_soft_cap", "window_left")
@@ -10,7 +9,7 @@ KEYWORDS = ("sm_scale", "logits_soft_cap", "window_left")
 def _attend(api: Api, definition: Definition, inputs: Values) -> Outputs:
     q, k, v = (tensor(inputs, name) for name in "qkv")
     given = {name: inputs[name] for name in KEYWORDS if inputs.get(name) is not None}
-    causal = bool(named_constants(definition).get("causal", 0))
+    causal = bool(definition.constants.number("causal"))
     return {"output": api[NAME](q, k, v, causal=causal, **given)}
 
 

@@ -3,7 +3,6 @@
 import torch
 
 from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, scalar, tensor
-from traceproof.ops.common.constants import named_constants
 from traceproof.ops.single_prefill.ground_truths import ALL, PLAIN
 
 SOFTMAX = "torch:softmax"
@@ -12,7 +11,7 @@ NAME = "torch.nn.functional:scaled_dot_product_attention"
 
 def _attend(api: Api, definition: Definition, inputs: Values) -> Outputs:
     q, k, v = (tensor(inputs, name) for name in "qkv")
-    causal = bool(named_constants(definition).get("causal", 0))
+    causal = bool(definition.constants.number("causal"))
     place = torch.arange(len(q), device=q.device)[:, None] + len(k) - len(q)
     mask = torch.arange(len(k), device=q.device)[None] <= place if causal else None
     heads = (one.transpose(0, 1).unsqueeze(0) for one in (q, k, v))
@@ -32,7 +31,7 @@ def _softmax(api: Api, definition: Definition, inputs: Values) -> Outputs:
         logits = cap * torch.tanh(logits / cap)
     place = torch.arange(len(q), device=q.device)[:, None] + len(k) - len(q)
     key = torch.arange(len(k), device=q.device)[None]
-    hidden = key > place if named_constants(definition).get("causal", 0) else key < 0
+    hidden = key > place if definition.constants.number("causal") else key < 0
     if inputs.get("window_left") is not None:
         hidden = hidden | (key < place - int(scalar(inputs, "window_left")))
     logits = logits.masked_fill(hidden, float("-inf"))

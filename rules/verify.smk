@@ -1,0 +1,89 @@
+checkpoint cases:
+    """Decide what will be run: a file per op_type, and a list of them. An op_type whose file stays reruns nothing."""
+    input:
+        fetched=FLOW.fetched,
+        stack=FLOW.record(MAIN),
+    output:
+        f"{FLOW.run}/cases/index.json",
+    log:
+        f"{FLOW.run}/logs/cases.log",
+    localrule: True
+    params:
+        python=FLOW.python(MAIN),
+        options=FLOW.plan_options,
+        state=FLOW.dataset_state,
+        code=FLOW.ops_code,  # of each op_type in its plan, so that an edit of one op leaves other plans as they are
+    shell:
+        "{params.python:q} -P scripts/cases.py --stack {input.stack:q} {params.options:q} --out {output:q} --log {log:q}"
+
+
+rule verify:
+    """Draw, run and judge the cases of an op_type, of a large one those of 64 definitions; rows are what is kept."""
+    input:
+        cases=planned,
+        stacks=FLOW.job_records,
+    output:
+        f"{FLOW.run}/verdicts/{{op_type}}{{group}}.jsonl",
+    log:
+        f"{FLOW.run}/logs/verify/{{op_type}}{{group}}.log",
+    priority: FLOW.job_priority
+    threads: FLOW.job_threads
+    resources:
+        mem_mb=FLOW.job_mb,
+        gpu_mb=FLOW.job_gpu_mb,
+        gpu=FLOW.one_gpu,
+        gpu_model=FLOW.gpu_model,
+        lanes=FLOW.lanes_on,
+        force=int(FLOW.config.force),  # no param: rows that were forced are as good as others
+    params:
+        python=FLOW.python(MAIN),
+        options=FLOW.job_options,
+        plan=FLOW.job_digest,  # an edit counts, whatever the dates of files are
+    shell:
+        "{params.python:q} -P scripts/verify.py --cases {input.cases:q} --group={wildcards.group:q} --verdicts {output:q}"
+        " {params.options:q} --lanes {resources.lanes:q} --force {resources.force:q} --log {log:q}"
+
+
+rule report:
+    """Put all verdicts in one summary, and keep them for later comparison."""
+    input:
+        verdicts=verdicts,
+        known=FLOW.known,
+        stacks=records,
+        lock=FLOW.lock,
+    output:
+        f"{FLOW.run}/summary.json",
+    log:
+        f"{FLOW.run}/logs/report.log",
+    localrule: True
+    params:
+        code=FLOW.report_code,
+        history=FLOW.history,
+        scope=FLOW.scope,
+        cache=FLOW.cache,
+        known=FLOW.known_state,
+    shell:
+        "python scripts/report.py --verdicts {input.verdicts:q} --known {input.known:q} --stacks {input.stacks:q}"
+        " --lock {input.lock:q} --history {params.history:q} --scope {params.scope:q} --cache {params.cache:q}"
+        " --summary {output:q} --log {log:q}"
+
+
+use rule report as report_family with:
+    output:
+        f"{FLOW.run}/summaries/{{family}}.json",
+    log:
+        f"{FLOW.run}/logs/report-{{family}}.log",
+
+
+for family in families():
+
+    rule:
+        name:
+            f"verify_{family}"
+        input:
+            f"{FLOW.run}/summaries/{family}.json",
+        log:
+            f"{FLOW.run}/logs/verify_{family}.log",
+        localrule: True
+        shell:
+            "python scripts/outcome.py --summary {input:q} --log {log:q}"

@@ -1,1 +1,0 @@
-"""Actors: functions from a definition's inputs to its outputs, each with a name and a stack."""

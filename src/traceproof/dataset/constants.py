@@ -1,0 +1,287 @@
+"""Constants that decide an op's numbers and are no input: each with everything that states it.
+
+What is expected must not come from the reference alone that is judged by it. So each constant that an oracle, a
+draw, a baseline computation or an adapter needs is one of the RULES in `ops/<op_type>/constants.py`, which says
+where else it is looked up. Sources bind in this order: an axis, the descriptions, the name, the config of a
+bundled model that a tag names, the function that `fi_api` names where that is of one value alone; then the
+reference. Two of them that differ are a fault of the definition. What the reference alone states is used and
+reported, and proves nothing.
+"""
+
+import importlib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from traceproof.dataset import reference_text
+from traceproof.models.catalogue import entries
+from traceproof.stacks import PACKAGES, TAGGED
+
+if TYPE_CHECKING:
+    from traceproof.dataset.definition import Definition
+
+Value = float | str
+Patterns = tuple[tuple[str, Value | None], ...]  # regular expressions; None: the value is the number of group 1
+OPS = Path(__file__).resolve().parents[1] / "ops"
+FUNCTION = f"fi_api:{PACKAGES[TAGGED]}."  # tag: before a function's name, as rules have it
+FLASHINFER = "0.7.2.post1"  # whose functions and defaults rules name
+KEPT = 1024  # definitions whose constants are kept at hand
+NUMBER = r"(10 ?(?:\^|\*\*) ?-\d+|\d+(?:\.\d+)?(?:e[-+]?\d+)?)"
+STATES = r"[\s:=(]*(?:(?:is|of|fixed|set|at|to|by|value|equals)[\s:=(]+)*"  # between a constant and its number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Where one constant of an op_type is stated."""
+
+    name: str  # by which ops ask for it
+    label: str  # as people call it
+    # What a reference's text says: the number that it assigns to the first of these names that it has, in lower
+    # case; or what a function of `reference_text` finds, which `read` says in words.
+    assigned: tuple[str, ...] = ()
+    reader: str = ""
+    read: str = ""
+    needs: str = ""  # an input without which the constant means nothing
+    axes: tuple[str, ...] = ()
+    described: Patterns = ()  # in the descriptions, in lower case
+    named: Patterns = ()  # in the name
+    config: tuple[str, ...] = ()  # keys of a model's config
+    values: Mapping[str, Value] = field(default_factory=dict)  # what a config's words mean
+    functions: Mapping[str, Value] = field(default_factory=dict)  # of FlashInfer, that are of one value alone
+    # defaults of parameters of FlashInfer's functions, which a caller may have set otherwise: they confirm what
+    # the reference states and refute nothing
+    defaults: Mapping[str, tuple[str, Value]] = field(default_factory=dict)
+    usual: Value | None = None  # what holds where nobody states another value; it confirms as a default does
+
+    def by_reference(self, reference: str) -> Value | None:
+        """What a reference's text says; None: nothing."""
+        if self.reader:
+            found: Value | None = getattr(reference_text, self.reader)(reference)
+            return found
+        numbers = reference_text.assigned(reference)
+        return next((numbers[name] for name in self.assigned if name in numbers), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What one source says."""
+
+    source: str  # `reference`, `description`, `name`, `axis top_k`, `model config llama-3.1-8b`, `fi_api ...`
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A constant, and all that states it; the first statement is what is judged by."""
+
+    label: str
+    stated: tuple[Statement, ...]
+    alone: bool  # whether the reference alone states it
+
+    @property
+    def value(self) -> Value:
+        """What is judged by."""
+        return self.stated[0].value
+
+    @property
+    def source(self) -> str:
+        """Where that value comes from."""
+        return self.stated[0].source
+
+    @property
+    def conflict(self) -> str:
+        """`epsilon is 1e-05 by description and 0.01 by reference`; empty: all agree."""
+        by_value: dict[Value, list[str]] = {}
+        for one in self.stated:
+            by_value.setdefault(one.value, []).append(one.source)
+        parts = [f"{shown(value)} by {', '.join(sources)}" for value, sources in by_value.items()]
+        return f"{self.label} is {' and '.join(parts)}" if len(parts) > 1 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """The constants of a definition by name."""
+
+    entries: Mapping[str, Constant]
+
+    def get(self, name: str) -> Value | None:
+        """The value; None: nobody states it."""
+        found = self.entries.get(name)
+        return None if found is None else found.value
+
+    def number(self, name: str) -> float:
+        """A value that is a number. Raises LookupError: nobody states it."""
+        found = self.get(name)
+        if found is None or isinstance(found, str):
+            raise LookupError(f"nobody states {name}")
+        return found
+
+    @property
+    def conflicts(self) -> tuple[str, ...]:
+        """Of which constants sources disagree, and what each says."""
+        return tuple(one.conflict for one in self.entries.values() if one.conflict)
+
+    @property
+    def alone(self) -> tuple[str, ...]:
+        """`epsilon 1e-05 by the reference alone`, of each that nothing else states."""
+        return tuple(
+            f"{one.label} {shown(one.value)} by the reference alone" for one in self.entries.values() if one.alone
+        )
+
+    def as_json(self) -> dict[str, list[list[Value]]]:
+        """All statements by name."""
+        return {name: [[one.source, one.value] for one in item.stated] for name, item in self.entries.items()}
+
+
+def shown(value: Value) -> str:
+    """A value as people write it."""
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+@cache
+def ruled() -> tuple[str, ...]:
+    """The op_types that have rules, sorted: those with a file `ops/<op_type>/constants.py`."""
+    return tuple(sorted(path.parent.name for path in OPS.glob("*/constants.py")))
+
+
+def rules_of(op_type: str) -> tuple[Rule, ...]:
+    """The rules of an op_type, its `RULES`; none where it has no such file."""
+    if op_type not in ruled():
+        return ()
+    found: tuple[Rule, ...] = importlib.import_module(f"traceproof.ops.{op_type}.constants").RULES
+    return found
+
+
+def epsilon(*functions: str, config: tuple[str, ...]) -> Rule:
+    """The rule of a norm's epsilon, by the functions that it is a parameter of and the keys of configs."""
+    return Rule(
+        name="eps",
+        label="epsilon",
+        assigned=("eps", "epsilon", "variance_epsilon"),
+        described=(
+            (rf"(?:\b|_)(?:eps|epsilon)\b{STATES}{NUMBER}", None),
+            (r"\b(\d+(?:\.\d+)?e-\d+) (?:eps|epsilon)\b", None),
+        ),
+        config=config,
+        defaults=dict.fromkeys(functions, ("eps", 1e-06)),
+    )
+
+
+def constants_of(definition: "Definition") -> Constants:
+    """The constants of a definition that its op_type has rules for."""
+    rules = rules_of(definition.op_type)
+    if not rules:
+        return NOTHING
+    parts = (definition, *definition.axes.values(), *definition.inputs.values(), *definition.outputs.values())
+    wanted = {axis for rule in rules for axis in rule.axes}
+    return _found(
+        definition.op_type,
+        definition.name,
+        " ".join(part.description for part in parts if part.description),
+        definition.tags,
+        tuple((axis, size) for axis, size in definition.const_axes.items() if axis in wanted),
+        frozenset(definition.inputs),
+        definition.reference,
+    )
+
+
+NOTHING = Constants(MappingProxyType({}))
+
+
+@lru_cache(KEPT)
+def _found(  # noqa: PLR0913, PLR0917 - the parts of a definition that state constants, to be kept by
+    op_type: str,
+    name: str,
+    text: str,
+    tags: tuple[str, ...],
+    axes: tuple[tuple[str, int], ...],
+    inputs: frozenset[str],
+    reference: str,
+) -> Constants:
+    found = {}
+    for rule in rules_of(op_type):
+        if rule.needs and rule.needs not in inputs:
+            continue
+        stated = [Statement(f"axis {axis}", size) for axis, size in axes if axis in rule.axes]
+        stated += _matching(rule.described, text.lower().replace("\N{MINUS SIGN}", "-"), "description")
+        stated += _matching(rule.named, name, "name")
+        stated += _configured(rule, tags)
+        called = [tag.removeprefix(FUNCTION) for tag in tags if tag.startswith(FUNCTION)]
+        stated += [Statement(f"fi_api {one}", rule.functions[one]) for one in called if one in rule.functions]
+        stated = [one for one in stated if _is_finite(one.value)]
+        own = rule.by_reference(reference)
+        own = own if own is not None and _is_finite(own) else None
+        usual = [rule.defaults[one][1] for one in called if one in rule.defaults]
+        usual += [] if rule.usual is None else [rule.usual]
+        alone = own is not None and not stated and own not in usual
+        stated += [] if own is None else [Statement("reference", own)]
+        if not stated and rule.usual is not None:
+            stated = [Statement("usual", rule.usual)]
+        if stated:
+            found[rule.name] = Constant(rule.label, tuple(stated), alone)
+    return Constants(MappingProxyType(found))
+
+
+def _matching(patterns: Patterns, text: str, source: str) -> list[Statement]:
+    """What a text states by some patterns; one that states several values states none."""
+    values: set[Value] = set()
+    for pattern, value in patterns:
+        for match in re.finditer(pattern, text):
+            values.add(_number(match[1]) if value is None else value)
+    return [Statement(source, value) for value in values] if len(values) == 1 else []
+
+
+def _number(text: str) -> float:
+    """A number as NUMBER matches it; infinite where float64 does not hold it."""
+    power = re.fullmatch(r"10 ?(?:\^|\*\*) ?(-\d+)", text)
+    found = float(f"1e{power[1]}" if power else text)
+    return int(text) if text.isdigit() and _is_finite(found) else found
+
+
+def _is_finite(value: Value) -> bool:
+    """Whether a value can be a constant: a word, or a number that float64 holds."""
+    try:
+        return isinstance(value, str) or math.isfinite(value)
+    except OverflowError:  # of a whole number that is too large
+        return False
+
+
+def _configured(rule: Rule, tags: Sequence[str]) -> Iterator[Statement]:
+    """What the configs of bundled models say that the tags name."""
+    for model in (tag.removeprefix("model:") for tag in tags if tag.startswith("model:")):
+        for entry in entries().values() if rule.config else ():
+            if model in entry.tags:
+                found = [entry.config[key] for key in rule.config if entry.config.get(key) is not None]
+                value = (
+                    rule.values.get(found[0]) if found and isinstance(found[0], str) else next(iter(found), None)
+                )
+                if value is not None:
+                    yield Statement(f"model config {model}", value)
+
+
+def implied_constraints(definition: "Definition") -> tuple[str, ...]:
+    """Constraints on axes that the reference implies, for sizes that are drawn where no oracle is known."""
+    return reference_text.implied_constraints(definition.reference, definition.axes)
+
+
+def numbers(definition: "Definition") -> tuple[tuple[int | float, int], ...]:
+    """Every number in the reference with its line: a scaled-down definition leaves none of them false."""
+    return reference_text.numbers(definition.reference)
+
+
+def table() -> Iterator[tuple[str, str, str, str, str]]:
+    """Each constant: op_type, label, what of the reference states it, what else, what FlashInfer says."""
+    for op_type in ruled():
+        for rule in rules_of(op_type):
+            others = [f"axis `{axis}`" for axis in rule.axes]
+            others += ["descriptions"] * bool(rule.described) + ["name"] * bool(rule.named)
+            others += [f"config `{key}`" for key in rule.config]
+            calls = [f"`{name}`: {shown(value)}" for name, value in rule.functions.items()]
+            calls += [f"`{name}`: default {shown(value)}" for name, (_, value) in rule.defaults.items()]
+            read = rule.read or f"a number assigned to {', '.join(rule.assigned).upper()}"
+            yield op_type, rule.label, read, ", ".join(others), "; ".join(calls)

@@ -1,0 +1,81 @@
+"""Files written in one rename, and a full disk as an error that says so."""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from traceproof.digests import digest_bytes
+from traceproof.errors import TraceproofError
+
+SEAL = '{"seal": "'  # what a sealed file begins with
+OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn a full disk below `path` into an error that says so. Raises TraceproofError: it is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in OUT_OF_SPACE:
+            raise
+        free = shutil.disk_usage(path.parent).free
+        raise TraceproofError(
+            f"no space left while writing {path} ({free / 2**20:.0f} MiB free)",
+            todo="Free some space and run the same command again: finished work is kept and not repeated.",
+        ) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one rename: readers see old or new, no part. Raises TraceproofError: the disk is full."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:  # noqa: ANN401 - any JSON value
+    """`write_text` of a JSON value, one line per top-level entry being left to the reader's tools."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_if_changed(path: Path, text: str) -> bool:
+    """Write only when the content differs, so that an unchanged file keeps its time. True: written."""
+    if path.is_file() and path.read_text(encoding="utf-8") == text:
+        return False
+    write_text(path, text)
+    return True
+
+
+def sealed(body: str) -> str:
+    """A JSON object's text with its digest as a first entry, by which `unsealed` finds it unchanged."""
+    return f'{SEAL}{digest_bytes(body.encode())}",{body[1:]}\n'
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """The object in a sealed file. Raises TraceproofError: it is damaged; it is removed, to be made again."""
+    try:
+        found: dict[str, Any] = json.loads(unsealed(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        path.unlink(missing_ok=True)
+        todo = "Run the same command again: what is finished is kept."
+        raise TraceproofError(f"{path} can not be read", problems=[str(error)], todo=todo) from error
+    return found
+
+
+def unsealed(data: bytes) -> bytes:
+    """What `sealed` got. Raises ValueError: it was changed after it was written."""
+    start, _, rest = data.partition(b",")
+    body = b"{" + rest.removesuffix(b"\n")
+    if start != f'{SEAL}{digest_bytes(body)}"'.encode():
+        raise ValueError("it was changed after it was written")
+    return body

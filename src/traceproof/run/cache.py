@@ -1,0 +1,145 @@
+"""Rows of earlier runs, in one SQLite file: a key -> the rows of one (definition, case, implementation).
+
+A key is a digest of all that the rows depend on, so an entry is right for whoever finds it, and two runs may write
+side by side. What is damaged is thrown away and computed again.
+"""
+
+import json
+import shutil
+import sqlite3
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from traceproof.digests import digest_bytes
+from traceproof.errors import TraceproofError
+
+FILE = "cache.sqlite"  # below results
+WAIT_SECONDS = 120.0  # for other processes that write
+AT_ONCE = 500  # keys that are asked for together
+TABLE = (
+    "CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, digest TEXT, value BLOB, written REAL) WITHOUT ROWID"
+)
+DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})  # the last: no table
+
+
+def key_of_file(path: Path) -> str:
+    """Key of what is kept of a verdict file: its digest, by which damage shows."""
+    return digest_bytes(f"verdicts {path.absolute()}".encode())
+
+
+class Cache:
+    """The cache in its file, which is made where there is none; for any thread of this process.
+
+    The journal is SQLite's plain one: nodes of a cluster share no memory, which a write-ahead log needs. Nothing
+    waits for the disk: what a power failure leaves is found damaged, or whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def get(self, keys: Iterable[str]) -> dict[str, Any]:
+        """The values of those keys that are there. Raises TraceproofError: the file can not be used."""
+        wanted = list(dict.fromkeys(keys))
+        found: dict[str, Any] = {}
+        for at in range(0, len(wanted), AT_ONCE):
+            part = wanted[at : at + AT_ONCE]
+            marks = ",".join("?" * len(part))
+            asked = f"SELECT key, digest, value FROM rows WHERE key IN ({marks})"  # noqa: S608 - marks alone
+            for key, digest, value in self._done([(asked, part)]):
+                if digest == _digest(key, value):
+                    found[key] = json.loads(zlib.decompress(value))
+        return found
+
+    def put(self, values: Mapping[str, Any]) -> None:
+        """Keep values under their keys, all or none. Raises TraceproofError: the disk is full."""
+        now = time.time()
+        entries = []
+        for key, value in values.items():
+            packed = zlib.compress(json.dumps(value, ensure_ascii=False, allow_nan=False).encode(), level=1)
+            entries.append((key, _digest(key, packed), packed, now))
+        statements: list[tuple[str, Sequence[Any]]] = [
+            ("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", entry) for entry in entries
+        ]
+        self._done([("BEGIN IMMEDIATE", ()), *statements, ("COMMIT", ())])
+
+    def entries(self) -> list[tuple[str, int, float]]:
+        """Key, bytes, and when it was written in seconds since 1970, of all that is there."""
+        return self._done([("SELECT key, LENGTH(value), written FROM rows", ())])
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Remove what is kept under some keys, and give the room back."""
+        deletions: list[tuple[str, Sequence[Any]]] = [("DELETE FROM rows WHERE key = ?", [key]) for key in keys]
+        if deletions:
+            self._done([("BEGIN IMMEDIATE", ()), *deletions, ("COMMIT", ()), ("VACUUM", ())])
+
+    def _done(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
+        """Execute statements, and give what the last one found; in a new file where the old one is damaged."""
+        with self._lock:
+            try:
+                return self._execute(statements)
+            except sqlite3.DatabaseError as error:
+                if _code(error) not in DAMAGED:
+                    raise self._unusable(error) from error
+                sys.stderr.write(f"{self._path} is damaged ({error}): removed, its rows will be computed again\n")
+            self._forget()
+            for suffix in ("", "-journal", "-wal", "-shm"):
+                self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+            try:
+                return self._execute(statements)
+            except sqlite3.DatabaseError as error:
+                raise self._unusable(error) from error
+
+    def _execute(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
+        if self._connection is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(
+                self._path, timeout=WAIT_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            self._connection.execute("PRAGMA synchronous=OFF")
+            self._connection.execute(TABLE)
+        found: list[Any] = []
+        try:
+            for statement, values in statements:
+                found = self._connection.execute(statement, values).fetchall()
+        except sqlite3.DatabaseError:
+            if self._connection.in_transaction:
+                self._connection.rollback()
+            raise
+        return found
+
+    def _forget(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _unusable(self, error: sqlite3.DatabaseError) -> TraceproofError:
+        free = shutil.disk_usage(self._path.parent).free
+        full = _code(error) == sqlite3.SQLITE_FULL
+        what = "no space left while writing" if full else f"{error} while using"
+        todo = "Free some space and run the same command again: finished rows are kept."
+        if not full:
+            todo = "Check the disk, or remove the file: its rows are then computed again."
+        return TraceproofError(f"{what} {self._path} ({free / 2**20:.0f} MiB free)", todo=todo)
+
+
+def _code(error: sqlite3.DatabaseError) -> int:
+    """SQLite's primary result code; that of damage where Python itself could make nothing of what is there."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+
+
+def _digest(key: str, packed: bytes) -> str:
+    return digest_bytes(key.encode() + packed)

@@ -1,0 +1,502 @@
+"""One definition, its cases one after the other: drawn, solved, run and judged."""
+
+import contextlib
+import errno
+import secrets
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file
+
+from traceproof.dataset.definition import Definition
+from traceproof.digests import digest_json
+from traceproof.errors import TraceproofError
+from traceproof.judge.output import Ruling
+from traceproof.judge.ties import OTHER_TIES
+from traceproof.ops import registry
+from traceproof.ops.base import Op, Tensors, Values
+from traceproof.ops.generic import GenericOp
+from traceproof.owner import own_folder
+from traceproof.reasons import Error, Unavailable, Verdict
+from traceproof.run.bits import same_bits, same_draws
+from traceproof.run.device import BETWEEN_BYTES, giving_back, set_seed
+from traceproof.run.grades import graded
+from traceproof.run.implementations import environment_of
+from traceproof.run.inputs import drawing_device, fingerprints, make_inputs, on_host, place
+from traceproof.run.judging import EXPLAINED_BYTES, JudgedCase, Result, Right, Rows, Rulings
+from traceproof.run.large import LargeCase
+from traceproof.run.records import FLOOR, REFERENCE, SHADOW, WHOLE, PlannedCase, PlannedDefinition
+from traceproof.run.shadow import modes_of
+from traceproof.run.source import NAN, CallError, Source, loaded
+from traceproof.run.tensor_files import plain_tensors
+from traceproof.run.transfer import Taken
+from traceproof.sandbox import ItemOutcome, Limits, Status
+from traceproof.sandbox.worker import describe
+from traceproof.stacks import STACKS, TAGGED
+
+if TYPE_CHECKING:
+    from traceproof.run.engine import Engine
+
+PATIENCE = 2  # timeouts of an implementation of a definition after which its other cases are not waited for
+# In float64 a CPU takes less than two seconds for a case of this memory, and less than a crowded GPU for most.
+ORACLE_HOST_BYTES = 512 << 20
+OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+HANDED_OVER = 4  # sets of a case's inputs and outputs that lie in files at once, at most
+
+
+@dataclass(slots=True, kw_only=True)
+class _Drawn:
+    """A case's inputs, and what came of it so far."""
+
+    planned: PlannedCase
+    inputs: Values | None = None
+    problem: ItemOutcome | None = None  # why they could not be drawn
+    digest: str | None = None
+    results: dict[str, Result] = field(default_factory=dict)
+    right: Right = field(default_factory=Right)
+
+
+class DefinitionRun:
+    """One definition, its cases one after the other."""
+
+    def __init__(self, engine: "Engine", entry: PlannedDefinition, names: Sequence[str]) -> None:
+        self.engine, self.settings, self.entry, self.names = engine, engine.settings, entry, names
+        self.definition = entry.parsed
+        self.op: Op
+        self.op, _ = registry.for_definition(self.definition)
+        self.known = {name: engine.known(name, entry, self.definition) for name in names}
+        self.origins = {name: engine.origin(name) for name in names}
+        self.timeouts: Counter[str] = Counter()
+        self.rows_of: dict[str, dict[str, Rows]] = {}  # by case and implementation
+        self.pairs: Rows = []
+        self.held: list[JudgedCase] = []  # with a disputed output that may be explained
+        self.disagreements: Rows = []
+        need = max(
+            (_handed_over(self.definition, self.op, case) for case in entry.cases if case.skip is None), default=0
+        )
+        self.room = engine.room(need)
+        # On a GPU some of PyTorch's operators compile what they call.
+        self.reference_room = engine.room(need, compiles=engine.device.type == "cuda")
+        self.need = need
+
+    def rows(self) -> Rows:
+        """All rows."""
+        cases = self.entry.cases
+        for planned in cases:
+            if planned.skip is not None:
+                self._finish(_Drawn(planned=planned, results={name: Result(status="skip") for name in self.names}))
+        plain = [planned for planned in cases if planned.skip is None and not planned.hidden]
+        hidden = [planned for planned in cases if planned.skip is None and planned.hidden]
+        if REFERENCE in self.names:
+            Random(digest_json([self.entry.digest, self.entry.nonce])).shuffle(plain)  # noqa: S311 - an order
+        if REFERENCE in self.names and self.known[REFERENCE] is None:
+            self._with_reference(plain, hidden)
+        else:
+            for planned in (*plain, *(hidden if REFERENCE in self.names else ())):
+                self._finish(self._case(planned, None))
+        return self._assembled()
+
+    def _assembled(self) -> Rows:
+        """The rows in their order. Of each implementation's smallest disputed case they say what it looks like."""
+        explained: set[str] = set()
+        order = {planned.id: place for place, planned in enumerate(self.entry.cases)}
+        for judged in sorted(self.held, key=lambda one: (one.planned.memory, order[one.planned.id])):
+            rows = self.rows_of[judged.planned.id]
+            told = {row.actor for row in judged.every if row.arbitration is not None} - explained
+            for name in told & rows.keys():
+                rows[name] = [judged.explained(row) for row in rows[name]]
+            explained |= told
+        found = [
+            row
+            for name in self.names
+            for row in (
+                *(self.disagreements if name == REFERENCE else ()),
+                *(row for planned in self.entry.cases for row in self.rows_of.get(planned.id, {}).get(name, ())),
+            )
+        ]
+        pairs = sorted(self.pairs, key=lambda row: (row.actor, order[str(row.case)], row.output))
+        return graded([*found, *pairs])
+
+    # One case.
+
+    def _case(self, planned: PlannedCase, source: Source | None, **call: Any) -> _Drawn:  # noqa: ANN401 - of `_called`
+        """A case drawn, run and solved; `source` is the reference's worker."""
+        drawn = _Drawn(planned=planned)
+        names = [name for name in self.names if name == REFERENCE or not planned.hidden]
+        drawn.results = {name: known for name in names if (known := self.known[name]) is not None}
+        if len(drawn.results) == len(names):
+            return drawn
+        with giving_back(BETWEEN_BYTES):
+            self._draw(drawn)
+            threads = self.engine.threads
+            asked = {
+                name: threads.submit(self._trusted, name, planned)
+                for name in names
+                if name != REFERENCE and name not in drawn.results
+            }
+            made = None if source is None else threads.submit(self._called, source, drawn, **call)
+            if self.entry.no_oracle is None and not planned.large and drawn.inputs is not None:
+                drawn.right = self._solved(drawn, drawn.inputs)
+            if made is not None:
+                drawn.results[REFERENCE] = made.result()
+            drawn.results |= {name: future.result() for name, future in asked.items()}
+        return drawn
+
+    def _draw(self, drawn: _Drawn) -> None:
+        case = drawn.planned.case
+        device = drawing_device(self.definition, case, self.engine.computing)
+        try:
+            try:
+                self._draw_on(drawn, device)
+            except RuntimeError as error:
+                if device.type == "cpu" or not self.engine.gpu_fails(error):
+                    raise
+                self._draw_on(drawn, torch.device("cpu"))  # the bits are the same
+        except Exception as error:  # noqa: BLE001 - that definition's verdict
+            drawn.inputs, drawn.problem = None, raised(error)
+
+    def _draw_on(self, drawn: _Drawn, device: torch.device) -> None:
+        case, dataset = drawn.planned.case, self.settings.dataset
+        drawn.inputs = make_inputs(self.op, self.definition, case, device=device, dataset=dataset)
+        drawn.digest = digest_json(fingerprints(drawn.inputs))
+
+    def _solved(self, drawn: _Drawn, inputs: Values) -> Right:
+        """What the oracle says, on the GPU if there is one and the case is large."""
+        planned, cpu = drawn.planned, torch.device("cpu")
+        device = self.engine.computing if planned.memory > ORACLE_HOST_BYTES else cpu
+        try:
+            try:
+                return Right(entries=self._entries(inputs, device, planned.case.seed))
+            except RuntimeError as error:
+                if self.engine.device.type == "cpu" or not self.engine.gpu_fails(error):
+                    raise
+                if self.engine.computing.type == "cpu":  # what lay on the GPU is lost
+                    self._draw_on(drawn, cpu)
+                return Right(entries=self._entries(drawn.inputs or {}, cpu, planned.case.seed))
+        except Exception as error:  # noqa: BLE001 - told in each row of the case
+            message = f"the oracle: {describe(error)}"
+            return Right(blocked=Ruling(Verdict.ERROR, Error.ORACLE, message, {}))
+
+    def _entries(self, inputs: Values, device: torch.device, seed: int) -> dict[str, Tensors]:
+        set_seed(seed, device)
+        values = self.op.answers(
+            self.definition, place(inputs, device) if device.type == "cuda" else on_host(inputs)
+        )
+        found: dict[str, Tensors] = {name: {} for name in self.definition.outputs}
+        for key, value in zip(values, plain_tensors(list(values.values())), strict=True):
+            output, _, what = key.partition("@")
+            found.setdefault(output, {})[what] = value
+        return {name: entries if "" in entries else {} for name, entries in found.items()}
+
+    def _finish(self, drawn: _Drawn) -> None:
+        """Judge a case, and let go of its tensors."""
+        planned = drawn.planned
+        names = [name for name in self.names if name in drawn.results]
+        judged = JudgedCase(
+            entry=self.entry,
+            definition=self.definition,
+            op=self.op,
+            planned=planned,
+            results={name: drawn.results[name] for name in names},
+            right=drawn.right,
+            large=self._large(drawn) if planned.large and planned.skip is None else {},
+            inputs=drawn.digest,
+            origins=self.origins,
+            tolerance=self.settings.tolerance,
+            dataset=self.settings.dataset,
+        )
+        self.rows_of[planned.id] = dict(judged.rows)
+        self.pairs += judged.pairs()
+        if judged.disputed and planned.memory <= EXPLAINED_BYTES:
+            self.held.append(judged)
+        if planned is self.entry.cases[0] and REFERENCE in names and not self.entry.twin:
+            self.disagreements = judged.disagreements()
+        for name in names:
+            self.settings.progress(name, self.definition.name, planned.id, _word(judged.rows[name]))
+
+    def _large(self, drawn: _Drawn) -> dict[str, Rulings]:
+        """Rulings on a case that is too large to be solved at once."""
+        ran = {
+            name: result.outputs
+            for name, result in drawn.results.items()
+            if result.status == "ok" and result.inputs == drawn.digest
+        }
+        if not ran or drawn.inputs is None:
+            return {}
+        case = LargeCase(
+            definition=self.definition,
+            op=self.op,
+            case=drawn.planned.case,
+            inputs=drawn.inputs,
+            tolerance=self.settings.tolerance,
+        )
+        try:
+            return {**case.rulings(ran, self.engine.computing)}
+        except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, OSError) as error:
+            message = f"the oracle: {type(error).__name__}: {error}"
+            return {name: {WHOLE: Ruling(Verdict.ERROR, Error.ORACLE, message, {})} for name in ran}
+
+    # Ground truths.
+
+    def _trusted(self, name: str, planned: PlannedCase) -> Result:
+        """What a ground truth leaves of a case."""
+        if self.timeouts[name] >= PATIENCE:
+            return Result.failed(_given_up(self.settings.limits))
+        problem = self.engine.not_built(name, self.definition)
+        if problem is not None:
+            return Result(status="error", reason=Error.EXCEPTION, message=f"RuntimeError: {problem}")
+        with own_folder("scratch", self.room) as folder:
+            out = folder / "outputs"
+            item = {
+                "implementation": name,
+                "definition": self.entry.definition,
+                "digest": self.entry.digest,
+                "case": planned.case.as_json(),
+                "repeat": planned.repeat,
+                "out": str(out),
+            }
+            outcome = self.engine.ask(name, item, self._seconds(name))
+            self.timeouts[name] += outcome.status is Status.TIMEOUT
+            if outcome.status is not Status.OK:
+                return Result.failed(outcome)
+            said = outcome.value
+            if "skip" in said:
+                return Result.skipped(Unavailable(said["skip"], said["message"]))
+            if "no_space" in said:
+                raise _no_space(folder)
+            outputs = load_file(out)
+        notes = {key: said[key] for key in ("mutated", "aliased", "subclassed", "varying") if key in said}
+        remembered = bool(said.get("remembered"))
+        return Result(status="ok", inputs=said["inputs"], outputs=outputs, remembered=remembered, **notes)
+
+    def _seconds(self, name: str) -> float:
+        """What a call may take: on a GPU, one of a function that the definition's tag names compiles it."""
+        seconds = self.settings.limits.seconds
+        compiles = self.engine.device.type == "cuda" and environment_of(name) == TAGGED
+        named = compiles and self.definition.dumped_from.startswith(f"{STACKS[TAGGED].package}.")
+        return max(seconds, self.settings.build_seconds) if named else seconds
+
+    # The reference.
+
+    def _with_reference(self, plain: Sequence[PlannedCase], hidden: Sequence[PlannedCase]) -> None:
+        """All cases with the reference among what runs.
+
+        One case is run again, with other memory, and hidden ones after it: on a CPU in a process of their own,
+        which has not seen the others.
+        """
+        again: _Drawn | None = None
+        repeated = any(planned.repeat for planned in plain)
+        with self._reference(NAN) as source:
+            for planned in plain:
+                drawn = self._case(planned, source)
+                if planned.repeat and drawn.results[REFERENCE].status == "ok":
+                    again = drawn
+                else:
+                    self._finish(drawn)
+            if self.engine.device.type == "cuda":
+                self._again(source, again, hidden, repeated=repeated, fill=_drawn_fill())
+        if self.engine.device.type == "cpu" and (again is not None or hidden):
+            fill = _drawn_fill()
+            with self._reference(NAN if again is None else fill) as source:
+                self._again(source, again, hidden, repeated=repeated, fill=fill)
+
+    @contextlib.contextmanager
+    def _reference(self, fill: float | None) -> Iterator[Source]:
+        """The definition's reference in a new process."""
+        with loaded(
+            self.definition,
+            self.engine.untrusted,
+            limits=self.settings.limits,
+            need=self.need,
+            device=self.engine.device.type,
+            root=self.reference_room,
+            fill=fill,
+        ) as source:
+            source.start()  # a GPU takes long to open
+            yield source
+
+    def _again(
+        self, source: Source, first: _Drawn | None, hidden: Sequence[PlannedCase], *, repeated: bool, fill: float
+    ) -> None:
+        """A case's second run, and hidden cases: whether bits vary, and answers are remembered."""
+        before: tuple[Values, Tensors] | None = None
+        second: Result | None = None
+        if first is not None:
+            second = self._called(source, first, fill=fill, again=True)
+            if second.status == "ok" and first.inputs is not None:
+                before = first.inputs, second.outputs
+        remembered = False
+        threads = 2 if self.engine.device.type == "cpu" else 1  # others than elsewhere, where there are several
+        for planned in hidden:
+            drawn = self._case(planned, source, fill=None, threads=threads)
+            result = drawn.results[REFERENCE]
+            if repeated and result.status == "ok" and drawn.inputs is not None:
+                if before is not None:
+                    remembered |= self._remembered(planned, drawn.inputs, result.outputs, *before)
+                before = drawn.inputs, result.outputs
+            self._finish(drawn)
+        if first is not None and second is not None:
+            first.results[REFERENCE] = self._joined(first, second, remembered=remembered)
+            self._finish(first)
+
+    def _joined(self, first: _Drawn, second: Result, *, remembered: bool) -> Result:
+        """What two runs of a case, and hidden cases after it, showed together."""
+        if second.status != "ok":
+            return replace(second, message=f"its second run: {second.message}")
+        one, planned = first.results[REFERENCE], first.planned
+        names = sorted(one.outputs.keys() | second.outputs.keys())
+        return replace(
+            one,
+            mutated=sorted({*one.mutated, *second.mutated}),
+            aliased=sorted({*one.aliased, *second.aliased}),
+            subclassed=sorted({*one.subclassed, *second.subclassed}),
+            varying=[
+                name for name in names if not self._same(planned, one.outputs.get(name), second.outputs.get(name))
+            ],
+            remembered=remembered,
+        )
+
+    def _same(self, planned: PlannedCase, one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+        """Whether two calls gave the same bits; draws that one of them alone made do not count."""
+        return (same_draws if planned.trials else same_bits)(one, other)
+
+    def _remembered(
+        self, planned: PlannedCase, inputs: Values, outputs: Tensors, earlier: Values, before: Tensors
+    ) -> bool:
+        """Whether every output has the bits of the call before, whose inputs were others."""
+        if isinstance(self.op, GenericOp) and not any(map(_varies, outputs.values())):
+            return False  # nothing says that inputs such as these have different answers
+        same = bool(outputs) and all(
+            self._same(planned, value, before.get(name)) for name, value in outputs.items()
+        )
+        return same and self.op.tells_apart(self.definition, on_host(inputs), on_host(earlier))
+
+    def _called(
+        self, source: Source, drawn: _Drawn, *, fill: float | None = NAN, threads: int = 1, again: bool = False
+    ) -> Result:
+        """What a call of the reference leaves; without an oracle, its shadow stands beside as what is right."""
+        planned = drawn.planned
+        if self.timeouts[REFERENCE] >= PATIENCE:
+            return Result.failed(_given_up(self.settings.limits))
+        if drawn.inputs is None:
+            assert drawn.problem is not None
+            return Result.failed(drawn.problem, "drawing the inputs: ")
+        once = planned.further is not None and not again and not planned.hidden
+        try:
+            taken = self._run(
+                source,
+                drawn,
+                trials=planned.trials,
+                further=planned.further.within(self.settings.limits.seconds) if once and planned.further else None,
+                fill=fill,
+                threads=threads,
+                again=again,
+            )
+        except CallError as error:
+            self.timeouts[REFERENCE] += error.outcome.status is Status.TIMEOUT
+            return Result.failed(error.outcome)
+        if self.entry.no_oracle is not None and not planned.trials and not again:
+            entries, why = shadow(
+                source,
+                self.entry.reference,
+                lambda mode: self._run(source, drawn, fill=fill, threads=threads, mode=mode),
+            )
+            drawn.right = Right(entries=entries, shadow=why)
+        return Result(
+            status="ok",
+            inputs=drawn.digest,
+            outputs=taken.outputs,
+            mutated=taken.mutated,
+            aliased=taken.aliased,
+            subclassed=taken.subclassed,
+            surplus=taken.surplus,
+            isolation=taken.isolation,
+        )
+
+    def _run(self, source: Source, drawn: _Drawn, *, again: bool = False, **order: Any) -> Taken:  # noqa: ANN401
+        """One call, whose seed nobody can tell the case by where something is drawn."""
+        planned = drawn.planned
+        seed = secrets.randbits(62) if again else planned.case.seed
+        if planned.trials:
+            seed = int(digest_json([planned.nonce, planned.digest]), 16) % (1 << 63)
+        assert drawn.inputs is not None
+        try:
+            return source.run(planned.case, drawn.inputs, seed=seed, **order)
+        except OSError as error:
+            if error.errno not in OUT_OF_SPACE:
+                raise
+            raise _no_space(source.folder) from error
+
+
+def shadow(source: Source, reference: str, call: Callable[[str], Taken]) -> tuple[dict[str, Tensors], str]:
+    """A reference's outputs in float64, in another order of summation, and with equal values in another order.
+
+    `call` makes a call in a mode of `traceproof.run.shadow`. Returns:
+        entries by output and by what follows `@`, as an oracle gives them; and why some are absent, or nothing.
+    """
+    found: dict[str, Tensors] = {name: {} for name in source.definition.outputs}
+    for mode, what in zip(modes_of(reference), (SHADOW, FLOOR, OTHER_TIES), strict=False):
+        try:
+            taken = call(mode)
+        except CallError as error:
+            told = error.outcome.message.strip().splitlines() or [str(error.outcome.status)]
+            why = told[-1].rpartition("UnsupportedError: ")[2]
+            break
+        for name, value in taken.outputs.items():
+            found[name]["" if what == SHADOW else what] = value
+    else:
+        why = ""
+    return {name: entries if "" in entries else {} for name, entries in found.items()}, why
+
+
+def _handed_over(definition: Definition, op: Op, planned: PlannedCase) -> int:
+    """Bytes that a case's tensors, and what its calls need, take in files at most."""
+    shapes = (
+        (definition.shape_of(spec, planned.case.axes), spec.dtype.bits)
+        for spec in (*definition.inputs.values(), *definition.outputs.values())
+    )
+    tensors = sum(torch.Size(shape or ()).numel() * bits // 8 for shape, bits in shapes)
+    return max(op.memory(definition, planned.case), HANDED_OVER * max(1, planned.trials) * tensors)
+
+
+def raised(error: Exception) -> ItemOutcome:
+    """The outcome of a call that our own code could not make."""
+    short = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return ItemOutcome(index=0, status=Status.MEMORY if short else Status.ERROR, message=describe(error))
+
+
+def _given_up(limits: Limits) -> ItemOutcome:
+    """The outcome of a case that is not run, as too many before it took too long."""
+    message = f"not run: {PATIENCE} cases of this definition ran into the limit of {limits.seconds:g} s"
+    return ItemOutcome(index=0, status=Status.TIMEOUT, message=message)
+
+
+def _drawn_fill() -> float:
+    """What memory without a value holds in a second run: another value in every run."""
+    return float(secrets.randbelow(200) + 20) * (1 if secrets.randbits(1) else -1)
+
+
+def _varies(value: torch.Tensor) -> bool:
+    """Whether a tensor has two elements that differ."""
+    flat = value.reshape(-1)
+    return len(flat) > 1 and not same_bits(flat[1:], flat[:-1])
+
+
+def _no_space(folder: Path) -> TraceproofError:
+    free = shutil.disk_usage(folder).free / 2**20
+    todo = "Free some space and run the same command again: finished work is kept and not repeated."
+    return TraceproofError(
+        f"no space left while handing tensors over in {folder} ({free:.0f} MiB free)", todo=todo
+    )
+
+
+def _word(rows: Rows) -> str:
+    """What came of a case of an implementation, in one word: the worst of its rows."""
+    found = {row.verdict for row in rows}
+    return str(next(word for word in (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP) if word in found))

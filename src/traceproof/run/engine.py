@@ -1,0 +1,251 @@
+"""The engine: draws a case, computes what is right, runs the implementations and judges what they left.
+
+It runs in the torch environment and is trusted. References run shut in, ground truths in one worker per
+environment (`traceproof.run.workers`); inputs and outputs lie in memory, and in files only while they are handed
+over.
+"""
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from traceproof.dataset.definition import Definition
+from traceproof.owner import sweep
+from traceproof.programs import available_memory
+from traceproof.reasons import Unavailable
+from traceproof.run import jit
+from traceproof.run.definition_run import DefinitionRun, raised, shadow
+from traceproof.run.device import cuda_is_lost, keep_memory, wait_asleep
+from traceproof.run.implementation import absent, blocked
+from traceproof.run.implementations import PAIR, environment_of
+from traceproof.run.judging import Origin, Result, Rows
+from traceproof.run.records import (
+    REFERENCE,
+    PlannedDefinition,
+)
+from traceproof.run.source import refusal, strangers
+from traceproof.run.workers import Environment, Worker, environments_of
+from traceproof.sandbox import GIB, ItemOutcome, Limits
+from traceproof.stacks import MAIN, STACKS
+from traceproof.stacks.base import Module
+
+__all__ = ["Engine", "Environment", "Settings", "environments_of", "shadow"]
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory, as a folder
+ROOM = GIB  # that is left free there
+
+
+def _silent(*_: str) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What is run with."""
+
+    # by stack. The main one missing: this interpreter; another missing: it is not to be had here
+    environments: Mapping[str, Environment] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)  # of one call
+    build_seconds: float = 0.0  # of a kernel module, or of a call that compiles what it calls
+    dataset: Path | None = None  # its root, for workload lines' blobs
+    caches: Path | None = None  # folder for what is compiled; None: where packages put it by themselves
+    scratch: Path | None = None  # where tensors are handed over if shared memory has no room
+    conceal: Sequence[Path] = ()  # what untrusted code must not see, beside the project
+    code: str = ""  # digest of our code, for rows
+    tolerance: float | None = None  # the user's atol and rtol, in place of the calibrated gates
+    weak: bool = False  # whether untrusted code may run where isolation is not whole
+    # told of each (implementation, definition, case, status) that is finished; called from any thread
+    progress: Callable[[str, str, str, str], None] = _silent
+
+
+class Engine:
+    """Runs implementations on definitions' cases, and judges them. A context manager: it owns its workers."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        here = {} if MAIN in settings.environments else {MAIN: _this_interpreter()}
+        self.environments = {**here, **settings.environments}
+        self.device = torch.device("cuda" if self.environments[MAIN].on_gpu else "cpu")
+        self._lost = False
+        self._open = contextlib.ExitStack()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._workers: dict[str, Worker] = {}
+        self._builds: dict[tuple[str, str], Future[str | None]] = {}
+        self._builders = ThreadPoolExecutor(jit.side_by_side(available_memory(), len(os.sched_getaffinity(0))))
+        self.threads = ThreadPoolExecutor(64)  # each waits for a worker
+        main = self.environments[MAIN]
+        self.untrusted = self._open.enter_context(
+            strangers(
+                gpu=main.on_gpu,
+                conceal=settings.conceal,
+                weak=settings.weak,
+                environment=jit.environment(settings.caches, main.record, python=main.python)
+                if main.on_gpu and settings.caches
+                else None,
+            )
+        )
+        if not main.on_gpu and main.python == sys.executable and len([*Path("/proc/self/task").iterdir()]) == 1:
+            self._worker(main).fork()  # torch is imported, which takes a second
+        keep_memory()
+        wait_asleep(self.device)
+        torch.set_num_threads(1)  # several engines run side by side, and sums have one order
+        for root in (SHARED_MEMORY, settings.scratch):
+            if root is not None and root.is_dir():
+                sweep(root)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all workers, and builds that nobody waits for."""
+        self._closed.set()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        self._builders.shutdown(wait=False, cancel_futures=True)
+        self._open.close()
+
+    def rows(self, entry: PlannedDefinition, implementations: Sequence[str]) -> Rows:
+        """All verdict rows of a definition: by implementation and case, then pairs of ground truths.
+
+        Raises TraceproofError: a disk is full, or a worker can not be started.
+        """
+        self.prepare([entry], implementations)
+        wanted = {*implementations}
+        needed = {REFERENCE} if entry.no_oracle is not None else set()  # whose shadow stands in for an oracle
+        rows = DefinitionRun(self, entry, sorted(wanted | needed)).rows()
+        return [row for row in rows if row.actor in wanted or PAIR in row.actor]
+
+    def prepare(self, entries: Iterable[PlannedDefinition], implementations: Sequence[str]) -> None:
+        """Begin to build the kernel modules that definitions need, the longest builds first."""
+        if self.device.type != "cuda":
+            return
+        wanted = [
+            (environment, module)
+            for entry in entries
+            for name in implementations
+            if (environment := self._environment(name)) is not None and environment.on_gpu
+            for module in self._modules(name, entry.parsed)
+        ]
+        order = sorted(wanted, key=lambda one: jit.urgency(STACKS[one[0].name], one[1]), reverse=True)
+        with self._lock:
+            for environment, module in order:
+                key = environment.name, module.label
+                if key not in self._builds:
+                    self._builds[key] = self._builders.submit(self._build, environment, module)
+
+    def _environment(self, name: str) -> Environment | None:
+        return None if name == REFERENCE else self.environments.get(environment_of(name))
+
+    @staticmethod
+    def _modules(name: str, definition: Definition) -> Sequence[Module]:
+        try:
+            return jit.needed([name], definition, torch.cuda.get_device_capability())
+        except Exception as error:  # noqa: BLE001 - its call will meet it too, and it is that definition's verdict
+            sys.stderr.write(f"{definition.name}: no modules can be told: {str(error)[:300]}\n")
+            return []
+
+    def _build(self, environment: Environment, module: Module) -> str | None:
+        caches = self.settings.caches
+        if caches is None:
+            return None  # the package compiles it when it is called
+        return jit.build(
+            environment.name,
+            module,
+            python=environment.python,
+            variables=environment.told(caches),
+            marks=jit.folder_of(caches, environment.record) / "built",
+            seconds=self.settings.build_seconds,
+            stopped=self._closed,
+        )
+
+    def not_built(self, name: str, definition: Definition) -> str | None:
+        """Why a ground truth's modules for a definition were not built; waits for them. None: they were."""
+        if self.device.type != "cuda":
+            return None
+        keys = ((environment_of(name), module.label) for module in self._modules(name, definition))
+        builds = [self._builds[key] for key in keys if key in self._builds]
+        return next((problem for build in builds if (problem := build.result()) is not None), None)
+
+    @property
+    def computing(self) -> torch.device:
+        """Where it draws and solves what takes a CPU long: the GPU, until that is lost to this process."""
+        return torch.device("cpu") if self._lost else self.device
+
+    def gpu_fails(self, error: Exception) -> bool:
+        """Whether an error is the GPU's alone: it has no memory left, or is lost, and then it is asked no more."""
+        if isinstance(error, torch.OutOfMemoryError):
+            torch.cuda.empty_cache()
+            return True
+        self._lost = self._lost or (self.device.type == "cuda" and cuda_is_lost())
+        return self._lost
+
+    def known(self, name: str, entry: PlannedDefinition, definition: Definition) -> Result | None:
+        """What comes of all cases of an implementation without anything being run; None: it has to be run."""
+        if name == REFERENCE:
+            lacking = entry.lacks(REFERENCE)
+            if lacking is not None:
+                return Result.skipped(Unavailable(lacking.reason, lacking.message))
+            refused = refusal(entry.reference)
+            return None if refused is None else Result.failed(refused)
+        try:
+            why = blocked(name, definition, self.device.type)
+        except Exception as error:  # noqa: BLE001 - an adapter's condition that can not be told is that definition's
+            return Result.failed(raised(error))
+        if why is None and self._environment(name) is None:
+            why = absent(name, definition)
+        return None if why is None else Result.skipped(why)
+
+    def origin(self, name: str) -> Origin:
+        """What an implementation's rows stand on."""
+        environment = self.environments.get(environment_of(name), self.environments[MAIN])
+        return Origin(code=self.settings.code, record=environment.record)
+
+    def ask(self, name: str, item: Mapping[str, Any], seconds: float | None = None) -> ItemOutcome:
+        """Have the worker of a ground truth's environment run one case."""
+        environment = self.environments[environment_of(name)]
+        with self._lock:
+            worker = self._workers.get(environment.name) or self._worker(environment)
+        return worker.ask(item, seconds)
+
+    def _worker(self, environment: Environment) -> Worker:
+        """The worker of an environment, which starts when it is first asked."""
+        device = "cuda" if environment.on_gpu else "cpu"
+        dataset = None if self.settings.dataset is None else str(self.settings.dataset.absolute())
+        payload = {"device": device, "threads": 1, "dataset": dataset}
+        made = Worker(environment, payload, self.settings.limits, self.settings.caches)
+        self._workers[environment.name] = made
+        self._open.callback(made.close)
+        return made
+
+    def room(self, need: int, *, compiles: bool = False) -> Path | None:
+        """The folder in which so many bytes are handed over: shared memory if it has room.
+
+        `compiles`: programs may be compiled there and loaded, which containers often forbid in shared memory.
+        """
+        with contextlib.suppress(OSError):
+            able = not compiles or not os.statvfs(SHARED_MEMORY).f_flag & os.ST_NOEXEC
+            free = shutil.disk_usage(SHARED_MEMORY).free
+            if able and free > need + ROOM and os.access(SHARED_MEMORY, os.W_OK):
+                return SHARED_MEMORY
+        if self.settings.scratch is not None:
+            self.settings.scratch.mkdir(parents=True, exist_ok=True)
+        return self.settings.scratch
+
+
+def _this_interpreter() -> Environment:
+    on_gpu = torch.cuda.is_available()
+    return Environment(
+        name=MAIN, python=sys.executable, record={"device_type": "cuda" if on_gpu else "cpu", "digest": ""}
+    )

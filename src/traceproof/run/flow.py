@@ -1,0 +1,422 @@
+"""What the Snakemake rules ask: paths, interpreters, options, digests, all of it from one frozen configuration."""
+
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from traceproof.checkouts.lock import NAME
+from traceproof.codedigest import code_digest, verdict_code
+from traceproof.config.reading import read_config
+from traceproof.config.repeat_options import options
+from traceproof.config.schema import Config
+from traceproof.digests import digest_bytes, digest_json
+from traceproof.environments.building import FOLDER, INSTALLED, Installation, on_gpu, resolve
+from traceproof.errors import TraceproofError
+from traceproof.ops import registry
+from traceproof.run.dataset_files import DatasetFiles
+from traceproof.run.entry import UNFINISHED
+from traceproof.run.hidden import hidden_seed
+from traceproof.run.implementations import environment_of, for_op_type
+from traceproof.run.records import Index
+from traceproof.run.sources import Sources
+from traceproof.stacks import MAIN, PACKAGES, READER, STACKS, TRUTHS
+
+GIB = 1 << 30
+
+
+class Wildcards(Protocol):
+    """What Snakemake hands a function of a rule; a rule has some of these."""
+
+    op_type: str
+    stack: str
+
+
+@dataclass(frozen=True)
+class Pipeline(DatasetFiles):
+    """One configuration, as the rules need it. Paths are relative to `root`, the repository."""
+
+    config: Config
+    root: Path
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any], *, root: Path) -> "Pipeline":
+        """From a raw mapping. Raises TraceproofError: the configuration can not be used."""
+        return cls(read_config(raw, root=root), root)
+
+    @classmethod
+    def of_snakefile(cls, raw: Mapping[str, Any]) -> "Pipeline":
+        """The same for the Snakefile. Raises SystemExit: the configuration can not be used; it is said why."""
+        try:
+            found = cls.of(raw, root=Path.cwd())
+        except TraceproofError as error:
+            sys.stderr.write(f"{error}\n")
+            raise SystemExit(UNFINISHED) from None
+        _ = found.index  # a damaged one is removed before Snakemake looks at what is there, and planned again
+        return found
+
+    # The whole run.
+
+    @property
+    def run(self) -> str:
+        """Where this selection's cases, verdicts and summary are written."""
+        return str(self.config.results / self.config.run)
+
+    @property
+    def shell_prefix(self) -> str:
+        """Before each command: `python` is this interpreter, and a command takes the place of its shell."""
+        return f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH PYTHONPATH=src; exec "
+
+    @cached_property
+    def stacks(self) -> Mapping[str, Installation]:
+        """The stacks by name."""
+        return {name: resolve(self.config, name) for name in STACKS}
+
+    @cached_property
+    def sources(self) -> Sources:
+        """Where the stacks' packages come from."""
+        taken = {stack: self.config.stacks[stack].get("source") for stack in PACKAGES}
+        return Sources(root=self.root, results=self.results, taken=taken)
+
+    def python(self, stack: str) -> str:
+        """A stack's interpreter."""
+        return self.stacks[stack].python
+
+    def environment(self, stack: str) -> list[str]:
+        """Stamp of the environment that a stack needs built first: one, or none where an interpreter is given."""
+        name = self.stacks[stack].environment
+        return [] if name is None else [f"{FOLDER}/{name}/{INSTALLED}"]
+
+    def usable(self, stack: str) -> bool:
+        """Whether anything is run in a stack: others than torch need a GPU, or an interpreter that is given."""
+        return stack == MAIN or self.on_gpu or self.config.stacks[stack].python is not None
+
+    def record(self, stack: str) -> str:
+        """The file that says what a stack is."""
+        return f"{self.results}/stacks/{stack}.json"
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether jobs find an NVIDIA driver."""
+        return on_gpu(self.config)
+
+    @property
+    def gpu_model(self) -> str | None:
+        """The model of GPU to ask a batch system for; None: any."""
+        return self.config.gpu if isinstance(self.config.gpu, str) and self.config.gpu != "auto" else None
+
+    @property
+    def one_gpu(self) -> int | None:
+        """GPUs of a job that works on one; None: there is none."""
+        return 1 if self.on_gpu else None
+
+    @property
+    def caches(self) -> str:
+        """Where what is compiled is kept."""
+        return f"{self.results}/compiled"
+
+    @property
+    def cache(self) -> str:
+        """The file of finished rows."""
+        return f"{self.results}/cache.sqlite"
+
+    @property
+    def history(self) -> str:
+        """Where the verdicts of every state are kept."""
+        return f"{self.results}/history"
+
+    @property
+    def lock(self) -> list[str]:
+        """The file of the sources' pins: one, or none."""
+        return [NAME] if (self.root / NAME).is_file() else []
+
+    @property
+    def known(self) -> list[str]:
+        """The file of known findings: one, or none."""
+        return [] if self.config.known is None else [str(self.config.known)]
+
+    @property
+    def known_state(self) -> str:
+        """Changes when the file of known findings does."""
+        paths = (self.root / name for name in self.known)
+        return digest_json([digest_bytes(path.read_bytes()) for path in paths if path.is_file()])
+
+    def date_back(self) -> None:
+        """Give files of this run that are dated ahead today's date: Snakemake ends a run that meets one."""
+        now = time.time()
+        for part in ("stacks", "dataset/*/.fetched.json", "extract/dataset/.fetched.json"):
+            _date_back((self.root / self.results).glob(part), now)
+        for part in ("cases", "verdicts", "tests", "summar*"):
+            _date_back((self.root / self.run).glob(part), now)
+
+    # Options of scripts.
+
+    @property
+    def selection(self) -> str:
+        """What planning reads of the configuration, as JSON."""
+        config = self.config
+        value = {
+            "op_types": config.selection.op_types,
+            "definitions": config.selection.definitions,
+            "cases": config.selection.case,
+            "sizes": config.test_sizes,
+            "seed": config.seed,
+            "hidden_seed": self.hidden_seed,
+            "workloads": config.workloads,
+            "memory_limit": int(config.limits.memory_gb * GIB),
+        }
+        return json.dumps(value, separators=(",", ":"))
+
+    @cached_property
+    def hidden_seed(self) -> int:
+        """What the hidden cases follow from."""
+        given = self.config.hidden_seed
+        return hidden_seed(self.root / self.config.results) if given is None else given
+
+    @property
+    def scope(self) -> str:
+        """What a run covers, for the history, as JSON; null: its verdicts stand on the user's tolerance."""
+        config = self.config
+        if config.tolerance is not None:
+            return "null"
+        source = config.dataset.model_dump(mode="json", exclude_none=True)
+        for kind in source.values():  # the same dataset in another version is compared
+            if isinstance(kind, dict):
+                for version in ("version", "sha256", "commit"):
+                    kind.pop(version, None)
+        path = {"path": str((self.root / config.dataset.path).resolve())} if config.dataset.path else {}
+        dataset = json.dumps(source | path, sort_keys=True)
+        return json.dumps({"dataset": dataset, "whole": not config.selection.case})
+
+    @property
+    def limits(self) -> str:
+        """A case's limits, as JSON."""
+        return self.config.limits.model_dump_json()
+
+    @property
+    def tolerance(self) -> str:
+        """The override of the specification's tolerance, as JSON."""
+        return json.dumps(self.config.tolerance)
+
+    @property
+    def weak_flag(self) -> list[str]:
+        """The flag that lets references run where isolation is not whole."""
+        return ["--allow-weak-isolation"] if self.config.allow_weak_isolation else []
+
+    @property
+    def plan_options(self) -> list[str]:
+        """What `scripts/cases.py` is told."""
+        given = [f"--dataset={self.dataset}", f"--results={self.results}", f"--selection={self.selection}"]
+        return [*given, f"--code={self.planning_code}", *self.weak_flag]
+
+    def verify_options(self, op_type: str) -> list[str]:
+        """What `scripts/verify.py` is told of an op_type's jobs."""
+        given = [f"--environments={self.environments(op_type)}", f"--code={verdict_code(op_type)}"]
+        given += [f"--cache={self.cache}", f"--caches={self.caches}", f"--limits={self.limits}"]
+        given += [f"--tolerance={self.tolerance}", f"--repeat={options(self.config, self.root)}", *self.weak_flag]
+        return [*given, "--implementations", *self.implementations(op_type)]
+
+    @property
+    def clone_options(self) -> list[str]:
+        """What `scripts/clone.py` is told of the dataset, which it records beside what it clones."""
+        return [f"--dataset={self.source}", f"--origin={self.dataset_source}"]
+
+    @property
+    def extract_options(self) -> list[str]:
+        """What `scripts/extract.py` is told."""
+        given = [f"--models={self.models}", f"--dataset={self.source}"]
+        return [*given, f"--extract-python={self.python(READER)}", f"--torch-python={self.python(MAIN)}"]
+
+    @property
+    def publish_options(self) -> list[str]:
+        """What `scripts/publish.py` is told."""
+        given = [f"--dataset={self.dataset}", f"--base={self.source}", f"--origin={self.dataset_source}"]
+        return [*given, f"--run={self.run}", f"--results={self.results}", f"--python={self.python(MAIN)}"]
+
+    # What was planned. A rule that asks stands behind the checkpoint `cases`.
+
+    @property
+    def index(self) -> Index | None:
+        """The list of all plans; None: nothing is planned yet, or it was damaged and is removed."""
+        path = self.root / self.run / "cases" / "index.json"
+        try:
+            return _read(path, path.stat().st_mtime_ns)
+        except (FileNotFoundError, TraceproofError):
+            return None
+
+    def plan(self, op_type: str) -> str:
+        """The file of an op_type's cases."""
+        return f"{self.run}/cases/{op_type}.json"
+
+    def op_types(self, family: str = "") -> list[str]:
+        """The op_types that were planned, all or those of one family."""
+        planned = self.index.op_types if self.index else ()
+        return sorted(name for name in planned if family in {"", registry.record(name).family})
+
+    def verdicts(self, family: str = "") -> list[str]:
+        """The verdict files of those, one per job."""
+        files = (
+            (name for op_type in self.op_types(family) for name in self.index.files(op_type)) if self.index else ()
+        )
+        return [f"{self.run}/verdicts/{name}.jsonl" for name in files]
+
+    def implementations(self, op_type: str) -> tuple[str, ...]:
+        """What is judged of an op_type: its references, and the ground truths that the configuration names."""
+        return tuple(name for name in for_op_type(op_type) if name not in TRUTHS or name in self.config.truths)
+
+    def stacks_of(self, op_type: str) -> list[str]:
+        """The stacks that something of an op_type runs in on this machine; torch, which judges, among them."""
+        found = {environment_of(name) for name in self.implementations(op_type)}
+        return [MAIN, *sorted(name for name in found - {MAIN} if self.usable(name))]
+
+    def records(self, family: str = "") -> list[str]:
+        """Records of the stacks that anything planned runs in."""
+        found = {stack for op_type in self.op_types(family) for stack in self.stacks_of(op_type)}
+        return [self.record(stack) for stack in sorted(found | {MAIN})]
+
+    def environments(self, op_type: str) -> str:
+        """Where an op_type's implementations run, as JSON: by stack, interpreter, record, a checkout's place."""
+        found = {
+            stack: {
+                "python": self.python(stack),
+                "record": self.record(stack),
+                "path": [self.sources.linked(stack)] if self.sources.of(stack) else [],
+            }
+            for stack in self.stacks_of(op_type)
+        }
+        return json.dumps(found)
+
+    # What a rule asks of one of its jobs.
+
+    def job_records(self, wildcards: Wildcards) -> list[str]:
+        """Records of the stacks that a job works with."""
+        return [self.record(stack) for stack in self.stacks_of(wildcards.op_type)]
+
+    def job_options(self, wildcards: Wildcards) -> list[str]:
+        """What else the job's script is told; rows are made again where any of it changes."""
+        return self.verify_options(wildcards.op_type)
+
+    def job_digest(self, wildcards: Wildcards) -> str:
+        """Changes when the op_type's cases do."""
+        found = self.index.op_types.get(wildcards.op_type) if self.index else None
+        return found.digest if found else ""
+
+    def job_mb(self, wildcards: Wildcards, attempt: int) -> int:
+        """Memory of the job in MiB; more where a batch system ended it and it is tried again."""
+        found = self.index.op_types.get(wildcards.op_type) if self.index else None
+        return attempt * (found.mem_mb if found else 2000)
+
+    def job_gpu_mb(self, wildcards: Wildcards) -> int:
+        """Memory of a GPU that the job takes, in MiB."""
+        found = self.index.op_types.get(wildcards.op_type) if self.index else None
+        return found.gpu_mb if found and self.on_gpu else 0
+
+    def job_lanes(self, wildcards: Wildcards) -> int:
+        """How many definitions the job works on side by side."""
+        found = self.index.op_types.get(wildcards.op_type) if self.index else None
+        return found.lanes if found else 1
+
+    def job_threads(self, wildcards: Wildcards) -> int:
+        """Cores of the job: of several definitions on a GPU, half wait for it."""
+        lanes = self.job_lanes(wildcards)
+        return max(min(lanes, 2), lanes // 2) if self.on_gpu else lanes
+
+    def lanes_on(self, wildcards: Wildcards, threads: int) -> int:
+        """How many definitions a job works on side by side that has so many cores."""
+        lanes = self.job_lanes(wildcards)
+        return lanes if threads >= self.job_threads(wildcards) else threads
+
+    def job_priority(self, wildcards: Wildcards) -> int:
+        """What takes longest starts first; most of it is compiling, in a first run."""
+        found = self.index.op_types.get(wildcards.op_type) if self.index else None
+        facts = registry.record(wildcards.op_type)
+        late = 1000 if self.on_gpu and (facts.compiles_late or facts.long) else 0
+        return late + (int(found.seconds) if found else 0)
+
+    def stack_environment(self, wildcards: Wildcards) -> list[str]:
+        """The environment that a stack runs in, if it is one of ours."""
+        return self.environment(wildcards.stack)
+
+    def stack_clones(self, wildcards: Wildcards) -> list[str]:
+        """What came of cloning the stack's source, if it is taken from sources.lock."""
+        return self.sources.clones(wildcards.stack)
+
+    def stack_state(self, wildcards: Wildcards) -> str:
+        """Changes when a file of the stack's source does."""
+        return self.sources.state(wildcards.stack)
+
+    def stack_options(self, wildcards: Wildcards) -> list[str]:
+        """What a stack is by the configuration, as its script takes it."""
+        stack, source = wildcards.stack, self.sources.of(wildcards.stack)
+        given = [f"--python={self.python(stack)}", f"--cuda-home={self.stacks[stack].cuda_home}"]
+        return [*given, f"--source={source}", f"--linked={self.sources.linked(stack)}"]
+
+    def stack_python(self, wildcards: Wildcards) -> str:
+        """The interpreter that a stack runs in."""
+        return self.python(wildcards.stack)
+
+    def stack_path(self, wildcards: Wildcards) -> str:
+        """PYTHONPATH of what runs in a stack."""
+        return self.sources.path(wildcards.stack)
+
+    def stack_record(self, wildcards: Wildcards) -> str:
+        """The file that says what the stack is."""
+        return self.record(wildcards.stack)
+
+    # Digests of code behind what rules write, other than verdicts.
+
+    @cached_property
+    def planning_code(self) -> str:
+        """Of the plans, but for the code of ops."""
+        return code_digest("dataset", "draw", "run")
+
+    @cached_property
+    def ops_code(self) -> str:
+        """Of all ops."""
+        return code_digest("ops")
+
+    @cached_property
+    def extract_code(self) -> str:
+        """Of an extraction: code, the texts of references, the bundled models."""
+        return code_digest("dataset", "extract", "models", "ops", "stacks")
+
+    @cached_property
+    def report_code(self) -> str:
+        """Of the summary."""
+        return code_digest("run", "bumps/history.py", "judge")
+
+    @cached_property
+    def tests_code(self) -> str:
+        """Of generated tests, and of what runs and reports them."""
+        return code_digest("testgen")
+
+    @cached_property
+    def publish_code(self) -> str:
+        """Of the dry run of publishing."""
+        return code_digest("publish", "run")
+
+    @cached_property
+    def site_code(self) -> str:
+        """Of the site: code, templates, what is copied beside the pages."""
+        return code_digest("site", "run")
+
+
+def _date_back(places: Iterable[Path], now: float) -> None:
+    for path in (file for place in places for file in (place, *place.glob("*"))):
+        with suppress(OSError):  # absent by now, or somebody else's
+            if path.stat().st_mtime > now:
+                os.utime(path)
+
+
+@cache
+def _read(path: Path, stamp: int) -> Index:
+    """The list of plans, read once per state of the file: several rules ask of every job."""
+    del stamp
+    return Index.read(path)

@@ -1,0 +1,184 @@
+"""Builds the kernel modules that definitions need, each by a process of its own.
+
+One that fails or takes too long costs its definitions only. Source files that nothing calls are left out.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from traceproof.dataset.definition import Definition
+from traceproof.environments import toolkit
+from traceproof.programs import without_secrets
+from traceproof.sandbox.kernel import PR_SET_PDEATHSIG, prctl
+from traceproof.stacks import STACKS
+from traceproof.stacks.base import LIBRARIES, Module, Stack
+from traceproof.text import printable
+
+GIB = 1 << 30
+# What FlashInfer and Triton read their command lines from: a worker that lacks one compiles everything again.
+COMPILERS = ("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "MAX_JOBS", "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")
+BUILD_BYTES = 6 * GIB  # of one module: a few compilers at once, 1 to 3 GiB each
+MESSAGE_CHARACTERS = 3000
+POLL_SECONDS = 0.1
+OTHERS_NICE = 5
+
+
+def needed(truths: Iterable[str], definition: Definition, capability: tuple[int, int]) -> list[Module]:
+    """The modules that ground truths need for a definition, on a GPU of that compute capability."""
+    from traceproof.ops import lookup  # imports torch, which the driver lacks
+
+    served = [lookup.adapter(truth, definition) for truth in truths]
+    able = [adapter for adapter in served if adapter and adapter.runs_on(capability)]
+    return [module for adapter in able for module in adapter.modules(definition, capability)]
+
+
+def urgency(stack: Stack, module: Module) -> tuple[bool, float]:
+    """Modules with a long file are built first, then those that take long; unknown ones are in the middle."""
+    known = sorted(stack.build_seconds.values())
+    middle = known[len(known) // 2] if known else 0.0
+    return module.generator in stack.long_files, stack.build_seconds.get(module.generator, middle)
+
+
+def side_by_side(memory: int, cores: int) -> int:
+    """How many modules are built at once: as the memory allows, at most one a core."""
+    return max(1, min(cores, memory // BUILD_BYTES))
+
+
+def build(  # noqa: PLR0913 - one build, spelled out
+    stack: str,
+    module: Module,
+    *,
+    python: str,
+    variables: Mapping[str, str],
+    marks: Path,
+    seconds: float,
+    stopped: threading.Event,
+) -> str | None:
+    """Build a module by a process of its own, if that is not done; gives why it could not be built.
+
+    `marks` is the folder that says what is done. The process and all its compilers end with the time, or
+    when `stopped` is set.
+    """
+    done = marks / module.label
+    if done.exists() or stopped.is_set():
+        return None
+    nice = 0 if module.generator in STACKS[stack].long_files else OTHERS_NICE
+    order = json.dumps({"stack": stack, "nice": nice, **dataclasses.asdict(module)})
+    programs = [str(Path(python).parent), os.environ.get("PATH", os.defpath)]  # ninja is the stack's
+    started = time.monotonic()
+    with subprocess.Popen(
+        [python, "-m", "traceproof.run.jit", order],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=without_secrets() | dict(variables) | {"PATH": os.pathsep.join(programs)},
+    ) as process:
+        said, how = None, "failed"
+        while said is None:
+            try:
+                said, _ = process.communicate(timeout=POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                if time.monotonic() - started > seconds or stopped.is_set():
+                    how = "timeout"
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+    if how == "timeout":
+        said = f"not done after {seconds:g} s\n".encode() + said
+    if how == "failed" and not process.returncode:
+        marks.mkdir(parents=True, exist_ok=True)
+        done.touch()
+        return None
+    text = printable(said.decode(errors="replace").strip()[-MESSAGE_CHARACTERS:])
+    return f"kernel module {module.label}: {how} after {time.monotonic() - started:.0f} s\n{text}"
+
+
+def folder_of(caches: Path, stack: Mapping[str, Any]) -> Path:
+    """Where all lies that is compiled for a stack of these versions, on this GPU."""
+    return (caches / str(stack.get("cache", stack["digest"]))[:16]).absolute()
+
+
+def environment(caches: Path, stack: Mapping[str, Any], *, python: str = "") -> dict[str, str]:
+    """Environment variables that put all that is compiled where it is found next time: by versions and GPU.
+
+    `python` is the stack's interpreter, beside which its compiler lies; empty: this one.
+    """
+    folder = folder_of(caches, stack)
+    compilers = {name: os.environ[name] for name in COMPILERS if name in os.environ}
+    home = toolkit.home(stack.get("cuda_home", ""), python=python)
+    if home is not None:
+        compilers |= {"CUDA_HOME": str(home), "CUDA_PATH": str(home)}
+    places = {variable: place for one in STACKS.values() for variable, place in one.caches.items()}
+    return compilers | {
+        LIBRARIES: str(folder / "libraries"),
+        "TRITON_CACHE_AUTOTUNING": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # else whoever compiles a function starts a process a core for more
+        **{variable: str(folder / place) for variable, place in places.items()},
+    }
+
+
+def _main(order: Mapping[str, Any]) -> None:
+    """The builder: what one module's process does."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.nice(order["nice"])
+    libraries = os.environ.pop(LIBRARIES)  # else an older build would be taken for done
+    import torch
+
+    from traceproof.ops.adapter import resolve
+    from traceproof.reasons import Unavailable
+
+    api = resolve(STACKS[order["stack"]], (order["generator"],))
+    if isinstance(api, Unavailable):
+        # Nothing to build ahead: this version has another way, and the call itself will say if it lacks anything.
+        return
+    args = [
+        getattr(torch, arg[6:]) if isinstance(arg, str) and arg.startswith("torch.") else arg
+        for arg in order["args"]
+    ]
+    try:
+        inspect.signature(api[order["generator"]]).bind(*args)
+    except TypeError:
+        return  # an older release's, with other parameters: the call itself compiles what it needs
+    made = api[order["generator"]](*args)
+    if order["compiles"]:
+        return
+    described = _without(made, order["unused"])
+    described.build_and_load()
+    _hand_over(described.name, described.get_library_path(), Path(libraries))
+
+
+def _without(described: Any, unused: str | None) -> Any:  # noqa: ANN401 - a package's description of a module
+    """The module without the sources that nothing calls. What they define is looked up when it is first called."""
+    kept = [source for source in described.sources if unused is None or not re.search(unused, source.stem)]
+    if len(kept) == len(described.sources):
+        return described
+    flags = [*(described.extra_ldflags or ()), "-Wl,-z,lazy"]
+    return dataclasses.replace(described, sources=kept, extra_ldflags=flags)
+
+
+def _hand_over(name: str, library: Path, libraries: Path) -> None:
+    """Put a finished library where workers load it as it is, whole or not at all."""
+    folder = libraries / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as whole:
+        copy = Path(whole) / library.name
+        shutil.copyfile(library, copy)
+        copy.replace(folder / f"{name}.so")
+
+
+if __name__ == "__main__":
+    _main(json.loads(sys.argv[1]))

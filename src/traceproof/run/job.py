@@ -1,0 +1,295 @@
+"""The job `verify` of one op_type, or of a group of its definitions: plan and cache in, verdict file out.
+
+What the cache holds is not computed again, and where it holds everything, not even torch is imported. The rest is
+the engine's work; rows are kept as soon as a definition is done.
+"""
+
+import math
+import shutil
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from traceproof.digests import digest_file, digest_json
+from traceproof.files import write_text
+from traceproof.names import OP_TYPE, path_part
+from traceproof.reasons import Error, Failure, Verdict
+from traceproof.run.cache import Cache, key_of_file
+from traceproof.run.grades import graded
+from traceproof.run.implementations import PAIR, environment_of
+from traceproof.run.records import REFERENCE, WHOLE, BrokenFile, OpTypePlan, PlannedDefinition
+from traceproof.run.replay import REPLAY, finished
+from traceproof.run.rows import VerdictRow, rows_text
+from traceproof.stacks import MAIN, TRUTHS
+
+Rows = list[VerdictRow]
+Progress = Callable[[str, str, str, str], None]  # implementation, definition, case, how it ended
+DISPUTED = frozenset({Failure.NUMERICS, Failure.NAN, Failure.INFINITY})
+# Errors that the same code and inputs meet again. Of others (too slow, too much memory, killed) the machine may be
+# the reason.
+LASTING = frozenset({Error.EXCEPTION, Error.REFUSED})
+
+
+class Computes(Protocol):
+    """What of the engine is used here."""
+
+    def prepare(self, entries: Collection[PlannedDefinition], implementations: Sequence[str]) -> None:
+        """Begin to build what definitions will need."""
+
+    def rows(self, entry: PlannedDefinition, implementations: Sequence[str]) -> Rows:
+        """The rows of a definition about some implementations, and about pairs of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One job. `engine` is asked for where something is to be computed, and given whom to tell of each case."""
+
+    plan: OpTypePlan  # the definitions of this job
+    group: str = ""  # which of the op_type's jobs it is; empty: its only one
+    implementations: Sequence[str]
+    code: str  # digest of the code that the rows depend on
+    records: Mapping[str, Mapping[str, Any]]  # of the environments that this machine can use, by name
+    engine: Callable[[Progress], AbstractContextManager[Computes]]
+    cache: Path | None = None  # None: nothing is kept
+    tolerance: float | None = None  # the user's: then nothing is kept either
+    options: str = ""  # further options of commands that repeat a case
+    weak: bool = False  # whether references may run where they are not isolated whole
+    force: bool = False  # compute what is kept, too
+    lanes: int = 1  # definitions side by side
+
+    def verify(self, verdicts: Path) -> None:
+        """Write the verdict file, in one rename and a fixed order.
+
+        Raises TraceproofError: the disk is full. What was finished stays in the cache.
+        """
+        with ExitStack() as stack:
+            keeps = self.cache is not None and self.tolerance is None
+            cache = stack.enter_context(Cache(self.cache)) if self.cache is not None and keeps else None
+            asked = {name: _Asked.of(entry, self) for name, entry in self.plan.definitions.items()}
+            if cache is not None and not self.force:
+                found = cache.get(key for one in asked.values() for key in one.all_keys)
+                for one in asked.values():
+                    one.take(found)
+            self._compute([one for one in asked.values() if one.lacking], cache)
+        run = verdicts.parent.parent.absolute()
+        self._clear(run / REPLAY / path_part(self.plan.op_type, OP_TYPE))
+        lines = [rows_text([_broken_row(self.plan.op_type, broken).as_json() for broken in self.plan.broken])]
+        for one in asked.values():
+            rows = finished(graded(one.rows()), one.entry, options=self.options, run=run)
+            lines.append(rows_text(row.as_json() for row in rows))
+        write_text(verdicts, "".join(lines))
+        if self.cache is not None:
+            with Cache(self.cache) as cache:
+                cache.put({key_of_file(verdicts): digest_file(verdicts)})
+
+    def _compute(self, lacking: Sequence["_Asked"], cache: Cache | None) -> None:
+        """Have the engine compute what lacks, the longest first where definitions run side by side."""
+        if not lacking:
+            return
+        progress = _Progress(f"{self.plan.op_type + self.group:24}", sum(one.calls for one in lacking))
+        with self.engine(progress.show) as engine:
+            engine.prepare([one.entry for one in lacking], self.implementations)
+
+            def compute(one: _Asked) -> None:
+                one.compute(engine)
+                if cache is not None:
+                    cache.put(one.to_keep())
+
+            lanes = ThreadPoolExecutor(self.lanes)
+            try:
+                order = sorted(lacking, key=lambda one: -one.cost) if self.lanes > 1 else lacking
+                for done in [lanes.submit(compute, one) for one in order]:
+                    done.result()
+            except BaseException as error:  # an interrupt waits for nothing
+                lanes.shutdown(wait=not isinstance(error, KeyboardInterrupt), cancel_futures=True)
+                raise
+            lanes.shutdown()
+
+    def _clear(self, bundles: Path) -> None:
+        """Remove an earlier run's bundles of what this job runs."""
+        for name in self.plan.whole if self.group else [""]:
+            shutil.rmtree(bundles / path_part(name) if name else bundles, ignore_errors=True)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One definition: what is asked of it, and what is known.
+
+    Rows about one implementation depend on that alone, unless it differs from the oracle: then they tell who
+    agrees with whom, so that all of the definition is computed together. So are pairs of ground truths.
+    """
+
+    entry: PlannedDefinition
+    keys: Mapping[str, str]  # of each implementation's rows
+    pairs: str  # key of the rows about two ground truths
+    all: str  # digest of all keys
+    found: dict[str, Rows] = field(default_factory=dict)  # by implementation, and PAIR
+    lacking: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, entry: PlannedDefinition, job: Job) -> Self:
+        """A definition of a job; all of it lacks."""
+        keys = {name: _key(entry, name, job) for name in sorted(job.implementations)}
+        truths = digest_json([key for name, key in keys.items() if name in TRUTHS])
+        return cls(entry, keys, truths, digest_json(keys), lacking={*keys, PAIR})
+
+    @property
+    def all_keys(self) -> list[str]:
+        """Of all its entries."""
+        return [*self.keys.values(), self.pairs]
+
+    @property
+    def calls(self) -> int:
+        """How many cases of implementations lack."""
+        shown = sum(not case.hidden for case in self.entry.cases)
+        return sum(len(self.entry.cases) if name == REFERENCE else shown for name in self.lacking - {PAIR})
+
+    @property
+    def cost(self) -> int:
+        """About how long it takes: a sampler's reference often takes row after row."""
+        return sum((1 + case.trials) * max(1, math.prod(case.case.axes.values())) for case in self.entry.cases)
+
+    def take(self, kept: Mapping[str, Any]) -> None:
+        """Take what the cache has, by key."""
+        together = False  # whether there are rows that hold for other keys beside their own
+        for name, key in {**self.keys, PAIR: self.pairs}.items():
+            if key in kept and kept[key]["all"] in {"", self.all}:
+                self.found[name] = [VerdictRow.model_validate(row) for row in kept[key]["rows"]]
+                self.lacking.discard(name)
+                together |= bool(kept[key]["all"])
+            else:
+                together |= key in kept
+        if self.lacking == {PAIR} and self._passed < 2:  # there is nothing to hold against each other
+            self.found[PAIR] = []
+            self.lacking.clear()
+        if self.lacking and together:
+            self.lacking = {*self.keys, PAIR}
+        elif PAIR in self.lacking:  # outputs are not kept
+            self.lacking |= {name for name in self.keys if name in TRUTHS}
+
+    @property
+    def _passed(self) -> int:
+        """How many ground truths have rows that passed."""
+        return sum(
+            any(row.verdict is Verdict.PASS for row in rows) for name, rows in self.found.items() if name in TRUTHS
+        )
+
+    def compute(self, engine: Computes) -> None:
+        """Compute what lacks, and everything where anything of that is disputed."""
+        rows = self._computed(engine)
+        if any(map(_disputed, rows)) and self.lacking != {*self.keys, PAIR}:
+            self.lacking = {*self.keys, PAIR}
+            rows = self._computed(engine)
+        for name in self.lacking:
+            self.found[name] = [row for row in rows if (PAIR if PAIR in row.actor else row.actor) == name]
+
+    def _computed(self, engine: Computes) -> Rows:
+        """Rows of what lacks; once more where a process died, which may have been killed from outside."""
+        names = sorted(self.lacking - {PAIR})
+        rows = engine.rows(self.entry, names)
+        return engine.rows(self.entry, names) if any(row.reason == Error.CRASH for row in rows) else rows
+
+    def to_keep(self) -> dict[str, Any]:
+        """What the cache is to have of what was computed, by key."""
+        kept = {}
+        for name, key in {**self.keys, PAIR: self.pairs}.items():
+            rows = self.found[name]
+            if name in self.lacking and all(map(_lasting, rows)) and (name != PAIR or self._passed > 1):
+                together = self.all if any(map(_disputed, rows)) else ""
+                kept[key] = {"all": together, "rows": [row.as_json() for row in rows]}
+        return kept
+
+    def rows(self) -> Rows:
+        """All rows, by implementation, those about two last; each says under which key it is kept."""
+        return [
+            row.changed(digests=row.digests.model_copy(update={"outputs": key}))
+            for name, key in {**self.keys, PAIR: self.pairs}.items()
+            for row in self.found[name]
+        ]
+
+
+def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
+    """Key of the rows of one implementation: a digest of all that they depend on."""
+    ours = name == REFERENCE
+    environment = job.records.get(environment_of(name))
+    return digest_json(
+        [
+            entry.digest,
+            [entry.twin, entry.no_oracle, entry.nonce if ours else 0],
+            [
+                [
+                    case.digest,
+                    case.skip and case.skip.as_json(),
+                    case.repeat,
+                    case.nonce if ours else 0,
+                    case.blobs,
+                ]
+                for case in entry.cases
+                if ours or not case.hidden
+            ],
+            name,
+            [job.code, job.weak if ours else False],
+            [job.records[MAIN]["digest"], environment and environment["digest"]],
+        ]
+    )
+
+
+def _disputed(row: VerdictRow) -> bool:
+    """Whether a row is one of those that tell who agrees with whom."""
+    return row.verdict is Verdict.FAIL and row.reason in DISPUTED and PAIR not in row.actor
+
+
+def _lasting(row: VerdictRow) -> bool:
+    """Whether the same would come out again."""
+    return row.verdict is not Verdict.ERROR or row.reason in LASTING
+
+
+def _broken_row(op_type: str, broken: BrokenFile) -> VerdictRow:
+    """The row of a file that is no definition."""
+    return VerdictRow(
+        definition=Path(broken.path).stem,
+        op_type=op_type,
+        case=None,
+        actor=REFERENCE,
+        against=None,
+        output=WHOLE,
+        verdict=Verdict.ERROR,
+        reason=Error.DEFINITION,
+        message=broken.message,
+        path=broken.path,
+    )
+
+
+@dataclass(slots=True)
+class _Progress:
+    """A live line on stderr: how many calls are done, and of what the last one was."""
+
+    label: str
+    total: int
+    done: int = 0
+    tally: Counter[str] = field(default_factory=Counter)
+    started: float = field(default_factory=time.monotonic)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def show(self, implementation: str, definition: str, case: str, status: str) -> None:
+        """Count one; rewrite the line on a terminal, or print every tenth part of the way."""
+        with self.lock:
+            self.done += 1
+            self.total = max(self.total, self.done)  # what a process died of is called again
+            self.tally[status] += 1
+            counts = " ".join(f"{key} {value}" for key, value in sorted(self.tally.items()))
+            seconds = time.monotonic() - self.started
+            name = f"{definition} {case} {implementation}"
+            text = f"{self.label}  {self.done}/{self.total}  {counts}  {seconds:.0f} s  {name}"
+            if sys.stderr.isatty():
+                sys.stderr.write(f"\r\x1b[K{text[:118]}" + ("\n" if self.done == self.total else ""))
+            elif self.done == self.total or self.done * 10 // self.total > (self.done - 1) * 10 // self.total:
+                sys.stderr.write(text + "\n")
+            sys.stderr.flush()

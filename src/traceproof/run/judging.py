@@ -1,0 +1,349 @@
+"""What the judge says of one case: a row per output of each implementation, who agrees with whom, and pairs."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+
+from traceproof.dataset.definition import Definition
+from traceproof.judge.arbitration import agree, explain
+from traceproof.judge.output import Expected, Ruling, judge_output, misconduct, surplus
+from traceproof.ops.base import Op, Tensors
+from traceproof.ops.compare import IndexSet, Samples
+from traceproof.reasons import Error, Failure, Skip, Unavailable, Verdict
+from traceproof.run.case import Subject, expectation
+from traceproof.run.implementations import PAIR
+from traceproof.run.inputs import make_inputs
+from traceproof.run.records import ORACLE, REFERENCE, SHADOW, WHOLE, PlannedCase, PlannedDefinition
+from traceproof.run.rows import Arbitration, GateResult, RowDigests, VerdictRow
+from traceproof.sandbox import ItemOutcome, Status
+from traceproof.stacks import TRUTHS
+from traceproof.text import plain_text
+
+DISPUTED = frozenset({Failure.NUMERICS, Failure.NAN, Failure.INFINITY})
+HELD_APART = 1 << 18  # elements: of larger outputs the errors that are known already bound the difference
+EXPLAINED_BYTES = 1 << 28  # larger cases are not computed again to find out what is wrong with them
+REASONS: Mapping[Status, Error] = {
+    Status.ERROR: Error.EXCEPTION,
+    **{status: Error[status.name] for status in Status if status.name in Error.__members__},
+}
+Rows = list[VerdictRow]
+Rulings = Mapping[str, Ruling]  # by output, or WHOLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What an implementation left of one case."""
+
+    status: Literal["ok", "error", "skip"]
+    reason: str = ""
+    message: str = ""
+    inputs: str | None = None  # digest of what was drawn
+    outputs: Tensors = field(default_factory=dict)
+    # names of what it should not have done; `varying` only where it was run again
+    mutated: Sequence[str] = ()
+    aliased: Sequence[str] = ()
+    subclassed: Sequence[str] = ()
+    surplus: Sequence[str] = ()
+    varying: Sequence[str] | None = None
+    remembered: bool = False  # whether other inputs gave the same bits
+    isolation: str = ""  # what untrusted code could reach, where isolation was not whole
+
+    @classmethod
+    def failed(cls, outcome: ItemOutcome, about: str = "") -> Self:
+        """There is nothing to compare, for the reason that the outcome gives."""
+        message = plain_text(about + outcome.message)
+        return cls(
+            status="error",
+            reason=REASONS[outcome.status],
+            message=message,
+            isolation=plain_text(outcome.isolation),
+        )
+
+    @classmethod
+    def skipped(cls, why: Unavailable) -> Self:
+        """Not run, for a reason of the closed list."""
+        return cls(status="skip", reason=why.reason, message=plain_text(why.message))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Right:
+    """What is expected of a case's outputs."""
+
+    entries: Mapping[str, Tensors] = field(default_factory=dict)  # by output, and by what follows `@`
+    blocked: Ruling | None = None  # why nothing is expected
+    shadow: str = ""  # why there is no float64 shadow, where one was wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What an implementation's rows stand on."""
+
+    code: str  # digest
+    record: Mapping[str, Any]  # of its environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedCase:
+    """One case, what is expected of it, and what each implementation left of it."""
+
+    entry: PlannedDefinition
+    definition: Definition
+    op: Op
+    planned: PlannedCase
+    results: Mapping[str, Result]
+    right: Right = Right()
+    large: Mapping[str, Rulings] = field(default_factory=dict)  # by implementation, of a case judged in chunks
+    inputs: str | None = None  # digest of what the coordinator drew
+    origins: Mapping[str, Origin]
+    tolerance: float | None = None
+    dataset: Path | None = None
+
+    @property
+    def shadowed(self) -> bool:
+        """Whether the reference's shadow stands in for an oracle."""
+        return self.entry.no_oracle is not None
+
+    @cached_property
+    def rows(self) -> dict[str, Rows]:
+        """Rows by implementation: one if there is nothing to compare, else one an output and one a broken rule.
+
+        Those of numeric failures say who is in the minority.
+        """
+        found = {
+            name: [self._row(name, output, ruling) for output, ruling in self._rulings(name)]
+            for name in self.results
+        }
+        every = [row for rows in found.values() for row in rows]
+        return {
+            name: [self._arbitrated(row, every) if _disputed(row) else row for row in rows]
+            for name, rows in found.items()
+        }
+
+    @property
+    def every(self) -> Rows:
+        """All rows."""
+        return [row for rows in self.rows.values() for row in rows]
+
+    @property
+    def disputed(self) -> bool:
+        """Whether any output failed by its numbers, and who agrees with whom could be told."""
+        return any(row.arbitration is not None for row in self.every)
+
+    def disagreements(self) -> Rows:
+        """A row for each constant of the definition that its sources give different values."""
+        faults = self.definition.constants.conflicts
+        return [self._row(REFERENCE, WHOLE, Ruling(Verdict.FAIL, Failure.CONSTANTS, why, {})) for why in faults]
+
+    def _rulings(self, name: str) -> Iterator[tuple[str, Ruling]]:
+        skip, result, twin = self.planned.skip, self.results[name], self.entry.twin
+        if skip is not None:
+            yield WHOLE, Ruling(Verdict.SKIP, skip.reason, skip.message, {})
+            return
+        if twin and result.reason == Error.EXCEPTION:  # nobody says that it takes sizes other than its own
+            raised = (result.message.strip().splitlines() or ["an exception"])[-1]
+            refused = f"it does not take the sizes of a smaller twin ({twin}): {raised}"
+            yield WHOLE, Ruling(Verdict.SKIP, Skip.DOES_NOT_FIT, refused, {})
+            return
+        if result.status != "ok":
+            verdict = Verdict.SKIP if result.status == "skip" else Verdict.ERROR
+            yield WHOLE, Ruling(verdict, result.reason, result.message, {})
+            return
+        if self.right.blocked is not None:
+            yield WHOLE, self.right.blocked
+            return
+        if result.inputs != self.inputs:
+            differ = f"inputs {result.inputs} were seen, the oracle saw {self.inputs}"
+            yield WHOLE, Ruling(Verdict.ERROR, Error.INPUTS_DIFFER, differ, {})
+            return
+        rulings = self.large[name] if self.planned.large else self._numeric(name, result)
+        yield from {**rulings, **{one: surplus(one) for one in result.surplus}}.items()
+        for ruling in _conduct(result):
+            yield WHOLE, ruling
+
+    def _numeric(self, name: str, result: Result) -> Rulings:
+        """Rulings on the outputs of a case that is judged whole."""
+        found = {}
+        for output, spec in self.definition.outputs.items():
+            if spec.optional and output not in result.outputs:
+                continue
+            expected = self._expected(output, reference=name == REFERENCE)
+            ruling = judge_output(result.outputs.get(output), expected, tolerance=self.tolerance)
+            if ruling.reason == Skip.NO_ORACLE and self.right.shadow:
+                ruling = replace(ruling, message=f"{ruling.message}; no float64 shadow: {self.right.shadow}")
+            found[output] = ruling
+        return found | {one: surplus(one) for one in result.outputs if one not in self.definition.outputs}
+
+    def _entries(self, output: str) -> Tensors:
+        return self.right.entries.get(output, {})
+
+    def _expected(self, output: str, *, reference: bool = False) -> Expected:
+        entries = self._entries(output)
+        return expectation(self.definition, self.op, self.planned.case, output, entries, reference=reference)
+
+    def _row(self, name: str, output: str, ruling: Ruling) -> VerdictRow:
+        case, result, origin = self.planned.case, self.results[name], self.origins[name]
+        alone = "" if self.shadowed else "; ".join(self.definition.constants.alone)
+        noted = (("isolation", result.isolation), ("twin", self.entry.twin), ("constants", alone))
+        further: dict[str, Any] = {**{key: value for key, value in noted if value}, **ruling.details}
+        weak = f"; isolation was weak: it could reach {result.isolation}" if result.isolation else ""
+        return VerdictRow(
+            definition=self.definition.name,
+            op_type=self.definition.op_type,
+            case=case.id,
+            size=case.size,
+            seed=case.seed,
+            axes=dict(case.axes),
+            actor=name,
+            against=SHADOW if self.shadowed else ORACLE,
+            output=output,
+            verdict=ruling.verdict,
+            reason=ruling.reason,
+            message=ruling.message + weak,
+            **further,
+            digests=RowDigests(
+                definition=self.definition.digest,
+                case=self.planned.digest,
+                inputs=result.inputs,
+                code=origin.code,
+                environment=origin.record.get("digest"),
+            ),
+            versions=origin.record.get("versions"),
+            device=origin.record.get("device"),
+            repeat=self.planned.hidden or f"--seed {case.seed}",
+        )
+
+    # Where implementations differ.
+
+    @cached_property
+    def _ran(self) -> dict[str, Tensors]:
+        """Outputs of those that ran, on the same inputs."""
+        return {
+            name: result.outputs
+            for name, result in self.results.items()
+            if result.status == "ok" and result.inputs == self.inputs
+        }
+
+    def _apart(self, one: str, other: str, output: str) -> float | None:
+        return agree(self._ran[one].get(output), self._ran[other].get(output), self._expected(output))
+
+    def pairs(self) -> Rows:
+        """A row for each output of two ground truths that passed by themselves: how far they lie apart."""
+        found: Rows = []
+        if not self._ran or self.tolerance is not None or self.planned.skip is not None:
+            return found
+        comparisons = self.op.comparisons(self.definition)
+        for output, spec in self.definition.outputs.items():
+            if isinstance(comparisons.get(output), Samples | IndexSet):
+                continue  # sets and draws do not lie apart by an amount
+            elements = math.prod(self.definition.shape_of(spec, self.planned.case.axes) or ())
+            passed = {row.actor: row for row in _passed(self.every, output)}
+            named = [truth for truth in TRUTHS if truth in passed and truth in self._ran]
+            for one, other in combinations(named, 2):
+                if (
+                    elements > HELD_APART
+                ):  # half the sum of their margins is what their own errors leave between them
+                    gates = (passed[name].gate for name in (one, other))
+                    bound = sum(gate.margin for gate in gates if gate is not None and gate.margin is not None) / 2
+                    found.append(_pair(passed[one], other, output, bound, "at most "))
+                    continue
+                apart = self._apart(one, other, output)
+                if apart is not None:
+                    found.append(_pair(passed[one], other, output, apart))
+        return found
+
+    def _arbitrated(self, row: VerdictRow, rows: Rows) -> VerdictRow:
+        """A failing row that says who agrees with whom, and who is in the minority."""
+        actor, output = row.actor, row.output
+        if actor not in self._ran or not self._entries(output):
+            return row
+        apart = {other: self._apart(actor, other, output) for other in self._ran if other != actor}
+        passed = [one.actor for one in _passed(rows, output)]
+        near = (
+            other for other, value in apart.items() if value is not None and value <= 1 and other not in passed
+        )
+        ours, theirs = sorted([actor, *near]), [ORACLE, *sorted(passed)]
+        outvoted = ours if len(ours) < len(theirs) else theirs if len(theirs) < len(ours) else []
+        sides = {"ours": ours, "theirs": theirs, "outvoted": outvoted, "recognised": []}
+        found = Arbitration.model_validate(sides)
+        return row.changed(message=f"{row.message}; {_told(ours, theirs, outvoted)}", arbitration=found)
+
+    def explained(self, row: VerdictRow) -> VerdictRow:
+        """An arbitrated row that says what its answer looks like, if that is known."""
+        if row.arbitration is None:
+            return row
+        case = self.planned.case
+        inputs = make_inputs(self.op, self.definition, case, device=torch.device("cpu"), dataset=self.dataset)
+        subject = Subject(
+            definition=self.definition,
+            op=self.op,
+            case=case,
+            inputs=inputs,
+            oracle={
+                f"{name}@{what}" if what else name: value
+                for name, entries in self.right.entries.items()
+                for what, value in entries.items()
+            },
+            seed=case.seed,
+        )
+        known = explain(subject, row.output, self._ran[row.actor][row.output], self._expected(row.output))
+        told = "".join(f"; {text}" for text in known)
+        arbitration = row.arbitration.model_copy(update={"recognised": tuple(known)})
+        return row.changed(message=row.message + told, arbitration=arbitration)
+
+
+def _disputed(row: VerdictRow) -> bool:
+    return row.verdict == Verdict.FAIL and row.reason in DISPUTED and row.output != WHOLE
+
+
+def _passed(rows: Rows, output: str) -> Rows:
+    return [row for row in rows if row.output == output and row.verdict == Verdict.PASS]
+
+
+def _pair(row: VerdictRow, other: str, output: str, apart: float, about: str = "") -> VerdictRow:
+    matches = apart <= 1
+    found = "match" if matches else "differ"
+    return VerdictRow(
+        definition=row.definition,
+        op_type=row.op_type,
+        case=row.case,
+        size=row.size,
+        seed=row.seed,
+        axes=row.axes,
+        actor=f"{row.actor}{PAIR}{other}",
+        against=other,
+        output=output,
+        verdict=Verdict.PASS if matches else Verdict.FAIL,
+        reason=None if matches else Failure.NUMERICS,
+        message=f"ground truths {found}: half of what parts them is {about}{apart:.3g} of the limit",
+        gate=GateResult(kind="pair", margin=apart if math.isfinite(apart) else None),
+        repeat=row.repeat,
+    )
+
+
+def _told(ours: Sequence[str], theirs: Sequence[str], outvoted: Sequence[str]) -> str:
+    if len(ours) == 1 and len(theirs) == 1:
+        return "no other implementation to compare with"
+    sides = f"{', '.join(ours)} against {', '.join(theirs)}"
+    return f"{sides}: {', '.join(outvoted)} in the minority" if outvoted else f"{sides}: undecided"
+
+
+def _conduct(result: Result) -> Iterator[Ruling]:
+    """What it did beside computing: changed inputs, aliased outputs, varying or remembered answers."""
+    yield from misconduct(
+        mutated=list(result.mutated), aliased=list(result.aliased), subclassed=list(result.subclassed)
+    )
+    if result.varying is None:
+        return
+    if result.varying:
+        differing = f"a second run on the same inputs gave other bits in {list(result.varying)}"
+        yield Ruling(Verdict.FAIL, Failure.DETERMINISM, differing, {})
+    else:
+        yield Ruling(Verdict.PASS, None, "a second run gave the same bits", {"gate": {"kind": "determinism"}})
+    if result.remembered:
+        yield Ruling(Verdict.FAIL, Failure.CACHED, "other inputs gave the same bits in every output", {})

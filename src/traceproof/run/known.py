@@ -1,0 +1,110 @@
+"""known.yaml: findings that are known, each with its reason, so that only news fails a run.
+
+An entry names definitions, cases, outputs and an actor, and the verdict and reason code that are expected there.
+A fault of a reference is one of its text: there a definition's digest stands beside its name, and another
+definition of that name (extracted, or in another dataset) is not meant.
+A fault of a package is one of its versions: `versions: flashinfer-python<0.7` says of which.
+Of others the entry says nothing: what fails there is news, what passes is fine.
+Whatever it names and was run must come out exactly so: a pass where a finding is listed fails the run too. Of a
+checkout, which has no released version, either is accepted.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from traceproof.environments.versions import Window, windows
+from traceproof.errors import TraceproofError
+from traceproof.ops.cases import is_hidden
+from traceproof.run.rows import VerdictRow
+
+Names = Annotated[list[str], Field(min_length=1)]
+Digests = Annotated[dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]], Field(min_length=1)]
+
+
+class Entry(BaseModel):
+    """One known finding."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    definitions: Names | Digests  # exact names, or names with the digests of what is meant
+    # cases, outputs: exact names; `outputs` may hold `*`, the row about a case as a whole
+    cases: Names
+    outputs: Names
+    actor: str = "reference"  # whose verdict it is
+    # package versions that it is true for, as `package<version`, one or a list; none: for all
+    versions: Annotated[tuple[Window, ...], PlainValidator(windows)] = ()
+    # verdict, reason: what is expected; a skip only where there is no oracle
+    verdict: Literal["fail", "error", "skip"]
+    reason: str
+    why: Annotated[str, Field(min_length=20)]  # whose fault it is and where the evidence stands
+
+    def means(self, definition: str, digest: str | None) -> bool:
+        """Whether it speaks of a definition."""
+        if definition not in self.definitions:
+            return False
+        return not isinstance(self.definitions, dict) or self.definitions[definition] == digest
+
+    def names(self, row: VerdictRow) -> bool:
+        """Whether a verdict row is one that this entry speaks of."""
+        return (
+            row.actor == self.actor
+            and self.means(row.definition, row.digests.definition)
+            # Which known faults show in a hidden case is left open.
+            and (row.case in self.cases or (is_hidden(row.case) and self.expects(row)))
+            # An error takes the whole case; where it is gone, there are rows of outputs instead.
+            and (row.output in self.outputs or (self.verdict == "error" and "*" in self.outputs))
+        )
+
+    def stands(self, versions: Mapping[str, str]) -> bool | None:
+        """Whether it is true for these versions, by package; None: not known, since one is a checkout's.
+
+        Raises TraceproofError: one of its packages is not among them.
+        """
+        try:
+            found = [window.holds(versions) for window in self.versions]
+        except TraceproofError as error:
+            todo = "Name a package of the stack that the entry's actor runs in."
+            raise TraceproofError(f"known.yaml, {self.why!r}: {error.what}", todo=todo) from error
+        return False if False in found else None if None in found else True
+
+    def expects(self, row: VerdictRow) -> bool:
+        """Whether the row came out as the entry says."""
+        return row.verdict == self.verdict and row.reason == self.reason
+
+
+class Known(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    findings: list[Entry] = []
+
+    def entry(self, row: VerdictRow, versions: Mapping[str, str]) -> Entry | None:
+        """The first entry that speaks of a row, in an environment of these package versions.
+
+        Raises TraceproofError: such an entry limits versions of a package that is not among them.
+        """
+        return next(
+            (entry for entry in self.findings if entry.names(row) and entry.stands(versions) is not False), None
+        )
+
+
+def read_known(path: Path | None) -> Known:
+    """Read the file; None: nothing is known. Raises TraceproofError: it is not in the form above; all problems."""
+    if path is None:
+        return Known()
+    try:
+        value = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+        return Known.model_validate(value or {})
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, found['loc']))}: {found['msg'].removeprefix('Value error, ')}"
+            for found in error.errors()
+        ]
+        raise TraceproofError(f"{path} cannot be used", problems=problems) from error
+    except (OSError, YAMLError, UnicodeDecodeError) as error:
+        todo = "Give the path of a readable YAML file as `known` in config.yaml, or null."
+        raise TraceproofError(f"{path} cannot be read: {error}", todo=todo) from error

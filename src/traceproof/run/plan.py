@@ -1,0 +1,331 @@
+"""Plan: which cases of which definitions will be run, one file per op_type."""
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from traceproof.codedigest import verdict_code
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.files import paused_collection
+from traceproof.dataset.tree import Broken, Entry, Tree, WorkloadLine, read_tree
+from traceproof.digests import digest_bytes, digest_json
+from traceproof.errors import TraceproofError
+from traceproof.files import write_if_changed, write_text
+from traceproof.ops import far, registry
+from traceproof.ops.base import Op
+from traceproof.ops.cases import WORKLOADS, Case
+from traceproof.ops.twins import PREFIX, twin_of
+from traceproof.programs import bounded
+from traceproof.reasons import Skip
+from traceproof.run.hidden import hidden_cases
+from traceproof.run.implementations import environment_of, for_op_type
+from traceproof.run.large import is_large
+from traceproof.run.plan_inits import Inits
+from traceproof.run.plan_selection import Selection, broken_of, check_cases, selected
+from traceproof.run.plan_twins import PlannedTwin, noted, too_large
+from traceproof.run.plan_workloads import blobs_of, fitting_lines, skip_of, workload_case
+from traceproof.run.records import (
+    GROUP,
+    INDEX,
+    TWIN,
+    BrokenFile,
+    Index,
+    Listed,
+    OpTypePlan,
+    PlannedCase,
+    PlannedDefinition,
+    SkipNote,
+)
+from traceproof.text import printable
+
+PLAN_SECONDS = 60.0  # for the cases of one definition; a thousandth of that is usual
+PLAN_BYTES = 4 << 30  # beside what the process has by then
+MIB = 1 << 20
+BASE_MB = 2000  # MiB: a coordinator and what it forks workers from, with torch loaded in each
+PROCESS_MB = 600  # MiB of a GPU, and of the host as well: what a process that has it open takes
+STACK_MB = 1000  # MiB of the host: the same of one that has imported a ground truth's package
+GPU_MB = 1000  # MiB of a GPU: workspaces of libraries, and what is kept between two cases
+SLACK = 1.25  # estimates were up to a fifth below what was measured
+LANES = 4  # definitions of one op_type side by side on a GPU, where references take long
+FEW_LANES = 2  # the same of other references
+DRAWING_LANES = 8  # the same of samplers' references: thousands of short calls, and little memory
+# Rough estimates in seconds, from benchmarks on two cores and on an H200 that 16 processes share.
+CASE_SECONDS = 0.03
+TRIAL_SECONDS = 0.015
+BYTE_SECONDS = 3e-10
+_Both = tuple[PlannedDefinition | None, PlannedDefinition | None]  # a definition's plan and its twin's
+UNDRAWN = "none"  # the case of a definition that no inputs can be drawn for
+
+
+def plan(  # noqa: PLR0913 - a rule's inputs and outputs
+    dataset: Path,
+    out: Path,
+    selection: Selection,
+    inits: Inits | None = None,
+    *,
+    code: str = "",
+    gpu: bool = False,
+) -> Index:
+    """Write `out/<op_type>.json` for each op_type selected, and `out/index.json` last.
+
+    An unchanged file keeps its time, a stale one goes. `code` is the digest of what plans: a definition that the
+    same planned for the same selection is not planned again. Empty: all are. Without `inits` no definition's own
+    `init` is run, and inputs are drawn by role. `gpu`: there is one. Raises TraceproofError: a selected name does
+    not exist, or the dataset has no definitions.
+    """
+    with paused_collection():
+        return _planned_all(read_tree(dataset), out, selection, inits, code, gpu=gpu)
+
+
+def _planned_all(  # noqa: PLR0913 - as `plan`
+    tree: Tree, out: Path, selection: Selection, inits: Inits | None, code: str, *, gpu: bool
+) -> Index:
+    groups = selected(tree, selection)
+    # Which cases there are is told while planning, so that a selection of cases is planned anew.
+    common = [code, selection.as_json(), str(tree.root)] if code and not selection.cases else []
+    contexts = {name: digest_json([*common, verdict_code(name)]) if common else "" for name in sorted(groups)}
+    plans = [_op_type_plan(tree, name, groups[name], selection, one, out) for name, one in contexts.items()]
+    check_cases(selection, groups)
+    listed: dict[str, Listed] = {}
+    for planned in plans if inits is None else _with_inits(tree, plans, inits):
+        text = planned.as_text()
+        write_if_changed(out / f"{planned.op_type}.json", text)
+        listed[planned.op_type] = _listed(planned, text, gpu=gpu)
+    for path in out.glob("*.json"):
+        if path.stem not in listed:
+            path.unlink(missing_ok=True)
+    index = Index(dataset=str(tree.root), op_types=listed)
+    write_text(out / INDEX, index.as_text())
+    return index
+
+
+def _listed(planned: OpTypePlan, text: str, *, gpu: bool) -> Listed:
+    """What the index says of a plan, of which `text` is the file."""
+    cases = list(planned.to_run)
+    facts = registry.record(planned.op_type)
+    # On a GPU, definitions side by side: Python that launches small kernels leaves most of it idle.
+    draws = any(case.trials for case in cases)
+    most = DRAWING_LANES if draws else LANES if facts.long else FEW_LANES
+    if not gpu:  # there a sampler's references take longest of all
+        most = FEW_LANES if draws else 1
+    lanes = max(1, min(most, len(planned.definitions)))
+    needs = sorted(
+        max(
+            (case.memory + case.oracle_bytes + case.kernel_bytes for case in entry.cases if case.skip is None),
+            default=0,
+        )
+        for entry in planned.definitions.values()
+    )
+    largest = int(SLACK * sum(needs[-lanes:]) / MIB)
+    stacks = len({environment_of(name) for name in for_op_type(planned.op_type)})  # a process each
+    seconds = sum(CASE_SECONDS + TRIAL_SECONDS * case.trials + BYTE_SECONDS * case.memory for case in cases)
+    return Listed(
+        digest=digest_bytes(text.encode()),
+        definitions=tuple(sorted(planned.whole)),
+        cases=sum(len(entry.cases) for entry in planned.definitions.values()),
+        mem_mb=BASE_MB + (stacks * STACK_MB + lanes * PROCESS_MB + largest // lanes if gpu else largest),
+        gpu_mb=GPU_MB + (1 + stacks + lanes) * PROCESS_MB + largest if gpu and cases else 0,
+        lanes=lanes,
+        seconds=seconds / max(1, -(-len(planned.definitions) // GROUP)),
+    )
+
+
+def _before(path: Path, context: str) -> Mapping[str, PlannedDefinition]:
+    """The definitions of an earlier plan that the same planned; none where it is another's, absent or damaged."""
+    if not context or not path.exists():
+        return {}
+    with suppress(TraceproofError):
+        found = OpTypePlan.read(path)
+        return found.definitions if found.context == context else {}
+    return {}
+
+
+def _with_inits(tree: Tree, plans: Sequence[OpTypePlan], inits: Inits) -> Iterator[OpTypePlan]:
+    """The plans, with the inputs that definitions' own `init`s make."""
+    entries = {name: entry for plan in plans for name, entry in plan.whole.items()}
+    entries = {
+        name: entry for name, entry in entries.items() if tree.definitions[name].definition.init is not None
+    }
+    filled = inits.filled((tree.definitions[name].definition, entry.cases) for name, entry in entries.items())
+    known = {name: entries[name].holding(cases) for name, cases in zip(entries, filled, strict=True)}
+    for plan in plans:
+        mine = {name: known.get(name, entry) for name, entry in plan.definitions.items()}
+        yield plan.model_copy(update={"definitions": mine})
+
+
+def _op_type_plan(  # noqa: PLR0913, PLR0917 - as `plan`
+    tree: Tree, op_type: str, names: Iterable[str], selection: Selection, context: str, out: Path
+) -> OpTypePlan:
+    definitions: dict[str, PlannedDefinition] = {}
+    broken = broken_of(tree, op_type, selection)
+    before = _before(out / f"{op_type}.json", context)
+    for name in sorted(names):
+        entry, earlier = tree.definitions[name], before.get(name)
+        if earlier is not None and _unchanged(tree, entry, earlier, selection):
+            both: _Both = (earlier, before.get(name + TWIN))
+        else:
+            both = _definition_plan(tree, entry, selection, broken)
+        definitions |= {key: one for key, one in zip((name, name + TWIN), both, strict=True) if one is not None}
+    told = tuple(BrokenFile(path=printable(item.path.as_posix()), message=item.message) for item in broken)
+    return OpTypePlan(
+        op_type=op_type, dataset=str(tree.root), context=context, definitions=definitions, broken=told
+    )
+
+
+def _unchanged(tree: Tree, entry: Entry, earlier: PlannedDefinition, selection: Selection) -> bool:
+    """Whether a definition is as it was when planned, and its own file alone says what its cases are."""
+    definition = entry.definition
+    lines = selection.workloads and definition.name in tree.workload_files
+    if lines or definition.init is not None or earlier.path != printable(entry.path.as_posix()):
+        return False
+    return json.dumps(earlier.definition) == json.dumps(definition.as_json())  # the order of inputs counts, too
+
+
+def _definition_plan(tree: Tree, entry: Entry, selection: Selection, broken: list[Broken]) -> _Both:
+    """The plans of one definition and its twin; None: it can not be planned, which `broken` says, or has none."""
+    definition = entry.definition
+    try:
+        with bounded(seconds=PLAN_SECONDS, memory=PLAN_BYTES):
+            op, unknown = registry.for_definition(definition)
+            lines = fitting_lines(tree, definition, broken) if selection.workloads else []
+            cases = _cases(definition, op, selection, lines, unknown=unknown is not None)
+            twin = _twin(definition, op, selection) if unknown is None and too_large(cases) else None
+    except Exception as error:  # noqa: BLE001 - sizes that an op can not compute with are this definition's error
+        what = f"no cases can be planned: {type(error).__name__}: {str(error)[:300]}"
+        broken.append(Broken(entry.path, what, "check its sizes, names and constraints"))
+        return None, None
+    if twin is not None:
+        cases = [noted(case, twin) for case in cases]
+    whole = _planned_definition(entry, definition, cases, selection)
+    blobs = [planned.model_copy(update={"blobs": blobs_of(tree.root, planned)}) for planned in whole.cases]
+    whole = whole.holding(blobs).model_copy(update={"no_oracle": unknown})
+    if not isinstance(twin, PlannedTwin):
+        return whole, None
+    smaller = _planned_definition(entry, twin.definition, twin.cases, selection)
+    return whole, smaller.model_copy(update={"twin": twin.told})
+
+
+def _planned_definition(
+    entry: Entry, definition: Definition, cases: Iterable[PlannedCase], selection: Selection
+) -> PlannedDefinition:
+    return PlannedDefinition(
+        path=printable(entry.path.as_posix()),
+        digest=definition.digest,
+        no_oracle=None,
+        nonce=selection.hidden_seed,
+        definition=definition.as_json(),
+        cases=tuple(_wanted(cases, selection.cases)),
+    )
+
+
+def _twin(definition: Definition, op: Op, selection: Selection) -> PlannedTwin | str:
+    """The twin of a definition that does not fit, with its cases, or why there is none that does."""
+    twin = twin_of(definition, op)
+    if isinstance(twin, str):
+        return twin
+    small, _ = registry.for_definition(twin.definition)
+    cases = _cases(twin.definition, small, selection, [], unknown=False, prefix=PREFIX)
+    if too_large(cases):
+        return f"with {twin} it does not fit either"
+    return PlannedTwin(twin.definition, str(twin), cases)
+
+
+def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
+    definition: Definition,
+    op: Op,
+    selection: Selection,
+    lines: Iterable[WorkloadLine],
+    *,
+    unknown: bool,
+    prefix: str = "",
+) -> list[PlannedCase]:
+    blocked = op.no_inputs(definition)
+    if blocked is not None:
+        return [_without_inputs(blocked, selection)]
+    drawn = op.planned(definition, sizes=selection.sizes, seed=selection.seed)
+    cases = [replace(case, id=prefix + case.id) for case in drawn]
+    skips: dict[str, SkipNote | None] = {}
+    for line in lines:
+        case = workload_case(line, selection.seed)
+        cases.append(case)
+        skips[case.id] = skip_of(line)
+    make = partial(_planned, definition, op, selection, unknown)
+    planned = _mark_repeat([make(case, skips.get(case.id)) for case in cases])
+    base = next((case for case, entry in zip(cases, planned, strict=True) if entry.repeat), None)
+    if base is not None:
+        hidden = hidden_cases(definition, base, selection.hidden_seed)
+        options = f"--seed {base.seed} --hidden-seed {selection.hidden_seed}"
+        planned += [make(case, None).model_copy(update={"hidden": options}) for case in hidden]
+    selection.met.update(entry.id for entry in planned)
+    return planned
+
+
+def _wanted(planned: Iterable[PlannedCase], ids: Collection[str]) -> list[PlannedCase]:
+    """The cases of these ids, hidden ones last; another is repeated where the one that was is not among them.
+
+    Where there are no ids, all of them. What no inputs can be drawn for has no other case than one that says so.
+    """
+    if not ids:
+        return list(planned)
+    chosen = [entry for entry in planned if entry.id in {*ids, UNDRAWN}]
+    shown = _mark_repeat([entry for entry in chosen if not entry.hidden])
+    return [*shown, *(entry for entry in chosen if entry.hidden)]
+
+
+def _without_inputs(why: str, selection: Selection) -> PlannedCase:
+    """The only case of a definition that no inputs can be drawn for."""
+    case = Case(UNDRAWN, "edge", {}, selection.seed)
+    selection.met.add(case.id)
+    note = SkipNote(reason=Skip.NO_INPUTS, message=why)
+    return PlannedCase(case=case, digest=case.digest, memory=0, trials=0, skip=note, large=False, nonce=0)
+
+
+def _planned(  # noqa: PLR0913, PLR0917 - all but the last two are bound
+    definition: Definition,
+    op: Op,
+    selection: Selection,
+    unknown: bool,  # noqa: FBT001 - bound, as said
+    case: Case,
+    skip: SkipNote | None,
+) -> PlannedCase:
+    """One case as the plan has it; `skip`: why it is not run, whatever its size."""
+    need, (more, eager) = op.memory(definition, case), _far_bytes(definition, op, case)
+    trials = op.trials(definition, case)
+    return PlannedCase(
+        case=case,
+        digest=case.digest,
+        memory=need,
+        trials=trials,
+        skip=skip or _too_large(need + more, selection.memory_limit),
+        large=not unknown and is_large(definition, op, case),
+        nonce=selection.hidden_seed if trials else 0,
+        kernel_bytes=more,
+        eager_bytes=eager,
+        oracle_bytes=op.oracle_memory(definition, case),
+        further=op.further(definition, case),
+    )
+
+
+def _far_bytes(definition: Definition, op: Op, case: Case) -> tuple[int, int]:
+    """Bytes that a kernel and PyTorch's form of one need for what they get in place of a small case's tensors."""
+    enlarged = op.enlarged(definition) if far.SIZE in case.params else None
+    if enlarged is None:
+        return 0, 0
+    return enlarged.bytes(definition, case), enlarged.eager_bytes(definition, case)
+
+
+def _mark_repeat(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
+    """Mark the cheapest ordinary case: it is run again for determinism and for remembered answers."""
+    ordinary = [entry for entry in planned if not entry.skip and entry.case.size not in {"edge", WORKLOADS}]
+    chosen = min(ordinary, key=lambda entry: (entry.memory, entry.id), default=None)
+    return [entry.model_copy(update={"repeat": entry is chosen}) for entry in planned]
+
+
+def _too_large(need: int, limit: int) -> SkipNote | None:
+    if need <= limit:
+        return None
+    told = f"needs about {need / 2**30:.1f} GiB, the limit (limits.memory_gb) is {limit / 2**30:.1f} GiB"
+    return SkipNote(reason=Skip.DOES_NOT_FIT, message=told)

@@ -1,0 +1,251 @@
+"""What a run proved on its machine: which references are right, and against what they were held.
+
+A definition meets a ground truth where both have comparable outputs of the same case. Every reference is judged by
+the float64 oracle besides; a definition without a ground truth was judged by that alone. One whose reference has a
+finding, known or not, is not proved.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from traceproof.reasons import Grade, Skip, Verdict
+from traceproof.run.grades import shadow_grade
+from traceproof.run.records import REFERENCE, SHADOW, WHOLE
+from traceproof.run.rows import VerdictRow
+from traceproof.stacks import STACK_OF, TRUTHS, distribution
+
+COMPARED = frozenset({Verdict.PASS, Verdict.FAIL})
+NO_TRUTH, ERROR, UNREADABLE, RELAXED = "no_truth", "error", "unreadable", "relaxed"
+# Why a definition met no ground truth, in words; of several reasons the first one in this order is told.
+WHY: Mapping[str, str] = {
+    RELAXED: "judged by a tolerance of your own, which proves nothing",
+    UNREADABLE: "the definition cannot be read",
+    ERROR: "ended in an error",
+    Skip.DOES_NOT_FIT: "larger than limits.memory_gb",
+    Skip.BLOB_MISSING: "files of its workloads are missing",
+    Skip.NEEDS_SM: "needs a GPU of another compute capability",
+    Skip.NO_CUDA: "needs a GPU",
+    Skip.API_ABSENT: "the installed version lacks the function",
+    Skip.PACKAGE_ABSENT: "the package is not installed",
+    Skip.DTYPE_UNSUPPORTED: "its dtype is not supported",
+    Skip.NO_REFERENCE: "it has no reference",
+    Skip.NO_INPUTS: "no inputs can be made for it",
+    Skip.NO_ORACLE: "no oracle is known for it",
+    Skip.NO_ADAPTER: "no ground truth is known for it",
+    NO_TRUTH: "no ground truth is known for it",
+}
+NAMED = 2  # definitions of an op_type that are named one by one; more are counted
+
+
+class Unmet(BaseModel):
+    """A definition that met no ground truth."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    definition: str
+    op_type: str
+    reason: str  # a key of WHY
+    judged: bool  # whether the oracle judged its reference
+
+
+class Proof(BaseModel):
+    """What one run proved."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    # device, capability: the GPU and its compute capability; None without one
+    device: str | None
+    capability: str | None
+    truths: dict[str, str | None]  # versions of the ground truths that were compared, by actor
+    op_types: dict[str, int]  # definitions by op_type
+    proved: int  # how many were proved against a ground truth
+    alone: int  # how many were proved against the oracle alone
+    grades: dict[str, Grade] = {}  # how strong the proof of each definition is, that has one
+    # which axes were smaller in what was judged, of those that are too large themselves
+    twins: dict[str, str] = {}
+    unconfirmed: dict[str, str] = {}  # constants that the reference alone states, of those graded by them
+    wrong: list[str]  # those whose reference has a finding
+    unmet: list[Unmet]  # those that met no ground truth
+
+
+class Collector:
+    """Notes of verdict rows what a proof is made of."""
+
+    def __init__(self) -> None:
+        self._op_types: dict[str, str] = {}
+        self._cases: dict[tuple[str, str], set[str]] = defaultdict(set)  # of what was compared
+        self._reasons: dict[str, set[str]] = defaultdict(set)
+        self._wrong: set[str] = set()
+        self._open: set[str] = set()  # an output of which nobody judged
+        self._shadowed: dict[str, set[Grade]] = defaultdict(set)
+        self._twins: dict[str, str] = {}
+        self._unconfirmed: dict[str, str] = {}
+
+    def watch(self, rows: Iterable[VerdictRow]) -> Iterator[VerdictRow]:
+        """The rows, each noted as it passes."""
+        for row in rows:
+            self._note(row)
+            yield row
+
+    def _note(self, row: VerdictRow) -> None:
+        name = row.definition
+        self._op_types[name] = row.op_type
+        if row.actor == REFERENCE and row.bad:
+            self._wrong.add(name)
+        if row.twin:
+            if row.grade is Grade.TWIN:
+                self._twins[name] = row.twin
+            return  # it says nothing of the definition in its own size
+        if row.unjudged:
+            self._open.add(name)
+        if row.grade is Grade.CONSISTENT and row.constants:
+            self._unconfirmed[name] = row.constants
+        if row.grade is not None and row.against == SHADOW:
+            self._shadowed[name].add(row.grade)
+        self._compare(row)
+
+    def _compare(self, row: VerdictRow) -> None:
+        """Note that an actor's output was compared, or why it was not."""
+        name, actor, verdict = row.definition, row.actor, row.verdict
+        if row.tolerance is not None:
+            self._reasons[name].add(RELAXED)
+        elif verdict in COMPARED and row.output != WHOLE:  # conduct alone is no comparison
+            self._cases[name, actor].add(str(row.case))
+        elif actor == REFERENCE and row.reason == Skip.NO_ORACLE:
+            self._reasons[name].add(Skip.NO_ORACLE)
+        elif row.case is None:
+            self._reasons[name].add(UNREADABLE)
+        elif actor in TRUTHS or verdict == Verdict.ERROR:
+            self._reasons[name].add(str(row.reason) if verdict == Verdict.SKIP else ERROR)
+
+    def proof(self, stacks: Iterable[Mapping[str, Any]]) -> Proof:
+        """What the rows show; `stacks` are the records of the stacks that they come from."""
+        records = {str(record["stack"]): record for record in stacks}
+        gpu = next((one for one in records.values() if one.get("device_type") == "cuda"), {})
+        compared = {actor for (_, actor), cases in self._cases.items() if cases}
+        unmet = [one for one in map(self._unmet, sorted(self._op_types)) if one is not None]
+        grades = dict(self._grades({one.definition: one for one in unmet}))
+        counts = Counter(grades.values())
+        return Proof(
+            device=gpu.get("device"),
+            capability=gpu.get("capability"),
+            truths={actor: _version(actor, records) for actor in TRUTHS if actor in compared},
+            op_types=dict(sorted(Counter(self._op_types.values()).items())),
+            proved=counts[Grade.PROVED],
+            alone=counts[Grade.CHECKED],
+            grades=grades,
+            twins={name: told for name, told in sorted(self._twins.items()) if name in grades},
+            unconfirmed={
+                name: told
+                for name, told in sorted(self._unconfirmed.items())
+                if grades.get(name) is Grade.CONSISTENT
+            },
+            wrong=sorted(self._wrong),
+            unmet=unmet,
+        )
+
+    def _grades(self, unmet: Mapping[str, Unmet]) -> Iterator[tuple[str, Grade]]:
+        """The grade of each definition that has one."""
+        for name in sorted(self._op_types.keys() - self._wrong):
+            if name in self._twins:  # in its own size, none but empty cases and the like were judged
+                yield name, Grade.TWIN
+            elif name in self._unconfirmed:
+                yield name, Grade.CONSISTENT
+            elif name in self._shadowed:
+                if name not in self._open:
+                    yield name, shadow_grade(self._shadowed[name])
+            elif name not in unmet:
+                yield name, Grade.PROVED
+            elif unmet[name].judged:
+                yield name, Grade.CHECKED
+
+    def _unmet(self, name: str) -> Unmet | None:
+        judged = self._cases.get((name, REFERENCE), set())
+        if any(judged & self._cases.get((name, actor), set()) for actor in TRUTHS):
+            return None
+        reasons = self._reasons.get(name, set())
+        reason = next((one for one in WHY if one in reasons), NO_TRUTH)
+        return Unmet(definition=name, op_type=self._op_types[name], reason=reason, judged=bool(judged))
+
+
+def joined(proofs: Sequence[Proof]) -> Proof:
+    """What the proofs of several verdict files show together, which have no definition in common."""
+    grades = dict(sorted(item for proof in proofs for item in proof.grades.items()))
+    op_types: Counter[str] = Counter()
+    for one in proofs:
+        op_types.update(one.op_types)
+    return Proof(
+        device=proofs[0].device,  # they state the same stacks
+        capability=proofs[0].capability,
+        truths={name: one.truths[name] for name in TRUTHS for one in proofs if name in one.truths},
+        op_types=dict(sorted(op_types.items())),
+        proved=sum(proof.proved for proof in proofs),
+        alone=sum(proof.alone for proof in proofs),
+        grades=grades,
+        twins=dict(sorted(item for proof in proofs for item in proof.twins.items())),
+        unconfirmed=dict(sorted(item for proof in proofs for item in proof.unconfirmed.items())),
+        wrong=sorted(name for proof in proofs for name in proof.wrong),
+        unmet=sorted((one for proof in proofs for one in proof.unmet), key=lambda one: one.definition),
+    )
+
+
+def _version(actor: str, records: Mapping[str, Mapping[str, Any]]) -> str | None:
+    stack = STACK_OF[actor]
+    version = records.get(stack, {}).get("versions", {}).get(distribution(stack))
+    return None if version is None else str(version)
+
+
+def sentences(proof: Proof) -> Iterator[str]:
+    """What a run ends with: on what and against what it proved how much, and what could not be reached."""
+    total = sum(proof.op_types.values())
+    if not total:
+        return
+    named = (f"{TRUTHS[actor].label} {version or ''}".strip() for actor, version in proof.truths.items())
+    truths = ", ".join(named)
+    where = "on the CPU" if proof.capability is None else f"on SM {proof.capability} ({proof.device})"
+    counts = [f"{proof.proved} of {total} definitions against a ground truth"]
+    if proof.alone:
+        counts.append(f"{proof.alone} against the float64 oracle alone")
+    counts += _shadowed(proof)
+    if proof.unconfirmed:
+        counts.append(f"{len(proof.unconfirmed)} but for a constant that the reference alone states")
+    if proof.twins:
+        counts.append(f"{len(proof.twins)} by smaller twins alone")
+    relaxed = sum(
+        one.reason == RELAXED and one.definition not in {*proof.grades, *proof.wrong} for one in proof.unmet
+    )
+    idle = total - len(proof.grades) - len(proof.wrong) - relaxed
+    reasons = ((len(proof.wrong), "with findings"), (relaxed, "accepted by your tolerance"), (idle, "not run"))
+    short = [f"{count} {why}" for count, why in reasons if count]
+    rest = f"; not proved: {', '.join(short)}" if short else ""
+    yield f"Proved {where}{f' with {truths}' if truths else ''}: {', '.join(counts)}{rest}."
+    if proof.unmet:
+        yield f"Without a ground truth here: {'; '.join(_unreached(proof))}."
+    for name, told in proof.twins.items():
+        yield f"Twin of {name}: {told}."
+    for name, told in proof.unconfirmed.items():
+        yield f"Not proved: {name}, {told}; its description should state it."
+
+
+def _shadowed(proof: Proof) -> list[str]:
+    """How many have no oracle and a grade all the same."""
+    counts = Counter(grade for name, grade in proof.grades.items() if name not in proof.unconfirmed)
+    words = {Grade.AGREED: "agreed without an oracle", Grade.CONSISTENT: "consistent with float64 alone"}
+    return [f"{counts[grade]} {told}" for grade, told in words.items() if counts[grade]]
+
+
+def _unreached(proof: Proof) -> Iterator[str]:
+    """By reason, which op_types, or which definitions where it is not the whole op_type."""
+    by_words: dict[str, dict[str, list[str]]] = {}
+    for one in sorted(proof.unmet, key=lambda one: list(WHY).index(one.reason)):
+        by_words.setdefault(WHY[one.reason], {}).setdefault(one.op_type, []).append(one.definition)
+    for words, members in by_words.items():
+        yield f"{', '.join(_named(proof, *item) for item in members.items())} ({words})"
+
+
+def _named(proof: Proof, op_type: str, names: list[str]) -> str:
+    total = proof.op_types[op_type]
+    if len(names) == total > NAMED:
+        return f"all {total} of {op_type}"
+    return ", ".join(names) if len(names) <= NAMED else f"{len(names)} of {total} of {op_type}"

@@ -1,0 +1,340 @@
+"""Report: all verdicts of a run in one summary, and the table that ends a run."""
+
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from traceproof.codedigest import code_digest
+from traceproof.digests import digest_file, digest_json
+from traceproof.errors import TraceproofError
+from traceproof.files import read_sealed, sealed, write_text
+from traceproof.reasons import Grade, Skip, Verdict
+from traceproof.run import proof
+from traceproof.run.cache import Cache, key_of_file
+from traceproof.run.implementations import PAIR, environment_of
+from traceproof.run.known import Known, read_known
+from traceproof.run.outcomes import Outcomes, proved, sentence
+from traceproof.run.records import AGAIN, REFERENCE
+from traceproof.run.rows import VerdictRow, each_row
+from traceproof.tables import headed
+from traceproof.text import printable
+
+WIDTH = 118
+DEFINITIONS_SHOWN = 100  # definitions with findings listed under the table; summary.json has all
+SHOWN = 20  # findings told in full below them, as many of each definition
+NO_ORACLE = str(Skip.NO_ORACLE)  # of a definition: nobody judged its numerics, which is no pass
+KINDS = ("new", "known", "unexpected")  # of findings
+SUMMARY, VERDICTS = "summary.json", "verdicts"  # a run's file and folder
+MADE_OF = "made_of"  # of a summary: digests of verdict files by name
+FINDING_KEYS = ("definition", "op_type", "case", "actor", "output", "verdict", "reason", "message", "repeat")
+
+
+def report(
+    verdicts: Sequence[Path],
+    summary: Path,
+    *,
+    known: Path | None,
+    stacks: Sequence[Mapping[str, Any]] = (),
+    cache: Path | None = None,
+) -> dict[str, Any]:
+    """Write summary.json out of the verdict files and the environments' records, and give it back.
+
+    It states of which verdict files it is; what the `cache` has of one of them is not counted again. Raises
+    TraceproofError: known.yaml or a verdict file can not be used, or the disk is full.
+    """
+    listed = read_known(known)
+    digests = {path.name: digest_file(path) for path in verdicts}
+    basis = digest_json([code_digest("run"), list(stacks), digest_file(known) if known is not None else None])
+    keys = {path: digest_json([basis, digests[path.name]]) for path in verdicts}
+    with ExitStack() as stack:
+        kept = stack.enter_context(Cache(cache)) if cache is not None else None
+        found = kept.get([*keys.values(), *map(key_of_file, verdicts)]) if kept is not None else {}
+        _check(verdicts, {path: found.get(key_of_file(path), digests[path.name]) for path in verdicts}, digests)
+        lacking = {
+            key: summarise(each_row(path), listed, stacks) for path, key in keys.items() if key not in found
+        }
+        if kept is not None and lacking:
+            kept.put(lacking)
+    parts = [{**found, **lacking}[key] for key in keys.values()]
+    rows = chain.from_iterable(map(each_row, verdicts))
+    value = joined(parts) if _apart(parts) else summarise(rows, listed, stacks)
+    write_text(summary, sealed(json.dumps(value | {MADE_OF: digests}, ensure_ascii=False, allow_nan=False)))
+    return value
+
+
+def _apart(parts: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether summaries have no definition in common: a file that can not be read may be called as another one."""
+    names = [name for part in parts for name in part["definitions"]]
+    return bool(parts) and len(set(names)) == len(names)
+
+
+def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The summary of several verdict files, out of the summary of each."""
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for group in (group for part in parts for group in part["groups"]):
+        names = group["op_type"], group["actor"]
+        groups[names] = _both(groups[names], group) if names in groups else group
+    findings = {kind: [found for part in parts for found in part["findings"][kind]] for kind in KINDS}
+    reached = proof.joined([proof.Proof.model_validate(part["proof"]) for part in parts])
+    outcomes, definitions = (
+        dict(sorted(item for part in parts for item in part[key].items())) for key in ("outcomes", "definitions")
+    )
+    return _summary(outcomes, definitions, [groups[names] for names in sorted(groups)], findings, reached)
+
+
+def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the summary, of those of two verdict files."""
+    added = {name: one[name] + other[name] for name in one if name not in {"op_type", "actor", "skips"}}
+    skips = dict(sorted((Counter(one["skips"]) + Counter(other["skips"])).items()))
+    return {**one, **added, "members": sorted(added["members"]), "skips": skips}
+
+
+def _summary(
+    outcomes: Mapping[str, str],
+    definitions: Mapping[str, str],
+    groups: Sequence[Mapping[str, Any]],
+    findings: Mapping[str, Sequence[Mapping[str, Any]]],
+    reached: proof.Proof,
+) -> dict[str, Any]:
+    return {
+        "verified": proved(outcomes.values()) and not findings["new"] and not findings["unexpected"],
+        "outcomes": outcomes,
+        "definitions": definitions,
+        "groups": groups,
+        "findings": findings,
+        "proof": reached.model_dump(mode="json"),
+    }
+
+
+def _check(verdicts: Sequence[Path], written: Mapping[Path, str], digests: Mapping[str, str]) -> None:
+    """Raises TraceproofError: verdict files are not what was written; they are removed, to be made again."""
+    wrong = [path for path in verdicts if written[path] != digests[path.name]]
+    if wrong:
+        for path in wrong:
+            path.unlink()
+        told = [str(path) for path in wrong[:SHOWN]]
+        raise TraceproofError("verdicts were changed after they were written", problems=told, todo=AGAIN)
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """A run's summary.
+
+    Raises TraceproofError: it is damaged, or not of the verdict files that are there. Those that it was not made
+    of are removed with it, so that the same command makes them again.
+    """
+    run = path.parent if path.name == SUMMARY else path.parent.parent  # of one family: a folder below
+    value = read_sealed(path)
+    made_of = value[MADE_OF].items()
+    wrong = [run / VERDICTS / name for name, digest in made_of if _digest(run / VERDICTS / name) != digest]
+    if wrong:
+        for one in (*wrong, path):
+            one.unlink(missing_ok=True)
+        what = f"{path} is not of the verdicts that are there"
+        raise TraceproofError(what, problems=[str(one) for one in wrong[:SHOWN]], todo=AGAIN)
+    return value
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        return digest_file(path)
+    except OSError:
+        return None
+
+
+def summarise(
+    rows: Iterable[VerdictRow], known: Known, stacks: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """Counts by op_type and actor; findings that are new; known ones; known ones that came out otherwise.
+
+    Raises TraceproofError: known.yaml limits versions of a package that an actor's stack does not hold.
+    """
+    versions = {str(record["stack"]): record["versions"] for record in stacks}
+    collector, outcomes = proof.Collector(), Outcomes()
+    groups: dict[tuple[str, str], _Group] = {}
+    definitions: dict[str, Counter[str]] = {}
+    findings: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+    for row in collector.watch(rows):
+        shown = NO_ORACLE if row.unjudged else Grade.TWIN if row.grade is Grade.TWIN else str(row.verdict)
+        definitions.setdefault(row.definition, Counter())[shown] += 1
+        kind = _kind(row, known, versions)
+        outcomes.note(row, kind)
+        groups.setdefault((row.op_type, row.actor), _Group()).note(row, kind)
+        if kind is not None:
+            findings[kind].append({key: getattr(row, key) for key in FINDING_KEYS})
+    overall = {name: _overall(counts) for name, counts in sorted(definitions.items())}
+    told = [group.as_json(*names) for names, group in sorted(groups.items(), key=lambda item: item[0])]
+    return _summary(outcomes.by_definition(), overall, told, findings, collector.proof(stacks))
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What the rows of an actor over an op_type come to."""
+
+    counts: Counter[str] = field(default_factory=Counter)  # of verdicts, kinds of findings, and what nobody judged
+    skips: Counter[str] = field(default_factory=Counter)  # by reason
+    members: dict[str, set[str]] = field(default_factory=dict)  # cases of each definition
+
+    def note(self, row: VerdictRow, kind: str | None) -> None:
+        """Count a row, which is a finding of a kind, or none."""
+        self.counts[str(row.verdict)] += 1
+        self.counts[NO_ORACLE] += row.unjudged
+        self.counts[str(kind)] += 1
+        self.members.setdefault(row.definition, set()).add(str(row.case))
+        if row.verdict == Verdict.SKIP:
+            self.skips[str(row.reason)] += 1
+
+    def as_json(self, op_type: str, actor: str) -> dict[str, Any]:
+        """The group's row of the summary."""
+        return {
+            "op_type": op_type,
+            "actor": actor,
+            "definitions": len(self.members),
+            "members": sorted(self.members) if actor == REFERENCE else [],
+            "cases": sum(map(len, self.members.values())),
+            **{name: self.counts[name] for name in (*Verdict, "known", NO_ORACLE)},
+            "skips": dict(sorted(self.skips.items())),
+        }
+
+
+def _kind(row: VerdictRow, known: Known, stacks: Mapping[str, Mapping[str, str]]) -> str | None:
+    """`new` finding, `known` one, `unexpected` outcome where another was known, or None: all is well."""
+    if row.tolerance is not None:  # by the user's tolerance: the list speaks of the calibrated gates
+        return "new" if row.bad else None
+    if row.verdict == Verdict.SKIP and not row.unjudged:
+        # A machine without the GPU that showed it says nothing against it.
+        return None
+    versions = _versions(row, stacks)
+    entry = known.entry(row, versions)
+    # Who lists a definition as one without an oracle need not say whether its float64 shadow was computed.
+    shadowed = row.grade is Grade.CONSISTENT and not row.constants
+    alone = row.changed(verdict=Verdict.SKIP, reason=Skip.NO_ORACLE) if shadowed else row
+    if entry is not None and entry.expects(alone):
+        return "known"
+    if entry is not None and entry.stands(versions):
+        return "unexpected"
+    return "new" if row.bad or row.unjudged else None
+
+
+def _versions(row: VerdictRow, stacks: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Package versions that a row's actors ran with: those of this run, since a row may be an earlier one's."""
+    found = dict(row.versions or {})
+    for actor in row.actor.split(PAIR):
+        found |= stacks.get(environment_of(actor), {})
+    return found
+
+
+def _overall(counts: Mapping[str, int]) -> str:
+    """A definition's verdict: the worst of its rows; skip only if nothing passed, twin if a smaller one did."""
+    order = (Verdict.ERROR, Verdict.FAIL, NO_ORACLE, Grade.TWIN, Verdict.PASS, Verdict.SKIP)
+    return str(next(verdict for verdict in order if counts.get(verdict)))
+
+
+def failed(summary: Mapping[str, Any]) -> bool:
+    """Whether a run must end with exit code 1: news, an outcome other than the known one, or nothing compared."""
+    return not summary["verified"]
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """The table and the findings, as text for a terminal or a log."""
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH)
+    nobody = ["no oracle"] if any(group[NO_ORACLE] for group in summary["groups"]) else []
+    columns = ("definitions", "cases", "pass", "fail", "error", "known", *nobody, "skip")
+    grid = headed("Verdicts (one row per case output)", ("op_type", "actor"), columns, "skipped because")
+    for group in summary["groups"]:
+        if _idle(group):
+            continue
+        why = ", ".join(f"{reason} {count}" for reason, count in group["skips"].items())
+        shown = group | {"no oracle": group[NO_ORACLE], "skip": group["skip"] - group[NO_ORACLE]}
+        grid.add_row(group["op_type"], group["actor"], *(str(shown[key]) for key in columns), why)
+    console.print(grid)
+    reached = proof.Proof.model_validate(summary["proof"])
+    if not {Grade.PROVED, Grade.CHECKED}.issuperset(reached.grades.values()):
+        console.print(_grades(summary, reached))
+    ending = proof.sentences(reached)
+    for text in (*_closing(summary), *ending):
+        safe = "\n".join(map(printable, text.split("\n")))  # the lines are ours, what stands in them is anybody's
+        console.print(safe, markup=False, highlight=False, soft_wrap=True)
+    return out.getvalue()
+
+
+def _grades(summary: Mapping[str, Any], reached: proof.Proof) -> Table:
+    """How many definitions of each op_type have which grade of proof, where some have one that says less."""
+    op_types = {name: group["op_type"] for group in summary["groups"] for name in group["members"]}
+    grid = headed("Grades of proof, definitions", ["op_type"], (*Grade, "findings", "not verified"))
+    for op_type in sorted(reached.op_types):
+        own = [name for name, of in op_types.items() if of == op_type]
+        counts = Counter(reached.grades[name] for name in own if name in reached.grades)
+        wrong = sum(name in reached.wrong for name in own)
+        rest = reached.op_types[op_type] - sum(counts.values()) - wrong
+        grid.add_row(op_type, *(str(counts[grade]) for grade in Grade), str(wrong), str(rest))
+    return grid
+
+
+def _idle(group: Mapping[str, Any]) -> bool:
+    """Whether an actor has nothing to do with an op_type: it says nothing that a reader needs a line for."""
+    return set(group["skips"]) == {str(Skip.NO_ADAPTER)} and group[Verdict.SKIP] == sum(group[v] for v in Verdict)
+
+
+def _closing(summary: Mapping[str, Any]) -> Iterator[str]:
+    for kind, heading in (("new", "new"), ("unexpected", "not as known.yaml says")):
+        by_definition: dict[str, list[Mapping[str, Any]]] = {}
+        for found in summary["findings"][kind]:
+            by_definition.setdefault(found["definition"], []).append(found)
+        if by_definition:
+            yield f"\n{len(summary['findings'][kind])} {heading}:"
+            yield from _findings(by_definition)
+    yield f"\n{sentence(summary)}"
+
+
+def _findings(by_definition: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+    """A line per definition first, where there are several; then some findings of each in full."""
+    if len(by_definition) > 1:
+        for name, found in islice(by_definition.items(), DEFINITIONS_SHOWN):
+            first = f"{_where(found[0])}, {found[0]['output']}: {found[0]['reason']}"
+            yield f"  {printable(name)}: {len(found)}, first {first}"
+        if len(by_definition) > DEFINITIONS_SHOWN:
+            yield f"  ... and {len(by_definition) - DEFINITIONS_SHOWN} more definitions in summary.json"
+        yield ""
+    each = max(1, SHOWN // len(by_definition))
+    shown = 0
+    for name, found in islice(by_definition.items(), SHOWN):
+        for one in found[:each]:
+            shown += 1
+            yield f"  {printable(name)}, {_where(one)}"
+            yield f"    {one['output']}  {one['verdict'].upper()}  {one['reason']}: {_first(one['message'])}"
+            if one["repeat"]:
+                yield f"    repeat  {one['repeat']}"
+    rest = sum(map(len, by_definition.values())) - shown
+    if rest:
+        yield f"  ... and {rest} more in summary.json"
+
+
+def _where(finding: Mapping[str, Any]) -> str:
+    """Case and actor; of a file that is no definition there is no case."""
+    return finding["actor"] if finding["case"] is None else f"case {finding['case']}, {finding['actor']}"
+
+
+def absent(family: str, families: Mapping[str, Sequence[str]], planned: Sequence[str]) -> str:
+    """Why nothing of a family was compared, and which families would be, by the op_types that are `planned`."""
+    there = [name for name, op_types in families.items() if set(op_types) & set(planned)]
+    return (
+        f"Nothing was compared: the selected definitions of the dataset have no op_type of family {family} "
+        f"({', '.join(families[family])}).\nThey have {', '.join(planned) or 'none at all'}"
+        f"{'; families: ' + ', '.join(there) if there else ''}. Change `dataset` or `selection` in config.yaml."
+    )
+
+
+def _first(message: str) -> str:
+    """The last line of a message (an exception's own), cut to a readable length."""
+    line = message.strip().splitlines()[-1] if message.strip() else ""
+    return line if len(line) <= 200 else line[:197] + "..."

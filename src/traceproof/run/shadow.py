@@ -1,0 +1,367 @@
+"""Runs code in float64 beside what it computes: every floating-point tensor has a shadow.
+
+The tensors that the code sees are its own, so every decision it takes (dtypes, comparisons, indices) stays as it
+is; each operation on them is done on the shadows too, in float64. A rounding that is stated, by a cast to a
+narrower dtype or a copy into one, is made in the shadow as well. Only what an output itself was rounded to last is
+taken back: who compares allows for that rounding.
+
+Beside it stand two other modes: sums in another order at the code's own precision, which is what any right
+order may lose; and equal values in another order, where an operation leaves their order open. What an answer owes
+to that is not specified; where an operation states which of several equals it takes (a stable sort, argmax), it
+stays as it is. Runs in the process of untrusted code: standard library, torch.
+"""
+
+# Operations, their arguments and results are whatever torch's dispatcher has; a storage has no public identity.
+# ruff: noqa: ANN401, SLF001
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+FLOAT64, OTHER_ORDER = "float64", "other order"
+OTHER_TIES = "other ties"  # FLOAT64 with equal values in another order
+ORDERING = ("sort", "topk")  # in the text of code that OTHER_TIES changes anything in
+PURGED = 512  # new shadows after which those of tensors that are gone are let go
+BITS_TAKEN = "a tensor's bits are read as another dtype, which float64 does not have"
+aten = torch.ops.aten
+# Operations that move values: what was rounded last, and what it was before, both move.
+MOVES = frozenset(
+    {"clone", "copy", "copy_", "cat", "stack", "index", "index_select", "index_put", "index_put_", "gather"}
+    | {"slice_scatter", "select_scatter", "scatter", "scatter_", "repeat", "flip", "roll", "constant_pad_nd"}
+    | {"where", "contiguous", "_unsafe_index", "_index_put_impl_", "index_copy", "index_copy_", "_reshape_copy"}
+)
+RANDOM = frozenset(
+    {"multinomial", "rand", "randn", "randint", "rand_like", "randn_like", "bernoulli", "bernoulli_", "uniform_"}
+    | {"normal_", "normal", "exponential_", "random_", "randperm", "native_dropout", "log_normal_", "cauchy_"}
+)
+NARROW = frozenset({torch.bfloat16, torch.float16})
+ORDER_DECIDES = 2.0**-19  # relative: 32 roundings of float32, what a sum of 1,000 terms loses and some more
+
+
+def modes_of(reference: str) -> tuple[str, ...]:
+    """The modes that a reference is followed in: OTHER_TIES, the last, only where its text orders values."""
+    orders = any(word in reference for word in ORDERING)
+    return (FLOAT64, OTHER_ORDER, OTHER_TIES) if orders else (FLOAT64, OTHER_ORDER)
+
+
+class UnsupportedError(RuntimeError):
+    """The code does something that float64 can not follow; the text says what."""
+
+
+class PlainMode(TorchDispatchMode):
+    """A mode whose first operation does not import the compiler, a second of processor time per process.
+
+    Compiled code runs below it all the same: the mode sees what the code compiles to.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Float64(PlainMode):
+    """The mode that keeps the shadows; `instead` holds what is done in the place of some operations."""
+
+    def __init__(self, instead: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._instead = instead
+        self._kept: dict[int, tuple[StorageWeakRef, torch.dtype, torch.Tensor, torch.Tensor]] = {}
+        self._decided: dict[int, StorageWeakRef] = {}  # storages of whole numbers that rounding decided
+        self._told = False  # whether Python got such a number: any that is written later may follow from it
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        named = kwargs or {}
+        name = func.overloadpacket.__name__
+        tensors = _tensors((args, named))
+        _check(name, tensors)
+        floats = [one for one in tensors if one.is_floating_point()]
+        if name == "_local_scalar_dense":
+            self._told |= bool(floats) or self.decided(tensors[0])
+            return self.value(floats[0]).item() if floats else func(*args, **named)
+        self._begin(func, floats)
+        own = {_key(one) for one in tensors}
+        decided = bool(floats) or self._told or any(map(self.decided, tensors))
+        out = self._instead.get(func, func)(*args, **named)
+        made = _tensors(out)
+        _check(name, made)
+        self._told |= decided and not made
+        if not tensors or name == "lift_fresh":  # a constant, which its dtype rounds
+            if self._told:
+                self._note_decided(made)
+            return out
+        if func._schema.is_mutable:
+            self._changed(func, args, named, decided=decided)
+            return out
+        fresh = [one for one in made if _key(one) not in own]
+        if decided:
+            self._note_decided(fresh)
+        if any(one.is_floating_point() for one in fresh):
+            self._shadowed(func, args, named, out)
+        return out
+
+    def value(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The shadow of a floating-point tensor, float64, a view where the tensor is one."""
+        return self._buffers(tensor)[0].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def exact(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same, without the rounding that was made last."""
+        return self._buffers(tensor)[1].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def decided(self, tensor: torch.Tensor) -> bool:
+        """Whether whole numbers follow from floating-point ones, so that rounding may decide them."""
+        return _key(tensor) in self._decided
+
+    def _begin(self, func: Any, floats: Sequence[torch.Tensor]) -> None:
+        """Make shadows before an operation in place changes what new ones would be made of."""
+        if func is aten.view.dtype and floats and floats[0].element_size() > 1:
+            raise UnsupportedError(BITS_TAKEN)
+        for one in floats:
+            self._buffers(one)
+
+    def _note_decided(self, tensors: Sequence[torch.Tensor]) -> None:
+        for one in tensors:
+            if not one.is_floating_point():
+                self._decided[_key(one)] = StorageWeakRef(one.untyped_storage())
+
+    def _buffers(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        key = _key(tensor)
+        kept = self._kept.get(key)
+        if kept is not None and kept[1] == tensor.dtype:
+            return kept[2], kept[3]
+        if len(self._kept) % PURGED == PURGED - 1:
+            self._kept = {one: entry for one, entry in self._kept.items() if not entry[0].expired()}
+            self._decided = {one: entry for one, entry in self._decided.items() if not entry.expired()}
+        storage = tensor.untyped_storage()
+        count = storage.nbytes() // tensor.element_size()
+        flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (count,), (1,))
+        wide = flat.to(torch.float64)
+        self._kept[key] = (StorageWeakRef(storage), tensor.dtype, wide, wide.clone())
+        return self._kept[key][2:]
+
+    def _compute(self, func: Any, args: Any, named: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        """What an operation gives on the shadows."""
+
+        def lifted(one: Any) -> Any:
+            if isinstance(one, torch.Tensor):
+                return of(one) if one.is_floating_point() else one
+            return torch.float64 if isinstance(one, torch.dtype) and one.is_floating_point else one
+
+        with _double():
+            try:
+                return self._instead.get(func, func)(*tree_map(lifted, args), **tree_map(lifted, named))
+            except NotImplementedError as error:
+                raise UnsupportedError(f"{func.overloadpacket.__name__} is not there in float64") from error
+
+    def _shadowed(self, func: Any, args: Any, named: Any, out: Any) -> None:
+        """Give new floating-point tensors their shadows."""
+        name = func.overloadpacket.__name__
+        source = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if name == "_to_copy" and source is not None and source.is_floating_point():
+            plain = self.value(source)
+            self._keep(out, *_rounded(plain, self.exact(source), source.dtype, out.dtype))
+            return
+        results = _tensors(self._compute(func, args, named, self.value))
+        exacts = _tensors(self._compute(func, args, named, self.exact)) if name in MOVES else results
+        for native, wide, unrounded in zip(_tensors(out), results, exacts, strict=True):
+            if native.is_floating_point():
+                self._keep(native, wide, unrounded)
+
+    def _changed(self, func: Any, args: Any, named: Any, *, decided: bool) -> None:
+        """Do to the shadows what an operation did in place."""
+        name = func.overloadpacket.__name__
+        target = args[0] if args and isinstance(args[0], torch.Tensor) else named.get("out")
+        if not isinstance(target, torch.Tensor):
+            raise UnsupportedError(f"{name} writes to several tensors")
+        if not target.is_floating_point():
+            if decided:
+                self._note_decided([target])
+            return
+        if name == "copy_" and isinstance(args[1], torch.Tensor) and args[1].is_floating_point():
+            source = args[1]
+            pair = _rounded(self.value(source), self.exact(source), source.dtype, target.dtype)
+            for own, given in zip((self.value(target), self.exact(target)), pair, strict=True):
+                own.copy_(given)
+            return
+        if name in MOVES:
+            self._compute(func, args, named, self.value)
+            self._compute(func, args, named, self.exact)
+            return
+        self._compute(func, args, named, self.value)
+        self.exact(target).copy_(self.value(target))
+
+    def _keep(self, native: torch.Tensor, wide: torch.Tensor, unrounded: torch.Tensor) -> None:
+        storage = native.untyped_storage()
+        count = storage.nbytes() // native.element_size()
+        placed = []
+        for given in (wide, unrounded):
+            buffer = torch.zeros(count, dtype=torch.float64, device=native.device)
+            buffer.as_strided(native.size(), native.stride(), native.storage_offset()).copy_(given)
+            placed.append(buffer)
+        self._kept[_key(native)] = (StorageWeakRef(storage), native.dtype, placed[0], placed[1])
+
+
+def run(mode: str, function: Callable[..., Any], inputs: Sequence[Any], entries: Callable[[Any], Any]) -> Any:
+    """What a function returns under a mode, each floating-point output as its shadow but under OTHER_ORDER.
+
+    Whole numbers that rounding may have decided are None there: nothing says what is right. `entries` takes what
+    it returned apart, into (name, value) pairs. Raises UnsupportedError: float64 can not follow the code.
+    """
+    if mode == OTHER_ORDER:
+        with torch.no_grad(), OtherOrder():
+            return entries(function(*inputs))
+    shadows = Float64(INSTEAD if mode == OTHER_TIES else {})
+    with torch.no_grad(), shadows:
+        returned = entries(function(*inputs))
+    return [(name, _shadow(shadows, value)) for name, value in returned]
+
+
+def _shadow(shadows: Float64, value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_floating_point():
+        return shadows.exact(value).clone()
+    return None if shadows.decided(value) else value
+
+
+def _rounded(
+    value: torch.Tensor, exact: torch.Tensor, source: torch.dtype, target: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A value cast from one dtype to another, and what it was before; a wider one rounds nothing."""
+    if source == target:
+        return value, exact
+    if _narrows(source, target):
+        return value.to(target).to(torch.float64), value
+    return value, value
+
+
+def _narrows(source: torch.dtype, target: torch.dtype) -> bool:
+    one, other = torch.finfo(source), torch.finfo(target)
+    return bool(other.eps > one.eps or other.max < one.max)
+
+
+def _check(name: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse what float64 can not follow. Raises UnsupportedError: it draws at random, or has complex numbers."""
+    if name in RANDOM:
+        raise UnsupportedError(f"{name} draws at random")
+    if any(one.is_complex() for one in tensors):
+        raise UnsupportedError("complex numbers are used")
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [one for one in tree_flatten(value)[0] if isinstance(one, torch.Tensor)]
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+@contextmanager
+def _double() -> Iterator[None]:
+    """While it is active, what has no dtype of its own is float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class OtherOrder(PlainMode):
+    """Computes as the code says, at its own precision, but sums backwards: what any right order may lose.
+
+    A stated rounding on the way takes the other neighbour where another order could: one step of a narrow dtype,
+    thousands of times what float32 loses, which no sum of ours need happen to show.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        backwards = BACKWARDS.get(func)
+        named = kwargs or {}
+        if func is aten._to_copy.default and args[0].dtype is torch.float32 and named.get("dtype") in NARROW:
+            return _other_neighbour(args[0], func(*args, **named))
+        return func(*args, **named) if backwards is None else backwards(func, *args, **named)
+
+
+def _other_neighbour(value: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+    """Float32 values rounded, those the other way that lie so near to the middle that a sum's order decides."""
+    found = rounded
+    for side in (1 + ORDER_DECIDES, 1 - ORDER_DECIDES):
+        other = (value * side).to(rounded.dtype)
+        found = torch.where((other.float() != rounded.float()) & other.isfinite(), other, found)
+    return found
+
+
+def _products(func: Any, *args: Any, **named: Any) -> Any:
+    *first, left, right = args
+    return func(*first, left.flip(-1), right.flip(-2), **named)
+
+
+def _sums(func: Any, value: torch.Tensor, dims: Any = None, *rest: Any, **named: Any) -> Any:
+    over = list(range(value.dim())) if dims is None else [dims] if isinstance(dims, int) else list(dims)
+    return func(value.flip(over or list(range(value.dim()))), dims, *rest, **named)
+
+
+def _whole(func: Any, value: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    return func(value.flip(list(range(value.dim()))), *rest, **named)
+
+
+def _along(func: Any, value: torch.Tensor, dim: int, *rest: Any, **named: Any) -> Any:
+    return func(value.flip(dim), dim, *rest, **named).flip(dim)
+
+
+BACKWARDS: Mapping[Any, Callable[..., Any]] = {
+    aten.mm.default: _products,
+    aten.bmm.default: _products,
+    aten.addmm.default: _products,
+    aten.baddbmm.default: _products,
+    aten.sum.default: _whole,
+    aten.mean.default: _whole,
+    aten.sum.dim_IntList: _sums,
+    aten.mean.dim: _sums,
+    aten.logsumexp.default: _sums,
+    aten._softmax.default: _along,
+    aten._log_softmax.default: _along,
+}
+
+
+def _sorted(value: torch.Tensor, dim: int = -1, descending: bool = False) -> Any:  # noqa: FBT001, FBT002 - torch's
+    if not value.dim():
+        return aten.sort.default(value, dim, descending)
+    values, places = torch.sort(value.flip(dim), dim=dim, descending=descending, stable=True)
+    return values, value.size(dim) - 1 - places
+
+
+def _stably_sorted(value: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Any:
+    if stable:
+        return aten.sort.stable(value, stable=True, dim=dim, descending=descending)
+    return _sorted(value, dim, descending)
+
+
+def _topk(
+    value: torch.Tensor,
+    k: int,
+    dim: int = -1,
+    largest: bool = True,  # noqa: FBT001, FBT002 - torch's
+    sorted: bool = True,  # noqa: A002, FBT001, FBT002 - torch's
+) -> Any:
+    if not value.dim():
+        return aten.topk.default(value, k, dim, largest, sorted)
+    return tuple(one.narrow(dim, 0, k).contiguous() for one in _sorted(value, dim, largest))
+
+
+INSTEAD: Mapping[Any, Callable[..., Any]] = {
+    aten.sort.default: _sorted,
+    aten.sort.stable: _stably_sorted,
+    aten.topk.default: _topk,
+}

@@ -1,0 +1,360 @@
+"""The layers around untrusted code: which ones this machine offers, found by trying, and how one enters them.
+
+Last comes what a worker sees of the file system, and the new root that shows just that.
+"""
+
+import contextlib
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from traceproof.sandbox import kernel
+
+# Installed software; libraries and programs, nobody's data.
+_SYSTEM = "/usr /bin /sbin /lib /lib32 /lib64 /libx32 /opt /nix/store /gnu/store /sys"
+SYSTEM = tuple(_SYSTEM.split())
+# Of /etc, only what loading a library or naming a time zone or a user needs: the rest may hold keys.
+_ETC = "alternatives group ld.so.cache ld.so.conf ld.so.conf.d localtime nsswitch.conf passwd"
+ETC = tuple(_ETC.split())
+DEVICES = ("null", "zero", "full", "random", "urandom")  # below /dev
+GPU_DEVICES = ("nvidia*", "dxg")
+# Of /proc, what changes the machine: the owner of these files, root, needs no capability to write to them.
+MACHINE_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
+SHARED = "/dev/shm"  # noqa: S108 - a small one of the worker's own
+SHARED_MEMORY = "size=64m,mode=1777"  # what CUDA and semaphores put into /dev/shm is small
+# CUDA does not start behind Landlock (cuInit gives 304, seen with driver 580); the file view of its own stays.
+CUDA_REFUSES = ("landlock",)
+HOLDS = "holds"
+ABSENT = "absent: "
+LEFT_OUT = ABSENT + "left out on request"
+REASON_BYTES = 4096  # a pipe takes that much at once
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleFiles:
+    """Paths that a worker keeps: to read, to write (its scratch folder), device nodes; and what it never sees."""
+
+    readable: tuple[str, ...]
+    scratch: str
+    devices: tuple[str, ...]
+    concealed: tuple[str, ...] = ()
+
+    def concealing(self, paths: Sequence[str]) -> "VisibleFiles":
+        """The view without what lies in some folders, but for a folder that the interpreter itself lies in."""
+        own = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, sys.executable)]
+        hidden = [path for path in paths if not any(_inside(one, path) for one in own)]
+        kept = [path for path in self.readable if not any(_inside(path, folder) for folder in hidden)]
+        return VisibleFiles(tuple(kept), self.scratch, self.devices, tuple(hidden))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsolationPlan:
+    """The layers to put up; those that the machine does not have stay away."""
+
+    user: bool = False
+    process: bool = False
+    network: bool = False
+    ipc: bool = False
+    files: bool = False
+    privileges: bool = False
+    system_calls: bool = False
+    landlock: bool = False
+
+
+NO_LAYERS = IsolationPlan()
+LAYERS = {
+    "user": "user namespace",
+    "process": "process namespace",
+    "network": "network namespace",
+    "ipc": "IPC namespace",
+    "files": "file view of its own",
+    "privileges": "no privileges to gain or keep",
+    "system_calls": "system call filter",
+    "landlock": "Landlock",
+}
+
+
+def line_of(layers: Mapping[str, str]) -> str:
+    """The layers in one line for people."""
+    holds = [LAYERS[name] for name, state in layers.items() if state == HOLDS]
+    absent: dict[str, list[str]] = {}  # by reason: one refusal of the machine often takes several layers
+    for name, state in layers.items():
+        if state != HOLDS:
+            absent.setdefault(state.removeprefix(ABSENT), []).append(LAYERS[name])
+    text = "isolation: limits on time, memory, processes and output hold"
+    if holds:
+        text += "; so do " + ", ".join(holds)
+    if absent:
+        text += "; absent: " + "; ".join(f"{', '.join(names)} ({why})" for why, names in absent.items())
+    if layers.get("network") != HOLDS and layers.get("system_calls") != HOLDS:
+        text += "; foreign code CAN reach the network"
+    if layers.get("files") != HOLDS and layers.get("landlock") != HOLDS:
+        text += "; foreign code CAN read and write this user's files"
+    return text
+
+
+def lacking(layers: Mapping[str, str]) -> list[str]:
+    """What strangers' code could reach with these layers; empty: isolation is whole.
+
+    Several layers may do for one protection: a GPU's driver does not start behind Landlock, say.
+    """
+    holds = {name for name, state in layers.items() if state == HOLDS}
+    protections = {
+        "this user's files": {"files", "landlock"},
+        "the network": {"network", "system_calls"},
+        "other processes": {"process", "landlock"},
+        "privileges": {"privileges", "user"},
+    }
+    return [what for what, layers in protections.items() if not holds & layers]
+
+
+def new_user() -> None:
+    """Enter a user namespace of the same user and group, with every capability inside it and none outside."""
+    user, group = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.CLONE_NEWUSER)
+    with contextlib.suppress(FileNotFoundError):  # kernels before 3.19
+        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
+
+
+def leave(plan: IsolationPlan, seen: VisibleFiles, stage: str) -> None:
+    """Enter the namespaces of network, IPC and mounts, and the file view; with `process`, as its first process."""
+    flags = kernel.CLONE_NEWNET if plan.network else 0
+    flags |= kernel.CLONE_NEWIPC if plan.ipc else 0
+    flags |= kernel.CLONE_NEWNS if plan.files or plan.process else 0
+    if flags:
+        kernel.unshare(flags)
+    if flags & kernel.CLONE_NEWNS:
+        kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    if plan.files:
+        enter_view(seen, stage, fresh_proc=plan.process)
+    elif plan.process:
+        _show_proc("/proc", fresh=True)
+
+
+def give_up(plan: IsolationPlan, seen: VisibleFiles, *, processes: bool, gpu: bool = False) -> None:
+    """Give up privileges, then files and system calls: the last step before foreign code, which nothing undoes."""
+    if plan.privileges:
+        kernel.drop_capabilities()
+    if plan.privileges or plan.landlock or plan.system_calls:
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    if plan.landlock:
+        own = [seen.scratch, SHARED] if plan.files else [seen.scratch]  # private only then
+        kernel.restrict_files([*seen.readable, "/proc"], own, seen.devices)
+    if plan.system_calls:
+        # Without a process namespace it could signal every process of this user, its own monitor first.
+        only = None if plan.process else os.getpid()
+        kernel.install_filter(
+            kernel.filter_program(kernel.MACHINE, processes=processes, only_signal=only, gpu=gpu)
+        )
+
+
+def probe(stage: str, without: Collection[str] = ()) -> tuple[IsolationPlan, dict[str, str]]:
+    """Try the layers, all at once; where that fails, each in a process of its own.
+
+    Must run in a single thread, before anything heavy is imported. `stage` is an empty folder; its parent is one
+    to make others in.
+    """
+    with tempfile.TemporaryDirectory(dir=Path(stage).parent) as scratch:
+        seen = view_of_this_process(scratch, gpu=False)
+        plan = IsolationPlan(**{name: name not in without for name in LAYERS})
+        states = {name: LEFT_OUT if name in without else HOLDS for name in LAYERS}
+        if outcome_of(lambda: _try_all(plan, seen, stage)) == HOLDS:
+            return plan, states
+
+        def attempt(layer: str, call: Callable[[], object]) -> None:
+            if layer not in without:
+                states[layer] = outcome_of(call)
+
+        attempt("user", new_user)
+        user = states["user"] == HOLDS
+        for name in ("network", "ipc", "files", "process", "privileges", "system_calls", "landlock"):
+            own = user and name not in {"system_calls", "landlock"}
+            single = IsolationPlan(**{"user": own, "files": name == "process", name: True})
+            attempt(name, lambda plan=single: _try_all(plan, seen, stage))  # type: ignore[misc]
+    return IsolationPlan(**{name: state == HOLDS for name, state in states.items()}), states
+
+
+def _try_all(plan: IsolationPlan, seen: VisibleFiles, stage: str) -> None:
+    """Enter all layers of a plan as a worker does. Raises OSError: one of them is refused, or does not act."""
+
+    def inside() -> None:
+        leave(plan, seen, stage)
+        give_up(plan, seen, processes=True)
+        if plan.system_calls:
+            with contextlib.suppress(PermissionError):
+                socket.socket(socket.AF_INET).close()
+                raise OSError("the filter was taken but does not act")
+
+    if plan.user:
+        new_user()
+    if not plan.process:
+        inside()
+        return
+    kernel.unshare(kernel.CLONE_NEWPID)
+    problem = outcome_of(inside)
+    if problem != HOLDS:
+        raise OSError(problem.removeprefix(ABSENT))
+
+
+def outcome_of(call: Callable[[], object]) -> str:
+    """Make the call in a forked process: `HOLDS`, or `ABSENT` and the reason."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        word = f"{ABSENT}trying it raised something unexpected".encode()
+        try:
+            call()
+            word = HOLDS.encode()
+        except (OSError, KeyError, ValueError) as error:
+            word = f"{ABSENT}{error}".encode()
+        finally:
+            os.write(write, word[:REASON_BYTES])
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as stream:
+        said = stream.read().decode(errors="replace")
+    _, status = os.waitpid(pid, 0)
+    return said or f"{ABSENT}trying it ended with status {status}"
+
+
+def view_of_this_process(scratch: str, *, gpu: bool, more: Sequence[str] = ()) -> VisibleFiles:
+    """The view that this interpreter needs: its own files, the libraries it has loaded, and `more`."""
+    wanted = [*SYSTEM, *(f"/etc/{name}" for name in ETC), *more]
+    wanted += [sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(os.path.realpath(sys.executable)).parent)]
+    wanted += [path for path in sys.path if path]
+    for name in ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH"):
+        wanted += [path for path in os.environ.get(name, "").split(os.pathsep) if path]
+    wanted += _folders_of_loaded_libraries()
+    patterns = (*DEVICES, *(GPU_DEVICES if gpu else ()))
+    devices = [str(path) for pattern in patterns for path in sorted(Path("/dev").glob(pattern))]
+    return VisibleFiles(_without_nested(wanted), scratch, tuple(devices))
+
+
+def _inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _folders_of_loaded_libraries() -> list[str]:
+    found = set()
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        path = line.partition("/")[2]
+        if ".so" in path:
+            found.add(os.path.dirname("/" + path))  # noqa: PTH120
+    return sorted(found)
+
+
+def _without_nested(paths: Iterable[str]) -> tuple[str, ...]:
+    """The links on the way to the paths and what these resolve to, less what lies inside another of them.
+
+    No path in the result leads through a link, so that making it in a new root never reaches out of that.
+    """
+    wanted: set[str] = set()
+    for path in paths:
+        wanted |= _links_and_target(path)
+    kept: list[str] = []
+    for path in sorted(wanted - {"/"}):
+        if not any(path.startswith(other + "/") for other in kept):
+            kept.append(path)
+    return tuple(kept)
+
+
+def _links_and_target(path: str) -> set[str]:
+    """Every link met while walking to `path`, and where it ends; empty if there is nothing."""
+    found = set()
+    real = os.path.realpath(path)
+    todo = os.path.abspath(path)  # noqa: PTH100 - must not resolve links
+    while todo != real:
+        parts = todo.split("/")
+        link = next(("/".join(parts[:n]) for n in range(2, len(parts) + 1) if _is_link("/".join(parts[:n]))), None)
+        if link is None or link in found:
+            break
+        found.add(link)
+        rest = todo[len(link) :]
+        todo = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)) + rest)  # noqa: PTH115, PTH118, PTH120
+    return found | {real} if Path(real).exists() else set()
+
+
+def _is_link(path: str) -> bool:
+    return Path(path).is_symlink()
+
+
+def enter_view(view: VisibleFiles, stage: str, *, fresh_proc: bool) -> None:
+    """Build a root that shows the view at `stage`, an empty folder, and move into it. Needs mounts of its own.
+
+    Everything but the scratch folder, a small /dev/shm and files of one's own in /proc is read-only. Raises
+    OSError: the kernel refuses a step.
+    """
+    kernel.mount("tmpfs", stage, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
+    for path in view.readable:
+        _show(path, stage)
+    for path in view.concealed:
+        _conceal(stage + path)
+    in_memory = _inside(view.scratch, SHARED)
+    for path in ("/dev", SHARED, "/proc", "/tmp", *([] if in_memory else [view.scratch])):  # noqa: S108 - its own
+        Path(stage + path).mkdir(parents=True, exist_ok=True)
+    for path in view.devices:
+        _make_point(path, stage)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        Path(f"{stage}/dev/{name}").symlink_to(f"/proc/self/fd/{number}")
+    Path(f"{stage}/dev/fd").symlink_to("/proc/self/fd")
+    kernel.restrict_mounts(stage, kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
+    for path in view.devices:
+        kernel.mount(path, stage + path, None, kernel.MS_BIND)
+    own = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("tmpfs", stage + SHARED, "tmpfs", own | kernel.MS_NOEXEC, SHARED_MEMORY)
+    if in_memory:
+        Path(stage + view.scratch).mkdir(parents=True)
+    kernel.mount(view.scratch, stage + view.scratch, None, kernel.MS_BIND)
+    kernel.restrict_mounts(stage + view.scratch, own)
+    _show_proc(f"{stage}/proc", fresh=fresh_proc)
+    os.chdir(stage)
+    kernel.pivot_root_here()
+
+
+def _show_proc(target: str, *, fresh: bool) -> None:
+    if not fresh:
+        kernel.mount("/proc", target, None, kernel.MS_BIND | kernel.MS_REC)
+        kernel.restrict_mounts(target, kernel.MS_RDONLY)
+        return
+    kernel.mount("proc", target, "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    for name in MACHINE_SETTINGS:
+        path = f"{target}/{name}"
+        if Path(path).exists():
+            kernel.mount(path, path, None, kernel.MS_BIND | kernel.MS_REC)
+            kernel.restrict_mounts(path, kernel.MS_RDONLY)
+
+
+def _show(path: str, stage: str) -> None:
+    """Bind a path at the same place below the stage; a link is made again instead."""
+    target = Path(stage + path)
+    if _is_link(path):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(Path(path).readlink())
+        return
+    _make_point(path, stage)
+    with contextlib.suppress(FileNotFoundError):  # gone since the view was made
+        kernel.mount(path, str(target), None, kernel.MS_BIND | kernel.MS_REC)
+
+
+def _conceal(path: str) -> None:
+    """Put an empty folder, or an empty file, in the place of what is shown there."""
+    if Path(path).is_dir():
+        kernel.mount("tmpfs", path, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
+    elif Path(path).exists():
+        kernel.mount("/dev/null", path, None, kernel.MS_BIND)
+
+
+def _make_point(path: str, stage: str) -> None:
+    """An empty folder or file below the stage for what lies at `path` to be bound to."""
+    target = Path(stage + path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if Path(path).is_dir():
+        target.mkdir(exist_ok=True)
+    else:
+        target.touch()

@@ -1,0 +1,441 @@
+"""Linux calls that Python 3.11 has no name for, through the C library; each raises OSError when refused.
+
+First namespaces, mounts and capabilities; then Landlock, by which an unprivileged process takes file access from
+itself, also where namespaces are forbidden (version 1 came with Linux 5.13; later ones add rights and are used if
+present); then the system calls that untrusted code is refused, as a BPF program; last, reading /proc: who descends
+from a process, and how much memory processes hold. Constants are those of
+linux/{sched,mount,prctl,capability,landlock,filter,seccomp,audit}.h, which are the kernel's stable interface, and
+of the system call tables of x86_64 and the generic one (aarch64).
+"""
+
+import contextlib
+import ctypes
+import os
+import platform
+import signal
+import stat
+import struct
+import time
+from collections.abc import Iterable
+from errno import EINVAL, ENOSYS, EPERM
+from pathlib import Path
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC = 0x20, 0x400, 0x800, 0x1000, 0x4000
+MS_PRIVATE, MS_RELATIME = 1 << 18, 1 << 21
+MNT_DETACH = 2
+AT_FDCWD, AT_RECURSIVE = -100, 0x8000
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP = 1, 4, 24
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
+PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+
+X86_64, AARCH64 = "x86_64", "aarch64"
+MACHINE = platform.machine()
+# Numbers of calls that libc has no wrapper for: (x86_64, aarch64). From 424 on they are the same everywhere.
+NUMBERS = {
+    "capset": (126, 91),
+    "pivot_root": (155, 41),
+    "seccomp": (317, 277),
+    "mount_setattr": (442, 442),
+    "landlock_create_ruleset": (444, 444),
+    "landlock_add_rule": (445, 445),
+    "landlock_restrict_self": (446, 446),
+}
+KNOWN_MACHINE = MACHINE in {X86_64, AARCH64}
+
+
+def checked(result: int, what: str) -> int:
+    """The result of a C call, or its errno as an exception that names the call."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def syscall(name: str, *arguments: ctypes.c_void_p | ctypes.Array[ctypes.c_char] | bytes | int | None) -> int:
+    """A system call by name. Raises OSError: it is refused, or its number on this processor is not known here."""
+    if not KNOWN_MACHINE:
+        raise OSError(ENOSYS, f"{name}: not known on {MACHINE}")
+    number = NUMBERS[name][0 if MACHINE == X86_64 else 1]
+    words = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    return checked(LIBC.syscall(ctypes.c_long(number), *words), name)
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces that `flags` names for new ones."""
+    checked(LIBC.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def setns(fd: int, kind: int) -> None:
+    """Enter the namespace behind a descriptor; for a PID namespace, only later children do."""
+    checked(LIBC.setns(ctypes.c_int(fd), ctypes.c_int(kind)), "setns")
+
+
+def mount(
+    source: str | None, target: str, kind: str | None = None, flags: int = 0, data: str | None = None
+) -> None:
+    """Mount, as mount of section 2 of the manual describes."""
+    words = [None if word is None else os.fsencode(word) for word in (source, target, kind, data)]
+    checked(LIBC.mount(*words[:3], ctypes.c_ulong(flags), words[3]), f"mount {target}")
+
+
+def detach(target: str) -> None:
+    """Unmount, now or when the last user is gone."""
+    checked(LIBC.umount2(os.fsencode(target), ctypes.c_int(MNT_DETACH)), f"umount {target}")
+
+
+def pivot_root_here() -> None:
+    """Make the current folder, a mount point, the root, and let go of the old one."""
+    syscall("pivot_root", b".", b".")
+    detach(".")
+    os.chdir("/")
+
+
+def prctl(option: int, first: int = 0) -> None:
+    """Change one property of this process."""
+    zero = ctypes.c_ulong(0)
+    checked(LIBC.prctl(ctypes.c_int(option), ctypes.c_ulong(first), zero, zero, zero), f"prctl {option}")
+
+
+def restrict_mounts(target: str, flags: int) -> None:
+    """Add MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC to a mount and all mounts below it."""
+    try:
+        # struct mount_attr: attr_set, attr_clr, propagation, userns_fd; these four flags have the same bits here.
+        attributes = b"".join(number.to_bytes(8, "little") for number in (flags, 0, 0, 0))
+        syscall("mount_setattr", AT_FDCWD, os.fsencode(target), AT_RECURSIVE, attributes, len(attributes))
+    except OSError as error:
+        if error.errno != ENOSYS:  # kernels before 5.12 take it one mount at a time
+            raise
+        for point, present in _mounts_below(target):
+            mount(None, point, None, MS_BIND | MS_REMOUNT | present | flags)
+
+
+def _mounts_below(target: str) -> list[tuple[str, int]]:
+    """Mount points at and below a folder, with the flags that a remount must repeat."""
+    names = {
+        "ro": MS_RDONLY,
+        "nosuid": MS_NOSUID,
+        "nodev": MS_NODEV,
+        "noexec": MS_NOEXEC,
+        "noatime": MS_NOATIME,
+        "nodiratime": MS_NODIRATIME,
+        "relatime": MS_RELATIME,
+    }
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        fields = line.split(" ")
+        # Blanks and the like are written in octal: proc(5).
+        point = fields[4].encode("utf-8", "surrogateescape").decode("unicode_escape")
+        if point == target or point.startswith(target.rstrip("/") + "/"):
+            found.append((point, sum(names.get(option, 0) for option in fields[5].split(","))))
+    return found
+
+
+def drop_capabilities() -> None:
+    """Give up every capability, also those that an exec as root would bring back."""
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text(encoding="ascii"))
+    for capability in range(last + 1):
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except PermissionError:  # without CAP_SETPCAP there is nothing in the other sets either
+            break
+    try:
+        prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    except OSError as error:
+        if error.errno != EINVAL:  # kernels before 4.3 have no ambient set
+            raise
+    header = (0x20080522).to_bytes(4, "little") + bytes(4)  # _LINUX_CAPABILITY_VERSION_3, this process
+    syscall("capset", header, bytes(24))
+
+
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+MAKE_CHAR, MAKE_BLOCK, TRUNCATE, IOCTL_DEV = 1 << 6, 1 << 11, 1 << 14, 1 << 15
+READ = EXECUTE | READ_FILE | READ_DIR
+DEVICE = READ_FILE | WRITE_FILE | IOCTL_DEV
+ON_FILES = (
+    EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+)  # the rights that a file, not a folder, can have
+RIGHTS_BY_VERSION = ((1, 13), (2, 14), (3, 15), (5, 16))  # from this version on so many rights
+NET_BY_VERSION = (4, 0b11)  # bind and connect of TCP
+SCOPE_BY_VERSION = (6, 0b11)  # abstract Unix sockets and signals only among the restricted
+VERSION_FLAG = 1
+RULE_PATH_BENEATH = 1
+
+
+def landlock_version() -> int:
+    """Version of the interface. Raises OSError: the kernel has none, or it is switched off."""
+    return syscall("landlock_create_ruleset", None, 0, VERSION_FLAG)
+
+
+def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: Iterable[str]) -> None:
+    """Leave this process only these folders and files; no_new_privs must be set. Absent paths are passed over.
+
+    Raises OSError: the kernel refuses.
+    """
+    known = landlock_version()
+    handled = (1 << max(count for least, count in RIGHTS_BY_VERSION if known >= least)) - 1
+    net = NET_BY_VERSION[1] if known >= NET_BY_VERSION[0] else 0
+    scope = SCOPE_BY_VERSION[1] if known >= SCOPE_BY_VERSION[0] else 0
+    attributes = struct.pack("=QQQ", handled, net, scope)
+    size = 24 if scope else 16 if net else 8  # an older kernel takes the shorter struct
+    rules = syscall("landlock_create_ruleset", attributes, size, 0)
+    try:
+        for paths, rights in ((readable, READ), (writable, ~(MAKE_CHAR | MAKE_BLOCK)), (devices, DEVICE)):
+            for path in paths:
+                _allow(rules, path, rights & handled)
+        syscall("landlock_restrict_self", rules, 0)
+    finally:
+        os.close(rules)
+
+
+def _allow(rules: int, path: str, rights: int) -> None:
+    try:
+        beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except (FileNotFoundError, PermissionError):
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(beneath).st_mode):
+            rights &= ON_FILES
+        syscall("landlock_add_rule", rules, RULE_PATH_BENEATH, struct.pack("=Qi", rights, beneath), 0)
+    finally:
+        os.close(beneath)
+
+
+AUDIT_ARCH = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
+X32_BIT = 0x40000000  # x86_64's second table of the same calls: refused whole
+LOAD, JUMP_EQUAL, JUMP_GREATER_EQUAL, JUMP_SET, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+NUMBER_AT, ARCH_AT, ARGUMENTS_AT = 0, 4, 16  # struct seccomp_data
+FILTER_FLAG_SPEC_ALLOW = 1 << 2  # without it, kernels before 5.16 slow all memory access of the process
+SET_MODE_FILTER, PR_SET_SECCOMP, MODE_FILTER = 1, 22, 2
+
+CLONE_THREAD = 0x00010000
+CLONE_NEW = 0x7E020080  # every CLONE_NEW* flag of clone(2)
+AF_UNIX = 1
+TIOCSTI, TIOCLINUX = 0x5412, 0x541C  # typing into a terminal
+
+Numbers = tuple[int | None, int | None]
+
+
+def _calls(text: str) -> dict[str, Numbers]:
+    """Of `name x86_64 aarch64, ...` the numbers by name; `-` where the processor has no such call."""
+    calls = (call.split() for call in text.split(","))
+    return {name: (int(first), None if second == "-" else int(second)) for name, first, second in calls}
+
+
+REFUSED = {
+    # other processes' memory, descriptors and registers
+    **_calls(
+        "ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, process_madvise 440 440, "
+        "kcmp 312 272, pidfd_getfd 438 438"
+    ),
+    # namespaces and mounts: the layers themselves
+    **_calls(
+        "unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51, "
+        "open_tree 428 428, move_mount 429 429, fsopen 430 430, fsconfig 431 431, fsmount 432 432, "
+        "fspick 433 433, mount_setattr 442 442, name_to_handle_at 303 264, open_by_handle_at 304 265"
+    ),
+    # parts of the kernel with a long history of holes and no use here; io_uring also opens sockets unseen
+    **_calls(
+        "bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, io_uring_setup 425 425, "
+        "io_uring_enter 426 426, io_uring_register 427 427, add_key 248 217, request_key 249 218, "
+        "keyctl 250 219, fanotify_init 300 262, lookup_dcookie 212 18, personality 135 92"
+    ),
+    # memory that belongs to no process, and so counts for none
+    **_calls("shmget 29 194, memfd_secret 447 447"),
+    # the machine
+    **_calls(
+        "kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273, "
+        "delete_module 176 106, reboot 169 142, swapon 167 224, swapoff 168 225, acct 163 89, "
+        "quotactl 179 60, syslog 103 116, sethostname 170 161, setdomainname 171 162, "
+        "settimeofday 164 170, clock_settime 227 112, clock_adjtime 305 266, adjtimex 159 171, iopl 172 -, "
+        "ioperm 173 -, modify_ldt 154 -"
+    ),
+}
+CLONE, CLONE3, FORK, VFORK = (56, 220), (435, 435), (57, None), (58, None)
+MEMFD_CREATE = (319, 279)
+SOCKET, IOCTL, PRCTL = (41, 198), (16, 29), (157, 167)
+KILL_CALL, TGKILL, TKILL = (62, 129), (234, 131), (200, 130)
+SIGQUEUE, TGSIGQUEUE, PIDFD_SIGNAL = (129, 138), (297, 240), (424, 424)
+
+
+class Program:
+    """Builds the filter, one refusal after the other; what none refuses is allowed."""
+
+    def __init__(self, machine: str) -> None:
+        self._column = 0 if machine == X86_64 else 1
+        self._code: list[tuple[int, int, int, int]] = [
+            (LOAD, 0, 0, ARCH_AT),
+            (JUMP_EQUAL, 1, 0, AUDIT_ARCH[machine]),
+            (RETURN, 0, 0, KILL),
+            (LOAD, 0, 0, NUMBER_AT),
+        ]
+        if machine == X86_64:
+            self._code += [(JUMP_GREATER_EQUAL, 0, 1, X32_BIT), (RETURN, 0, 0, ERRNO | ENOSYS)]
+
+    def refuse(self, numbers: Numbers, error: int = EPERM) -> None:
+        """Refuse a call whatever its arguments."""
+        number = numbers[self._column]
+        if number is not None:
+            self._code += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO | error)]
+
+    def refuse_argument(self, numbers: Numbers, argument: int, test: int, value: int, *, when: bool) -> None:
+        """Refuse a call if `test` (JUMP_EQUAL, JUMP_SET) of the argument's low word with `value` is `when`."""
+        number = numbers[self._column]
+        if number is not None:
+            self._code += [
+                (JUMP_EQUAL, 0, 4, number),
+                (LOAD, 0, 0, ARGUMENTS_AT + 8 * argument),  # both processors are little-endian: the low word
+                (test, 0, 1, value) if when else (test, 1, 0, value),
+                (RETURN, 0, 0, ERRNO | EPERM),
+                (LOAD, 0, 0, NUMBER_AT),
+            ]
+
+    def assemble(self) -> bytes:
+        """The program as an array of struct sock_filter."""
+        return b"".join(struct.pack("=HBBI", *line) for line in [*self._code, (RETURN, 0, 0, ALLOW)])
+
+
+def filter_program(machine: str, *, processes: bool, only_signal: int | None, gpu: bool = False) -> bytes:
+    """The filter of a machine (x86_64 or aarch64).
+
+    Threads may always be started, processes where it is said. `only_signal` is the one process that may be sent
+    signals; None: any that can be seen. A GPU's driver makes files in memory, which others may not.
+    """
+    built = Program(machine)
+    if not gpu:
+        built.refuse(MEMFD_CREATE)
+    for numbers in REFUSED.values():
+        built.refuse(numbers)
+    built.refuse(CLONE3, ENOSYS)  # its flags lie in memory, out of a filter's sight; libc falls back to clone
+    built.refuse_argument(CLONE, 0, JUMP_SET, CLONE_NEW, when=True)
+    if not processes:
+        built.refuse_argument(CLONE, 0, JUMP_SET, CLONE_THREAD, when=False)
+        built.refuse(FORK)
+        built.refuse(VFORK)
+    built.refuse_argument(SOCKET, 0, JUMP_EQUAL, AF_UNIX, when=False)
+    built.refuse_argument(IOCTL, 1, JUMP_EQUAL, TIOCSTI, when=True)
+    built.refuse_argument(IOCTL, 1, JUMP_EQUAL, TIOCLINUX, when=True)
+    built.refuse_argument(PRCTL, 0, JUMP_EQUAL, PR_SET_PDEATHSIG, when=True)
+    if only_signal is not None:
+        for call in (KILL_CALL, TGKILL, SIGQUEUE, TGSIGQUEUE):
+            built.refuse_argument(call, 0, JUMP_EQUAL, only_signal, when=False)
+        built.refuse(TKILL)
+        built.refuse(PIDFD_SIGNAL)
+    return built.assemble()
+
+
+def install_filter(code: bytes) -> None:
+    """Bind this process and its children to the filter, after no_new_privs. Raises OSError: the kernel refuses."""
+    buffer = ctypes.create_string_buffer(code, len(code))
+    # struct sock_fprog: a 16-bit count, padding, a pointer
+    described = struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer))
+    try:
+        syscall("seccomp", SET_MODE_FILTER, FILTER_FLAG_SPEC_ALLOW, described)
+    except OSError:  # kernels before 4.17 do not know the flag
+        zero = ctypes.c_ulong(0)
+        result = LIBC.prctl(ctypes.c_int(PR_SET_SECCOMP), ctypes.c_ulong(MODE_FILTER), described, zero, zero)
+        checked(result, "seccomp")
+
+
+READ_BYTES = 1 << 16  # a status file has 2 KiB; 64 KiB list some 8,000 children of one thread
+
+
+def _read(path: str, folder: int | None = None) -> bytes:
+    """A file of /proc, at most READ_BYTES of it; plain calls, since this is done many times a second."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return os.read(fd, READ_BYTES)
+    finally:
+        os.close(fd)
+
+
+def numbers_in(proc: int | str) -> list[int]:
+    """Every process that a /proc, by descriptor or path, shows."""
+    return [int(name) for name in os.listdir(proc) if name.isdigit()]  # noqa: PTH208 - called many times a second
+
+
+def _children(pid: int) -> list[int]:
+    """Direct children, over all threads; empty if the process is gone."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+            with contextlib.suppress(OSError):
+                found += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
+    return found
+
+
+def _children_by_scan(pid: int) -> list[int]:
+    """The same on kernels without task/*/children: every process whose parent is `pid`."""
+    found = []
+    for number in numbers_in("/proc"):
+        with contextlib.suppress(OSError, IndexError):
+            # The command's name may hold spaces and brackets: fields count from the last bracket.
+            if int(_read(f"/proc/{number}/stat").rpartition(b")")[2].split()[1]) == pid:
+                found.append(number)
+    return found
+
+
+HAS_CHILDREN_FILE = Path("/proc/self/task").exists() and Path(f"/proc/self/task/{os.getpid()}/children").exists()
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below `pid`, parents before children."""
+    children = _children if HAS_CHILDREN_FILE else _children_by_scan
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        more = children(todo.pop())
+        found += more
+        todo += more
+    return found
+
+
+def status_bytes(pid: int, *fields: bytes, proc: int | None = None) -> int:
+    """Sum of fields of a process's status such as b"VmRSS:", in bytes; 0 if it is gone.
+
+    `proc`: descriptor of the /proc that shows it by that number; None: this process's.
+    """
+    total = 0
+    with contextlib.suppress(OSError):
+        for line in _read(f"/proc/{pid}/status" if proc is None else f"{pid}/status", proc).splitlines():
+            if line.startswith(fields):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def private_bytes(pid: int) -> int:
+    """Anonymous and shared-memory pages of a process in memory, in bytes; mapped files do not count; 0 if gone."""
+    return status_bytes(pid, b"RssAnon:", b"RssShmem:")
+
+
+def kill_all(pid: int) -> None:
+    """Kill everything below `pid`, which must be the subreaper of it all. Stopped first, so that none escapes."""
+    while below := descendants(pid):
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for one in below:
+                with contextlib.suppress(OSError):
+                    os.kill(one, number)
+        reap()
+        time.sleep(0.001)  # the dying need the processor too
+
+
+def reap() -> dict[int, int]:
+    """Wait status of every child that has ended."""
+    ended: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            ended[pid] = status
+    return ended

@@ -1,0 +1,178 @@
+"""What a caller says and gets back: limits, the kind of isolation, and one outcome per item.
+
+Then how messages between the processes look: a length, then JSON. Nothing is ever unpickled.
+"""
+
+import json
+import socket
+import struct
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any, Self
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"  # CUDA's environment variable: channels to a GPU per process
+UNTRUSTED_PROCESSES = 32  # enough for a compiler driver and its passes
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not an error
+    """Raised by a setup function or a handler that will not run its input; the text says why."""
+
+
+class Isolation(StrEnum):
+    """How far the worker is shut in."""
+
+    TRUSTED = "trusted"  # limits only: our own code and ground-truth kernels, which compile and use caches
+    UNTRUSTED = "untrusted"  # every layer that this machine has: code that came with a definition
+
+
+class Status(StrEnum):
+    """How one item ended."""
+
+    OK = "ok"
+    ERROR = "error"  # a Python exception
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    CRASH = "crash"  # a signal, or an exit that was not asked for
+    OUTPUT = "output"  # printed, wrote or answered more than the limit
+    PROCESSES = "processes"  # started more processes than the limit
+    REFUSED = "refused"  # the setup function or the handler raised Refused
+    ISOLATION = "isolation"  # not run: it can not be isolated here, and nobody said that it may run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one item may use; all are per item but `setup_seconds`."""
+
+    seconds: float = 60.0  # wall clock of one item
+    setup_seconds: float = 60.0  # wall clock of the setup function, imports included
+    # host memory beyond what the preloaded modules take, over all processes of the worker; None: not limited. GPU
+    # memory is not counted.
+    memory_bytes: int | None = 8 * GIB
+    # processes that the worker may have at once beside itself; 0: none at all; None: 32 for untrusted code, no
+    # limit for trusted code, which compiles with all cores. Threads are not counted.
+    processes: int | None = None
+    output_bytes: int = MIB  # what may be printed on stdout and stderr together
+    file_bytes: int = 4 * GIB  # largest single file, and what the scratch folder may hold in all
+    message_bytes: int = 64 * MIB  # largest answer
+
+    def __post_init__(self) -> None:
+        for name, value in self.as_json().items():
+            least = 0 if name == "processes" else 1e-3
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}; it must be positive")
+
+    def as_json(self) -> dict[str, Any]:
+        """The limits as a JSON object."""
+        return asdict(self)
+
+    def settled(self, isolation: Isolation) -> Self:
+        """The limits with the default of `processes` filled in."""
+        if self.processes is None and isolation is Isolation.UNTRUSTED:
+            return replace(self, processes=UNTRUSTED_PROCESSES)
+        return self
+
+    @classmethod
+    def of_json(cls, value: dict[str, Any]) -> Self:
+        """The limits that `as_json` wrote."""
+        return cls(**value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemOutcome:
+    """How item number `index` ended."""
+
+    index: int
+    status: Status
+    value: Any = None  # what the handler returned; None unless the status is ok
+    message: str = ""  # empty if ok, else what happened: the end of a traceback, the signal, the limit
+    seconds: float = 0.0  # time in the handler; wall clock seen from outside if the handler did not come back
+    peak_bytes: int = 0  # host memory at its highest during the item, beyond what the preloaded modules take
+    output: str = ""  # the end of what the item printed
+    isolation: str = ""  # what strangers' code could reach where isolation was not whole; empty: nothing
+
+
+LENGTH = struct.Struct("!Q")
+
+
+class BrokenMessageError(Exception):
+    """The other side sent something that is no message, or more than was allowed."""
+
+
+class TooLargeError(BrokenMessageError):
+    """The message is longer than the limit."""
+
+
+def encode(message: Any) -> bytes:  # noqa: ANN401 - any JSON value
+    """The message as it goes over the wire; NaN and infinities pass, as Python's own JSON has them.
+
+    Raises:
+        TypeError, ValueError, RecursionError: the value is not JSON.
+    """
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return LENGTH.pack(len(body)) + body
+
+
+def decode(body: bytes | bytearray) -> Any:  # noqa: ANN401 - any JSON value
+    """The message out of its body. Raises BrokenMessageError: it is not JSON."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BrokenMessageError(f"not JSON: {type(error).__name__}: {error}") from error
+
+
+class Reader:
+    """Puts one message together out of the pieces that a stream gives."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._buffer = bytearray()
+
+    @property
+    def empty(self) -> bool:
+        """Whether no byte waits."""
+        return not self._buffer
+
+    def feed(self, data: bytes) -> None:
+        """Take in what arrived. Raises TooLargeError: the message announces, or sent, more than the limit."""
+        self._buffer += data
+        if len(self._buffer) >= LENGTH.size:
+            (size,) = LENGTH.unpack_from(self._buffer)
+            if size > self._limit:
+                raise TooLargeError(f"an answer of {size} bytes; the limit is {self._limit}")
+            if len(self._buffer) > LENGTH.size + size:
+                raise BrokenMessageError("more than one answer to one item")
+
+    def take(self) -> bytearray | None:
+        """The body of the message if it is complete, else None."""
+        if len(self._buffer) < LENGTH.size:
+            return None
+        (size,) = LENGTH.unpack_from(self._buffer)
+        if len(self._buffer) < LENGTH.size + size:
+            return None
+        body = self._buffer[LENGTH.size :]
+        self._buffer = bytearray()
+        return body
+
+
+def receive(channel: socket.socket) -> Any:  # noqa: ANN401 - any JSON value
+    """The next message of a blocking stream; None at its end."""
+    head = _exactly(channel, LENGTH.size)
+    if head is None:
+        return None
+    (size,) = LENGTH.unpack(head)
+    body = _exactly(channel, size)
+    return None if body is None else decode(body)
+
+
+def _exactly(channel: socket.socket, count: int) -> bytearray | None:
+    buffer = bytearray(count)
+    view = memoryview(buffer)
+    while view:
+        got = channel.recv_into(view)
+        if got == 0:
+            return None
+        view = view[got:]
+    return buffer

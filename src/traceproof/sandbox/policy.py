@@ -1,0 +1,422 @@
+"""What a reference or a solution may say, read off its syntax tree before it runs; names what it refuses.
+
+This is not the isolation: a determined stranger gets around any reading of Python, and the sandbox is there for
+that. It finds out, with a line number, what no such code has a reason to do, on machines without a sandbox too.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+from traceproof.syntax import parsed
+
+# Class declarations, containers, mathematics, iteration, annotations, arrays and tensors; what of these reads or
+# writes files, and PyTorch's switches, is refused below.
+_ALLOWED = "__future__ abc cmath collections dataclasses einops enum functools itertools math numbers numpy torch"
+ALLOWED_IMPORTS = frozenset((*_ALLOWED.split(), "typing", "typing_extensions"))
+
+FILES = "reads or writes files"
+LOADS = "loads or compiles code"
+PROCESSES = "starts or talks to other processes"
+SWITCHES = "changes PyTorch for all code of the process, the measuring code too"
+EVALUATES = "evaluates strings as code"
+# Refused with everything below them.
+REFUSED_PATHS: Mapping[str, str] = {
+    f"{package}.{name}": reason
+    for package, reason, names in (
+        ("torch", FILES, "load save from_file serialization package profiler"),
+        ("torch", FILES, "autograd.profiler UntypedStorage TypedStorage"),
+        ("torch", LOADS, "hub jit compile export onnx classes library ops.load_library ops.import_module utils"),
+        ("torch", PROCESSES, "multiprocessing distributed"),
+        ("torch", SWITCHES, "overrides backends testing set_default_dtype set_default_device"),
+        ("torch", SWITCHES, "set_default_tensor_type set_num_threads set_num_interop_threads set_flush_denormal"),
+        ("torch", SWITCHES, "set_float32_matmul_precision use_deterministic_algorithms"),
+        ("numpy", FILES, "load save savez savez_compressed loadtxt savetxt genfromtxt fromfile fromregex memmap"),
+        ("numpy", FILES, "DataSource lib"),
+        ("numpy", LOADS, "ctypeslib f2py testing"),
+        ("typing", EVALUATES, "get_type_hints ForwardRef"),
+        ("typing_extensions", EVALUATES, "get_type_hints evaluate_forward_ref"),
+    )
+    for name in names.split()
+}
+# What a solution may say beyond a reference: languages that kernels are written in, and libraries that have them;
+# the packages of stacks come beside it.
+_KERNELS = "cuda cutlass deep_gemm flash_attn liger_kernel sgl_kernel tilelang triton tvm tvm_ffi"
+SOLUTION_IMPORTS = frozenset((*_KERNELS.split(), "contextlib", "logging", "operator", "warnings"))
+SOLUTION_PATHS = frozenset(
+    {"torch.compile", "torch.library", "torch.utils.cpp_extension", "torch._dynamo", "torch._inductor"}
+    | {f"torch.{name}" for name in ("_scaled_mm", "_scaled_grouped_mm", "_grouped_mm", "_int_mm")}
+)
+# Modules that allowed modules import for themselves, and so carry as attributes: torch.os, dataclasses.sys, ...
+WITHIN = (
+    "builtins ctypes gc glob importlib inspect io keyword multiprocessing os pathlib pickle platform posix shutil "
+    "signal socket subprocess sys tempfile textwrap threading tokenize types warnings weakref"
+)
+MODULES_WITHIN = frozenset(WITHIN.split())
+REFUSED_NAMES: Mapping[str, str] = {
+    "__builtins__": "reaches every builtin",
+    "__import__": LOADS,
+    "__loader__": LOADS,
+    "__spec__": LOADS,
+    "breakpoint": "starts a debugger",
+    "compile": EVALUATES,
+    "delattr": "changes objects by name",
+    "eval": EVALUATES,
+    "exec": EVALUATES,
+    "exit": "ends the process",
+    "globals": "reaches every name of the module",
+    "help": "starts a pager",
+    "input": "reads the terminal",
+    "locals": "reaches every name of the frame",
+    "open": FILES,
+    "quit": "ends the process",
+    "setattr": "changes objects by name",
+    "vars": "reaches every attribute of an object",
+}
+# Attributes of any object: frames lead to every variable of every caller; the rest writes files or shares memory.
+REFUSED_ATTRIBUTES: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("ag_frame", "cr_frame", "f_back", "f_builtins", "f_globals", "f_locals", "gi_frame", "tb_frame"),
+        "reaches the frames of the callers",
+    ),
+    **dict.fromkeys(("dump", "tofile", "from_file"), FILES),
+    **dict.fromkeys(("share_memory_", "share_memory"), PROCESSES),
+}
+OPERATORS = (
+    "abs add and bool call contains divmod enter eq exit float floordiv ge getitem gt index int invert iter le "
+    "len lt matmul mod mul ne neg next or pos pow radd repr rmatmul rmul round rsub rtruediv setitem str sub "
+    "truediv xor"
+)
+# What an operator or a statement does anyway, and plain facts.
+ALLOWED_DUNDERS = frozenset(f"__{name}__" for name in [*OPERATORS.split(), "doc", "init", "name", "version"])
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What code of a kind may say."""
+
+    imports: frozenset[str]  # modules it may import, with all below them but REFUSED_PATHS
+    paths: frozenset[str] = frozenset()  # what of the refused it may name all the same
+
+    def beside(self, modules: Iterable[str]) -> Self:
+        """The same for code that may import some modules of its own."""
+        return type(self)(self.imports | frozenset(modules), self.paths)
+
+
+REFERENCE = Rules(ALLOWED_IMPORTS)
+SOLUTION = Rules(ALLOWED_IMPORTS | SOLUTION_IMPORTS, SOLUTION_PATHS)
+
+# What is read at the most: reading takes time and memory by the square of a depth and of a path's length.
+MOST_CHARACTERS = 1 << 20
+DEEPEST = 200  # levels of the syntax tree; references have 13, modules of torch 42 at most
+LONGEST_PATH = 32  # names with dots between them
+TOO_DEEP = f"is nested deeper than {DEEPEST} levels (a chain a.b.c counts three)"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Refusal:
+    """One place that the policy refuses; lines and columns count from 1, rules are stable names."""
+
+    line: int
+    column: int
+    rule: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}, column {self.column}: {self.rule}: {self.what}"
+
+
+class _Unread(Exception):  # noqa: N818 - not an error but an answer
+    """Part of a module is not read, for a reason that refuses all of it."""
+
+    def __init__(self, node: ast.AST, what: str) -> None:
+        super().__init__(what)
+        self.refusal = Refusal(getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1, "syntax", what)
+
+
+def check(source: str, rules: Rules = REFERENCE) -> list[Refusal]:
+    """Everything that the policy refuses in a module's source, in the order of the source; empty: it may run."""
+    if len(source) > MOST_CHARACTERS:
+        return [Refusal(1, 1, "syntax", f"is longer than {MOST_CHARACTERS} characters")]
+    try:
+        tree = parsed(source)
+        _check_depth(tree)
+        return sorted(set(_Reading(tree, rules).refusals()))
+    except _Unread as unread:
+        return [unread.refusal]
+    except SyntaxError as error:
+        return [Refusal(error.lineno or 1, error.offset or 1, "syntax", f"not Python: {error.msg}")]
+    except RecursionError:
+        return [Refusal(1, 1, "syntax", TOO_DEEP)]
+    except (ValueError, MemoryError) as error:
+        return [Refusal(1, 1, "syntax", f"can not be parsed: {error or type(error).__name__}")]
+
+
+def _check_depth(tree: ast.Module) -> None:
+    """Raises _Unread where a syntax tree is nested too deeply, whatever Python's own limit is."""
+    level: list[ast.AST] = [tree]
+    for _ in range(DEEPEST):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    if level:
+        raise _Unread(level[0], TOO_DEEP)
+
+
+class _Reading:
+    """One walk over a module, with the names that stand for modules and their parts."""
+
+    def __init__(self, tree: ast.Module, rules: Rules) -> None:
+        self._tree = tree
+        self._rules = rules
+        self._paths: dict[str, str] = {}  # local name: dotted path it stands for
+        self._bases: set[int] = set()  # nodes that are looked into by an attribute access, or bound to a name
+        self._known: dict[int, str | None] = {}  # path of each attribute access that was looked at
+        for node in ast.walk(tree):
+            self._learn(node)
+        self._known.clear()  # a name may stand for something else by now
+
+    @cached_property
+    def _locals(self) -> frozenset[int]:
+        return locals_of(self._tree)
+
+    def _learn(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                self._paths[alias.asname or alias.name.partition(".")[0]] = (
+                    alias.name if alias.asname else alias.name.partition(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                self._paths[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Attribute):
+            self._bases.add(id(node.value))
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            path = self._path(node.value)
+            if path is not None:
+                self._paths[node.targets[0].id] = path
+                self._bases.add(id(node.value))
+
+    def _path(self, node: ast.expr) -> str | None:
+        """The dotted path that an expression stands for, if it starts at an imported name."""
+        chain: list[ast.Attribute] = []
+        while isinstance(node, ast.Attribute) and id(node) not in self._known:
+            chain.append(node)
+            node = node.value
+        path = self._paths.get(node.id) if isinstance(node, ast.Name) else self._known.get(id(node))
+        for one in reversed(chain):
+            path = None if path is None else f"{path}.{one.attr}"
+            if path is not None and path.count(".") >= LONGEST_PATH:
+                raise _Unread(one, f"names a path of more than {LONGEST_PATH} parts")
+            self._known[id(one)] = path
+        return path
+
+    def refusals(self) -> Iterator[Refusal]:
+        """All of them, in no order, some twice."""
+        for node in ast.walk(self._tree):
+            for rule, what in self._of(node):
+                line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
+                yield Refusal(line, column, rule, what)
+
+    def _of(self, node: ast.AST) -> Iterator[tuple[str, str]]:
+        match node:
+            case ast.Import():
+                for alias in node.names:
+                    yield from self._import(alias.name)
+            case ast.ImportFrom():
+                yield from self._import_from(node)
+            case ast.Attribute():
+                yield from self._attribute(node)
+            case ast.Name():
+                yield from self._name(node)
+            case ast.Call(func=ast.Name(id="getattr")):
+                yield from self._getattr(node)
+            case ast.MatchClass():
+                for name in node.kwd_attrs:
+                    yield from self._attribute_name(name)
+
+    def _import(self, module: str) -> Iterator[tuple[str, str]]:
+        if module.partition(".")[0] not in self._rules.imports:
+            yield "import", f"{module} is not among the allowed modules ({', '.join(sorted(self._rules.imports))})"
+        else:
+            yield from self._refused_path(module)
+
+    def _import_from(self, node: ast.ImportFrom) -> Iterator[tuple[str, str]]:
+        if node.level or node.module is None:
+            yield "import", "a relative import: name the module"
+            return
+        yield from self._import(node.module)
+        for alias in node.names:
+            if alias.name == "*":
+                yield "import", f"everything out of {node.module}: name what is needed"
+            elif node.module.partition(".")[0] in self._rules.imports:
+                yield from self._refused_path(f"{node.module}.{alias.name}")
+
+    def _attribute(self, node: ast.Attribute) -> Iterator[tuple[str, str]]:
+        yield from self._attribute_name(node.attr)
+        path = self._path(node)
+        before = "" if path is None else path.rpartition(".")[0]
+        if path is not None and not any(self._refused_path(before)):  # the first refused part says it
+            yield from self._refused_path(path)
+        if isinstance(node.ctx, ast.Store | ast.Del):
+            match node.value:
+                case ast.Call(func=ast.Name(id="type")):
+                    path = f"type(...).{node.attr}"
+            if path is not None:
+                yield "patch", f"{path} is changed, and with it code that is not the reference's"
+
+    @staticmethod
+    def _attribute_name(name: str) -> Iterator[tuple[str, str]]:
+        if name in REFUSED_ATTRIBUTES:
+            yield "attribute", f".{name} {REFUSED_ATTRIBUTES[name]}"
+        elif name.startswith("__") and name.endswith("__") and name not in ALLOWED_DUNDERS:
+            yield (
+                "dunder",
+                f".{name} reaches behind the object; only operators, __init__, __name__, __doc__ may be named",
+            )
+
+    def _name(self, node: ast.Name) -> Iterator[tuple[str, str]]:
+        if node.id in REFUSED_NAMES and (node.id.startswith("__") or id(node) not in self._locals):
+            yield "name", f"{node.id} {REFUSED_NAMES[node.id]}"
+        path = self._paths.get(node.id)
+        if path in self._rules.imports and isinstance(node.ctx, ast.Load) and id(node) not in self._bases:
+            yield "module", f"the module {path} is passed around as a value; only its attributes may be used"
+
+    def _getattr(self, node: ast.Call) -> Iterator[tuple[str, str]]:
+        if len(node.args) < 2 or not isinstance(node.args[1], ast.Constant):  # getattr(object, name)
+            yield "attribute", "getattr with a computed name can reach anything"
+        elif isinstance(name := node.args[1].value, str):
+            yield from self._attribute_name(name)
+            path = self._path(node.args[0])
+            if path is not None:
+                yield from self._refused_path(f"{path}.{name}")
+
+    def _refused_path(self, path: str) -> Iterator[tuple[str, str]]:
+        parts = path.split(".")
+        if parts[0] not in self._rules.imports:
+            return
+        named = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+        if named & self._rules.paths:
+            return
+        for end in range(2, len(parts) + 1):
+            prefix = ".".join(parts[:end])
+            if prefix in REFUSED_PATHS and not any(one.startswith(f"{prefix}.") for one in self._opened(path)):
+                yield "call", f"{prefix} {REFUSED_PATHS[prefix]}"
+                return
+        for part in parts[1:]:
+            if part in MODULES_WITHIN or (part.startswith("_") and not part.endswith("__")):
+                yield "attribute", f"{path} reaches inside the module {parts[0]}"
+                return
+
+    def _opened(self, path: str) -> Iterator[str]:
+        """Paths below this one that may be named, as `torch.utils.cpp_extension` below `torch.utils`."""
+        return (one for one in self._rules.paths if one.startswith(f"{path}."))
+
+
+# Which names are locals of a function, so that they can never mean a builtin of the same name. A function's local
+# or an argument is bound in its function or an enclosing one, or raises; names of a module and of a class body
+# fall back to builtins, so those are never counted.
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """A module, class body (neither `safe`), function or comprehension, with what it binds."""
+
+    bound: frozenset[str]
+    outward: frozenset[str] = frozenset()  # declared global: looked up in the module
+    safe: bool = True
+
+
+MODULE = _Scope(frozenset(), safe=False)
+
+
+def locals_of(tree: ast.Module) -> frozenset[int]:
+    """`id` of every `ast.Name` that is a local of a function around it. Raises RecursionError: too deep."""
+    return frozenset(_walk(tree.body, (MODULE,)))
+
+
+def _walk(nodes: Iterable[ast.AST | None], scopes: tuple[_Scope, ...]) -> Iterator[int]:
+    for node in nodes:
+        match node:
+            case None:
+                continue
+            case ast.Name():
+                if _is_local(node.id, scopes):
+                    yield id(node)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                yield from _walk(_outside(node), scopes)
+                body = node.body if isinstance(node.body, list) else [node.body]
+                yield from _walk(body, (*scopes, _function_scope(node, body)))
+            case ast.ClassDef():
+                yield from _walk([*node.decorator_list, *node.bases, *node.keywords], scopes)
+                bound = frozenset(_bound(node.body))
+                yield from _walk(node.body, (*scopes, _Scope(bound, _declared(node.body, ast.Global), safe=False)))
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                yield from _comprehension(node, scopes)
+            case _:
+                yield from _walk(ast.iter_child_nodes(node), scopes)
+
+
+def _is_local(name: str, scopes: tuple[_Scope, ...]) -> bool:
+    for depth, scope in enumerate(reversed(scopes)):
+        if name in scope.outward:
+            return False
+        if name in scope.bound and scope.safe:
+            return True
+        if name in scope.bound and not depth:
+            return False  # of a class body itself; functions inside look past it
+    return False
+
+
+def _comprehension(node: Comprehension, scopes: tuple[_Scope, ...]) -> Iterator[int]:
+    first, *_ = node.generators
+    yield from _walk([first.iter], scopes)  # of all its parts, this one is not inside
+    inside = (*scopes, _Scope(frozenset(_bound([generator.target for generator in node.generators]))))
+    for generator in node.generators:
+        yield from _walk([generator.target, *generator.ifs], inside)
+        if generator is not first:
+            yield from _walk([generator.iter], inside)
+    yield from _walk([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt], inside)
+
+
+def _outside(node: Function) -> Iterator[ast.AST | None]:
+    """What is evaluated where a function is defined: decorators, defaults, annotations."""
+    arguments = node.args
+    yield from (*arguments.defaults, *arguments.kw_defaults)
+    if not isinstance(node, ast.Lambda):
+        yield from (*node.decorator_list, node.returns)
+        yield from (argument.annotation for argument in _arguments(arguments))
+
+
+def _arguments(arguments: ast.arguments) -> list[ast.arg]:
+    starred = [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *starred]
+
+
+def _function_scope(node: Function, body: list[ast.stmt] | list[ast.expr]) -> _Scope:
+    bound = {argument.arg for argument in _arguments(node.args)} | set(_bound(body))
+    outward = _declared(body, ast.Global)
+    return _Scope(frozenset(bound - outward - _declared(body, ast.Nonlocal)), outward)
+
+
+def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Names that code assigns in its own scope; of a comprehension, what `:=` assigns."""
+    for node in nodes:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, Comprehension):
+            yield from (one.target.id for one in ast.walk(node) if isinstance(one, ast.NamedExpr))
+        elif not isinstance(node, Function | ast.ClassDef):
+            yield from _bound(ast.iter_child_nodes(node))
+
+
+def _declared(nodes: Iterable[ast.AST], kind: type[ast.Global | ast.Nonlocal]) -> frozenset[str]:
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Global | ast.Nonlocal):
+            found |= set(node.names) if isinstance(node, kind) else set()
+        elif not isinstance(node, Function | ast.ClassDef):
+            found |= _declared(ast.iter_child_nodes(node), kind)
+    return frozenset(found)

@@ -1,0 +1,425 @@
+"""Runs items in worker processes: the part that a caller sees. Needs the standard library only.
+
+`Pool` and `Session` first, then the handle on a started interpreter from which workers are forked.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import traceproof
+from traceproof.errors import TraceproofError
+from traceproof.owner import new_folder, own_folder
+from traceproof.sandbox.conversation import Answer, Conversation
+from traceproof.sandbox.isolation import lacking, line_of
+from traceproof.sandbox.model import CONNECTIONS, Isolation, ItemOutcome, Limits, Status
+from traceproof.stacks import STACKS
+
+PACKET_BYTES = 1 << 16
+START_SECONDS = 180.0  # importing torch from a cold network file system
+STOP_SECONDS = 5.0
+# What a worker may see of the environment: where libraries and GPUs are. Everything else, tokens too, stays here.
+PASSED = (
+    "CUDA_DEVICE_ORDER",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "LD_LIBRARY_PATH",
+    "MKL_NUM_THREADS",
+    "NVIDIA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "TZ",
+)
+# Where compiled kernels lie, and how they are compiled; for trusted code only.
+CACHES = tuple(prefix for stack in STACKS.values() for prefix in stack.variables)
+# glibc gives large blocks back to the kernel as soon as they are free, and faults them in again, page by page, for
+# the next temporary: most of the time of arithmetic on tensors of megabytes. Trusted workers keep what they had.
+KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
+# Memory in pages of 2 MiB, where the kernel lets a program ask for them: of large tensors, which are faulted in
+# each time, and of the heap, so that forking and ending a process that has torch copies and frees fewer entries.
+LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+# A thread of OpenMP that waits for the next parallel region spins for milliseconds: with two threads, operations
+# on small tensors then cost up to five times the processor time. Workers' threads sleep at once.
+SLEEPS = {"OMP_WAIT_POLICY": "PASSIVE"}
+# A driver sets up eight channels to a GPU for a process, and processes wait for each other's. Here one will do.
+FEW_CHANNELS = {CONNECTIONS: "1"}
+
+
+def environment(
+    isolation: Isolation, *, python: str, env: Mapping[str, str], gpu: bool, folder: Path
+) -> dict[str, str]:
+    """An interpreter's whole environment, `env` included; `folder` is its own."""
+    trusted = isolation is Isolation.TRUSTED
+    user_base = os.environ.get("PYTHONUSERBASE") or str(Path("~/.local").expanduser())
+    return {
+        # Trusted kernels compile, and find last time's builds at home.
+        "HOME": str(Path.home() if trusted else folder),
+        "LANG": "C.UTF-8",
+        "OPENBLAS_NUM_THREADS": "1",  # NumPy's OpenBLAS would start threads on import, before the fork
+        "PATH": os.pathsep.join([str(Path(python).parent), "/usr/local/bin", "/usr/bin", "/bin"]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "PYTHONPATH": str(Path(traceproof.__file__).parent.parent),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONUSERBASE": user_base,
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking whether there is a GPU must not start CUDA
+        **SLEEPS,
+        **LARGE_PAGES,
+        **(KEEPS_MEMORY if trusted else {}),
+        **{name: os.environ[name] for name in PASSED if name in os.environ},
+        **{name: value for name, value in os.environ.items() if trusted and name.startswith(CACHES)},
+        **env,
+        **(FEW_CHANNELS if gpu else {"CUDA_VISIBLE_DEVICES": ""}),
+    }
+
+
+@dataclass(slots=True)
+class Interpreter:
+    """A running zygote. Make it with `start`."""
+
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+    folder: Path
+    layers: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, pool: "Pool", isolation: Isolation) -> "Interpreter":
+        """Start it, with all imported. Raises TraceproofError: it does not start, or a module does not import."""
+        folder = new_folder("traceproof")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        python = os.fspath(pool.python) if pool.python is not None else sys.executable
+        order = {
+            "isolation": isolation,
+            "gpu": pool.gpu,
+            "readable": [os.path.abspath(path) for path in pool.readable],  # noqa: PTH100 - links stay links
+            "without": sorted(pool.without),
+            "modules": list(pool.preload),
+        }
+        command = [python, "-P", "-m", "traceproof.sandbox.zygote", str(theirs.fileno()), json.dumps(order)]
+        try:
+            with (folder / "log").open("wb") as log:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=folder,
+                    env=environment(isolation, python=python, env=pool.env or {}, gpu=pool.gpu, folder=folder),
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+        except OSError as error:
+            ours.close()
+            shutil.rmtree(folder)
+            raise TraceproofError(f"{python} can not be started: {error}") from error
+        finally:
+            theirs.close()
+        started = cls(process, ours, folder)
+        started._greet(python)
+        return started
+
+    def _greet(self, python: str) -> None:
+        self.control.settimeout(START_SECONDS)
+        reply: dict[str, Any] = {}
+        try:
+            reply = json.loads(self.control.recv(PACKET_BYTES) or b"{}")
+            problem = reply.get("error", "it ended without a word")
+        except TimeoutError:
+            problem = f"no word from it within {START_SECONDS:g} s"
+        except BaseException:
+            self.stop()
+            raise
+        if "layers" in reply:
+            self.layers = reply["layers"]
+            return
+        said = (self.folder / "log").read_text(errors="replace")[-2000:]
+        self.stop()
+        raise TraceproofError(
+            f"the worker's interpreter {python} can not be used",
+            problems=[text.strip() for text in (problem, said) if text.strip()],
+            todo="Check that the interpreter exists and that its environment holds what is to be imported.",
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still serves."""
+        return self.process.poll() is None
+
+    def worker(self, limits: Limits, scratch: Path, conceal: Sequence[str]) -> Conversation:
+        """Ask for a worker that, shut in, sees nothing below the folders in `conceal`.
+
+        A failure to start one shows at its first message.
+        """
+        said = {"limits": limits.as_json(), "scratch": str(scratch), "conceal": list(conceal)}
+        request = json.dumps(said).encode()
+        data, their_data = socket.socketpair()
+        life, their_life = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        output, their_output = os.pipe()
+        worker = Conversation(data, output, life, limits)
+        worker.layers = self.layers
+        try:
+            socket.send_fds(self.control, [request], [their_data.fileno(), their_output, their_life.fileno()])
+        except BaseException:
+            worker.abandon()
+            raise
+        finally:
+            their_data.close()
+            their_life.close()
+            os.close(their_output)
+        return worker
+
+    def stop(self) -> None:
+        """End it. Workers that still run end with their own conversations."""
+        self.control.close()
+        try:
+            self.process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Pool:
+    """Keeps an interpreter, with `preload` imported, from which each worker is forked in milliseconds.
+
+    Use it as a context manager; `run_items` may be called from several threads at once. Trusted and untrusted
+    workers come from interpreters of their own, each started when it is first needed.
+    """
+
+    # modules to import before the first fork. They must not start threads, run tensor operations or touch CUDA
+    # on import.
+    preload: Sequence[str] = ("torch",)
+    python: str | os.PathLike[str] | None = None  # the interpreter; None: this one
+    # environment variables for the worker beside the few that are passed on. Foreign code sees them.
+    env: Mapping[str, str] | None = None
+    # whether workers may use CUDA devices; if not, they see none, and memory limits hold more exactly
+    gpu: bool = False
+    # files and folders that shut-in workers may read beside the interpreter and installed software
+    readable: Sequence[Path] = ()
+    # layers (keys of `layers`) to leave out: where one stands in the way, and to see what is left
+    without: Collection[str] = ()
+    # files and folders that shut-in workers do not see even where they lie inside of what they see
+    conceal: Sequence[Path] = ()
+    # whether untrusted code may run where isolation is not whole; if not, each item's status says so
+    weak: bool = True
+
+    def __post_init__(self) -> None:
+        self._conceal = sorted(os.path.realpath(path) for path in self.conceal)
+        self._lock = threading.Lock()
+        self._running: dict[Isolation, Interpreter] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def layers(self) -> dict[str, str]:
+        """Each layer of isolation around untrusted code: "holds", or "absent: " and why, as tried on this machine.
+
+        Raises TraceproofError: the interpreter does not start.
+        """
+        with self._lock:
+            return dict(self._interpreter(Isolation.UNTRUSTED).layers)
+
+    def line(self) -> str:
+        """The layers in one line for people; raises as `layers` does."""
+        return line_of(self.layers())
+
+    def run_items(  # noqa: PLR0913 - one request, spelled out
+        self,
+        *,
+        # "module:function"; in the worker `function(payload, scratch)` returns the handler, and `handler(item)`
+        # the item's value
+        setup: str,
+        # a JSON value
+        payload: Any,  # noqa: ANN401 - any JSON value
+        items: Sequence[Any],  # JSON values
+        limits: Limits | None = None,  # None: the defaults
+        isolation: Isolation = Isolation.UNTRUSTED,  # how far the worker is shut in
+        # an existing folder that the worker may write to and that stays; None: one that is removed
+        scratch: Path | None = None,
+    ) -> Iterator[ItemOutcome]:
+        """Run the items in order in one worker, replaced whenever it dies; one outcome per item.
+
+        Raises TraceproofError: the interpreter does not start, a module to preload does not import, or no worker
+        can be forked.
+        """
+        with self.session(
+            setup=setup, payload=payload, limits=limits, isolation=isolation, scratch=scratch
+        ) as session:
+            for item in items:
+                yield session.ask(item)
+
+    @contextlib.contextmanager
+    def session(
+        self,
+        *,
+        setup: str,
+        payload: Any,  # noqa: ANN401 - any JSON value
+        limits: Limits | None = None,
+        isolation: Isolation = Isolation.UNTRUSTED,
+        scratch: Path | None = None,
+    ) -> "Iterator[Session]":
+        """A worker for one item after the other, as `run_items` has it, started at the first."""
+        isolation = Isolation(isolation)
+        settled = (limits or Limits()).settled(isolation)
+        shut_in = isolation is Isolation.UNTRUSTED
+        with contextlib.ExitStack() as stack:
+            session = Session(
+                stack,
+                lambda: self._worker(settled, isolation, scratch),
+                setup=setup,
+                payload=payload,
+                limits=settled,
+                shut_in=shut_in,
+                strict=shut_in and not self.weak,
+            )
+            try:
+                yield session
+            except Exception:
+                session.settle()
+                raise
+            session.settle()
+
+    @contextlib.contextmanager
+    def _worker(self, limits: Limits, isolation: Isolation, scratch: Path | None) -> Iterator[Conversation]:
+        with contextlib.ExitStack() as stack:
+            folder = (scratch or stack.enter_context(own_folder("traceproof"))).resolve()
+            with self._lock:
+                worker = self._interpreter(isolation).worker(limits, folder, self._conceal)
+            stack.callback(worker.close)
+            yield worker
+
+    def _interpreter(self, isolation: Isolation) -> Interpreter:
+        """The interpreter for such code; started if it is not there. The lock is held."""
+        running = self._running.get(isolation)
+        if running is None or not running.alive:
+            if running is not None:
+                running.stop()
+            running = self._running[isolation] = Interpreter.start(self, isolation)
+        return running
+
+    def close(self) -> None:
+        """End the interpreters. Workers that still run end with their own iterators."""
+        with self._lock:
+            while self._running:
+                _, running = self._running.popitem()
+                running.stop()
+
+
+class Session:
+    """One worker that runs items, replaced whenever it dies; what refuses the first refuses all."""
+
+    def __init__(  # noqa: PLR0913 - made in one place
+        self,
+        stack: contextlib.ExitStack,
+        worker: Callable[[], contextlib.AbstractContextManager[Conversation]],
+        *,
+        setup: str,
+        payload: Any,  # noqa: ANN401 - any JSON value
+        limits: Limits,
+        strict: bool,
+        shut_in: bool,
+    ) -> None:
+        self._stack, self._new = stack, worker
+        self._setup, self._payload, self._limits = setup, payload, limits
+        self._strict, self._shut_in = strict, shut_in
+        self._worker: Conversation | None = None
+        self._reach = ""
+        self._refused: ItemOutcome | None = None
+        self._count = 0
+        self._given = 0
+        self._ahead: Future[None] | None = None
+
+    def start(self) -> None:
+        """Begin to start the worker, beside whatever is done until it is asked something."""
+        begun: Future[None] = Future()
+        self._ahead = begun
+
+        def run() -> None:
+            try:
+                self._start()
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                begun.set_exception(error)
+            else:
+                begun.set_result(None)
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def settle(self) -> None:
+        """Wait for a start that has begun; raises what that raised."""
+        begun, self._ahead = self._ahead, None
+        if begun is not None:
+            begun.result()
+
+    def give(self, count: int) -> None:
+        """Announce files of so many bytes, put into the worker's folder for it: they do not count against it."""
+        self.settle()
+        self._given = count
+        if self._worker is not None:
+            self._worker.give(count)
+
+    def ask(self, item: Any, seconds: float | None = None) -> ItemOutcome:  # noqa: ANN401 - any JSON value
+        """Run one item, in `seconds` or the limit's; the outcome is numbered by how many came before."""
+        index, self._count = self._count, self._count + 1
+        self.settle()
+        while self._refused is None:
+            if self._worker is None or self._worker.over():
+                self._start()
+            else:
+                answer = self._worker.ask({"item": item}, seconds or self._limits.seconds)
+                return _outcome(index, answer, self._reach)
+        return replace(self._refused, index=index)
+
+    def _start(self) -> None:
+        """Take a new worker and set it up."""
+        self._stack.close()
+        self._worker = self._stack.enter_context(self._new())
+        self._reach = ", ".join(lacking(self._worker.layers)) if self._shut_in else ""
+        if self._reach and self._strict:
+            self._refuse(_not_isolated(self._reach))
+            return
+        self._worker.give(self._given)
+        start = self._worker.ask({"setup": self._setup, "payload": self._payload}, self._limits.setup_seconds)
+        if start.status is not Status.OK:
+            self._refuse(_outcome(0, start, self._reach, "setup: "))
+
+    def _refuse(self, outcome: ItemOutcome) -> None:
+        self._refused = outcome
+        self._stack.close()
+
+
+def _not_isolated(reach: str) -> ItemOutcome:
+    message = (
+        f"not run: on this machine strangers' code could reach {reach} (namespaces and Landlock are absent or not"
+        " allowed here); --allow-weak-isolation runs it all the same"
+    )
+    return ItemOutcome(index=0, status=Status.ISOLATION, message=message)
+
+
+def _outcome(index: int, answer: Answer, reach: str, prefix: str = "") -> ItemOutcome:
+    return ItemOutcome(
+        index=index,
+        status=answer.status,
+        value=answer.value,
+        message=prefix + answer.message,
+        seconds=answer.seconds,
+        peak_bytes=answer.peak,
+        output=answer.output,
+        isolation=reach,
+    )

@@ -1,0 +1,343 @@
+"""From a dataset folder to verdict rows: what comes of each kind of case, and of what can not be run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from definitions import GOOD, HIDDEN, rmsnorm, write
+from dialect_samples import GATED
+from pipeline import STACK, Run, engine_of, verdicts
+from safetensors.torch import save_file
+
+from traceproof.dataset.definition import Definition
+from traceproof.errors import TraceproofError
+from traceproof.ops import registry
+from traceproof.ops.base import Values
+from traceproof.ops.cases import Case
+from traceproof.run import definition_run, large
+from traceproof.run.definition_run import DefinitionRun
+from traceproof.run.engine import Engine, Environment, Settings
+from traceproof.run.inputs import HOST_BYTES, drawing_device
+from traceproof.run.judging import JudgedCase, Origin, Result
+from traceproof.run.plan import plan
+from traceproof.run.plan_selection import Selection
+from traceproof.run.records import REFERENCE, OpTypePlan, PlannedDefinition
+from traceproof.run.workers import NO_SPACE
+from traceproof.sandbox import ItemOutcome, Limits, Status
+from traceproof.stacks import MAIN, STACKS, TAGGED
+
+pytestmark = pytest.mark.slow
+
+LIMITS = Limits(seconds=20.0, memory_bytes=2 << 30)
+PASSED = {("pass", None)}
+TRUTH = STACKS[TAGGED].truths[0].name
+HERE = Environment(name=MAIN, python=sys.executable, record=STACK)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    root = tmp_path / "dataset"
+    for name in ("alpha", "beta", "gamma"):
+        write(root, rmsnorm(name))
+    return root
+
+
+def planned(dataset: Path, out: Path, **selected: Any) -> dict[str, PlannedDefinition]:  # noqa: ANN401 - of Selection
+    plan(dataset, out, Selection(sizes=("small",), **selected))
+    [path] = [path for path in out.glob("*.json") if path.stem != "index"]
+    return OpTypePlan.read(path).definitions
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with engine_of(Settings(environments={MAIN: HERE}, limits=LIMITS)) as made:
+        yield made
+
+
+def test_definitions_side_by_side_give_the_rows_that_they_give_alone(tmp_path: Path, engine: Engine) -> None:
+    own = Path(__file__).parent / "dataset" / "definitions" / "rmsnorm"
+    for path in sorted(own.glob("*.json"))[:3]:
+        write(tmp_path / "dataset", json.loads(path.read_text(encoding="utf-8")))
+    entries = planned(tmp_path / "dataset", tmp_path / "cases")
+    alone = [engine.rows(entry, (REFERENCE, "torch")) for entry in entries.values()]
+    with ThreadPoolExecutor(3) as threads:
+        beside = list(threads.map(lambda entry: engine.rows(entry, (REFERENCE, "torch")), entries.values()))
+    told = ("case", "actor", "output", "verdict", "reason", "gate", "digests")
+    assert [[[getattr(row, name) for name in told] for row in rows] for rows in beside] == [
+        [[getattr(row, name) for name in told] for row in rows] for rows in alone
+    ]
+    assert all(row.verdict == "pass" for rows in alone for row in rows)
+
+
+def test_hidden_cases_and_a_second_run_are_the_reference_s_alone(
+    dataset: Path, tmp_path: Path, engine: Engine
+) -> None:
+    entry = planned(dataset, tmp_path / "cases")["alpha"]
+    both = engine.rows(entry, (REFERENCE, "torch"))
+    assert any(str(row.case).startswith("hidden") for row in both)
+    assert {row.actor for row in both if str(row.case).startswith("hidden")} == {REFERENCE}
+    alone = engine.rows(entry, ("torch",))
+    assert alone == [row for row in both if row.actor == "torch"]
+
+
+def test_what_a_definition_lacks_is_said_without_a_worker(
+    dataset: Path, tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = planned(dataset, tmp_path / "cases")["alpha"]
+    without = {**entry.definition, "reference": "", "dialect": "flashinfer_trace_dump"}
+    monkeypatch.setattr(Engine, "ask", None)
+    monkeypatch.setattr(engine, "untrusted", None)
+    rows = engine.rows(entry.model_copy(update={"definition": without}), (REFERENCE, TRUTH, "sglang_native"))
+    assert {(row.actor, row.verdict, row.reason) for row in rows} == {
+        (REFERENCE, "skip", "no_reference"),
+        (TRUTH, "skip", "no_cuda"),
+        ("sglang_native", "skip", "package_absent"),
+    }
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_package_that_cannot_be_imported_is_an_error_and_an_absent_one_a_skip(
+    dataset: Path, tmp_path: Path, *, installed: bool
+) -> None:
+    packages = tmp_path / "packages"
+    if installed:
+        for name, text in {
+            "sglang-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: sglang\nVersion: 1.0\n",
+            "sglang/srt/layers/layernorm.py": "import undeclared\n",
+        }.items():
+            (packages / name).parent.mkdir(parents=True, exist_ok=True)
+            (packages / name).write_text(text)
+    other = Environment(name="sglang", python=sys.executable, record=STACK, path=(str(packages),))
+    with engine_of(Settings(environments={MAIN: HERE, "sglang": other}, limits=LIMITS)) as made:
+        rows = made.rows(planned(dataset, tmp_path / "cases")["alpha"], ("sglang_native",))
+    expected = ("error", "exception") if installed else ("skip", "package_absent")
+    assert {(row.verdict, row.reason) for row in rows} == {expected}
+    told = "sglang 1.0 can not be imported" if installed else "sglang is not installed"
+    assert all(told in row.message for row in rows)
+    assert all(("No module named 'undeclared'" in row.message) is installed for row in rows)
+
+
+def test_a_malformed_file_costs_itself_alone(dataset: Path, tmp_path: Path) -> None:
+    (dataset / "definitions" / "rmsnorm" / "torn.json").write_text('{"name": "torn", ', encoding="utf-8")
+    rows = Run(dataset, tmp_path / "results", limits=LIMITS).verify()
+    assert verdicts(rows["torn"]) == {("error", "bad_definition")}
+    assert "torn.json" in rows["torn"][0]["message"]
+    assert verdicts(rows["alpha"]) == PASSED
+
+
+def test_a_workload_line_is_a_case_and_a_missing_blob_is_a_typed_skip(dataset: Path, tmp_path: Path) -> None:
+    random = {"type": "random"}
+    blob = {"type": "safetensors", "path": "blob/absent.safetensors", "tensor_key": "w"}
+    (dataset / "blob").mkdir()
+    save_file({"weight": torch.ones(HIDDEN, dtype=torch.bfloat16)}, dataset / "blob" / "there.safetensors")
+    there = {"type": "safetensors", "path": "./blob/there.safetensors", "tensor_key": "weight"}
+    lines = [
+        {"uuid": "one", "axes": {"batch_size": 3}, "inputs": {"hidden_states": random, "weight": random}},
+        {"uuid": "three", "axes": {"batch_size": 3}, "inputs": {"hidden_states": random, "weight": there}},
+        {"uuid": "two", "axes": {"batch_size": 3}, "inputs": {"hidden_states": random, "weight": blob}},
+    ]
+    path = dataset / "workloads" / "rmsnorm" / "alpha.jsonl"
+    path.parent.mkdir(parents=True)
+    empty = {"definition": "alpha", "solution": None, "evaluation": None}
+    path.write_text("".join(json.dumps(empty | {"workload": line}) + "\n" for line in lines), encoding="utf-8")
+    selection = Selection(definitions=("alpha",), sizes=("small",), workloads=True)
+    rows = Run(dataset, tmp_path / "results", selection=selection, limits=LIMITS).verify("torch")["alpha"]
+    by_case = {(row["case"], row["actor"]): (row["verdict"], row["reason"]) for row in rows}
+    for actor in (REFERENCE, "torch"):
+        assert by_case["workload-one", actor] == by_case["workload-three", actor] == ("pass", None)
+        assert by_case["workload-two", actor] == ("skip", "blob_missing")
+
+
+def test_inputs_that_can_not_be_drawn_are_an_error_of_their_case(
+    dataset: Path, tmp_path: Path, engine: Engine
+) -> None:
+    entry = planned(dataset, tmp_path / "cases")["alpha"]
+    first = entry.cases[0]
+    gone = {"type": "safetensors", "path": str(tmp_path / "gone"), "tensor_key": "x"}
+    described = {"inputs": {"hidden_states": gone, "weight": gone}}
+    case = Case(first.id, first.case.size, first.case.axes, first.case.seed, described)
+    rows = engine.rows(
+        entry.holding([first.model_copy(update={"case": case, "repeat": False})]), (REFERENCE, "torch")
+    )
+    assert {(row.actor, row.verdict, row.reason) for row in rows} == {
+        (REFERENCE, "error", "exception"),
+        ("torch", "error", "exception"),
+    }
+    assert all("gone" in row.message for row in rows)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_a_gpu_has_no_memory_for_or_is_lost_to_is_drawn_and_solved_by_a_cpu(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, lost: bool
+) -> None:
+    asked: list[str] = []
+
+    def on(device: torch.device) -> None:
+        asked.append(device.type)
+        if device.type == "cuda":
+            raise RuntimeError("device-side assert") if lost else torch.OutOfMemoryError("CUDA out of memory")
+
+    def draw_on(self: DefinitionRun, drawn: Any, device: torch.device) -> None:  # noqa: ANN401 - private
+        on(device)
+        return kept[0](self, drawn, device)
+
+    def entries(self: DefinitionRun, inputs: Values, device: torch.device, seed: int) -> Any:  # noqa: ANN401
+        on(device)
+        return kept[1](self, inputs, device, seed)
+
+    kept = DefinitionRun._draw_on, DefinitionRun._entries
+    monkeypatch.setattr(DefinitionRun, "_draw_on", draw_on)
+    monkeypatch.setattr(DefinitionRun, "_entries", entries)
+    monkeypatch.setattr(definition_run, "drawing_device", lambda _definition, _case, device: device)
+    monkeypatch.setattr(definition_run, "ORACLE_HOST_BYTES", 0)
+    monkeypatch.setattr("traceproof.run.engine.cuda_is_lost", lambda: lost)
+    monkeypatch.setattr(Engine, "not_built", lambda *_: None)
+    entry = planned(dataset, tmp_path / "cases")["alpha"]
+    with engine_of(Settings(environments={MAIN: HERE}, limits=LIMITS)) as engine:
+        run = DefinitionRun(engine, entry, ["torch"])
+        engine.device = torch.device("cuda")
+        rows = run.rows()
+    assert {(row.verdict, row.reason) for row in rows} == PASSED
+    assert asked.count("cuda") == (1 if lost else asked.count("cpu"))
+
+
+def test_an_unknown_op_type_is_judged_by_its_own_float64_alone(tmp_path: Path) -> None:
+    root = tmp_path / "dataset"
+    write(root, rmsnorm("mystery", op_type="some_new_kernel"))
+    rows = Run(root, tmp_path / "results", limits=LIMITS).verify()["mystery"]
+    assert verdicts(rows) == {("pass", None)}
+    assert {(row["against"], row["grade"]) for row in rows if "grade" in row} == {("shadow", "consistent")}
+    write(root, rmsnorm("mystery", GOOD.replace("bfloat16)", "float16)"), op_type="some_new_kernel"))
+    rows = Run(root, tmp_path / "results", limits=LIMITS).verify()["mystery"]
+    assert ("fail", "dtype") in verdicts(rows)
+
+
+def test_a_case_that_does_not_fit_is_a_skip_that_states_the_need(dataset: Path, tmp_path: Path) -> None:
+    selection = Selection(sizes=("small",), memory_limit=1000)
+    rows = Run(dataset, tmp_path / "results", selection=selection, limits=LIMITS).verify()["alpha"]
+    skipped = [row for row in rows if row["reason"] == "does_not_fit"]
+    assert skipped
+    assert "GiB" in skipped[0]["message"]
+
+
+def test_the_plan_names_what_does_not_exist(dataset: Path, tmp_path: Path) -> None:
+    selection = Selection(op_types=("gmm",), definitions=("alpah",))
+    with pytest.raises(TraceproofError) as caught:
+        plan(dataset, tmp_path / "cases", selection)
+    assert "'gmm'" in str(caught.value)
+    assert "there are: rmsnorm" in str(caught.value)
+    assert "close to it: alpha" in str(caught.value)
+
+
+def test_every_registered_op_calls_itself_by_its_module() -> None:
+    assert {name: registry.get(name).op_type for name in registry.known()} == {n: n for n in registry.known()}
+
+
+def test_a_full_disk_ends_the_run_and_is_no_verdict(
+    dataset: Path, tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = "Error while serializing: I/O error: No space left on device (os error 28)"  # as safetensors tells it
+    assert NO_SPACE.search(full)
+    assert not NO_SPACE.search(full.replace("28", "2"))
+    outcome = ItemOutcome(index=0, status=Status.OK, value={"no_space": full})
+    monkeypatch.setattr(engine, "ask", lambda *_: outcome)
+    with pytest.raises(TraceproofError, match="no space left"):
+        engine.rows(planned(dataset, tmp_path / "cases")["alpha"], ("torch",))
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "allowed"), [(TRUTH, "cuda", 300.0), (TRUTH, "cpu", 20.0), ("torch", "cuda", 20.0)]
+)
+def test_a_call_of_a_function_that_a_tag_names_may_take_a_build_s_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, name: str, device: str, allowed: float
+) -> None:
+    write(tmp_path / "dataset", GATED)
+    write(tmp_path / "dataset", {**rmsnorm("plain"), "op_type": GATED["op_type"]})
+    entries = planned(tmp_path / "dataset", tmp_path / "cases")
+    asked: dict[str, set[float | None]] = {}
+
+    def ask(_: str, item: Mapping[str, Any], seconds: float | None = None) -> ItemOutcome:
+        asked.setdefault(item["definition"]["name"], set()).add(seconds)
+        return ItemOutcome(index=0, status=Status.ERROR)
+
+    record = {**STACK, "device_type": "cpu"}
+    environments = {one: Environment(name=one, python=sys.executable, record=record) for one in (MAIN, TAGGED)}
+    with engine_of(Settings(environments=environments, limits=LIMITS, build_seconds=300.0)) as made:
+        monkeypatch.setattr(made, "ask", ask)
+        monkeypatch.setattr(made, "known", lambda *_: None)
+        monkeypatch.setattr(made, "not_built", lambda *_: None)
+        monkeypatch.setattr(made, "prepare", lambda *_: None)
+        monkeypatch.setattr("traceproof.run.definition_run.drawing_device", lambda *_: torch.device("cpu"))
+        made.device = torch.device(device)
+        for entry in entries.values():
+            made.rows(entry.model_copy(update={"no_oracle": None}), (name,))
+    assert asked == {GATED["name"]: {allowed}, "plain": {20.0}}
+
+
+def test_few_inputs_are_drawn_on_the_host() -> None:
+    definition = Definition.model_validate(rmsnorm("alpha", GOOD))
+    gpu, host = torch.device("cuda"), torch.device("cpu")
+    row = 2 * HIDDEN
+    assert drawing_device(definition, Case("few", "small", {"batch_size": 7}, 0, {}), gpu) == host
+    many = Case("many", "large", {"batch_size": HOST_BYTES // row}, 0, {})  # and the weight beside them
+    assert drawing_device(definition, many, gpu) == gpu
+    assert drawing_device(definition, many, host) == host
+    described = rmsnorm("packed", GOOD)
+    described["inputs"]["weight"]["dtype"] = "float4_e2m1"  # which torch has no element type for
+    packed = Definition.model_validate(described)
+    assert drawing_device(packed, Case("few", "small", {"batch_size": 7}, 0, {}), gpu) == host
+
+
+@pytest.mark.parametrize("wrong", [None, 1.02, float("nan")])
+def test_a_large_case_is_judged_in_chunks_as_it_would_be_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float | None
+) -> None:
+    dataset = tmp_path / "dataset"
+    code = GOOD if wrong is None else GOOD.replace("torch.bfloat16)", f"torch.bfloat16) * float('{wrong}')")
+    write(dataset, rmsnorm("alpha", code))
+    found = {}
+    for name, least in {"whole": 1 << 40, "chunks": 1}.items():
+        monkeypatch.setattr(large, "LARGE_BYTES", least)
+        monkeypatch.setitem(large.CHUNK_ELEMENTS, "cpu", 64)  # a few rows at a time
+        run = Run(dataset, tmp_path / name, limits=LIMITS, selection=Selection(sizes=("small", "medium")))
+        found[name] = run.verify("torch")["alpha"]
+    compared = ("case", "actor", "output", "verdict", "reason")
+    for whole, chunks in zip(found["whole"], found["chunks"], strict=True):
+        assert whole["message"].startswith(chunks["message"])  # who agrees with whom is not said of large cases
+        assert [chunks[key] for key in compared] == [whole[key] for key in compared]
+        if "gate" in whole and whole["gate"].get("margin"):
+            assert chunks["gate"]["margin"] == pytest.approx(whole["gate"]["margin"], rel=1e-9)
+
+
+def test_an_implementation_that_saw_other_inputs_is_not_judged(dataset: Path, tmp_path: Path) -> None:
+    entry = planned(dataset, tmp_path / "cases")["alpha"]
+    definition = entry.parsed
+    op, _ = registry.for_definition(definition)
+    judged = JudgedCase(
+        entry=entry,
+        definition=definition,
+        op=op,
+        planned=entry.cases[0],
+        results={"torch": Result(status="ok", inputs="1" * 32)},
+        inputs="0" * 32,
+        origins={"torch": Origin(code="", record=STACK)},
+    )
+    [row] = judged.every
+    assert (row.verdict, row.reason, row.output) == ("error", "inputs_differ", "*")
+
+
+def test_no_tensor_stays_in_a_file(dataset: Path, tmp_path: Path) -> None:
+    write(dataset, rmsnorm("beta", GOOD.replace("torch.bfloat16)", "torch.bfloat16) * 1.02")))
+    rows = Run(dataset, tmp_path / "results", limits=LIMITS).verify("torch")
+    assert ("fail", "numerics") in verdicts(rows["beta"])
+    files = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} <= {".json", ".jsonl", ".sqlite"}
+    assert not [name for name in os.listdir("/dev/shm") if f"-{os.getpid()}." in name]  # noqa: S108, PTH208

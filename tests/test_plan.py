@@ -1,0 +1,152 @@
+"""An edit of one definition plans that one alone, and leaves the plan that planning everything would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from definitions import rmsnorm, write
+
+from traceproof.errors import TraceproofError
+from traceproof.run import plan as planning
+from traceproof.run.plan import plan
+from traceproof.run.plan_selection import Selection
+from traceproof.run.records import GROUP, INDEX, Index, Listed, OpTypePlan
+
+SMALL = {"sizes": ("small",), "hidden_seed": 3}
+WIDE = {"batch_size": {"type": "var"}, "hidden_size": {"type": "const", "value": 1 << 22}}
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    root = tmp_path / "dataset"
+    for name in ("alpha", "beta"):
+        write(root, rmsnorm(name))
+    write(root, rmsnorm("wide", axes=WIDE))  # has a twin
+    write(root, rmsnorm("mystery", op_type="some_new_kernel"))
+    return root
+
+
+def plans(folder: Path) -> dict[str, OpTypePlan]:
+    found = {path.name: path for path in folder.glob("*.json") if path.name != INDEX}
+    return {name: OpTypePlan.read(path).model_copy(update={"context": ""}) for name, path in found.items()}
+
+
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Plans into `cases`: the definitions that were planned for it; what is there is then as if all had been."""
+    made: list[str] = []
+    one = planning._definition_plan
+
+    def noted(*args: Any) -> Any:  # noqa: ANN401 - as it is
+        made.append(args[1].definition.name)
+        return one(*args)
+
+    def run(code: str = "c", **selected: Any) -> list[str]:  # noqa: ANN401 - fields
+        root, selection = tmp_path / "dataset", Selection(**{**SMALL, **selected})
+        with monkeypatch.context() as patch:
+            patch.setattr(planning, "_definition_plan", noted)
+            made.clear()
+            (tmp_path / "cases" / INDEX).unlink(missing_ok=True)  # as Snakemake does
+            index = plan(root, tmp_path / "cases", selection, code=code)
+        found = list(made)
+        plan(root, tmp_path / "anew", Selection(**{**SMALL, **selected}))
+        assert plans(tmp_path / "cases") == plans(tmp_path / "anew")
+        assert Index.read(tmp_path / "cases" / INDEX) == index
+        return found
+
+    return run
+
+
+def test_what_is_as_it_was_is_not_planned_again(dataset: Path, planned: Callable[..., list[str]]) -> None:
+    assert planned() == ["alpha", "beta", "wide", "mystery"]
+    (norms, other) = (dataset.with_name("cases") / f"{name}.json" for name in ("rmsnorm", "some_new_kernel"))
+    times = norms.stat().st_mtime_ns, other.stat().st_mtime_ns
+    assert planned() == []
+    assert times == (norms.stat().st_mtime_ns, other.stat().st_mtime_ns)
+    path = write(dataset, rmsnorm("beta", description="edited"))
+    assert planned() == ["beta"]
+    assert times == (times[0], other.stat().st_mtime_ns)
+    path.rename(path.with_name("elsewhere.json"))
+    assert planned() == ["beta"]
+    inputs = rmsnorm("alpha")["inputs"]
+    write(dataset, rmsnorm("alpha", inputs=dict(reversed(inputs.items()))))  # the order of arguments
+    assert planned() == ["alpha"]
+
+
+def test_definitions_that_come_go_or_break_are_told(dataset: Path, planned: Callable[..., list[str]]) -> None:
+    planned()
+    path = write(dataset, rmsnorm("new"))
+    assert planned() == ["new"]
+    path.write_text("{", encoding="utf-8")
+    assert planned() == []
+    path.unlink()
+    (dataset / "definitions" / "some_new_kernel" / "mystery.json").unlink()
+    assert planned() == []
+    assert {path.name for path in dataset.with_name("cases").iterdir()} == {"rmsnorm.json", INDEX}
+
+
+@pytest.mark.parametrize("other", [{"sizes": ("medium",)}, {"code": "d"}, {"code": ""}, {"cases": ("small-0",)}])
+def test_other_code_or_another_selection_plans_all(
+    dataset: Path, planned: Callable[..., list[str]], other: Mapping[str, Any]
+) -> None:
+    del dataset
+    planned()
+    assert len(planned(**other)) == 4
+
+
+def test_a_definition_with_workload_lines_is_planned_each_time(
+    dataset: Path, planned: Callable[..., list[str]]
+) -> None:
+    drawn = {"type": "random"}
+    line = {"uuid": "one", "axes": {"batch_size": 3}, "inputs": {"hidden_states": drawn, "weight": drawn}}
+    path = dataset / "workloads" / "rmsnorm" / "alpha.jsonl"
+    path.parent.mkdir(parents=True)
+    text = json.dumps({"definition": "alpha", "solution": None, "evaluation": None, "workload": line})
+    path.write_text(text, encoding="utf-8")
+    planned(workloads=True)
+    assert planned(workloads=True) == ["alpha"]
+    path.write_text(text.replace("3", "4"), encoding="utf-8")
+    assert planned(workloads=True) == ["alpha"]
+    assert planned() != []
+    assert planned() == []
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda text: text.replace("64", "65", 1), lambda text: text[:-9], lambda _: ""]
+)
+def test_a_damaged_plan_is_made_again(
+    dataset: Path, planned: Callable[..., list[str]], damage: Callable[[str], str]
+) -> None:
+    planned()
+    path = dataset.with_name("cases") / "rmsnorm.json"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(damage(text), encoding="utf-8")
+    assert planned() == ["alpha", "beta", "wide"]
+    assert path.read_text(encoding="utf-8") == text
+    path.write_text(damage(text), encoding="utf-8")
+    with pytest.raises(TraceproofError, match="Run the same command again"):
+        OpTypePlan.read(path)
+    assert not path.exists()
+    assert not path.with_name(INDEX).exists()
+
+
+def test_the_index_says_what_jobs_take(dataset: Path, tmp_path: Path) -> None:
+    host = plan(dataset, tmp_path / "host", Selection(sizes=("small",))).op_types["rmsnorm"]
+    gpu = plan(dataset, tmp_path / "gpu", Selection(sizes=("small",)), gpu=True).op_types["rmsnorm"]
+    assert host.definitions == gpu.definitions == ("alpha", "beta", "wide")
+    assert (host.lanes, host.gpu_mb) == (1, 0)
+    assert gpu.lanes > 1
+    assert gpu.gpu_mb > 1000
+    assert host.digest == gpu.digest
+
+
+@pytest.mark.parametrize(("count", "files"), [(1, 1), (GROUP, 1), (GROUP + 1, 2), (3 * GROUP, 3)])
+def test_a_large_op_type_has_a_verdict_file_per_group(count: int, files: int) -> None:
+    names = tuple(f"d{number:03}" for number in range(count))
+    listed = Listed(digest="", definitions=names, cases=0, mem_mb=0, gpu_mb=0, lanes=1, seconds=0.0)
+    found = Index(dataset="", op_types={"a": listed}).files("a")
+    assert found == (["a"] if files == 1 else [f"a.{number}-of-{files}" for number in range(1, files + 1)])
