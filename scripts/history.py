@@ -6,7 +6,7 @@ from pathlib import Path
 
 from traceproof.cli.interpreter import say
 from traceproof.config.schema import Config
-from traceproof.dataset.source import Dataset
+from traceproof.dataset.fetch import Dataset
 from traceproof.history.catalogue import chosen
 from traceproof.history.releases import RELEASES, Releases
 from traceproof.history.replay import Replays, write_report

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from traceproof.dataset.axes import System
-from traceproof.dataset.binding import COLUMNS, HELD, entry_of, run_of_init
+from traceproof.dataset.constraints import System
 from traceproof.dataset.definition import Definition, Dialect, TensorSpec
+from traceproof.dataset.dialects import COLUMNS, HELD, entry_of, run_of_init
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.run.source import CallError, Source, loaded, refusal

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from traceproof.codedigest import verdict_code
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.files import paused_collection
-from traceproof.dataset.tree import Broken, Entry, Tree, WorkloadLine, read_tree
+from traceproof.dataset.tree import Broken, Entry, Tree, WorkloadLine, paused_collection, read_tree
 from traceproof.digests import digest_bytes, digest_json
 from traceproof.errors import TraceproofError
 from traceproof.files import write_if_changed, write_text

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from traceproof.dataset.lookup import closest, group_of, why
-from traceproof.dataset.tree import Broken, Tree
+from traceproof.dataset.tree import Broken, Tree, closest, group_of, why
 from traceproof.errors import TraceproofError
 
 
