@@ -15,9 +15,9 @@ from traceproof.extract.check import _judge_reference
 from traceproof.extract.compare import hidden_constants
 from traceproof.models.kernel import kernel
 from traceproof.ops.drafts import Draft
+from traceproof.ops.families.norm import norm_draft as norm
 from traceproof.ops.gemm.extraction import gemm
 from traceproof.ops.moe.drafts import moe
-from traceproof.ops.rmsnorm.extraction import norm
 from traceproof.sandbox import Pool
 
 ALL: dict[str, Draft] = {name: draft for path in GOLDEN for name, draft in drafts_of(path).items()}

@@ -21,7 +21,7 @@ from traceproof.extract.pipeline import Extraction, model_of
 from traceproof.extract.recall import recall_table
 from traceproof.extract.reports import not_described
 from traceproof.extract.sharing import write_sharing
-from traceproof.ops.rmsnorm.extraction import norm
+from traceproof.ops.families.norm import norm_draft as norm
 
 
 def eps_norm(eps: float, *models: str) -> Definition:

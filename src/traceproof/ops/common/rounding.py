@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from traceproof.ops.answers import Answer, Answers, Subject
-from traceproof.ops.common.formula import ADVERSARIAL, Form, FormulaOp, Wide, by
 from traceproof.ops.common.laws import BATCH, other_inputs, times
 from traceproof.ops.compare import Close
+from traceproof.ops.formula import ADVERSARIAL, Form, FormulaOp, Wide, by
 from traceproof.ops.laws import Experiment, Law, Tensors
 
 FORM = "x[n h] -> q[n h] scale[n g]"

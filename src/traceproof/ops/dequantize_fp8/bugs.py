@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from traceproof.ops.answers import Answer, Answers, Tensors
-from traceproof.ops.common.formula import Wide, by
+from traceproof.ops.formula import Wide, by
 
 Scale = Callable[[torch.Tensor, int], torch.Tensor]  # scales [n g] and a block's width -> [n h]
 

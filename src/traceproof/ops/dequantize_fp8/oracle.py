@@ -6,8 +6,8 @@ from traceproof.dataset.definition import Definition, TensorSpec
 from traceproof.draw import Draw
 from traceproof.ops.base import Tensors, Value
 from traceproof.ops.cases import Case
-from traceproof.ops.common.formula import Form, FormulaOp, Wide
 from traceproof.ops.common.quant import scale_blocks
+from traceproof.ops.formula import Form, FormulaOp, Wide
 
 
 def widened(wide: Wide) -> Tensors:

@@ -1,5 +1,1 @@
-"""A residual and an RMS norm of a branch, each times a gain per channel, added."""
-
-from traceproof.ops.record import OpType
-
-OP = OpType(family="norm")
+"""Metamorphic relations of gated_residual_rmsnorm."""

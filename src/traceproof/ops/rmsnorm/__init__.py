@@ -1,5 +1,1 @@
-"""Root mean square norm, plain or after adding a residual."""
-
-from traceproof.ops.record import OpType
-
-OP = OpType(family="rmsnorm", long=True)
+"""Metamorphic relations of rmsnorm."""

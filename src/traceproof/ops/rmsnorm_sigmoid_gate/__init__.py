@@ -1,5 +1,1 @@
-"""An RMS norm without a weight, times the sigmoid of a gate."""
-
-from traceproof.ops.record import OpType
-
-OP = OpType(family="norm")
+"""Metamorphic relations of rmsnorm_sigmoid_gate."""
