@@ -24,17 +24,15 @@ from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.generic import GenericOp
 from traceproof.owner import own_folder
 from traceproof.reasons import Error, Unavailable, Verdict
-from traceproof.run.bits import same_bits, same_draws
-from traceproof.run.device import BETWEEN_BYTES, giving_back, set_seed
-from traceproof.run.grades import graded
+from traceproof.run.calls import BETWEEN_BYTES, giving_back, set_seed
 from traceproof.run.implementations import environment_of
 from traceproof.run.inputs import drawing_device, fingerprints, make_inputs, on_host, place
-from traceproof.run.judging import EXPLAINED_BYTES, JudgedCase, Result, Right, Rows, Rulings
-from traceproof.run.large import LargeCase
+from traceproof.run.judging import EXPLAINED_BYTES, JudgedCase, LargeCase, Result, Right, Rows, Rulings
+from traceproof.run.proof import graded
 from traceproof.run.records import FLOOR, REFERENCE, SHADOW, WHOLE, PlannedCase, PlannedDefinition
 from traceproof.run.shadow import modes_of
 from traceproof.run.source import NAN, CallError, Source, loaded
-from traceproof.run.tensor_files import plain_tensors
+from traceproof.run.tensor_files import plain_tensors, same_bits, same_draws
 from traceproof.run.transfer import Taken
 from traceproof.sandbox import ItemOutcome, Limits, Status
 from traceproof.sandbox.worker import describe
