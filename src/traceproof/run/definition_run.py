@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
-from traceproof.judge.output import Ruling
-from traceproof.judge.ties import OTHER_TIES
+from traceproof.judge.output import OTHER_TIES, Ruling
 from traceproof.ops import registry
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.generic import GenericOp
