@@ -14,9 +14,17 @@ from typing import Any, Self
 
 from traceproof.codedigest import verdict_code
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.files import paused_collection
-from traceproof.dataset.lookup import closest, group_of, why
-from traceproof.dataset.tree import Broken, Entry, Tree, WorkloadLine, read_tree
+from traceproof.dataset.tree import (
+    Broken,
+    Entry,
+    Tree,
+    WorkloadLine,
+    closest,
+    group_of,
+    paused_collection,
+    read_tree,
+    why,
+)
 from traceproof.digests import digest_bytes, digest_json
 from traceproof.errors import TraceproofError
 from traceproof.files import write_if_changed, write_text
