@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.errors import TraceproofError
-from traceproof.extract.collect import Use, Wanted, collect
+from traceproof.extract.kernels import Use, Wanted, collect
 from traceproof.extract.pipeline import Choices, definitions_of
 from traceproof.extract.reading import Environment, Listing
 from traceproof.extract.reports import told

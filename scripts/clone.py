@@ -8,8 +8,7 @@ from traceproof.checkouts.lock import read_lock
 from traceproof.checkouts.moving import State
 from traceproof.checkouts.pin import DATASET
 from traceproof.cli.clone_repos import clone_repos
-from traceproof.dataset.fetch import scan_digest
-from traceproof.dataset.source import Dataset
+from traceproof.dataset.fetch import Dataset, scan_digest
 from traceproof.files import write_json
 from traceproof.run import entry
 from traceproof.run.sources import FOLDER, scan

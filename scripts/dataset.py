@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-from traceproof.dataset.fetch import fetch, mark
-from traceproof.dataset.source import Dataset
+from traceproof.dataset.fetch import Dataset, fetch, mark
 from traceproof.run import entry
 
 PARSER = argparse.ArgumentParser(description=__doc__)

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from traceproof.config.schema import ModelChoice
-from traceproof.extract import stage
+from traceproof.extract import pipeline
 from traceproof.extract.pipeline import Settings
 from traceproof.extract.reading import Environment
 from traceproof.run import entry
@@ -40,7 +40,7 @@ def main() -> None:
         torch_python=interpreter(options.torch_python),
     )
     out = options.stamp.parent
-    stage.run(choices, settings, dataset=options.dataset, out=out, report=out.parent, say=say)
+    pipeline.run(choices, settings, dataset=options.dataset, out=out, report=out.parent, say=say)
 
 
 if __name__ == "__main__":

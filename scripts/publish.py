@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from traceproof.dataset.source import Dataset
+from traceproof.dataset.fetch import Dataset
 from traceproof.files import write_json
 from traceproof.publish.prepare import (
     NothingVerifiedError,

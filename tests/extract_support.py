@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.extract import kernels
-from traceproof.extract.collect import Use
-from traceproof.extract.kernels import drafts
+from traceproof.extract.kernels import Use, drafts
 from traceproof.extract.pipeline import Choices
 from traceproof.extract.reading import parse
 from traceproof.models.reading import Reading

@@ -16,8 +16,7 @@ from traceproof.coverage.run import as_text, of_plan, of_recorded, of_suite
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
 from traceproof.ops.space import Axis, Space, space_of
-from traceproof.run.plan import plan
-from traceproof.run.plan_selection import Selection
+from traceproof.run.plan import Selection, plan
 
 ROOT = Path(__file__).parent / "dataset"
 LETTERS = (Axis("a", ("1", "2"), "why"), Axis("b", ("x", "y"), "why"), Axis("c", ("p", "q", "r"), "why"))

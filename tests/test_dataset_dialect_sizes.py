@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from dialect_samples import APPEND, changed
 
-from traceproof.dataset.binding import entry_of
-from traceproof.dataset.dialects import read
-from traceproof.dataset.template_hints import stated
+from traceproof.dataset.dialects import entry_of, read
+from traceproof.dataset.hints import stated
 
 
 def test_a_size_that_nothing_fixes_is_that_of_init_and_a_wide_one_an_eighth_of_it() -> None:

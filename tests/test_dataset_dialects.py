@@ -12,15 +12,15 @@ from dialect_samples import APPEND, GATED, SOL, Json, changed
 from pipeline import plans
 from pydantic import ValidationError
 
-from traceproof.dataset.axes import System
+from traceproof.dataset.constraints import System
 from traceproof.dataset.definition import ConstAxis, Definition, Dialect, DType
 from traceproof.dataset.dialects import read
-from traceproof.dataset.roles import Role, role_of
+from traceproof.dataset.hints import Role, role_of
+from traceproof.dataset.records import Workload
 from traceproof.dataset.tree import is_dataset, read_tree
-from traceproof.dataset.workload import Workload
 from traceproof.lint import lint
 from traceproof.ops import registry
-from traceproof.run.plan_selection import Selection
+from traceproof.run.plan import Selection
 from traceproof.sandbox import policy
 
 

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from traceproof.dataset.solution import Solution
-from traceproof.dataset.trace import Trace
-from traceproof.dataset.workload import Workload
+from traceproof.dataset.records import Solution, Trace, Workload
 
 WORKLOAD: dict[str, Any] = {
     "uuid": "w-1",

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from traceproof.dataset.files import strict_json
-from traceproof.dataset.tree import Tree, is_dataset, read_tree
+from traceproof.dataset.tree import Tree, is_dataset, read_tree, strict_json
 from traceproof.errors import TraceproofError
 
 REFERENCE = "import torch\n\ndef run(x):\n    return x * 2\n"

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from traceproof.extract.bootstrap import behaviour, facts, watch
-from traceproof.extract.bootstrap.forks import forked
+from traceproof.extract.bootstrap import behaviour, modules, second
+from traceproof.extract.bootstrap.start import forked
 
 
 class Norm(nn.Module):
@@ -127,14 +127,14 @@ def test_a_block_with_weights_of_its_own_is_not_passed_over() -> None:
     block = nn.Module()
     block.conv_weight = nn.Parameter(torch.empty(8, 1, 3))
     block.decay = nn.Parameter(torch.empty(8))  # which the calls of such blocks tell
-    assert facts.classify(block, None) == ("weights", {"conv_weight": [8, 1, 3]})
-    assert facts.classify(nn.Module(), None) == ("block", {})
+    assert modules.classify(block, None) == ("weights", {"conv_weight": [8, 1, 3]})
+    assert modules.classify(nn.Module(), None) == ("block", {})
 
 
 def test_a_router_of_a_models_own_class_is_a_projection() -> None:
     router = nn.Module()
     router.weight = nn.Parameter(torch.empty(16, 32))
-    kind, found = facts.classify(router, None)
+    kind, found = modules.classify(router, None)
     assert (kind, found["full_n"], found["full_k"]) == ("linear", 16, 32)
 
 
@@ -147,7 +147,7 @@ class Gated(nn.Module):
 
 
 def test_a_gated_norm_of_the_plain_ones_name_is_told_apart() -> None:
-    kind, found = facts.classify(type("RMSNorm", (Gated,), {})(), None)
+    kind, found = modules.classify(type("RMSNorm", (Gated,), {})(), None)
     assert (kind, found["variant"]) == ("norm", "gated")
 
 
@@ -206,9 +206,9 @@ def test_what_is_written_into_a_module_is_noted_when_it_runs(monkeypatch: pytest
     vars(table)["ALL_ATTENTION_FUNCTIONS"] = type("Table", (), {"register": lambda *_: None})
     monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
     monkeypatch.setitem(sys.modules, table.__name__, table)
-    model, notes = Inlined(), watch.Notes()
+    model, notes = Inlined(), second.Notes()
     forward = model.choice.forward
-    watch.run(model, notes)
+    second.run(model, notes)
     assert notes.pointwise == {id(model): [{"function": "gelu_tanh", "width": 32}]}
     seen = notes.attention[id(model)]
     assert (seen["heads"], seen["kv_heads"], seen["qk_dim"], seen["vo_dim"]) == (4, 4, 8, 8)

@@ -10,9 +10,9 @@ import pytest
 
 from traceproof.cli.extract import listing_json, told_listing
 from traceproof.errors import TraceproofError
-from traceproof.extract import config_json, formulas
-from traceproof.extract.bootstrap.versions import SUPPORTED, base_version
-from traceproof.extract.parallelism import pairs, requested
+from traceproof.extract import config_json
+from traceproof.extract.bootstrap.start import SUPPORTED, base_version
+from traceproof.extract.config_json import pairs, requested
 from traceproof.extract.pipeline import model_of
 from traceproof.extract.reading import Environment, Listing
 from traceproof.models import catalogue
@@ -23,7 +23,7 @@ from traceproof.models.catalogue import Parallel
 def test_every_bundled_config_is_whole_at_its_usual_parallelism(slug: str) -> None:
     entry = catalogue.entries()[slug]
     for parallel in entry.parallel:
-        formulas.check(entry.config, parallel, where=slug)
+        config_json.check(entry.config, parallel, where=slug)
 
 
 BAD_CONFIGS = [
@@ -44,7 +44,7 @@ def test_a_bad_field_is_named_with_what_is_allowed(
 ) -> None:
     config = dict(catalogue.entries()["llama_3_1_8b"].config) | change
     with pytest.raises(TraceproofError) as caught:
-        formulas.check(config, Parallel(*world), where="config.json")
+        config_json.check(config, Parallel(*world), where="config.json")
     assert any(problem in found for found in caught.value.problems), caught.value
 
 
@@ -52,7 +52,7 @@ def test_all_bad_fields_are_told_at_once() -> None:
     config = dict(catalogue.entries()["deepseek_v3"].config)
     config |= {"hidden_size": 0, "num_experts_per_tok": 999, "rms_norm_eps": -1.0, "num_attention_heads": None}
     with pytest.raises(TraceproofError) as caught:
-        formulas.check({"text_config": config}, Parallel(8, 8), where="config.json")
+        config_json.check({"text_config": config}, Parallel(8, 8), where="config.json")
     told = "\n".join(caught.value.problems)
     assert all(
         name in told

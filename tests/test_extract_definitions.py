@@ -11,9 +11,8 @@ import torch
 from extract_support import GOLDEN, drafts_of, named
 
 from traceproof.dataset.definition import Definition
-from traceproof.extract.check import _judge_reference
-from traceproof.extract.compare import hidden_constants
-from traceproof.models.kernel import kernel
+from traceproof.extract.check import _judge_reference, hidden_constants
+from traceproof.models.reading import kernel
 from traceproof.ops.drafts import Draft
 from traceproof.ops.families.norm import norm_draft as norm
 from traceproof.ops.gemm.extraction import gemm

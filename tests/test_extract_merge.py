@@ -12,15 +12,11 @@ from extract_support import named, uses_of
 
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
-from traceproof.extract.check import Finding
-from traceproof.extract.collect import collect
-from traceproof.extract.compare import meaning_differences, notes
-from traceproof.extract.kernels import Unmapped
-from traceproof.extract.merge import merge, write
+from traceproof.extract.check import Finding, meaning_differences, notes
+from traceproof.extract.kernels import Unmapped, collect
+from traceproof.extract.merge import merge, recall_table, write
 from traceproof.extract.pipeline import Extraction, model_of
-from traceproof.extract.recall import recall_table
-from traceproof.extract.reports import not_described
-from traceproof.extract.sharing import write_sharing
+from traceproof.extract.reports import not_described, write_sharing
 from traceproof.ops.families.norm import norm_draft as norm
 
 

@@ -22,7 +22,7 @@ from traceproof.config.schema import ModelChoice
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.fetch import scan_digest
 from traceproof.errors import TraceproofError
-from traceproof.extract import pipeline, stage
+from traceproof.extract import pipeline
 from traceproof.extract.check import Finding
 from traceproof.extract.pipeline import Settings
 from traceproof.extract.reading import Environment
@@ -63,7 +63,8 @@ def settings(folder: Path) -> Settings:
 def extracted(folder: Path, dataset: Path, *, tp: int = 4) -> Path:
     out = folder / "out"
     choice = ModelChoice(name=MODEL, tp=(tp,))
-    stage.run((choice,), settings(folder), dataset=dataset, out=out, report=folder / "report", say=lambda _: None)
+    report = folder / "report"
+    pipeline.run((choice,), settings(folder), dataset=dataset, out=out, report=report, say=lambda _: None)
     return out
 
 

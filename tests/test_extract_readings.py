@@ -11,14 +11,13 @@ from extract_support import GOLDEN, golden, named, reading_of
 
 from traceproof.errors import TraceproofError
 from traceproof.extract import kernels
-from traceproof.extract.bootstrap.versions import SUPPORTED
+from traceproof.extract.bootstrap.start import SUPPORTED
 from traceproof.extract.kernels import Unmapped
 from traceproof.extract.pipeline import Choices, definitions_of
 from traceproof.extract.reading import Environment
 from traceproof.extract.reports import summary
 from traceproof.models import catalogue
-from traceproof.models.kernel import Kernel
-from traceproof.models.reading import Layers, Module, Reading, Second
+from traceproof.models.reading import Kernel, Layers, Module, Reading, Second
 
 
 def confirmed(reading: Reading, model: str) -> tuple[list[Kernel], list[Unmapped]]:

@@ -10,7 +10,7 @@ from repository import Repository, own_dataset
 from traceproof.config.reading import read_config
 from traceproof.config.schema import Config, ModelChoice
 from traceproof.errors import TraceproofError
-from traceproof.extract.stage import link
+from traceproof.extract.pipeline import link
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,7 @@ from extract_support import drafts_of, named
 
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
-from traceproof.extract import trace_templates
-from traceproof.extract.templates import Template, read_templates
+from traceproof.extract.templates import Template, read_templates, template_readings, template_report
 
 NORM = """
 raise SystemExit("a template's module is never run")
@@ -109,21 +108,17 @@ def test_a_wheel_says_the_same_as_its_folder(folder: Path, tmp_path: Path) -> No
 
 def test_a_template_that_agrees_and_one_with_another_eps(folder: Path) -> None:
     templates = read_templates(folder)
-    same, other = trace_templates.template_readings(
-        [definition("rmsnorm_h7168"), definition("rmsnorm_h8192")], templates
-    )
+    same, other = template_readings([definition("rmsnorm_h7168"), definition("rmsnorm_h8192")], templates)
     assert (same.by, same.differences) == ("name", ())
     assert same.notes == ("options of the call: enable_pdl",)
     assert other.differences == ("reference: eps is 1e-05 and 1e-06",)
-    text = trace_templates.template_report([same, other], templates)
+    text = template_report([same, other], templates)
     assert "1 have one that says the same, 1 one that differs, 0 none" in text
 
 
 def test_every_difference_is_named(folder: Path) -> None:
     ours = drafts_of(named("llama_3_1_70b"))["gqa_paged_decode_h16_kv2_d128_ps1"]
-    (said,) = trace_templates.template_readings(
-        [ours.definition(["fi_api:flashinfer.Decode"])], read_templates(folder)
-    )
+    (said,) = template_readings([ours.definition(["fi_api:flashinfer.Decode"])], read_templates(folder))
     assert said.by == "api"
     assert "axes.heads: the template's alone" in said.differences
     assert "axes.num_qo_heads: ours alone" in said.differences
@@ -135,9 +130,9 @@ def test_every_difference_is_named(folder: Path) -> None:
 def test_a_kernel_without_a_template_is_said_to_have_none(folder: Path) -> None:
     gemm = drafts_of(named("llama_3_1_70b"))["gemm_n8192_k8192"].definition([])
     templates = read_templates(folder)
-    (said,) = trace_templates.template_readings([gemm], templates)
+    (said,) = template_readings([gemm], templates)
     assert said.template is None
-    assert "- gemm_n8192_k8192" in trace_templates.template_report([said], templates)
+    assert "- gemm_n8192_k8192" in template_report([said], templates)
 
 
 def test_what_is_no_flashinfer_is_told(folder: Path, tmp_path: Path) -> None:

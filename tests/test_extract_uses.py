@@ -13,8 +13,8 @@ import torch
 from extract_support import named, reading_of
 from torch import nn
 
-from traceproof.extract.bootstrap import sglang_0_5_22, stubs
-from traceproof.extract.bootstrap.uses import uses as uses_of
+from traceproof.extract.bootstrap import sglang_0_5_22, start
+from traceproof.extract.bootstrap.modules import uses as uses_of
 from traceproof.extract.kernels import from_reading
 from traceproof.extract.pipeline import Choices, definitions_of
 from traceproof.models import catalogue
@@ -187,7 +187,7 @@ def test_an_encoder_that_wants_a_missing_package_is_left_out(monkeypatch: pytest
     fake = ModuleType("transformers")
     vars(fake)["AutoModel"] = AutoModel
     monkeypatch.setitem(sys.modules, "transformers", fake)
-    with stubs.towers_left_out():
+    with start.towers_left_out():
         assert list(AutoModel.from_config("images").parameters()) == []
         assert isinstance(AutoModel.from_config("text"), nn.Linear)
     with pytest.raises(ImportError):

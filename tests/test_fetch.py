@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.dataset.fetch import _unpack, fetch, mark, scan_digest, slug_of, untouched
-from traceproof.dataset.source import Dataset
+from traceproof.dataset.fetch import Dataset, _unpack, fetch, mark, scan_digest, slug_of, untouched
 from traceproof.errors import TraceproofError
 
 DEFINITION = json.dumps({"name": "a"})

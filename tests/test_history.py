@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from traceproof.cli import main
 from traceproof.config.schema import Config
-from traceproof.dataset.source import Dataset
+from traceproof.dataset.fetch import Dataset
 from traceproof.errors import TraceproofError
 from traceproof.history import catalogue
 from traceproof.history.catalogue import Bug, Cases, Hardware, Kind, bugs, chosen, parsed

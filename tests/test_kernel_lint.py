@@ -12,7 +12,7 @@ import pytest
 from traceproof.audit.findings import as_sarif
 from traceproof.errors import TraceproofError
 from traceproof.kernel_lint.run import CODES, lint_kernels
-from traceproof.lint.baseline import write_baseline
+from traceproof.lint.run import write_baseline
 
 HEAD = "import triton\nimport triton.language as tl\n\n\n"
 SIGNATURE = "@triton.jit\ndef kernel(x, y, n, stride, H: tl.constexpr, BT: tl.constexpr):\n"

@@ -16,10 +16,7 @@ from typer.testing import CliRunner
 from traceproof.cli.lint import lint_command
 from traceproof.errors import TraceproofError
 from traceproof.lint import Severity, lint
-from traceproof.lint.baseline import write_baseline
-from traceproof.lint.render import as_json, print_report
-from traceproof.lint.run import all_rules
-from traceproof.lint.sarif import as_sarif
+from traceproof.lint.run import all_rules, as_json, as_sarif, print_report, write_baseline
 
 
 def spoiled(root: Path) -> Path:

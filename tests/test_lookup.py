@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from repository import own_dataset
 
-from traceproof.dataset.lookup import Wanted, find, wanted
-from traceproof.dataset.tree import read_tree
+from traceproof.dataset.tree import Wanted, find, read_tree, wanted
 from traceproof.errors import TraceproofError
 
 NORM, GEMM = "rmsnorm_h96", "gemm_n96_k160"

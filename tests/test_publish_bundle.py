@@ -14,7 +14,7 @@ import torch
 from definitions import GOOD, rmsnorm
 from publish_support import ACTORS, CASES, bundles, dataset, finished, path_of, row, with_piece
 
-from traceproof.dataset.source import Dataset
+from traceproof.dataset.fetch import Dataset
 from traceproof.dataset.tree import read_definition, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.ops import lookup, registry

@@ -13,8 +13,8 @@ from traceproof.checkouts.gitrun import Git, GitError, Patience
 from traceproof.checkouts.moving import State
 from traceproof.cli.clone_repos import clone_repos
 from traceproof.config.reading import read_config
+from traceproof.dataset.fetch import Dataset
 from traceproof.dataset.fetch import fetch as fetch_dataset
-from traceproof.dataset.source import Dataset
 from traceproof.errors import TraceproofError
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from solution_judge import SolutionJudge, candidate, solution_judge
 
-from traceproof.dataset.trace import Trace
+from traceproof.dataset.records import Trace
 from traceproof.run import timing
 from traceproof.solutions import speed
 from traceproof.solutions.records import Certificate, Digests, SpeedResult, Times

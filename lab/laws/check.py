@@ -14,7 +14,7 @@ from traceproof.ops.answers import Subject
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Comparison, IndexSet, Quantised, Samples
 from traceproof.reasons import Verdict
-from traceproof.run.bits import same_values
+from traceproof.run.tensor_files import same_values
 
 # References of experts compute in float32 from the stored values: two of their answers differ by an order of sums
 # and one rounding of the output. The op's own limits are for kernels that requantise.

@@ -14,9 +14,9 @@ from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.laws import Experiment, Law, Outputs
-from traceproof.run.bits import same_values
 from traceproof.run.case import Subject, solve
 from traceproof.run.source import CallError, Source
+from traceproof.run.tensor_files import same_values
 from traceproof.sandbox import Status
 
 # Edge cases hold empty rows, adversarial ones magnitudes; a case's law costs up to four calls.

@@ -7,25 +7,23 @@ case that it was left by.
 """
 
 import ast
-import hashlib
-import json
 import os
 import shutil
 import stat
 import subprocess
+import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from traceproof.syntax import parsed
 
 MIB = 1 << 20
-JSON_BYTES = 64 * MIB  # of a record or a judged definition
 CHUNK = 1 << 24
 PIECE = 1 << 18  # bytes that are read and looked at before the next are: they stay in the cache
+# CPython 3.11 counts the depth of all syntax trees that are being made in one place: where a thread takes over
+# while another's is half made, either ends in "SystemError: AST constructor recursion depth mismatch".
+_PARSING = threading.RLock()
 
 
 class BorderError(Exception):
@@ -57,6 +55,12 @@ def read_resolved(target: Path, *, most: int) -> bytes:
     if len(content) > most:
         raise NotPlainError(f"is larger than {most // MIB} MiB")
     return content
+
+
+def parsed(source: str | bytes) -> ast.Module:
+    """`ast.parse`, also for threads side by side; raises as that does."""
+    with _PARSING:
+        return ast.parse(source)
 
 
 def parse_quietly(source: str | bytes) -> ast.Module:
@@ -132,26 +136,6 @@ def read_regular(path: Path, *, most: int, exactly: int | None = None) -> bytear
         data = bytearray(file.size)
         file.fill(memoryview(data), 0)
     return data
-
-
-def regular_digest(path: Path, *, most: int) -> str:
-    """SHA-256 of a regular file; the arguments and what is raised are those of `regular_file`."""
-    digest = hashlib.sha256()
-    room = memoryview(bytearray(PIECE))
-    with regular_file(path, most=most) as file:
-        for start in range(0, file.size, PIECE):
-            part = room[: min(PIECE, file.size - start)]
-            file.fill(part, start)
-            digest.update(part)
-    return digest.hexdigest()
-
-
-def read_json(path: Path, *, most: int = JSON_BYTES) -> Any:  # noqa: ANN401 - any JSON value
-    """The JSON value in a regular file. Raises BorderError: it is no such file, or no JSON."""
-    try:
-        return json.loads(bytes(read_regular(path, most=most)))
-    except (ValueError, RecursionError) as error:
-        raise BorderError(f"{path.name} is not JSON: {error}") from error
 
 
 def new_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:

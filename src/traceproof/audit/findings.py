@@ -9,7 +9,7 @@ from typing import Any
 
 from traceproof.digests import digest_json
 from traceproof.lint.model import Code
-from traceproof.lint.sarif import Log
+from traceproof.lint.run import Log
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -10,14 +10,13 @@ import typer
 from traceproof.cli import options
 from traceproof.cli.extract import interpreter
 from traceproof.errors import TraceproofError
-from traceproof.extract import formulas, hierarchy
-from traceproof.extract.parallelism import pairs
+from traceproof.extract import config_json, hierarchy
+from traceproof.extract.config_json import pairs
 from traceproof.extract.pipeline import Choices, definitions_of, model_of
 from traceproof.extract.reading import Environment
 from traceproof.extract.reports import told
 from traceproof.models import catalogue
-from traceproof.models.kernel import Kernel
-from traceproof.models.reading import Module, Reading
+from traceproof.models.reading import Kernel, Module, Reading
 from traceproof.ops.drafts import Draft
 from traceproof.stacks import READER
 
@@ -50,7 +49,7 @@ def add_new_model(  # noqa: PLR0913 - one parameter per option
     named: dict[str, list[str]] = {}
     readings: list[Reading] = []
     for parallel in parallels:
-        formulas.check(given, parallel, where=f"config.json of {slug}")
+        config_json.check(given, parallel, where=f"config.json of {slug}")
         reading = environment.read(given, parallel)
         label = f"{slug} tp{parallel.tp} ep{parallel.ep}"
         made, left, _ = definitions_of(label, reading, given, Choices())

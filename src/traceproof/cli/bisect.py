@@ -16,8 +16,7 @@ from traceproof.checkouts.tree import CommitTree
 from traceproof.cli import options, run
 from traceproof.cli.interpreter import say
 from traceproof.dataset.fetch import fetch
-from traceproof.dataset.lookup import find
-from traceproof.dataset.tree import read_tree
+from traceproof.dataset.tree import find, read_tree
 from traceproof.environments.package import importable, op_types, stack_of
 from traceproof.errors import TraceproofError
 from traceproof.run.flow import Pipeline

@@ -9,7 +9,7 @@ import typer
 from traceproof.cli import options, run
 from traceproof.cli.interpreter import say, stack_interpreter
 from traceproof.errors import TraceproofError
-from traceproof.extract.parallelism import requested
+from traceproof.extract.config_json import requested
 from traceproof.extract.pipeline import (
     PAGE_SIZES,
     Choices,

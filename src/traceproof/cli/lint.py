@@ -9,9 +9,7 @@ from rich.console import Console
 from traceproof.cli import options, run
 from traceproof.errors import TraceproofError
 from traceproof.lint import lint
-from traceproof.lint.baseline import write_baseline
-from traceproof.lint.render import as_json, print_report
-from traceproof.lint.sarif import as_sarif
+from traceproof.lint.run import as_json, as_sarif, print_report, write_baseline
 
 
 def lint_command(  # noqa: PLR0913 - one parameter per option

@@ -9,7 +9,7 @@ from traceproof.audit.findings import as_sarif, as_text
 from traceproof.cli import options, run
 from traceproof.errors import TraceproofError
 from traceproof.kernel_lint.run import CODES, Report, lint_kernels
-from traceproof.lint.baseline import write_baseline
+from traceproof.lint.run import write_baseline
 
 
 def lint_kernels_command(  # noqa: PLR0913 - one parameter per option

@@ -12,8 +12,7 @@ import typer
 
 from traceproof.cli import options, run
 from traceproof.dataset.fetch import folder_of
-from traceproof.dataset.lookup import why
-from traceproof.dataset.tree import is_dataset, read_tree
+from traceproof.dataset.tree import is_dataset, read_tree, why
 from traceproof.errors import TraceproofError
 from traceproof.reasons import Verdict
 from traceproof.run.rows import VerdictRow, figures, place, read_rows

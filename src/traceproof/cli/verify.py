@@ -12,7 +12,7 @@ import typer
 from traceproof.cli import options, run
 from traceproof.cli.interpreter import say
 from traceproof.config.schema import Config
-from traceproof.dataset.lookup import wanted
+from traceproof.dataset.tree import wanted
 from traceproof.digests import digest_json
 from traceproof.environments.building import unlike_the_lock
 from traceproof.errors import TraceproofError

@@ -13,7 +13,7 @@ from ruamel.yaml.error import YAMLError
 from traceproof.checkouts.lock import NAME, read_lock
 from traceproof.checkouts.pin import DATASET
 from traceproof.config.schema import Config, ModelChoice, Selection
-from traceproof.dataset.source import Dataset
+from traceproof.dataset.fetch import Dataset
 from traceproof.dataset.tree import is_dataset, op_type_names
 from traceproof.errors import TraceproofError
 from traceproof.models import catalogue

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from traceproof.dataset.source import CLOSED, Dataset, Short, Text
+from traceproof.dataset.fetch import CLOSED, Dataset, Short, Text
 from traceproof.judge.kernel_properties import DEMANDED, PROPERTIES
 from traceproof.ops.cases import ALL_SIZES
 from traceproof.stacks import STACKS, TRUTHS

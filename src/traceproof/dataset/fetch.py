@@ -1,4 +1,4 @@
-"""Bring the configured dataset to a folder: whole or not at all, and never twice.
+"""Where a dataset comes from (a package, a repository, a folder), and bringing it to a folder.
 
 A fetched dataset is a folder `<root>/<slug>/`, moved there in one rename once it is complete and checked; so its
 being there says that it is whole, and no network is asked for it again.
@@ -11,13 +11,68 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
 
-from traceproof.dataset.source import Dataset, Git, Pypi
+from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
+
+from traceproof.checkouts.pin import Commit, PackageName, Sha256, Url, Version
 from traceproof.dataset.tree import is_dataset
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.files import disk_errors, write_json
 from traceproof.programs import telling
+
+CLOSED = ConfigDict(extra="forbid", frozen=True)
+Text = Annotated[str, StringConstraints(min_length=1)]
+
+
+class Short(BaseModel):
+    """An object that a text alone stands for: the value of its key SHORT."""
+
+    model_config = CLOSED
+    SHORT: ClassVar[str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        return {cls.SHORT: value} if isinstance(value, str) else value
+
+
+class Pypi(BaseModel):
+    """A folder inside a released sdist; pip fetches it from whatever index the user's pip is set up for."""
+
+    model_config = CLOSED
+    package: PackageName
+    version: Version
+    sha256: Sha256
+    folder: Text = "."
+
+
+class Git(BaseModel):
+    """A folder of a git repository at one commit; any URL that git understands, with git's own credentials."""
+
+    model_config = CLOSED
+    url: Url
+    commit: Commit
+    folder: Text = "."
+
+
+class Dataset(Short):
+    """Where the definitions come from: exactly one of the three; null counts as not given."""
+
+    SHORT = "path"
+    pypi: Pypi | None = None
+    git: Git | None = None
+    path: Path | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [name for name in ("pypi", "git", "path") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(repr(name) for name in given) or "none"
+            raise ValueError(f"give exactly one of 'pypi', 'git' and 'path', not {found}")
+        return self
+
 
 FETCHED = ".fetched.json"  # in a fetched dataset's folder: where it came from and what its files were like
 

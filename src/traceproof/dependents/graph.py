@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from typing import NamedTuple
 
 from traceproof.checkouts.tree import Tree, parents
-from traceproof.dataset.files import paused_collection
+from traceproof.dataset.tree import paused_collection
 from traceproof.dependents import modules
 from traceproof.dependents.facts import ANYTHING, Facts, read_facts
 from traceproof.dependents.modules import Modules

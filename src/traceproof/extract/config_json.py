@@ -1,11 +1,13 @@
-"""A model's config.json: where it comes from, and its fields with their bounds checked."""
+"""A model's config.json: where it comes from, its fields with their bounds, and the parallelisms that fit it."""
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any
 
 from traceproof.errors import TraceproofError
+from traceproof.models.catalogue import Parallel
 
 LARGEST = 1 << 24  # no count or width of a model comes near; a larger number is a slip
 
@@ -80,3 +82,125 @@ class Fields:
             self.problems.append(
                 f"{what}: {divisor} does not divide {self.named(names)} = {value}; allowed: {allowed}"
             )
+
+
+# What config.json files call the same number.
+HIDDEN = ("hidden_size", "n_embd", "d_model")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+KV_HEADS = ("num_key_value_heads",)
+EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
+CHOSEN = ("num_experts_per_tok", "moe_topk")
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
+LANGUAGE = ("text_config", "llm_config", "language_config", "thinker_config")
+
+
+def language(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config.json that is of its language model: all of it, but for models of several modalities."""
+    for name in LANGUAGE:
+        inner = config.get(name)
+        if isinstance(inner, dict):
+            return language(inner)
+    return config
+
+
+def check(config: Mapping[str, Any], parallel: Parallel, *, where: str) -> None:
+    """Refuse a config.json that lacks what decides a model's shape, or that the parallelism does not fit.
+
+    SGLang and transformers fill in what is missing, both alike, so that only this sees it. Raises TraceproofError:
+    fields are missing or impossible; all at once.
+    """
+    fields = Fields(language(config))
+    for names in (HIDDEN, LAYERS, ("vocab_size",)):
+        fields.count(names)
+    heads, kv_heads = fields.count(HEADS), fields.count(KV_HEADS, needed=False)
+    ranks = parallel.attention
+    fields.divides("tp", ranks, HEADS, heads)
+    if kv_heads is not None and heads is not None:
+        fields.divides("num_key_value_heads", kv_heads, HEADS, heads)
+        if kv_heads % ranks and ranks % kv_heads:
+            told = f"tp: {ranks} neither divides num_key_value_heads = {kv_heads} nor is a multiple of it"
+            fields.problems.append(told)
+    experts, chosen = fields.count(EXPERTS, needed=False), fields.count(CHOSEN, needed=False)
+    fields.divides("ep", parallel.ep, EXPERTS, experts)
+    if experts is not None and chosen is not None and chosen > experts:
+        fields.problems.append(
+            f"{fields.named(CHOSEN)}: {chosen}; allowed: 1 to {fields.named(EXPERTS)} = {experts}"
+        )
+    for name in EPSILONS:
+        fields.positive(name)
+    if fields.problems:
+        problems = list(dict.fromkeys(fields.problems))
+        raise TraceproofError(f"{where} cannot be read", problems=problems, todo="Correct the fields named.")
+
+
+ALL = "all"
+
+
+def requested(
+    config: Mapping[str, Any], tp: Sequence[str], ep: Sequence[str], usual: Sequence[Parallel], *, dp: int = 1
+) -> tuple[Parallel, ...]:
+    """The parallelisms of `--tp`, `--ep` and `--dp-attention`, of which `all` is every one that fits the config.
+
+    Raises TraceproofError: one is no number or does not fit.
+    """
+    if ALL in tp:
+        ranks = [one for one in divisors(config) if _fits(config, Parallel(one, 1))]
+    else:
+        ranks = _numbers("tp", tp)
+    found = _fitting(config, ranks or [1]) if ALL in ep else pairs(ranks, _numbers("ep", ep), usual)
+    if dp == 1:
+        return found
+    if bad := [one.tp for one in found if dp < 1 or one.tp % dp]:
+        raise TraceproofError(
+            f"dp-attention: {dp} does not divide tp of {bad}", todo="Attention is spread over the ranks of tp."
+        )
+    return tuple(one._replace(dp=dp) for one in found)
+
+
+def _fitting(config: Mapping[str, Any], ranks: Sequence[int]) -> tuple[Parallel, ...]:
+    """Every pair of these numbers of ranks and a number of heads' divisor that fits the config."""
+    spread = [(tp, ep) for tp in ranks for ep in divisors(config) if tp % ep == 0]
+    return tuple(pair for pair in starmap(Parallel, spread) if _fits(config, pair))
+
+
+def divisors(config: Mapping[str, Any]) -> list[int]:
+    """The divisors of the number of heads, ascending."""
+    fields = language(config)
+    heads = next((fields[name] for name in HEADS if isinstance(fields.get(name), int)), 1)
+    return [number for number in range(1, heads + 1) if heads % number == 0]
+
+
+def _fits(config: Mapping[str, Any], parallel: Parallel) -> bool:
+    try:
+        check(config, parallel, where="config.json")
+    except TraceproofError:
+        if parallel == Parallel(1, 1):
+            raise  # it is not the parallelism
+        return False
+    return True
+
+
+def _numbers(name: str, given: Sequence[str]) -> list[int]:
+    if bad := [f"--{name}: {value!r}; allowed: 1 and up, or all" for value in given if not value.isdigit()]:
+        raise TraceproofError("the parallelism cannot be used", problems=bad)
+    return [int(value) for value in given]
+
+
+def pairs(tp: Sequence[int], ep: Sequence[int], usual: Sequence[Parallel]) -> tuple[Parallel, ...]:
+    """The parallelisms asked for: every pair of the lists where ep divides tp; the usual ones for none.
+
+    Raises TraceproofError: a number is below 1, or no pair fits.
+    """
+    if not tp and not ep:
+        return tuple(usual)
+    ranks, spread = list(tp) or [max(ep)], list(ep) or [1]
+    named = [*product(["tp"], ranks), *product(["ep"], spread)]
+    if bad := [f"{name}: {value}; allowed: 1 and up" for name, value in named if value < 1]:
+        raise TraceproofError("the parallelism cannot be used", problems=bad)
+    found = tuple(Parallel(one, other) for one, other in product(ranks, spread) if one % other == 0)
+    used = {pair.ep for pair in found}
+    if unused := [one for one in dict.fromkeys(spread) if one not in used]:
+        todo = "SGLang spreads the experts over the tensor parallel ranks, so ep must divide tp."
+        raise TraceproofError(f"ep {unused} divides no tp of {ranks}", todo=todo)
+    return found

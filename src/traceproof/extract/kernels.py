@@ -1,17 +1,18 @@
 """Kernel calls: what a model asks the GPU for, in the terms that definitions are made of.
 
 SGLang's modules give them (`from_reading`); transformers' model of the same config.json confirms each by itself
-(`confirmed`). A module that becomes no call, and a call that is not confirmed, are `Unmapped`.
+(`confirmed`). A module that becomes no call, and a call that is not confirmed, are `Unmapped`. What several models
+need is one definition, with all that asked for it (`collect`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from traceproof.models.evidence import Evidence
-from traceproof.models.kernel import Fact, Kernel
-from traceproof.models.reading import Module, Reading
+from traceproof.dataset.definition import Definition
+from traceproof.models.catalogue import Parallel
+from traceproof.models.reading import Evidence, Fact, Kernel, Module, Reading
 from traceproof.ops.drafts import Draft
 from traceproof.ops.extraction import Choice, extractions
 
@@ -171,3 +172,69 @@ def drafts(kernels: Iterable[Kernel], choice: Choice) -> tuple[list[tuple[Kernel
             else:
                 found.append((kernel, draft))
     return found, unmapped
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Who makes a kernel call: the model, its `model:` tags, at which parallelism, where and how often."""
+
+    model: str
+    tags: tuple[str, ...]
+    parallel: Parallel
+    paths: tuple[str, ...]
+    count: int
+
+
+@dataclass(slots=True)
+class Wanted:
+    """A definition that models want."""
+
+    name: str  # the draft's, with a version suffix where another kernel has that name
+    draft: Draft  # what it says
+    uses: list[Use] = field(default_factory=list)  # all calls of it
+
+    def definition(self) -> Definition:
+        """The definition with the tags of all its uses."""
+        models = tuple(dict.fromkeys(tag for use in self.uses for tag in use.tags))
+        parallels = sorted({use.parallel for use in self.uses})
+        tags: dict[str, None] = {}
+        for at in parallels:
+            tags |= dict.fromkeys(self.draft.tags(models, tp=at.tp, ep=at.ep, dp=at.dp))
+        made = self.draft.definition(list(tags))
+        return made.model_copy(update={"name": self.name}) if self.name != made.name else made
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """Two kernels of one name that mean different things; the second was renamed."""
+
+    name: str
+    renamed: str
+    models: tuple[str, ...]
+    differences: tuple[str, ...]
+
+
+def collect(asked: Iterable[tuple[Draft, Use]]) -> tuple[list[Wanted], list[Clash]]:
+    """Each kernel once, in order of first use; one name with two meanings becomes two, the second `_v2`."""
+    from traceproof.extract.check import meaning_differences
+
+    found: dict[str, Wanted] = {}
+    clashes: dict[str, Clash] = {}
+    for draft, use in asked:
+        base = draft.definition([])
+        version = 1
+        while True:
+            name = draft.name if version == 1 else f"{draft.name}_v{version}"
+            held = found.get(name)
+            if held is None:
+                found[name] = Wanted(name, draft, [use])
+                break
+            differences = meaning_differences(held.draft.definition([]), base)
+            if not differences:
+                held.uses.append(use)
+                break
+            version += 1
+            renamed = f"{draft.name}_v{version}"
+            models = tuple(dict.fromkeys([*(used.model for used in held.uses), use.model]))
+            clashes.setdefault(renamed, Clash(draft.name, renamed, models, tuple(differences)))
+    return list(found.values()), list(clashes.values())

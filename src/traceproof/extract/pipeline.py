@@ -1,30 +1,37 @@
-"""Models in, definitions out: reading, second reading, drafts, checks, merge."""
+"""Models in, definitions out: reading, second reading, drafts, checks, merge; and the rule `extract` around it."""
 
 import json
 import resource
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from traceproof.config.schema import ModelChoice
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.fetch import FETCHED, scan_digest
 from traceproof.errors import TraceproofError
-from traceproof.extract import config_json, formulas, kernels
+from traceproof.extract import config_json, kernels
 from traceproof.extract.check import Finding, check
-from traceproof.extract.collect import Clash, Use, Wanted, collect
-from traceproof.extract.kernels import Unmapped, drafts
-from traceproof.extract.merge import Outcome, merge, write
+from traceproof.extract.config_json import pairs
+from traceproof.extract.kernels import Clash, Unmapped, Use, Wanted, collect, drafts
+from traceproof.extract.merge import Outcome, merge, recall_table, write
 from traceproof.extract.reading import Environment
-from traceproof.extract.recall import recall_table
-from traceproof.extract.reports import as_json, told
-from traceproof.extract.sharing import write_sharing
-from traceproof.extract.templates import Templates, read_templates
-from traceproof.extract.trace_templates import TemplateReading, template_readings, template_report
+from traceproof.extract.reports import as_json, not_described, told, write_sharing
+from traceproof.extract.templates import (
+    TemplateReading,
+    Templates,
+    read_templates,
+    template_readings,
+    template_report,
+)
+from traceproof.files import disk_errors, write_json
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel
-from traceproof.models.kernel import Kernel
-from traceproof.models.reading import Reading
+from traceproof.models.reading import Kernel, Reading
 from traceproof.ops.drafts import Draft
 from traceproof.ops.extraction import Choice
 
@@ -114,7 +121,7 @@ def extract(models: Sequence[Model], settings: Settings, *, say: Callable[[str],
     templates = read_templates(settings.flashinfer) if settings.flashinfer is not None else None
     for model in models:
         for parallel in model.parallel:
-            formulas.check(model.config, parallel, where=f"config.json of {model.name}")
+            config_json.check(model.config, parallel, where=f"config.json of {model.name}")
     asked: list[tuple[Draft, Use]] = []
     unmapped: dict[str, list[Unmapped]] = {}
     readings: dict[str, Reading] = {}
@@ -228,3 +235,66 @@ def publish(  # noqa: PLR0913 - what, how, where from, where to
     write_sharing(extraction.wanted, extraction.clashes, report, keep=keep)
     (report / "report.json").write_text(json.dumps(as_json(extraction), indent=1) + "\n", encoding="utf-8")
     return written
+
+
+DEFINITIONS = "definitions"
+
+
+def run(  # noqa: PLR0913 - what, how, where from, where to
+    choices: Sequence[ModelChoice],
+    settings: Settings,
+    *,
+    dataset: Path,
+    out: Path,
+    report: Path,
+    say: Callable[[str], None],
+) -> Extraction:
+    """Extract the models and put what `dataset` lacks, beside its own files, into `out`; `dataset` stays as it is.
+
+    `out` changes only once all of it is there: its definitions are moved in with one rename. A conflict with the
+    dataset is no error here: both definitions are there, and it stands in the report. Raises TraceproofError: a
+    model can not be read, or a reference does not hold.
+    """
+    extraction = extract([_model(choice) for choice in choices], settings, say=say)
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".extracting-", dir=out.parent) as scratch:
+            merged = Path(scratch) / "merged"
+            shutil.copytree(dataset / DEFINITIONS, merged / DEFINITIONS)
+            publish(extraction, settings, dataset=dataset, out=merged, report=report, keep=False)
+            link(dataset, out)
+            if (out / DEFINITIONS).exists():
+                (out / DEFINITIONS).rename(Path(scratch) / "before")
+            (merged / DEFINITIONS).rename(out / DEFINITIONS)
+    for outcome in extraction.outcomes:
+        if outcome.status == "conflict":
+            say(f"conflict: {outcome.name}: {'; '.join(outcome.differences)}")
+    for line in not_described(extraction):
+        say(line)
+    models = [choice.model_dump(mode="json") for choice in choices]
+    write_json(out / FETCHED, {"source": {"models": models}, "scan": scan_digest(out)})
+    return extraction
+
+
+def _model(choice: ModelChoice) -> Model:
+    slug, tags, given, usual = model_of(choice.name, config=choice.config, repository=None)
+    return Model(slug, tags, given, pairs(choice.tp, choice.ep, usual))
+
+
+def link(dataset: Path, out: Path) -> None:
+    """Link every file of `dataset` but its definitions into `out`: blobs may be large.
+
+    Files that were written into `out` stay. Links to what `dataset` has no more go. Each file is a link of its
+    own: what is written beside it or in its place then never reaches `dataset`.
+    """
+    for path in out.rglob("*"):
+        if path.is_symlink() and not path.exists():
+            path.unlink()
+    source = dataset.resolve()
+    for path in source.rglob("*"):
+        inner = path.relative_to(source)
+        target = out / inner
+        if inner.parts[0] in {DEFINITIONS, FETCHED, ".git"} or path.is_dir() or target.exists():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(path)

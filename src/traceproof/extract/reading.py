@@ -157,7 +157,7 @@ def _refusal(error: Mapping[str, Any], environment: Environment) -> TraceproofEr
             allowed = ", ".join(error["allowed"])
             return TraceproofError(
                 f"SGLang {error['value']} is not supported; supported: {allowed}",
-                todo="Use a supported version, or add it to extract/bootstrap/versions.py with a golden reading.",
+                todo="Use a supported version, or add it to extract/bootstrap/start.py with a golden reading.",
             )
         case "unknown architecture":
             known = ", ".join(_closest(str(error["value"]), error["allowed"]))

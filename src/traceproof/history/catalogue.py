@@ -15,7 +15,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, ValidationError, model_validator
 from ruamel.yaml import YAML
 
-from traceproof.dataset.source import CLOSED, Text
+from traceproof.dataset.fetch import CLOSED, Text
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
 from traceproof.stacks import STACKS, truths_of

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, Field
 
-from traceproof.dataset.source import CLOSED
+from traceproof.dataset.fetch import CLOSED
 from traceproof.history.catalogue import Bug, Kind, Shows
 from traceproof.reasons import Error, Skip, Verdict
 from traceproof.run.rows import VerdictRow

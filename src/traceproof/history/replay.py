@@ -12,8 +12,7 @@ from typing import Any
 
 from traceproof.bumps.trial import Trial
 from traceproof.config.schema import Config
-from traceproof.dataset.fetch import fetch
-from traceproof.dataset.source import Dataset
+from traceproof.dataset.fetch import Dataset, fetch
 from traceproof.digests import digest_json
 from traceproof.environments.building import probe, ready
 from traceproof.environments.package import importable

@@ -10,8 +10,8 @@ from traceproof.audit.findings import Finding, at
 from traceproof.audit.source import dotted
 from traceproof.errors import TraceproofError
 from traceproof.kernel_lint.kernels import findings_of, kernels
-from traceproof.lint.baseline import read_baseline, split
 from traceproof.lint.model import Code, codes
+from traceproof.lint.run import read_baseline, split
 from traceproof.reading import parse_quietly
 from traceproof.text import names
 

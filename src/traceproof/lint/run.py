@@ -1,19 +1,72 @@
-"""Run the rules over a dataset."""
+"""Run the rules over a dataset; tell what they find, beside a baseline of known findings, as text, JSON, SARIF."""
 
 import importlib
+import json
 import pkgutil
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 
-from traceproof.dataset.files import deep_recursion, paused_collection
-from traceproof.dataset.tree import read_tree
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import traceproof
+from traceproof.dataset.tree import deep_recursion, paused_collection, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.lint import rules as rules_package
-from traceproof.lint.baseline import read_baseline, split
-from traceproof.lint.model import RULES, Finding, Rule, Severity
-from traceproof.lint.subject import Dataset
+from traceproof.lint.model import RULES, Code, Dataset, Finding, Rule, Severity, Stated
+from traceproof.text import printable
+
+VERSION = 1
+STATED = ("code", "path", "field", "evidence", "fingerprint")  # of a finding, as far as its kind has them
+
+
+Found = TypeVar("Found", bound=Stated)
+
+
+def read_baseline(path: Path) -> Counter[str]:
+    """Fingerprints of known findings, each as often as it is known. Raises TraceproofError: it is no baseline."""
+    todo = "Write one with --update-baseline."
+    try:
+        value: Any = json.loads(path.read_text(encoding="utf-8"))
+        if value["version"] != VERSION:
+            raise TraceproofError(f"{path} is a baseline of version {value['version']}, not {VERSION}", todo=todo)
+        return Counter(str(entry["fingerprint"]) for entry in value["findings"])
+    except OSError as error:
+        raise TraceproofError(f"The baseline {path} can not be read: {error.strerror}", todo=todo) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceproofError(f"{path} is no baseline: {error}", todo=todo) from error
+
+
+def write_baseline(path: Path, findings: Iterable[Stated]) -> None:
+    """Write all findings as known, sorted for short diffs. Raises TraceproofError: the file can not be written."""
+    stated = [finding.as_json() for finding in findings]
+    entries = [{key: entry[key] for key in STATED if key in entry} for entry in stated]
+    entries.sort(key=lambda entry: [entry.get(key, "") for key in ("path", "code", "field", "evidence")])
+    text = json.dumps({"version": VERSION, "findings": entries}, indent=1, ensure_ascii=False)
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise TraceproofError(f"The baseline {path} can not be written: {error.strerror}") from error
+
+
+def split(findings: Iterable[Found], known: Counter[str]) -> tuple[list[Found], list[Found], int]:
+    """Findings that are new, findings that are known, and how many known ones are gone."""
+    left = known.copy()
+    new: list[Found] = []
+    old: list[Found] = []
+    for finding in findings:
+        if left[finding.fingerprint] > 0:
+            left[finding.fingerprint] -= 1
+            old.append(finding)
+        else:
+            new.append(finding)
+    return new, old, left.total()
+
 
 DEEPEST = 50_000  # Python frames; a walk needs about five a level, the parser takes about 3,000 levels
 
@@ -88,3 +141,130 @@ def lint(
 
 def _sorted(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda one: (one.path, one.line, one.code, one.field, one.evidence))
+
+
+STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The report as a JSON object; `fields` of a finding are those of `Finding.as_json`."""
+    return {
+        "definitions": report.definitions,
+        "findings": [finding.as_json() for finding in report.findings],
+        "known": [finding.as_json() for finding in report.known],
+        "gone": report.gone,
+        "not_run": list(report.not_run),
+        "failed": report.failed,
+    }
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print new findings by file, a table of codes and counts, and one closing line."""
+    path = None
+    for finding in report.findings:
+        if finding.path != path:
+            path = finding.path
+            console.print(Text(f"\n{printable(str(path))}", style="bold"))
+        line = f":{finding.line}" if finding.line else ""
+        head = Text(f"  {finding.code} ", style=STYLES[finding.severity])
+        console.print(
+            head + Text(printable(f"{line}{finding.field}  {finding.title}: {finding.evidence}")), soft_wrap=True
+        )
+    if report.findings:
+        console.print()
+        console.print(_table(report))
+    for reason in report.not_run:
+        console.print(Text(reason, style="dim"), soft_wrap=True)
+    console.print(Text(closing_line(report)), soft_wrap=True)
+
+
+def closing_line(report: Report) -> str:
+    """How many findings of what weight, and how many the baseline knows."""
+    counts = Counter(finding.severity for finding in report.findings)
+    parts = [_count(counts[severity], severity.value) for severity in Severity]
+    text = f"{_count(report.definitions, 'definition')}: {', '.join(parts)}"
+    if report.known or report.gone:
+        text += f"; {len(report.known)} known by the baseline, {report.gone} of it gone"
+    return text
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _table(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("code", "count", "weight", "what", "what to do"):
+        table.add_column(column, justify="right" if column == "count" else "left")
+    counts = Counter(finding.code for finding in report.findings)
+    first = {finding.code: finding for finding in reversed(report.findings)}
+    for code in sorted(counts):
+        weight = Text(first[code].severity.value, style=STYLES[first[code].severity])
+        table.add_row(code, str(counts[code]), weight, first[code].title, first[code].todo)
+    return table
+
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+
+
+def as_sarif(report: Report) -> dict[str, Any]:
+    """One run with all rules; findings that the baseline knows are 'unchanged', the others 'new'."""
+    notifications = [{"level": "note", "message": {"text": reason}} for reason in report.not_run]
+    log = Log(all_rules(), "DATASET", "the dataset's root folder")
+    for state, findings in (("new", report.findings), ("unchanged", report.known)):
+        for finding in findings:
+            members = [{"fullyQualifiedName": finding.field, "kind": "member"}] if finding.field else []
+            log.add(finding, {"startLine": finding.line or 1}, members, baselineState=state)
+    return log.of(invocations=[{"executionSuccessful": True, "toolExecutionNotifications": notifications}])
+
+
+class Log:
+    """A log of one run; `base` names what paths are relative to, `root` says it in words."""
+
+    def __init__(self, codes: Sequence[Code], base: str, root: str) -> None:
+        self._codes = codes
+        self._index = {code.code: position for position, code in enumerate(codes)}
+        self._base = base
+        self._root = root
+        self._results: list[dict[str, Any]] = []
+
+    def add(self, finding: Stated, region: dict[str, int], members: Sequence[Any] = (), **more: str) -> None:
+        """Add a finding at a region of its file, and at a member of what the file holds."""
+        index = self._index[finding.code]
+        code = self._codes[index]
+        artifact = {"uri": finding.path.as_posix(), "uriBaseId": self._base}
+        place: dict[str, Any] = {"physicalLocation": {"artifactLocation": artifact, "region": region}}
+        if members:
+            place["logicalLocations"] = list(members)
+        self._results.append(
+            {
+                "ruleId": code.code,
+                "ruleIndex": index,
+                "level": code.severity.value,
+                "message": {"text": f"{code.title}: {finding.evidence}. {code.todo}"},
+                "locations": [place],
+                "partialFingerprints": {"traceproof/v1": finding.fingerprint},
+                **more,
+            }
+        )
+
+    def of(self, **more: Iterable[Any]) -> dict[str, Any]:
+        """The whole log, with more keys of the run."""
+        rules = [
+            {
+                "id": code.code,
+                "shortDescription": {"text": code.title},
+                "help": {"text": code.todo},
+                "defaultConfiguration": {"level": code.severity.value},
+            }
+            for code in self._codes
+        ]
+        driver = {"name": "traceproof", "version": traceproof.__version__, "rules": rules}
+        run = {
+            "tool": {"driver": driver},
+            "columnKind": "unicodeCodePoints",
+            "originalUriBaseIds": {self._base: {"description": {"text": self._root}}},
+            **more,
+            "results": self._results,
+        }
+        return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}

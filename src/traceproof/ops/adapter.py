@@ -17,16 +17,8 @@ from traceproof.reasons import Skip, Unavailable
 from traceproof.stacks.base import Module, Stack
 from traceproof.text import names
 
-__all__ = [
-    "TORCH_DTYPES",
-    "Definition",
-    "Given",
-    "Module",
-    "Values",
-    "dtype_of",
-    "scalar",
-    "tensor",
-]  # for ground truths
+# For ground truths.
+__all__ = ["TORCH_DTYPES", "Definition", "Given", "Module", "Values", "dtype_of", "scalar", "tensor"]
 
 Api = Mapping[str, Any]  # what an adapter's API keys stand for at the installed version
 Outputs = Mapping[str, "torch.Tensor"]

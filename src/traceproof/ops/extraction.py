@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from traceproof.models.evidence import Evidence
-from traceproof.models.kernel import Kernel, kernel
-from traceproof.models.reading import Module, Reading
+from traceproof.models.reading import Evidence, Kernel, Module, Reading, kernel
 from traceproof.ops import registry
 from traceproof.ops.drafts import Draft
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from traceproof.dataset.axes import System
 from traceproof.dataset.constants import implied_constraints
+from traceproof.dataset.constraints import System
 from traceproof.dataset.definition import Definition, DType
 from traceproof.draw import Draw
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Values

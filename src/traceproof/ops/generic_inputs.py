@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+from traceproof.dataset.constraints import evaluate, last_of, parse
 from traceproof.dataset.definition import Definition, DType, TensorSpec
-from traceproof.dataset.expressions import evaluate, last_of, parse
-from traceproof.dataset.roles import Role, role_of
+from traceproof.dataset.hints import Role, role_of
 from traceproof.draw import Draw
 from traceproof.ops.base import TORCH_DTYPES, Value
 from traceproof.ops.cases import Case

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from traceproof.dataset.constants import numbers
+from traceproof.dataset.constraints import evaluate, with_axes
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.expressions import evaluate, with_axes
 from traceproof.ops import registry
 from traceproof.ops.base import Op
 

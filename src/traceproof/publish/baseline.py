@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import Any
 
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.solution import BASELINE, Solution
+from traceproof.dataset.records import BASELINE, Solution
 from traceproof.lazy import torch
 from traceproof.ops import lookup
 from traceproof.ops.adapter import Adapter

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.files import file_bytes, file_text, json_text, strict_json
-from traceproof.dataset.solution import BASELINE
-from traceproof.dataset.tree import Tree
+from traceproof.dataset.records import BASELINE
+from traceproof.dataset.tree import Tree, file_bytes, file_text, json_text, strict_json
 from traceproof.errors import TraceproofError
 from traceproof.names import path_part
 from traceproof.publish.ledger import Ledger, Standing, tagged

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.files import strict_json
+from traceproof.dataset.tree import strict_json
 from traceproof.publish import card
 from traceproof.publish.bundle import Base, Bundle, Kind, Piece
 from traceproof.publish.difference import differences

@@ -9,11 +9,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.files import strict_json
-from traceproof.dataset.solution import Solution
-from traceproof.dataset.trace import Status, Trace
-from traceproof.dataset.tree import LFS_POINTER
-from traceproof.dataset.workload import SafetensorsInput
+from traceproof.dataset.records import SafetensorsInput, Solution, Status, Trace
+from traceproof.dataset.tree import LFS_POINTER, strict_json
 from traceproof.publish import card
 from traceproof.publish.bundle import Base, Bundle, Kind, traces_path
 from traceproof.publish.change import Change

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save
 
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.files import json_text
+from traceproof.dataset.tree import json_text
 from traceproof.digests import digest_bytes
 from traceproof.errors import TraceproofError
 from traceproof.files import write_json, write_text

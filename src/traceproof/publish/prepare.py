@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 from traceproof import programs
 from traceproof.checkouts.gitrun import Git, GitError
-from traceproof.dataset.lookup import why
-from traceproof.dataset.source import Dataset
-from traceproof.dataset.tree import Tree, read_tree
+from traceproof.dataset.fetch import Dataset
+from traceproof.dataset.tree import Tree, read_tree, why
 from traceproof.errors import TraceproofError
 from traceproof.files import write_json, write_text
 from traceproof.names import fresh_folder, path_part

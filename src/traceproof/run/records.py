@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict
 
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.files import explain
+from traceproof.dataset.tree import explain
 from traceproof.errors import TraceproofError
 from traceproof.files import sealed, unsealed
 from traceproof.ops.cases import Case, Further

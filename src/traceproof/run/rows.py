@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from traceproof.dataset.files import explain
+from traceproof.dataset.tree import explain
 from traceproof.errors import TraceproofError
 from traceproof.reasons import Grade, Skip, Verdict
 from traceproof.run.records import AGAIN, REFERENCE, Record

@@ -11,8 +11,7 @@ from typing import Any
 from traceproof.codedigest import code_digest, verdict_code
 from traceproof.config.schema import Config
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.lookup import find, read_file
-from traceproof.dataset.tree import read_tree
+from traceproof.dataset.tree import find, read_file, read_tree
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
-from traceproof.dataset.binding import entry_of
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.files import explain, strict_json
-from traceproof.dataset.solution import Language, Solution
+from traceproof.dataset.dialects import entry_of
+from traceproof.dataset.records import Language, Solution
+from traceproof.dataset.tree import explain, strict_json
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.reading import MIB, read_bytes

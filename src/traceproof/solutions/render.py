@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.console import Console
 from rich.table import Table
 
-from traceproof.dataset.trace import Trace
+from traceproof.dataset.records import Trace
 from traceproof.reasons import Verdict
 from traceproof.solutions.records import Certificate, Row, SpeedResult, Times
 from traceproof.tables import headed

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from traceproof.dataset.lookup import why
 from traceproof.dataset.reference_text import assigned
-from traceproof.dataset.tree import Entry, Tree, read_tree
+from traceproof.dataset.tree import Entry, Tree, read_tree, why
 from traceproof.errors import TraceproofError
 from traceproof.files import write_if_changed
 from traceproof.reading import read_bytes

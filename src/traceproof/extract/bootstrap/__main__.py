@@ -18,10 +18,9 @@ from typing import Any
 
 import torch
 
-from traceproof.extract.bootstrap import second, stubs
-from traceproof.extract.bootstrap.facts import describe
-from traceproof.extract.bootstrap.forks import forked
-from traceproof.extract.bootstrap.versions import SUPPORTED, base_version
+from traceproof.extract.bootstrap import second, start
+from traceproof.extract.bootstrap.modules import describe
+from traceproof.extract.bootstrap.start import SUPPORTED, base_version, forked
 
 FORMAT = 2  # of the reading
 DRAFTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")  # layers to speculate with
@@ -47,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=300.0, help="that a reading may take")
     options = parser.parse_args(arguments)
     jobs = json.loads(options.jobs.read_text(encoding="utf-8"))
-    stubs.install()
+    start.install()
     try:
         version, adapter = _adapter()
     except Refused as refused:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from traceproof.extract.bootstrap import stubs
+from traceproof.extract.bootstrap import start
 
 BACKENDS = ("fa3", "triton")  # of attention: those of a GPU, since some models refuse a CPU's
 QUIET = logging.ERROR  # SGLang warns about everything a CPU lacks; none of it concerns shapes
@@ -110,7 +110,7 @@ def build_model(  # noqa: PLR0913 - the parallelism, the kernel, and which part
     load_config = load.LoadConfig(load_format=load.LoadFormat.DUMMY)
     quantisation = loader._get_quantization_config(model_config, load_config)  # noqa: SLF001 - the loader's own step
     torch.set_default_dtype(model_config.dtype)
-    with torch.device("meta"), OnMeta(), stubs.towers_left_out():
+    with torch.device("meta"), OnMeta(), start.towers_left_out():
         model: nn.Module = loader._initialize_model(model_config, load_config, quantisation)  # noqa: SLF001
     return model
 

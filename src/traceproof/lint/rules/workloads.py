@@ -6,13 +6,12 @@ import struct
 from collections import Counter
 from collections.abc import Iterator
 
-from traceproof.dataset import expressions
+from traceproof.dataset import constraints
 from traceproof.dataset.definition import Definition, DType
+from traceproof.dataset.records import RandomInput, ScalarInput
 from traceproof.dataset.tree import WorkloadLine
-from traceproof.dataset.workload import RandomInput, ScalarInput
-from traceproof.lint.model import Hit, pointer, rule
-from traceproof.lint.rules.dtypes import INDICES
-from traceproof.lint.subject import Dataset
+from traceproof.lint.model import Dataset, Hit, pointer, rule
+from traceproof.lint.rules.schema import INDICES
 
 AXES = ("workload", "axes")
 INPUTS = ("workload", "inputs")
@@ -135,18 +134,18 @@ def broken_constraint(dataset: Dataset) -> Iterator[Hit]:
     for definition, line in _lines(dataset):
         sizes = {**line.trace.workload.axes, **definition.const_axes}
         for constraint in definition.constraints or ():
-            node = expressions.with_axes(constraint, definition)
-            value = expressions.evaluate(node, sizes)
-            by_itself = expressions.evaluate(node, definition.const_axes) is not None  # TP203 says so once
+            node = constraints.with_axes(constraint, definition)
+            value = constraints.evaluate(node, sizes)
+            by_itself = constraints.evaluate(node, definition.const_axes) is not None  # TP203 says so once
             if value is not None and not value and not by_itself:
-                used = {name: sizes[name] for name in sorted(expressions.names(constraint)) if name in sizes}
+                used = {name: sizes[name] for name in sorted(constraints.names(constraint)) if name in sizes}
                 given = ", ".join(f"{name} = {size}" for name, size in used.items())
                 yield _hit(line, AXES, f"{constraint!r} is false: {given}")
 
 
 def _keys_and_values(definition: Definition) -> tuple[str, int] | None:
     """The axis that counts what kv_indptr ends with, and tokens at most behind one count."""
-    axis = expressions.last_of(definition, "kv_indptr")
+    axis = constraints.last_of(definition, "kv_indptr")
     if axis is None:
         return None
     indices = definition.inputs.get("kv_indices")
@@ -158,7 +157,7 @@ def _keys_and_values(definition: Definition) -> tuple[str, int] | None:
 def causality(dataset: Dataset) -> Iterator[Hit]:
     """A causal prefill whose queries outnumber all keys, so that some sequence has q_len > kv_len."""
     for definition, line in _lines(dataset):
-        queries, keys = expressions.last_of(definition, "qo_indptr"), _keys_and_values(definition)
+        queries, keys = constraints.last_of(definition, "qo_indptr"), _keys_and_values(definition)
         if "causal" not in definition.name.split("_") or queries is None or keys is None:
             continue
         sizes = line.trace.workload.axes

@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from traceproof.models.evidence import Evidence
-from traceproof.models.kernel import Kernel
-from traceproof.models.reading import Module, Reading
+from traceproof.models.reading import Evidence, Kernel, Module, Reading
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, call_of, held_against
 

@@ -4,9 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from traceproof.models.evidence import Evidence
-from traceproof.models.kernel import Kernel
-from traceproof.models.reading import Module
+from traceproof.models.reading import Evidence, Kernel, Module
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Facts, call_of, held_against
 

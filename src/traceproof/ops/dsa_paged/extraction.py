@@ -3,9 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from traceproof.models.evidence import Evidence
-from traceproof.models.kernel import Kernel
-from traceproof.models.reading import Module, Reading
+from traceproof.models.reading import Evidence, Kernel, Module, Reading
 from traceproof.ops.common.attention_extraction import against_latent
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, held_against

@@ -9,10 +9,8 @@ from typing import Any
 from traceproof.dataset.constants import Rule, epsilon
 from traceproof.dataset.definition import Definition
 from traceproof.lazy import torch
-from traceproof.models.evidence import Evidence
-from traceproof.models.kernel import Kernel
+from traceproof.models.reading import Evidence, Kernel, Reading
 from traceproof.models.reading import Module as ModelModule
-from traceproof.models.reading import Reading
 from traceproof.ops.adapter import SM75, SM80, Api, Given, Module, Outputs, dim, dtype_of, scalar
 from traceproof.ops.base import Tensors
 from traceproof.ops.common.gates import sigmoid

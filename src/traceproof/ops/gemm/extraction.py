@@ -4,9 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from traceproof.models.evidence import Evidence
-from traceproof.models.kernel import Kernel
-from traceproof.models.reading import Module, Reading
+from traceproof.models.reading import Evidence, Kernel, Module, Reading
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name
 

@@ -1,6 +1,6 @@
 """Definitions of grouped-query attention over ragged keys and values."""
 
-from traceproof.models.kernel import Kernel
+from traceproof.models.reading import Kernel
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction
 

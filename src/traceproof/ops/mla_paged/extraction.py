@@ -1,7 +1,6 @@
 """Multi-head latent attention in models, and its absorbed definitions over a paged cache."""
 
-from traceproof.models.kernel import Kernel
-from traceproof.models.reading import Module, Reading
+from traceproof.models.reading import Kernel, Module, Reading
 from traceproof.ops.common import attention_extraction as attention
 from traceproof.ops.extraction import Extraction
 

@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from traceproof.models.evidence import Evidence
-from traceproof.models.kernel import Kernel
-from traceproof.models.reading import Module, Reading
+from traceproof.models.reading import Evidence, Kernel, Module, Reading
 from traceproof.ops.common import attention_extraction as attention
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, held_against

@@ -1,6 +1,6 @@
 """Definitions of mixtures of experts that a model runs, in the forms that the dataset has."""
 
-from traceproof.models.kernel import Kernel
+from traceproof.models.reading import Kernel
 from traceproof.ops.drafts import Draft, draft
 
 FP8_BLOCK = "float8_e4m3fn block 128x128"

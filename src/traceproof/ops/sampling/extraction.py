@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from traceproof.models.kernel import Kernel, kernel
+from traceproof.models.reading import Kernel, kernel
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, held_against
 

@@ -1,0 +1,259 @@
+"""What a dataset holds beside definitions: workloads, traces and solutions.
+
+A workload has concrete axes and says where each input's data comes from; a trace is one line of workloads/
+(solution and evaluation are null) or of traces/; a solution is source code that implements a definition. Sources:
+flashinfer_trace/trace.md and solution.md of the public dataset and flashinfer_bench.data 0.1.2. Neither has a key
+for a tolerance or custom inputs; SOL-ExecBench's lines do.
+"""
+
+import math
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, Field, model_validator
+
+from traceproof.dataset.definition import LARGEST, MOST, STRICT, NonEmpty
+from traceproof.names import Identifier, Name, Plain
+
+Number = int | float  # strict: true and "1" are no numbers; 1 and 1.0 stay what they were
+Limit = Annotated[Number, Field(ge=0, allow_inf_nan=False)]
+
+
+class Record(BaseModel):
+    """A JSON object of the schema: closed, frozen, and written as it was read."""
+
+    model_config = STRICT
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object that the file held: only keys that were given, in the schema's order."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+class RandomInput(Record):
+    """An input whose values do not matter: drawn by whoever runs the workload."""
+
+    type: Literal["random"]
+
+
+class ScalarInput(Record):
+    """A Python scalar, given in place."""
+
+    type: Literal["scalar"]
+    value: bool | int | Annotated[float, Field(allow_inf_nan=False)]
+
+
+class SafetensorsInput(Record):
+    """A tensor of a safetensors file; `path` is relative to the dataset's root (or a URI)."""
+
+    type: Literal["safetensors"]
+    path: Plain
+    tensor_key: Plain
+
+
+class CustomInput(Record):
+    """An input that the definition's own code makes (SOL-ExecBench)."""
+
+    type: Literal["custom"]
+
+
+class Tolerance(Record):
+    """How far SOL-ExecBench lets an output be off; kept, and decides no verdict."""
+
+    max_atol: Limit | None = None
+    max_rtol: Limit | None = None
+    # share of the elements that must lie within `max_atol` and `max_rtol`
+    required_matched_ratio: Limit | None = None
+    max_error_cap: Limit | None = None  # of any element
+    allow_negative_inf: bool | None = None  # whether an output may be -inf
+
+
+InputData = Annotated[RandomInput | ScalarInput | SafetensorsInput | CustomInput, Field(discriminator="type")]
+
+
+class Workload(Record):
+    """Sizes of the var axes and a source for each input."""
+
+    uuid: Name
+    axes: Annotated[dict[Identifier, Annotated[int, Field(ge=0, le=LARGEST)]], Field(max_length=MOST)]
+    inputs: Annotated[dict[Identifier, InputData], Field(max_length=MOST)]
+    tolerance: Tolerance | None = None
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """Paths of the safetensors files that the inputs name, without repeats, in order."""
+        paths = [data.path for data in self.inputs.values() if isinstance(data, SafetensorsInput)]
+        return tuple(dict.fromkeys(paths))
+
+
+def _not_negative(value: Number | str) -> Number | str:
+    if isinstance(value, str) or math.isnan(value) or value >= 0:
+        return value
+    raise ValueError("must not be negative")
+
+
+Error = Annotated[Number | Literal["NaN", "Infinity"], AfterValidator(_not_negative)]
+"""An error figure; flashinfer-bench writes what JSON can not say as these two words."""
+NonNegative = Annotated[Number, Field(ge=0)]
+
+
+class Status(StrEnum):
+    """How an evaluation ended."""
+
+    PASSED = "PASSED"
+    INCORRECT_SHAPE = "INCORRECT_SHAPE"
+    INCORRECT_NUMERICAL = "INCORRECT_NUMERICAL"
+    INCORRECT_DTYPE = "INCORRECT_DTYPE"
+    RUNTIME_ERROR = "RUNTIME_ERROR"
+    COMPILE_ERROR = "COMPILE_ERROR"
+    TIMEOUT = "TIMEOUT"  # not in trace.md, but flashinfer-bench 0.1.2 writes it
+
+
+class Correctness(Record):
+    """Largest errors over all outputs; `extra` is free."""
+
+    max_relative_error: Error = 0.0
+    max_absolute_error: Error = 0.0
+    extra: dict[str, Any] | None = None
+
+
+class Performance(Record):
+    """Mean times of the solution and of the reference, in milliseconds, and their ratio."""
+
+    latency_ms: NonNegative = 0.0
+    reference_latency_ms: NonNegative = 0.0
+    speedup_factor: NonNegative = 0.0
+
+
+class Environment(Record):
+    """Where the evaluation ran: hardware name, library versions."""
+
+    hardware: NonEmpty
+    libs: dict[str, str] = Field(default_factory=dict)
+
+
+class Evaluation(Record):
+    """One benchmark result; correctness and performance are there exactly where the status has them."""
+
+    status: Annotated[Status, Field(strict=False)]
+    log: str = ""
+    correctness: Correctness | None = None
+    performance: Performance | None = None
+    environment: Environment
+    timestamp: NonEmpty
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        wanted = {
+            "correctness": self.status in {Status.PASSED, Status.INCORRECT_NUMERICAL},
+            "performance": self.status is Status.PASSED,
+        }
+        for key, needed in wanted.items():
+            if (getattr(self, key) is not None) != needed:
+                raise ValueError(f"status {self.status} {'needs' if needed else 'has no'} {key}")
+        return self
+
+
+class Trace(Record):
+    """A workload of a definition and, unless it is a workload line, what a solution made of it."""
+
+    definition: Name
+    solution: Name | None = None
+    workload: Workload
+    evaluation: Evaluation | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.solution is None) != (self.evaluation is None):
+            raise ValueError("solution and evaluation must both be there (a trace) or both be null (a workload)")
+        return self
+
+    @property
+    def is_workload(self) -> bool:
+        """Whether the line only describes a workload."""
+        return self.solution is None
+
+
+BASELINE = "baseline"  # author of the solutions that are published
+
+
+class Language(StrEnum):
+    """Languages that the schema allows."""
+
+    PYTHON = "python"
+    TRITON = "triton"
+    CPP = "cpp"
+    CUDA = "cuda"
+    TILELANG = "tilelang"
+    CUTLASS = "cutlass"
+    CUTEDSL = "cutedsl"
+    CUTILE = "cutile"
+
+
+class Binding(StrEnum):
+    """How compiled code is bound to Python."""
+
+    TVM_FFI = "tvm-ffi"
+    TORCH = "torch"
+
+
+class SourceFile(Record):
+    """One file of the solution; `path` stays inside the folder where the solution is unpacked."""
+
+    path: NonEmpty
+    content: NonEmpty
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        path = PurePosixPath(self.path)
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"path {self.path!r} leaves the solution's folder")
+        return self
+
+
+class Build(Record):
+    """How to build and call the solution; `entry_point` is `<file>::<function>`."""
+
+    language: Annotated[Language, Field(strict=False)]
+    target_hardware: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    entry_point: NonEmpty
+    dependencies: Annotated[tuple[NonEmpty, ...], Field(strict=False)] = ()
+    destination_passing_style: bool = True
+    binding: Annotated[Binding | None, Field(strict=False)] = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.entry_point.count("::") != 1:
+            raise ValueError(f"entry_point {self.entry_point!r} is not '<file>::<function>'")
+        return self
+
+
+class Solution(Record):
+    """An implementation of the definition named `definition`."""
+
+    name: Name
+    definition: Name
+    description: str | None = None
+    author: Name
+    spec: Build
+    sources: Annotated[tuple[SourceFile, ...], Field(strict=False, min_length=1)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        paths = [source.path for source in self.sources]
+        repeated = sorted({path for path in paths if paths.count(path) > 1})
+        if repeated:
+            raise ValueError(f"sources repeats the paths {repeated}")
+        if self.entry_file not in paths:
+            raise ValueError(f"entry_point names {self.entry_file!r}, which sources does not hold")
+        return self
+
+    @property
+    def entry_file(self) -> str:
+        """The path, among the sources, of the file that holds the function to call."""
+        return self.spec.entry_point.partition("::")[0]
+
+    @property
+    def entry_function(self) -> str:
+        """The name of the function to call."""
+        return self.spec.entry_point.partition("::")[2]
