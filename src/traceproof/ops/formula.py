@@ -52,6 +52,12 @@ class Wide:
         """Whether an input is given."""
         return self.values.get(name) is not None
 
+    def given(self, name: str) -> torch.Tensor:
+        """A tensor in its own dtype."""
+        value = self.values[name]
+        assert isinstance(value, torch.Tensor), name
+        return value
+
     def changed(self, **values: Value) -> Wide:
         """The same with some inputs replaced."""
         return Wide(self.definition, {**self.values, **values}, self.dtype)
@@ -77,6 +83,11 @@ class Wide:
 
 # (inputs, changes of a variant) -> outputs by name, and what a comparison needs as `<output>@<what>`
 Formula = Callable[..., Tensors]
+
+
+# (draw, input's name, shape, the case's params) -> the input
+DrawInput = Callable[["Draw", str, tuple[int, ...], Mapping[str, Any]], "torch.Tensor"]
+Part = Callable[["torch.Tensor"], "torch.Tensor"]  # changes a part of a formula
 
 
 def same(part: torch.Tensor) -> torch.Tensor:
@@ -174,6 +185,7 @@ class FormulaOp(Op):
         # cases beside the ordinary ones, by name: `scale`, `offset`, `outlier` of `data`
         adversarial: Mapping[str, Mapping[str, float]] = ADVERSARIAL,
         data: Iterable[str] = (),  # inputs that these befall; empty: all of two axes and more
+        draws: Mapping[str, DrawInput] = NOTHING,  # inputs that are not normal values
         # changes inputs once they are drawn, as the case's params say
         adjust: Callable[[dict[str, torch.Tensor], Mapping[str, float]], None] = lambda _, __: None,
         # how outputs are compared, by name, where it is not `Close` (of float32 outputs WIDE)
@@ -191,6 +203,7 @@ class FormulaOp(Op):
         self.forms, self.scalars, self.sizes = forms, scalars, sizes
         self.adversarial, self.data, self.gates = adversarial, frozenset(data), gates
         self.roundings, self.apart, self.adjust, self.far = roundings, apart, adjust, far
+        self.draws = draws
         self.inputs_summed, self.variants, self.mutants = tuple(summed), tuple(variants), tuple(mutants)
 
     def check(self, definition: Definition) -> None:
@@ -260,6 +273,8 @@ class FormulaOp(Op):
         shape = definition.shape_of(spec, case.axes)
         if shape is None:
             return self.scalars.get(name, 1.0)
+        if name in self.draws:
+            return self.draws[name](draw, name, shape, case.params)
         dtype = dtype_of(spec)
         plain = dtype in {torch.float32, torch.float16, torch.bfloat16}
         befallen = name in self.data if self.data else len(shape) > 1
@@ -278,6 +293,9 @@ class FormulaOp(Op):
 
     def floor(self, definition: Definition, inputs: Values) -> Tensors:
         """The formula in float32, rounded once to the output's dtype; for outputs that are `Close` alone."""
+        kinds = self.comparisons(definition)
+        if not any(isinstance(kind, Close) for kind in kinds.values()):
+            return {}
         low = self._computed(definition, inputs, torch.float32, extras=False)
         if self.roundings:
             exact = self.oracle(definition, inputs)
@@ -285,7 +303,6 @@ class FormulaOp(Op):
                 if name in low and definition.outputs[name].dtype == "float32":
                     lost = count if isinstance(count, int | float) else count(low[name].shape[-1])
                     low[name] = exact[name] * (1 + lost * 2.0**-24)
-        kinds = self.comparisons(definition)
         return {
             name: to_dtype(low[name], dtype_of(spec))
             for name, spec in definition.outputs.items()
