@@ -68,7 +68,7 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
             Variant("a quotient", code=rounded),
             Variant("times a reciprocal", code=rounded, over=lambda blocks, scale: blocks * (1 / scale)),
             Variant(
-                "largest value times a reciprocal",
+                "largest times a reciprocal",
                 code=rounded,
                 scales=lambda blocks: peak(blocks) * (1 / largest),
             ),
@@ -113,7 +113,7 @@ QUANTIZE_INT8 = quantiser(
     cut=lambda values: values.trunc(),
 )
 LARGEST = "torch:amax"
-PER_TOKEN = "sgl_kernel:sgl_per_token_quant_fp8"
+ROW_KERNEL = "sgl_kernel:sgl_per_token_quant_fp8"
 
 
 def per_token(definition: Definition) -> bool:
@@ -126,7 +126,7 @@ def per_token(definition: Definition) -> bool:
 @QUANTIZE_FP8.truth(
     "sglang",
     "sgl_per_token_quant_fp8",
-    PER_TOKEN,
+    ROW_KERNEL,
     serves="x -> q scale",
     accepts=per_token,
     packages=("sgl_kernel",),
@@ -136,7 +136,7 @@ def _sglang_fp8(api: Api, _: Definition, inputs: Given) -> Outputs:
     x = inputs["x"]
     q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty((len(x), 1), dtype=torch.float32, device=x.device)
-    api[PER_TOKEN](x, q, scale)
+    api[ROW_KERNEL](x, q, scale)
     return {"q": q, "scale": scale}
 
 
