@@ -82,6 +82,8 @@ def _shown(value: Any) -> Any:  # noqa: ANN401 - any argument
         return [_shown(item) for item in value]
     if isinstance(value, Recorder):
         return value._name  # noqa: SLF001 - its own file
+    if isinstance(value, torch.Generator):
+        return f"generator of seed {value.initial_seed()}"
     return repr(value)
 
 
