@@ -5,11 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from traceproof.ops.answers import Answer, Answers, Subject
+from traceproof.ops.answers import Answer, Answers, Tensors
 from traceproof.ops.common.formula import ADVERSARIAL, Form, FormulaOp, Wide, by
-from traceproof.ops.common.laws import BATCH, other_inputs, times
 from traceproof.ops.compare import Close
-from traceproof.ops.laws import Experiment, Law, Tensors
 
 FORM = "x[n h] -> q[n h] scale[n g]"
 REASON = "right kernels differ where a value lies midway between two codes; cutting off errs twice as much"
@@ -106,20 +104,3 @@ class Quantiser:
 
 def _peak(blocks: torch.Tensor) -> torch.Tensor:
     return blocks.abs().amax(-1, keepdim=True)
-
-
-def _doubled(subject: Subject) -> Experiment:
-    values = subject.with_inputs(x=subject.tensor("x") * 2)
-    return other_inputs(values, times(0.5, "scale"))
-
-
-def _opposite(subject: Subject) -> Experiment:
-    values = subject.with_inputs(x=-subject.tensor("x"))
-
-    def sides(outputs: Tensors) -> Tensors:
-        return {**outputs, "q": (-outputs["q"].float()).to(outputs["q"].dtype)}
-
-    return other_inputs(values, sides)
-
-
-LAWS = (*BATCH, Law("x doubled", _doubled, exact=True), Law("sign of x", _opposite, exact=True))
