@@ -16,8 +16,7 @@ from calibration.units import SIZES, Unit, counts, run, together, units
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.errors import TraceproofError
-from traceproof.judge.gates import Gate
-from traceproof.judge.numeric_gates import gate_of
+from traceproof.judge.gates import Gate, gate_of
 from traceproof.ops import registry
 from traceproof.ops.answers import Answer, Answers, answers_of
 from traceproof.ops.base import TORCH_DTYPES

@@ -16,8 +16,7 @@ from traceproof.coverage.model import Axis, Space, as_text, cover, smallest
 from traceproof.coverage.suite import SPACE, of_suite, read
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
-from traceproof.run.plan import plan
-from traceproof.run.plan_selection import Selection
+from traceproof.run.plan import Selection, plan
 
 ROOT = Path(__file__).parent / "dataset"
 LETTERS = (Axis("a", ("1", "2"), "why"), Axis("b", ("x", "y"), "why"), Axis("c", ("p", "q", "r"), "why"))

@@ -17,7 +17,7 @@ from traceproof.dataset.tree import Tree, read_tree
 from traceproof.lint import lint
 from traceproof.ops.rmsnorm.oracle import OP
 from traceproof.programs import bounded
-from traceproof.run.plan_selection import Selection
+from traceproof.run.plan import Selection
 from traceproof.run.report import report, table
 from traceproof.sandbox import Limits
 from traceproof.testgen.generate import GenerateOptions, generate

@@ -11,7 +11,7 @@ from test_hostile import RIGHT, reference
 from worker_pools import NOTHING
 
 import traceproof
-from traceproof.run.plan_selection import Selection
+from traceproof.run.plan import Selection
 from traceproof.run.source import strangers
 from traceproof.sandbox import Limits, Pool, Status, policy
 from traceproof.sandbox.isolation import lacking

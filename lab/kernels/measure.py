@@ -17,11 +17,11 @@ from traceproof.ops.adapter import Adapter, resolve
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.batch import halved
 from traceproof.ops.cases import ALWAYS
-from traceproof.run.bits import same_bits
 from traceproof.run.case import CPU, Subject
 from traceproof.run.implementation import Implementation, named_outputs
 from traceproof.run.inputs import make_inputs
-from traceproof.run.streams import arrive_late
+from traceproof.run.runner import arrive_late
+from traceproof.run.tensor_files import same_bits
 from traceproof.stacks import STACK_OF, STACKS
 
 LARGEST = 2 << 30  # bytes that a case may need

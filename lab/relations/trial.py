@@ -21,9 +21,9 @@ from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Comparison, IndexSet, Quantised, Samples
 from traceproof.reasons import Verdict
-from traceproof.run.bits import same_values
 from traceproof.run.case import Subject, solve
 from traceproof.run.source import CallError, Source, loaded
+from traceproof.run.tensor_files import same_values
 from traceproof.sandbox import Limits, Pool, Status
 
 # References of experts compute in float32 from the stored values: two of their answers differ by an order of sums

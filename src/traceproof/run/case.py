@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.judge.output import Expected, Ruling, judge_output
-from traceproof.judge.ties import OTHER_TIES, with_open_rows
+from traceproof.judge.output import OTHER_TIES, Expected, Ruling, judge_output, with_open_rows
 from traceproof.ops import answers, registry
 from traceproof.ops.base import TORCH_DTYPES, Op
 from traceproof.ops.cases import Case

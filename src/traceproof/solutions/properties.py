@@ -15,11 +15,11 @@ from traceproof.judge.metrics import index_of
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.batch import halved
 from traceproof.ops.cases import WORKLOADS, Case
-from traceproof.run.bits import same_bits
 from traceproof.run.case import Subject
 from traceproof.run.records import PlannedCase
 from traceproof.run.runner import GRAPH, ORDINARY, SAME_MEMORY, STREAM, STRIDED
 from traceproof.run.source import CallError, Source
+from traceproof.run.tensor_files import same_bits
 from traceproof.run.transfer import Taken
 from traceproof.solutions.records import BROKEN, HOLDS, UNMEASURED, PropertyResult, Row
 from traceproof.solutions.rows import left_behind, refused

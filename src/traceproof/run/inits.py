@@ -1,10 +1,16 @@
-"""Cases whose inputs a definition's own `init` makes: called while planning, kept, and read by every actor."""
+"""Inputs that a definition's own `init` makes: strangers' code, called once per case and believed nothing.
+
+It is called while planning, read by the policy and shut in as references are. What it gave is kept, and read by
+every implementation. It must have the definition's dtypes and shapes; the var axes follow from them. A number that
+it leaves out is drawn by role, and what is optional stays out.
+"""
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import file_digest
 from pathlib import Path
@@ -15,16 +21,130 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from traceproof.codedigest import code_digest
-from traceproof.dataset.definition import Definition
+from traceproof.dataset.constraints import System
+from traceproof.dataset.definition import Definition, Dialect, TensorSpec
+from traceproof.dataset.dialects import COLUMNS, HELD, entry_of, run_of_init
 from traceproof.digests import digest_json
 from traceproof.files import disk_errors
+from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
-from traceproof.run.init_inputs import InitError, Made, Maker, maker
 from traceproof.run.inputs import COLUMN_MAJOR, fingerprints
 from traceproof.run.records import PlannedCase
-from traceproof.run.source import strangers
+from traceproof.run.source import CallError, Source, loaded, refusal, strangers
 from traceproof.sandbox import GIB, Limits, Pool
+
+SEED = "seed"
+MOST_BYTES = 1 << 30  # of what one call gives
+
+
+class InitError(ValueError):
+    """An `init` that left no usable inputs; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a call of `init` gave: sizes of all var axes, and the inputs that it made."""
+
+    axes: Mapping[str, int]
+    scalars: Mapping[str, bool | int | float] = field(default_factory=dict)  # Python numbers by input
+    tensors: Tensors = field(default_factory=dict)  # the others
+    columns: frozenset[str] = frozenset()  # those whose last two axes lie the other way round in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """A definition's `init`, loaded in a worker of its own."""
+
+    definition: Definition
+    source: Source
+
+    def make(self, wanted: Mapping[str, int], seed: int) -> Made:
+        """The inputs for sizes near the wanted ones; those that `init` has no parameter for are its own to choose.
+
+        Raises InitError: it raises, or gives other shapes or dtypes than the definition's.
+        """
+        given: Values = {name: wanted.get(name, seed) for name in self.source.definition.inputs}
+        sizes = {**self.definition.const_axes, **wanted}
+        try:
+            taken = self.source.run(Case("init", "small", {**sizes, SEED: seed}, seed), given, seed=seed)
+        except CallError as error:
+            raise InitError(f"init: {error.told}") from error
+        held = {_plain(name): one for name, one in taken.outputs.items() if name.endswith(HELD)}
+        turned = frozenset(name.removesuffix(COLUMNS) for name in taken.outputs if name.endswith(COLUMNS))
+        return replace(_checked(self.definition, held, wanted), columns=turned)
+
+
+@contextmanager
+def maker(definition: Definition, pool: Pool, limits: Limits) -> Iterator[Maker]:
+    """Load a definition's `init` in a new worker. Raises InitError: it has none, or the policy refuses it."""
+    entry = entry_of(definition.init or "", (definition.init_entry or "",), handed_on=True)
+    refused = refusal(definition.init or "")
+    if entry is None or refused is not None:
+        raise InitError(f"init may not run: {refused.message}" if refused is not None else "there is no init")
+    free = [name for name in entry.required if name in definition.var_axes]
+    if "axes" in entry.parameters:
+        free = list(definition.var_axes)
+    text = run_of_init(definition.as_json(), entry, free, definition.const_axes)
+    number, flag = {"shape": None, "dtype": "int64"}, {"shape": None, "dtype": "bool"}
+    called = Definition.model_validate(
+        {
+            "name": definition.name,
+            "op_type": definition.op_type,
+            "axes": {name: axis.model_dump() for name, axis in definition.axes.items()},
+            "inputs": dict.fromkeys([*free, SEED], number),
+            "outputs": {f"{name}{HELD}": spec.model_dump() for name, spec in definition.inputs.items()}
+            | {f"{name}{COLUMNS}": flag for name, spec in definition.inputs.items() if len(spec.shape or ()) > 1},
+            "reference": text,
+            "dialect": Dialect.TRACE_DUMP.value,
+        }
+    )
+    with loaded(called, pool, limits=limits, need=MOST_BYTES, source=text, ours=True) as source:
+        yield Maker(definition, source)
+
+
+def _plain(name: str) -> str:
+    return name.removesuffix(HELD)
+
+
+def _checked(definition: Definition, given: Tensors, wanted: Mapping[str, int]) -> Made:
+    """What came back, by the definition's shapes and dtypes. Raises InitError: it does not fit them."""
+    sizes = dict(definition.const_axes)
+    scalars: dict[str, bool | int | float] = {}
+    tensors: Tensors = {}
+    for name, spec in definition.inputs.items():
+        if name not in given:
+            continue
+        value = given[name]
+        if spec.shape is None:
+            if value.numel() != 1:
+                raise InitError(f"init gives {name} the shape {list(value.shape)}, the definition says a number")
+            scalars[name] = value.item()
+        else:
+            tensors[name] = _fitting(name, value, spec, spec.shape, sizes)
+    tensors_of = (name for name, spec in definition.inputs.items() if spec.shape is not None and not spec.optional)
+    lacking = sorted(set(tensors_of) - tensors.keys())
+    if lacking:
+        raise InitError(f"init gives no tensor for {', '.join(lacking)}")
+    known = {name: size for name, size in sizes.items() if name in definition.axes}
+    found = System(tuple(definition.axes), definition.constraints or ()).solve(known, wanted)
+    if found is None:
+        raise InitError(f"init gives sizes that violate the constraints {list(definition.constraints or ())}")
+    return Made({name: found[name] for name in definition.var_axes}, scalars, tensors)
+
+
+def _fitting(
+    name: str, value: torch.Tensor, spec: TensorSpec, shape: tuple[str, ...], sizes: dict[str, int]
+) -> torch.Tensor:
+    """A tensor that has its definition's dtype and shape; `sizes` gets the axes that it shows."""
+    said = f"the definition says {spec.dtype} {list(shape)}"
+    if value.dtype != TORCH_DTYPES.get(spec.dtype) or value.dim() != len(shape):
+        raise InitError(f"init gives {name} as {value.dtype} {list(value.shape)}, {said}")
+    for axis, size in zip(shape, value.shape, strict=True):
+        if sizes.setdefault(axis, size) != size:
+            raise InitError(f"init gives {name} as {list(value.shape)}, {said} with {axis} = {sizes[axis]}")
+    return value
+
 
 MEMORY_BYTES = 6 * GIB  # of one `init`
 LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=MEMORY_BYTES)
