@@ -200,7 +200,7 @@ def test_figures_stand_between_the_markers() -> None:
     assert written.index("before") < written.index("new") < written.index("after")
     assert page.insert(written, "new\n") == written
     with pytest.raises(TraceproofError, match="lacks the markers"):
-        page.insert(text, "new", page.LAWS)
+        page.insert(text, "new", page.RELATIONS)
 
 
 def test_a_single_escape_is_not_rounded_away() -> None:

@@ -1,13 +1,28 @@
-"""Laws of attention: pages, keys, heads, scales, the causal mask."""
+"""Relations of attention: pages, keys, heads, scales, the causal mask."""
 
 import itertools
 import math
+from dataclasses import replace
 
 import torch
 
-from traceproof.ops.common.batch import QUERIES, Sequences
-from traceproof.ops.common.laws import BATCH, other_inputs, reordered, times
-from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, Values, doubled, permutation, taken
+from relations.building import (
+    BATCH,
+    Experiment,
+    Outputs,
+    Relation,
+    doubled,
+    other_inputs,
+    permutation,
+    permuted,
+    reordered,
+    scaled,
+    times,
+)
+from traceproof.dataset.definition import Definition
+from traceproof.ops.answers import Subject
+from traceproof.ops.base import Tensors, Values
+from traceproof.ops.batch import QUERIES, Sequences, taken
 
 CACHES = ("k_cache", "v_cache", "ckv_cache", "kpe_cache", "k_index_cache_fp8")
 LOG2E = math.log2(math.e)
@@ -160,13 +175,78 @@ def _last_queries(subject: Subject) -> Experiment | None:
     return other_inputs(values, right=lambda outputs: {name: value[rows] for name, value in outputs.items()})
 
 
-LAWS = (
+PAGED = (
     *BATCH,
-    Law("pages permuted", _pages, exact=True),
-    Law("KV split and merged by LSE", _kv_split),
-    Law("heads permuted", _heads),
-    Law("q doubled, softmax scale halved", _query_scale, exact=True),
-    Law("values doubled", _value_scale, exact=True),
-    Law("softmax shift", _shift),
-    Law("last query of each sequence alone", _last_queries),
+    Relation("pages permuted", _pages, exact=True),
+    Relation("KV split and merged by LSE", _kv_split),
+    Relation("heads permuted", _heads),
+    Relation("q doubled, softmax scale halved", _query_scale, exact=True),
+    Relation("values doubled", _value_scale, exact=True),
+    Relation("softmax shift", _shift),
+    Relation("last query of each sequence alone", _last_queries),
+)
+
+
+def _indexed_pages(subject: Subject) -> Experiment | None:
+    if page_count(subject) < 2:
+        return None
+    order = permutation(subject, page_count(subject))
+    table, page_size = subject.tensor("block_table"), subject.tensor("k_index_cache_fp8").shape[1]
+    changes = {**moved_pages(subject, order), "block_table": order[table.long()].to(table.dtype)}
+    return other_inputs(
+        subject.with_inputs(**changes),
+        right=lambda outputs: {name: moved_rows(value, order, page_size) for name, value in outputs.items()},
+    )
+
+
+def _weights(subject: Subject) -> Experiment:
+    return other_inputs(subject.with_inputs(weights=doubled(subject.tensor("weights"))))
+
+
+def _indexer(definition: Definition) -> bool:
+    return "k_index_cache_fp8" in definition.inputs
+
+
+SPARSE = (
+    *(replace(relation, holds=lambda definition: not _indexer(definition)) for relation in PAGED),
+    *(
+        replace(relation, holds=_indexer)
+        for relation in (
+            *BATCH,
+            Relation("pages permuted", _indexed_pages),
+            Relation("heads permuted", permuted({"weights": 1, "q_index_fp8": 1})),
+            Relation("weights doubled", _weights),
+        )
+    ),
+)
+
+
+def _rescaled(subject: Subject) -> Experiment:
+    return other_inputs(subject.with_inputs(q=subject.tensor("q") * 2, k=subject.tensor("k") / 2))
+
+
+SINGLE = (
+    Relation("v doubled", scaled("v", output=times(0.5, "output")), exact=True),
+    Relation("q doubled, k halved", _rescaled, exact=True),
+    Relation("channels of q and k permuted", permuted({"q": -1, "k": -1})),
+    Relation("channels of v permuted", permuted({"v": -1}, -1)),
+)
+
+
+TOKENS = ("positions", "batch_indices", "append_key", "append_value")
+
+
+def _appended_pages(subject: Subject) -> Experiment:
+    """The pages at other places, and the table says so."""
+    order = permutation(subject, len(subject.tensor("k_cache")))
+    table = subject.tensor("kv_indices")
+    moved = {name: subject.tensor(name)[order] for name in ("k_cache", "v_cache")}
+    values = subject.with_inputs(**moved, kv_indices=order.argsort()[table.long()].to(table.dtype))
+    return other_inputs(values, right=reordered(order, 0))
+
+
+APPENDED = (
+    Relation("tokens in another order", permuted(dict.fromkeys(TOKENS, 0)), exact=True),
+    Relation("pages permuted", _appended_pages, exact=True),
+    Relation("keys doubled", scaled("append_key", "k_cache", output=times(0.5, "k_cache_out")), exact=True),
 )

@@ -1,11 +1,60 @@
-"""Laws of every op whose parts are independent, and what laws are made of."""
+"""What a metamorphic relation is, and what relations of many op_types are made of.
 
-from collections.abc import Callable, Mapping
+A relation says how a reference's outputs on changed inputs follow from those on the case's own, without an oracle.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from traceproof.ops.common.batch import batch_of
-from traceproof.ops.laws import Experiment, Law, Outputs, Subject, Tensors, Values, permutation, taken
+from traceproof.dataset.definition import Definition
+from traceproof.ops.answers import Subject
+from traceproof.ops.base import Tensors, Values
+from traceproof.ops.batch import batch_of, halved, taken
+
+# Outputs so far: those of the case itself first, then those of the calls in turn.
+Outputs = Sequence[Tensors]
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """Further calls of the reference, and two things that its outputs must then make equal."""
+
+    calls: tuple[Values | Callable[[Outputs], Values], ...]  # inputs, or what gives them from the outputs so far
+    # the two sides, by output name, with the same shapes and the outputs' dtypes or float64. It is also applied to
+    # the oracle's and the floor's outputs, which tells how far rounding may bring the two apart.
+    sides: Callable[[Outputs], tuple[Tensors, Tensors]]
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A law."""
+
+    name: str  # in words
+    # the experiment for a case; None where the law says nothing about it
+    design: Callable[[Subject], Experiment | None]
+    exact: bool = False  # bits must agree; otherwise the two sides may differ by rounding
+    once: bool = False  # a sampler draws once for each call, all from the same seed
+    # whether it is a law of this definition, where an op_type has several forms
+    holds: Callable[[Definition], bool] = lambda _: True
+
+
+def generator(subject: Subject) -> torch.Generator:
+    """Random numbers that depend on the case's seed alone."""
+    return torch.Generator().manual_seed(subject.seed + 1)
+
+
+def permutation(subject: Subject, count: int) -> torch.Tensor:
+    """int64 [count]: a permutation that leaves things in place only where there is but one."""
+    order = torch.randperm(count, generator=generator(subject))
+    return order.roll(1) if torch.equal(order, torch.arange(count)) else order
+
+
+def doubled(tensor: torch.Tensor) -> torch.Tensor:
+    """Twice the values: exact in every binary format, short of its ends."""
+    return tensor * 2
+
 
 Side = Callable[[Tensors], Tensors]
 
@@ -52,26 +101,13 @@ def _order(subject: Subject) -> Experiment | None:
 
 
 def _split(subject: Subject) -> Experiment | None:
-    batch = batch_of(subject)
-    if batch is None or batch.count < 2:
+    halves = halved(subject)
+    if halves is None:
         return None
-    whole, cut = list(range(batch.count)), (batch.count + 1) // 2
-    halves = [whole[:cut], whole[cut:]]
-    values = [batch.select(half) for half in halves]
-
-    def sides(outputs: Outputs) -> tuple[Tensors, Tensors]:
-        picked = []
-        for half, inputs, found in zip(halves, values, outputs[1:], strict=True):
-            part = batch_of(subject, inputs)
-            assert part is not None
-            picked.append(part.pick(found, range(len(half))))
-        joined = {name: torch.cat([part[name] for part in picked]) for name in outputs[0]}
-        return joined, batch.pick(outputs[0], whole)
-
-    return Experiment(tuple(values), sides)
+    return Experiment(halves.inputs, lambda outputs: (halves.joined(outputs[1:]), halves.whole(outputs[0])))
 
 
-BATCH = (Law("batch order", _order), Law("batch split and concatenated", _split))
+BATCH = (Relation("batch order", _order), Relation("batch split and concatenated", _split))
 
 
 def scaled(*names: str, output: Side, factor: float = 2.0) -> Callable[[Subject], Experiment | None]:

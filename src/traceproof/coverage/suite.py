@@ -1,11 +1,20 @@
-"""Linear attention as kernel libraries test it: axes read off the parameters of parametrised tests."""
+"""A kernel library's tests of linear attention: which axes they cover, by their parameters or by their calls."""
 
+import json
+import os
+import subprocess
 from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from traceproof.ops.space import Axis, Chosen, Space, Values
+from traceproof.coverage.model import Axis, Chosen, Coverage, Space, Values, cover, placed
+from traceproof.errors import TraceproofError
+from traceproof.programs import for_strangers, telling
+from traceproof.stacks import STACKS
 
+LIBRARY = next(stack for stack in STACKS.values() if stack.linear_attention)  # whose tests are read by default
+SECONDS = 3600.0  # of a library's whole suite
 Parameters = Mapping[str, Any]
 VERIFIERS = ("reference", "gradcheck", "sanity")
 
@@ -115,3 +124,29 @@ SPACE = Space(
     read=lambda definition, case: read(str(definition["test"]), case),
     reachable=_reachable,
 )
+
+
+def of_suite(path: Path, *, python: str, run: bool, library: str = LIBRARY.package) -> Coverage:
+    """Coverage of a kernel library's tests of linear attention: by their calls if run, else by their parameters.
+
+    Raises TraceproofError: no test could be collected, or the suite takes longer than SECONDS.
+    """
+    order = json.dumps({"path": str(path.resolve()), "run": run, "library": library})
+    source = str(Path(__file__).resolve().parents[2])
+    known = [part for part in (source, os.environ.get("PYTHONPATH")) if part]
+    environment = for_strangers() | {"PYTHONPATH": os.pathsep.join(known)}
+    command = [python, "-m", "traceproof.coverage.collect", order]
+    try:
+        with telling(f"{'running' if run else 'collecting'} the tests of {path}"):
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+            )
+    except subprocess.TimeoutExpired as error:
+        todo = "Give fewer files as --tests, or leave --run out."
+        raise TraceproofError(f"{path}: its tests were not done after {SECONDS:g} s", todo=todo) from error
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    if not rows:
+        problems = done.stderr.strip().splitlines()[-5:]
+        raise TraceproofError(f"{path}: no test was {'run' if run else 'collected'}", problems=problems)
+    records = [read(row["test"], row["parameters"], row.get("names", ())) for row in rows]
+    return placed(cover(SPACE, records), records, [str(row.get("place", "")) for row in rows])

@@ -8,8 +8,9 @@ from typing import ClassVar, Protocol
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.base import tensor
-from traceproof.ops.laws import Subject, Tensors, Values, taken
+from traceproof.ops import registry
+from traceproof.ops.answers import Subject
+from traceproof.ops.base import Tensors, Values, tensor
 
 QUERIES = ("q", "q_nope", "q_pe")
 SLOTS = ("initial_state_indices", "state_batch_indices")  # which slot of a pool a row has
@@ -27,6 +28,13 @@ class Batch(Protocol):
 
     def pick(self, outputs: Tensors, parts: Sequence[int]) -> Tensors:
         """What the outputs say about these parts, in this order."""
+
+
+def taken(values: torch.Tensor, axis: int, index: torch.Tensor) -> torch.Tensor:
+    """`index_select` for all dtypes; torch has none for some that are a byte wide."""
+    narrow = values.dtype.itemsize == 1
+    found = (values.view(torch.uint8) if narrow else values).index_select(axis, index)
+    return found.view(values.dtype) if narrow else found
 
 
 def batch_of(subject: Subject, inputs: Values | None = None) -> Batch | None:
@@ -193,3 +201,38 @@ class Prefilled(_Batch):
             name: value[_places(self.bounds, parts) if self._has_tokens(specs[name].shape) else list(parts)]
             for name, value in outputs.items()
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """A batch in two parts, which must give alone what they give beside each other."""
+
+    batch: Batch
+    parts: tuple[Batch, Batch]
+    inputs: tuple[Values, Values]
+
+    def joined(self, outputs: Sequence[Tensors]) -> Tensors:
+        """The outputs of both parts, one after the other."""
+        pairs = zip(self.parts, outputs, strict=True)
+        picked = [part.pick(found, range(part.count)) for part, found in pairs]
+        return {name: torch.cat([one[name] for one in picked]) for name in picked[0]}
+
+    def whole(self, outputs: Tensors) -> Tensors:
+        """The same of the outputs of the batch in one."""
+        return self.batch.pick(outputs, range(self.batch.count))
+
+
+def halved(subject: Subject) -> Halves | None:
+    """The batch of a case in halves; None: there are no two parts that are known to be independent."""
+    op_type = subject.definition.op_type
+    if op_type not in registry.known() or registry.record(op_type).coupled:
+        return None
+    batch = batch_of(subject)
+    if batch is None or batch.count < 2:
+        return None
+    whole, cut = list(range(batch.count)), (batch.count + 1) // 2
+    first, second = batch.select(whole[:cut]), batch.select(whole[cut:])
+    one, other = batch_of(subject, first), batch_of(subject, second)
+    assert one is not None
+    assert other is not None
+    return Halves(batch, (one, other), (first, second))

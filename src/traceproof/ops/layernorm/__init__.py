@@ -1,1 +1,0 @@
-"""Metamorphic relations of layernorm."""

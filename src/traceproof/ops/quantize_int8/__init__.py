@@ -1,1 +1,0 @@
-"""Metamorphic relations of quantize_int8."""
