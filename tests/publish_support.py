@@ -70,8 +70,7 @@ def row(name: str, digest: str, case: str, actor: str, /, **changes: Any) -> dic
 
 def finished(folder: Path, root: Path, rows: list[dict[str, Any]]) -> Source:
     """A run's folder with these verdicts, and cases planned for the dataset's definitions."""
-    from traceproof.run.plan import plan
-    from traceproof.run.plan_selection import Selection
+    from traceproof.run.plan import Selection, plan
 
     plan(root, folder / "cases", Selection(sizes=("small",)))
     (folder / "verdicts").mkdir()
