@@ -21,8 +21,6 @@ from functools import cache
 from types import FunctionType
 from typing import Any
 
-import torch
-
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.records import BASELINE, Solution
 from traceproof.lazy import torch
