@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from traceproof.checkouts.pin import ORIGINS
+from traceproof.checkouts.pins import ORIGINS
 from traceproof.run.records import INDEX, OpTypePlan
 from traceproof.stacks import MAIN, PACKAGES
 

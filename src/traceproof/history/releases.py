@@ -10,11 +10,10 @@ from filelock import FileLock
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from traceproof.checkouts.archive import unpack
-from traceproof.checkouts.pin import Pin
+from traceproof.checkouts.packages import bring_package, unpack
+from traceproof.checkouts.pins import Pin
 from traceproof.errors import TraceproofError
 from traceproof.history.catalogue import Bug
-from traceproof.sources.package import bring_package
 
 RELEASES = "releases"  # folder of unpacked releases below that of the replays
 
