@@ -14,8 +14,7 @@ from typing import Any
 
 from traceproof.run.records import OpTypePlan
 from traceproof.run.report import report
-from traceproof.site.build import build
-from traceproof.site.finished import Finished
+from traceproof.site.build import Finished, build
 
 
 def copies(count: int, total: int, place: int) -> Iterator[str]:

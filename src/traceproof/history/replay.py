@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from traceproof.bumps.trial import Trial
+from traceproof.bumps.bisect import Trial
 from traceproof.config.schema import Config
 from traceproof.dataset.fetch import Dataset, fetch
 from traceproof.digests import digest_json
