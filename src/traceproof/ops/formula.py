@@ -1,19 +1,25 @@
 """Ops that one formula says in any precision: in float64 it is the oracle, in float32, rounded once, the floor."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from traceproof.dataset.definition import Definition, TensorSpec
-from traceproof.draw import Draw
-from traceproof.ops.answers import Answer, Subject
-from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Value, Values, ordered
+from traceproof.lazy import torch
+from traceproof.ops.answers import Answer, Answers, Subject
+from traceproof.ops.base import Op, Tensors, Unsupported, Value, Values, dtype_of, ordered
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close, Comparison
+from traceproof.ops.far import Far
+
+if TYPE_CHECKING:
+    from traceproof.dataset.constants import Rule
+    from traceproof.dataset.definition import Definition, TensorSpec
+    from traceproof.draw import Draw
 
 SIZES: Mapping[str, tuple[int, ...]] = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -46,7 +52,13 @@ class Wide:
         """Whether an input is given."""
         return self.values.get(name) is not None
 
-    def changed(self, **values: Value) -> "Wide":
+    def given(self, name: str) -> torch.Tensor:
+        """A tensor in its own dtype."""
+        value = self.values[name]
+        assert isinstance(value, torch.Tensor), name
+        return value
+
+    def changed(self, **values: Value) -> Wide:
         """The same with some inputs replaced."""
         return Wide(self.definition, {**self.values, **values}, self.dtype)
 
@@ -69,7 +81,36 @@ class Wide:
         return float(found)
 
 
-Formula = Callable[[Wide], Tensors]
+# (inputs, changes of a variant) -> outputs by name, and what a comparison needs as `<output>@<what>`
+Formula = Callable[..., Tensors]
+
+
+# (draw, input's name, shape, the case's params) -> the input
+DrawInput = Callable[["Draw", str, tuple[int, ...], Mapping[str, Any]], "torch.Tensor"]
+Part = Callable[["torch.Tensor"], "torch.Tensor"]  # changes a part of a formula
+
+
+def same(part: torch.Tensor) -> torch.Tensor:
+    """What is given: of a formula's parameter, nothing is changed."""
+    return part
+
+
+class Variant:
+    """The formula with other parameters, in a precision: an equivalent way of computing it."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        applies: Callable[[Definition], bool] = lambda _: True,  # elsewhere it says nothing
+        precision: str = "float32",
+        **changes: Any,  # noqa: ANN401 - the formula's own parameters
+    ) -> None:
+        self.name, self.applies, self.precision, self.changes = name, applies, precision, changes
+
+
+class Mutant(Variant):
+    """One that is wrong, as a kernel could be."""
 
 
 class Form:
@@ -134,24 +175,36 @@ class FormulaOp(Op):
 
     def __init__(  # noqa: PLR0913 - one op, spelled out
         self,
-        op_type: str,  # the folder's name
+        op_type: str,
         *forms: Form,  # the forms it knows; the first that fits counts
+        family: str = "",
+        long: bool = False,  # see `Op`
+        rules: Iterable[Rule] = (),  # where its constants are stated
         scalars: Mapping[str, float] = NOTHING,  # what scalar inputs get
         sizes: Mapping[str, Sequence[int]] = NOTHING,  # of further var axes by letter, taken in turn
         # cases beside the ordinary ones, by name: `scale`, `offset`, `outlier` of `data`
         adversarial: Mapping[str, Mapping[str, float]] = ADVERSARIAL,
         data: Iterable[str] = (),  # inputs that these befall; empty: all of two axes and more
+        draws: Mapping[str, DrawInput] = NOTHING,  # inputs that are not normal values
+        # changes inputs once they are drawn, as the case's params say
+        adjust: Callable[[dict[str, torch.Tensor], Mapping[str, float]], None] = lambda _, __: None,
         # how outputs are compared, by name, where it is not `Close` (of float32 outputs WIDE)
         gates: Mapping[str, Comparison] = NOTHING,
         # float32 outputs whose floor is so many roundings of the oracle's value: of one computed naively often
-        # none is lost, and right ways lose some
-        roundings: Mapping[str, float] = NOTHING,
+        # none is lost, and right ways lose some. A function of the row's width, or their number
+        roundings: Mapping[str, float | Callable[[int], float]] = NOTHING,
         apart: bool = True,  # whether the rows (the first axis of the outputs) are computed by themselves
+        summed: Sequence[str] = (),  # see `Op.summed`
+        far: Callable[[Definition, str], Far] = lambda _, rows: Far(axis=rows),  # see `Op.enlarged`
+        variants: Sequence[Variant] = (),  # equivalent ways; generic mutants are made from the first
+        mutants: Sequence[Mutant] = (),
     ) -> None:
-        self.op_type = op_type  # type: ignore[misc] # one class stands for many op_types
+        self.op_type, self.family, self.long, self.rules = op_type, family, long, tuple(rules)
         self.forms, self.scalars, self.sizes = forms, scalars, sizes
         self.adversarial, self.data, self.gates = adversarial, frozenset(data), gates
-        self.roundings, self.apart = roundings, apart
+        self.roundings, self.apart, self.adjust, self.far = roundings, apart, adjust, far
+        self.draws = draws
+        self.inputs_summed, self.variants, self.mutants = tuple(summed), tuple(variants), tuple(mutants)
 
     def check(self, definition: Definition) -> None:
         """Known: one of `forms`, with sizes for its var axes."""
@@ -211,14 +264,18 @@ class FormulaOp(Op):
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal data; see `value`."""
         values = {name: self.value(definition, name, spec, case, draw) for name, spec in definition.inputs.items()}
-        return ordered(definition, values)
+        tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+        self.adjust(tensors, case.params)
+        return ordered(definition, {**values, **tensors})
 
     def value(self, definition: Definition, name: str, spec: TensorSpec, case: Case, draw: Draw) -> Value:
         """One input: a scalar of `scalars`, or normal values, with what befalls `data` in an adversarial case."""
         shape = definition.shape_of(spec, case.axes)
         if shape is None:
             return self.scalars.get(name, 1.0)
-        dtype = TORCH_DTYPES[spec.dtype]
+        if name in self.draws:
+            return self.draws[name](draw, name, shape, case.params)
+        dtype = dtype_of(spec)
         plain = dtype in {torch.float32, torch.float16, torch.bfloat16}
         befallen = name in self.data if self.data else len(shape) > 1
         params = case.params if befallen else {}
@@ -236,15 +293,18 @@ class FormulaOp(Op):
 
     def floor(self, definition: Definition, inputs: Values) -> Tensors:
         """The formula in float32, rounded once to the output's dtype; for outputs that are `Close` alone."""
+        kinds = self.comparisons(definition)
+        if not any(isinstance(kind, Close) for kind in kinds.values()):
+            return {}
         low = self._computed(definition, inputs, torch.float32, extras=False)
         if self.roundings:
             exact = self.oracle(definition, inputs)
-            low |= {
-                name: exact[name] * (1 + count * 2.0**-24) for name, count in self.roundings.items() if name in low
-            }
-        kinds = self.comparisons(definition)
+            for name, count in self.roundings.items():
+                if name in low and definition.outputs[name].dtype == "float32":
+                    lost = count if isinstance(count, int | float) else count(low[name].shape[-1])
+                    low[name] = exact[name] * (1 + lost * 2.0**-24)
         return {
-            name: to_dtype(low[name], TORCH_DTYPES[spec.dtype])
+            name: to_dtype(low[name], dtype_of(spec))
             for name, spec in definition.outputs.items()
             if isinstance(kinds[name], Close)
         }
@@ -268,6 +328,36 @@ class FormulaOp(Op):
         """Inputs that an output is written to."""
         return definition.in_place
 
+    def summed(self, definition: Definition) -> tuple[str, ...]:
+        """Those of the declaration that are given."""
+        return tuple(name for name in self.inputs_summed if name in definition.inputs)
+
+    def enlarged(self, definition: Definition) -> Far | None:
+        """As the declaration says."""
+        rows = self.row_axis(definition)
+        return None if rows is None else self.far(definition, rows)
+
+    def answer(self, variant: Variant) -> Answer:
+        """What a variant gives, rounded once; None where it does not apply."""
+
+        def make(subject: Subject) -> Tensors | None:
+            definition = subject.definition
+            if not variant.applies(definition):
+                return None
+            wide = Wide(definition, subject.inputs, getattr(torch, variant.precision))
+            found = self.form(definition).formula(wide, **variant.changes)
+            return {name: to_dtype(found[name], dtype_of(spec)) for name, spec in definition.outputs.items()}
+
+        return Answer(variant.name, make)
+
+    @cached_property
+    def _answers(self) -> Answers:
+        return Answers(tuple(map(self.answer, self.variants)), tuple(map(self.answer, self.mutants)))
+
+    def known_answers(self) -> Answers | None:
+        """Its variants and mutants."""
+        return self._answers if self.variants else None
+
 
 def to_dtype(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A value in an output's dtype; whole numbers are the nearest ones, of two the even one."""
@@ -275,14 +365,14 @@ def to_dtype(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return (value.round() if whole else value).to(dtype).contiguous()
 
 
-def by(name: str, formula: Callable[[Wide], Tensors | None], dtype: torch.dtype = torch.float32) -> Answer:
+def by(name: str, formula: Callable[[Wide], Tensors | None], dtype: torch.dtype | None = None) -> Answer:
     """An answer by another formula, rounded once; None where it does not apply."""
 
     def make(subject: Subject) -> Tensors | None:
-        found = formula(Wide(subject.definition, subject.inputs, dtype))
+        found = formula(Wide(subject.definition, subject.inputs, dtype or torch.float32))
         specs = subject.definition.outputs
         if found is None:
             return None
-        return {output: to_dtype(found[output], TORCH_DTYPES[spec.dtype]) for output, spec in specs.items()}
+        return {output: to_dtype(found[output], dtype_of(spec)) for output, spec in specs.items()}
 
     return Answer(name, make)
