@@ -102,7 +102,7 @@ class Variant:
         self,
         name: str,
         *,
-        applies: Callable[[Definition], bool] = lambda _: True,  # elsewhere it says nothing
+        applies: Callable[[Wide], bool] = lambda _: True,  # elsewhere it says nothing
         precision: str = "float32",
         **changes: Any,  # noqa: ANN401 - the formula's own parameters
     ) -> None:
@@ -342,9 +342,9 @@ class FormulaOp(Op):
 
         def make(subject: Subject) -> Tensors | None:
             definition = subject.definition
-            if not variant.applies(definition):
-                return None
             wide = Wide(definition, subject.inputs, getattr(torch, variant.precision))
+            if not variant.applies(wide):
+                return None
             found = self.form(definition).formula(wide, **variant.changes)
             return {name: to_dtype(found[name], dtype_of(spec)) for name, spec in definition.outputs.items()}
 
