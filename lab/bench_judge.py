@@ -1,7 +1,7 @@
 """Seconds that judging one case takes on one core, on all cores and on the GPU, by the size of its output.
 
 Inputs are drawn, the float64 oracle is computed and one output is compared with it, as the judge does for large
-cases (traceproof.run.large); `LARGE_BYTES` is chosen by this table. Run it with the interpreter of the
+cases (traceproof.run.judging); `LARGE_BYTES` is chosen by this table. Run it with the interpreter of the
 torch stack and PYTHONPATH=src.
 """
 
@@ -20,7 +20,7 @@ from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
 from traceproof.run.inputs import make_inputs
-from traceproof.run.large import LargeCase
+from traceproof.run.judging import LargeCase
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from traceproof.reasons import Error, Grade, Skip, Verdict
-from traceproof.run.grades import shadow_grade
+from traceproof.run.proof import shadow_grade
 from traceproof.run.records import INDEX, REFERENCE, WHOLE, OpTypePlan
 from traceproof.run.rows import VerdictRow, read_rows
 

@@ -35,8 +35,8 @@ from traceproof.ops.answers import Answer, answers_of
 from traceproof.ops.base import Tensors
 from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.reasons import Verdict
-from traceproof.run.bits import same_bits
 from traceproof.run.case import Subject, solved
+from traceproof.run.tensor_files import same_bits
 from traceproof.sandbox import GIB
 
 SIZES = ("small",)

@@ -31,7 +31,7 @@ from traceproof.judge.sampling import judge_samples
 from traceproof.ops import registry
 from traceproof.ops.base import tensor
 from traceproof.ops.compare import Samples
-from traceproof.run.draws import further_draws
+from traceproof.run.calls import further_draws
 from traceproof.run.inputs import make_inputs
 
 ROOT = Path(__file__).resolve().parent.parent

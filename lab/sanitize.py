@@ -51,7 +51,7 @@ def call_all(candidate: Candidate, definition: Definition) -> int:
 
     from traceproof.ops import registry
     from traceproof.ops.base import TORCH_DTYPES
-    from traceproof.run import unpacked
+    from traceproof.run import runner
     from traceproof.run.inputs import make_inputs
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -59,7 +59,7 @@ def call_all(candidate: Candidate, definition: Definition) -> int:
     solution = {"files": dict(candidate.files), "entry": candidate.entry, "binding": candidate.binding}
     count = 0
     with tempfile.TemporaryDirectory() as folder:
-        run = unpacked.load(solution, "kernel_to_watch", Path(folder))
+        run = runner.load_solution(solution, "kernel_to_watch", Path(folder))
         for case in op.cases(definition, sizes=("small",), seed=0):
             if op.memory(definition, case) > LARGEST:
                 continue

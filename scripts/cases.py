@@ -23,9 +23,11 @@ PARSER.add_argument("--log", type=Path, required=True)
 
 def main() -> None:
     """Plan."""
-    from traceproof.run.plan import plan  # imports torch, after interrupts are caught
-    from traceproof.run.plan_inits import Inits
-    from traceproof.run.plan_selection import Selection
+    from traceproof.run.inits import Inits
+    from traceproof.run.plan import (
+        Selection,
+        plan,  # imports torch, after interrupts are caught
+    )
 
     stack = read_sealed(options.stack)
     gpu = stack["device_type"] == "cuda"

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.run.engine import Engine, Settings
+from traceproof.run.inits import Inits
 from traceproof.run.job import Computes, Job, Progress
 from traceproof.run.known import Known
-from traceproof.run.plan import plan
-from traceproof.run.plan_inits import Inits
-from traceproof.run.plan_selection import Selection
+from traceproof.run.plan import Selection, plan
 from traceproof.run.records import OpTypePlan
 from traceproof.run.report import summarise as summary_of
 from traceproof.run.rows import VerdictRow

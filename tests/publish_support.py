@@ -18,8 +18,8 @@ from traceproof import programs
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.publish.bundle import Bundle, Piece
-from traceproof.publish.hub import Hub
 from traceproof.publish.prepare import Prepared, Source, prepare
+from traceproof.publish.push import Hub
 
 REPOSITORY = "owner/trace"
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,8 +70,7 @@ def row(name: str, digest: str, case: str, actor: str, /, **changes: Any) -> dic
 
 def finished(folder: Path, root: Path, rows: list[dict[str, Any]]) -> Source:
     """A run's folder with these verdicts, and cases planned for the dataset's definitions."""
-    from traceproof.run.plan import plan
-    from traceproof.run.plan_selection import Selection
+    from traceproof.run.plan import Selection, plan
 
     plan(root, folder / "cases", Selection(sizes=("small",)))
     (folder / "verdicts").mkdir()

@@ -16,7 +16,7 @@ from pipeline import Rows, Run, verdicts
 from test_hostile import NORM
 
 from traceproof.owner import Owner
-from traceproof.run.plan_selection import Selection
+from traceproof.run.plan import Selection
 from traceproof.sandbox import Limits, policy
 
 pytestmark = pytest.mark.slow

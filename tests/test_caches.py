@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.run import caches
+from traceproof.run import runner
+from traceproof.run.source import strangers
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 PACKAGE = "SOME_PACKAGE_WORKSPACE_BASE"
@@ -21,7 +22,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         kernel.mkdir(parents=True)
         (kernel / "kernel.cubin").write_bytes(b"machine code")
     (whole / "__grp__kernel.json").write_text("{}")
-    monkeypatch.setenv(caches.TRITON, str(folder))
+    monkeypatch.setenv(runner.TRITON, str(folder))
     monkeypatch.setenv(INDUCTOR, str(tmp_path / "inductor"))
     monkeypatch.setenv(PACKAGE, str(tmp_path / "package"))
     return folder
@@ -29,8 +30,8 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_worker_compiles_below_its_scratch_folder(shared: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
-    caches.use_own(scratch)
-    for name in (caches.TRITON, INDUCTOR, PACKAGE):
+    runner.use_own(scratch)
+    for name in (runner.TRITON, INDUCTOR, PACKAGE):
         own = Path(os.environ[name])
         assert own.is_relative_to(scratch)
         (own / "NEW").mkdir()
@@ -38,16 +39,16 @@ def test_a_worker_compiles_below_its_scratch_folder(shared: Path, tmp_path: Path
 
 
 def test_whole_kernels_of_trusted_code_are_found_and_partial_ones_are_not(shared: Path, tmp_path: Path) -> None:
-    caches.use_own(tmp_path / "scratch")
-    own = Path(os.environ[caches.TRITON])
+    runner.use_own(tmp_path / "scratch")
+    own = Path(os.environ[runner.TRITON])
     assert (own / "WHOLE" / "kernel.cubin").read_bytes() == b"machine code"
     assert not (own / "PARTIAL").exists()
-    assert caches.readable({caches.TRITON: str(shared)}) == [shared]
+    assert [*strangers(environment={runner.TRITON: str(shared)}).readable] == [shared]
 
 
 def test_a_worker_without_compilers_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in filter(caches.PLACES.search, list(os.environ)):
+    for name in filter(runner.PLACES.search, list(os.environ)):
         monkeypatch.delenv(name)
-    caches.use_own(tmp_path)
+    runner.use_own(tmp_path)
     assert not list(tmp_path.iterdir())
-    assert caches.readable({}) == []
+    assert [*strangers().readable] == []

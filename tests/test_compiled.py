@@ -11,8 +11,8 @@ import torch
 from solution_judge import SolutionJudge, solution_judge
 
 from traceproof.reasons import Error
-from traceproof.run.caches import FOLDER
-from traceproof.run.compiled import CompiledFiles
+from traceproof.run.runner import FOLDER
+from traceproof.run.source import CompiledFiles
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.trial import Evaluation
 

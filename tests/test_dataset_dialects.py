@@ -20,7 +20,7 @@ from traceproof.dataset.records import Workload
 from traceproof.dataset.tree import is_dataset, read_tree
 from traceproof.lint import lint
 from traceproof.ops import registry
-from traceproof.run.plan_selection import Selection
+from traceproof.run.plan import Selection
 from traceproof.sandbox import policy
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from traceproof.run import draws
-from traceproof.run.draws import Entries, further_draws
+from traceproof.run import calls
+from traceproof.run.calls import Entries, further_draws
 
 CPU = torch.device("cpu")
 PROBS = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
@@ -33,7 +33,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(draws, "time", found)
+    monkeypatch.setattr(calls, "time", found)
     return found
 
 
@@ -64,7 +64,7 @@ def test_a_fast_kernel_gets_twice_as_many_rows_each_time(clock: Clock) -> None:
 
 
 def test_memory_bounds_the_rows_of_a_call(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "MOST_BYTES", {"cpu": 5 * (PROBS.nbytes + TOP_K.nbytes)})
+    monkeypatch.setattr(calls, "MOST_BYTES", {"cpu": 5 * (PROBS.nbytes + TOP_K.nbytes)})
     sizes: list[int] = []
 
     def kernel(given: Sequence[Any]) -> list[tuple[str | None, Any]]:

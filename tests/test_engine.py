@@ -22,13 +22,12 @@ from traceproof.errors import TraceproofError
 from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
-from traceproof.run import definition_run, large
+from traceproof.run import definition_run, judging
 from traceproof.run.definition_run import DefinitionRun
 from traceproof.run.engine import Engine, Environment, Settings
 from traceproof.run.inputs import HOST_BYTES, drawing_device
 from traceproof.run.judging import JudgedCase, Origin, Result
-from traceproof.run.plan import plan
-from traceproof.run.plan_selection import Selection
+from traceproof.run.plan import Selection, plan
 from traceproof.run.records import REFERENCE, OpTypePlan, PlannedDefinition
 from traceproof.run.workers import NO_SPACE
 from traceproof.sandbox import ItemOutcome, Limits, Status
@@ -305,8 +304,8 @@ def test_a_large_case_is_judged_in_chunks_as_it_would_be_whole(
     write(dataset, rmsnorm("alpha", code))
     found = {}
     for name, least in {"whole": 1 << 40, "chunks": 1}.items():
-        monkeypatch.setattr(large, "LARGE_BYTES", least)
-        monkeypatch.setitem(large.CHUNK_ELEMENTS, "cpu", 64)  # a few rows at a time
+        monkeypatch.setattr(judging, "LARGE_BYTES", least)
+        monkeypatch.setitem(judging.CHUNK_ELEMENTS, "cpu", 64)  # a few rows at a time
         run = Run(dataset, tmp_path / name, limits=LIMITS, selection=Selection(sizes=("small", "medium")))
         found[name] = run.verify("torch")["alpha"]
     compared = ("case", "actor", "output", "verdict", "reason")

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from traceproof.dataset.tree import read_tree
 from traceproof.lint import lint
-from traceproof.run.plan import plan
-from traceproof.run.plan_selection import Selection
+from traceproof.run.plan import Selection, plan
 from traceproof.sandbox.policy import check
 from traceproof.testgen.generate import GenerateOptions, generate
 from traceproof.testgen.known import Divergences

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from traceproof.run.device import giving_back
+from traceproof.run.calls import giving_back
 
 
 @pytest.fixture

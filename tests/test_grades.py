@@ -12,8 +12,8 @@ from pipeline import summarise, typed
 from traceproof.dataset.dialects import read
 from traceproof.publish.ledger import Ledger, Record
 from traceproof.reasons import Grade, Skip
-from traceproof.run.grades import graded
 from traceproof.run.known import Known
+from traceproof.run.proof import graded
 from traceproof.run.report import table
 
 

@@ -17,7 +17,7 @@ from traceproof.publish.ledger import keep
 from traceproof.reasons import Verdict
 from traceproof.run.hidden import hidden_seed
 from traceproof.run.known import Known
-from traceproof.run.plan_selection import Selection
+from traceproof.run.plan import Selection
 from traceproof.run.report import failed, table
 from traceproof.sandbox import Limits, policy
 

@@ -13,11 +13,9 @@ from pipeline import Rows, Run, verdicts
 
 from traceproof.dataset.dialects import read
 from traceproof.ops.generic import GenericOp
-from traceproof.run.init_inputs import InitError, Made, maker
+from traceproof.run.inits import DRAWN, InitError, Inits, Made, maker
 from traceproof.run.inputs import make_inputs
-from traceproof.run.plan import plan
-from traceproof.run.plan_inits import DRAWN, Inits
-from traceproof.run.plan_selection import Selection
+from traceproof.run.plan import Selection, plan
 from traceproof.run.records import OpTypePlan, PlannedCase
 from traceproof.sandbox import Limits, Pool
 

@@ -15,8 +15,7 @@ from definitions import rmsnorm, write
 from traceproof.reasons import Error, Failure, Skip, Verdict
 from traceproof.run.implementations import PAIR
 from traceproof.run.job import Computes, Job, Progress
-from traceproof.run.plan import plan
-from traceproof.run.plan_selection import Selection
+from traceproof.run.plan import Selection, plan
 from traceproof.run.records import GROUP, REFERENCE, OpTypePlan, PlannedDefinition
 from traceproof.run.rows import GateResult, VerdictRow, read_rows
 from traceproof.stacks import MAIN

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from traceproof.judge import gates
-from traceproof.judge.metrics import Figures
-from traceproof.judge.numeric_gates import gate_of
+from traceproof.judge.gates import gate_of
+from traceproof.judge.metrics import Figures, Row
 from traceproof.judge.octaves import OCTAVES
 from traceproof.judge.output import Expected, Ruling, judge_output
-from traceproof.judge.specification import Row
 from traceproof.ops.compare import Backward, Close, Comparison, Exact, IndexSet, Quantised
 from traceproof.reasons import Failure, Skip, Verdict
 

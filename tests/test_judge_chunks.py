@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_judge import SHAPE, infinite, nan_row, noisy, one_element, oracle_value
 
-from traceproof.judge.numeric_gates import gate_of, numeric_gate
+from traceproof.judge.gates import gate_of, numeric_gate
 from traceproof.judge.numerics import Numeric
 from traceproof.judge.output import Expected, Ruling, judge_output, numerics_of, rule_on
 from traceproof.ops.compare import Backward, Close, Comparison, Exact, Quantised

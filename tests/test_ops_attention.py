@@ -12,7 +12,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.judge.numeric_gates import gate_of
+from traceproof.judge.gates import gate_of
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
 from traceproof.ops.cases import Case

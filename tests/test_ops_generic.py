@@ -18,7 +18,7 @@ from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
 from traceproof.reasons import Skip
-from traceproof.run.plan_selection import Selection
+from traceproof.run.plan import Selection
 from traceproof.run.records import OpTypePlan
 
 PAGED: dict[str, Any] = {

@@ -12,8 +12,7 @@ from definitions import rmsnorm, write
 
 from traceproof.errors import TraceproofError
 from traceproof.run import plan as planning
-from traceproof.run.plan import plan
-from traceproof.run.plan_selection import Selection
+from traceproof.run.plan import Selection, plan
 from traceproof.run.records import GROUP, INDEX, Index, Listed, OpTypePlan
 
 SMALL = {"sizes": ("small",), "hidden_seed": 3}

@@ -10,7 +10,7 @@ import torch
 from definitions import rmsnorm, write
 
 from traceproof.dataset.tree import read_definition
-from traceproof.run.poison import UNWRITTEN, poisoned
+from traceproof.run.calls import UNWRITTEN, poisoned
 from traceproof.run.runner import load_module
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]

@@ -17,7 +17,7 @@ from traceproof.config.schema import Config
 from traceproof.dataset.definition import Definition
 from traceproof.environments.probe import probe
 from traceproof.errors import TraceproofError
-from traceproof.run import unpacked
+from traceproof.run import runner
 from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate
@@ -299,7 +299,7 @@ def test_headers_that_an_installed_package_brings_are_found(
     headers = tmp_path / "kernels" / "data" / "cutlass" / "include"
     headers.mkdir(parents=True)
     monkeypatch.syspath_prepend(tmp_path)
-    assert str(headers) in unpacked._headers()
+    assert str(headers) in runner._headers()
 
 
 TOP_K = "top_k_sampling_from_probs_v1000"

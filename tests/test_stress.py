@@ -28,7 +28,7 @@ from traceproof.ops.moe.routing import Choice
 from traceproof.reasons import Verdict
 from traceproof.run.case import Subject, solve
 from traceproof.run.implementation import Implementation
-from traceproof.run.plan_selection import Selection
+from traceproof.run.plan import Selection
 from traceproof.run.records import OpTypePlan
 
 OURS = {name: entry.definition for name, entry in read_tree(Path(__file__).parent / "dataset").definitions.items()}

@@ -15,7 +15,7 @@ from test_grades import ROWS
 from dump_table import judged, main, table
 from dumped_source import completed
 from traceproof.ops.cases import Case
-from traceproof.run.grades import graded
+from traceproof.run.proof import graded
 from traceproof.run.records import OpTypePlan, PlannedCase, PlannedDefinition
 from traceproof.run.rows import VerdictRow
 

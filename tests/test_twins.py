@@ -18,7 +18,7 @@ from traceproof.ops.moe.form import form_of
 from traceproof.ops.twins import Twin, twin_of
 from traceproof.publish.ledger import keep
 from traceproof.run.known import Known
-from traceproof.run.plan_selection import Selection
+from traceproof.run.plan import Selection
 from traceproof.run.report import table
 from traceproof.sandbox import Limits
 

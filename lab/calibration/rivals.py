@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from traceproof.judge.metrics import metrics
-from traceproof.judge.specification import row_for
+from traceproof.judge.metrics import metrics, row_for
 from traceproof.ops.compare import Comparison, Quantised
 
 # actual, expected in actual's dtype, how our judge compares this output

@@ -15,9 +15,9 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import Tensors
 from traceproof.reasons import Verdict
-from traceproof.run.bits import same_values
 from traceproof.run.case import Subject, solved
 from traceproof.run.source import CallError, Source, loaded
+from traceproof.run.tensor_files import same_values
 from traceproof.sandbox import Limits, Pool, Status
 
 OTHER_SEEDS = (1, 2)  # an equivalent mutant has to be so on more inputs than the ones that judge it

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from traceproof.run.device import CUDA_LOST, cuda_is_lost
+from traceproof.run.calls import CUDA_LOST, cuda_is_lost
 from traceproof.sandbox import Isolation, Limits, Pool
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -1,12 +1,22 @@
-"""What a gate says, and the gate over sets of indices; traceproof.judge.numeric_gates has the others."""
+"""What a gate says, the gate over sets of indices, and gates over numbers, one per kind of comparison.
 
+Those over numbers are fed chunk by chunk, in float64. An output larger than the memory at hand is judged like a
+small one: each chunk holds whole rows, and what a gate must know of the whole output is pooled before anything is
+held against a limit.
+"""
+
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
+from traceproof.judge.metrics import all_finite
+from traceproof.ops.compare import Backward, Close, Exact, Quantised
+
 EXPONENT = 0x7FF0000000000000  # the bits of a float64 that give the power of two at or below it
-TINY = 1e-300
+SMALLEST = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +57,7 @@ def rounding_rms(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     steps = rows / spacing
     squares = (spacing * spacing).masked_fill(steps == steps.round(), 0.0)
     total = squares.sum(-1)
-    share = (squares * squares).sum(-1) / (total * total).clamp_min(TINY)
+    share = (squares * squares).sum(-1) / (total * total).clamp_min(SMALLEST)
     return (squares.mean(-1) / 12 * (1 + 2 * share)).sqrt()
 
 
@@ -74,3 +84,250 @@ def index_set(actual: torch.Tensor, extras: Mapping[str, torch.Tensor], padding:
         correct = int(torch.isin(real, good).sum()) - (len(real) - len(torch.unique(real)))
         wrong += (count - min(correct, count)) + max(len(real) - count, 0)
     return Gate("index set", float("inf") if wrong else 0.0, f"{wrong} of {wanted} chosen indices are wrong")
+
+
+PEAK = 4.0  # how far the largest of many rounding errors lies above their RMS, for rows too short to show it
+TINY = 1e-30
+SIGMAS = 5.0  # one slope in 1.7 million lies farther off by luck
+
+
+def _rows(tensor: torch.Tensor, axes: int = 1) -> torch.Tensor:
+    """A matrix of the rows that the last `axes` axes make; the whole tensor is one where it has no more."""
+    whole = tensor.dim() <= axes
+    return tensor.reshape(1, -1) if whole else tensor.reshape(-1, math.prod(tensor.shape[-axes:]))
+
+
+def _rms(rows: torch.Tensor) -> torch.Tensor:
+    return (rows * rows).mean(-1).sqrt()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A chunk of an output ready for a gate: float64 matrices of whole rows, what is not finite set to 0."""
+
+    actual: torch.Tensor  # what was computed
+    expected: torch.Tensor  # the oracle's
+    error: torch.Tensor  # their distance
+    allowed: torch.Tensor  # what the gate needs beside them: the floor's error, the bound, or nothing
+
+
+Kind = TypeVar("Kind")
+
+
+class _Gate(Generic[Kind]):
+    """What gates begin with."""
+
+    def __init__(self, kind: Kind, dtype: torch.dtype) -> None:
+        self._kind = kind
+        self._dtype, self._rounding = dtype, unit_roundoff(dtype)
+
+
+class CloseGate(_Gate[Close]):
+    """Error against the oracle, elementwise and by row, at most `factor` times the floor's, plus one rounding.
+
+    A row's own floor may be small by luck, so a row is also allowed what the whole output's floor loses in
+    proportion to its magnitude. That is why every chunk is pooled before the first one is held. Where few elements
+    decide a row, all rows may be small by the same luck, so a row that is over its limit is held against what one
+    rounding of the oracle's values may lose (`gates.rounding_rms`), if that is more.
+    """
+
+    two_passes = True
+
+    def __init__(self, kind: Close, dtype: torch.dtype) -> None:
+        super().__init__(kind, dtype)
+        self._lost_squares = self._error_energy = self._energy = 0.0
+        self._scaled_rows = self._elements = 0
+        self._ratios = {"largest error": 0.0, "row RMS": 0.0}
+
+    def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
+        """One chunk; its rows are those of the whole output."""
+        tensors = (actual, entries[""], entries["floor"])
+        a, e, f = (_rows(t.to(torch.float64), self._kind.row_axes) for t in tensors)
+        error, lost = (a - e).abs(), (f - e).abs()
+        if not all(all_finite(t) for t in (a, e, f)):
+            finite = torch.isfinite(a) & torch.isfinite(e) & torch.isfinite(f)
+            error, lost, e = (t.masked_fill(~finite, 0.0) for t in (error, lost, e))
+        return Rows(a, e, error, lost)
+
+    def pool(self, rows: Rows) -> None:
+        """Add what the floor loses in the chunk to what it loses in the whole output."""
+        scale = _rms(rows.expected)
+        relative = (_rms(rows.allowed) / scale.clamp_min(TINY))[scale > 0]
+        self._lost_squares += float((relative * relative).sum())
+        self._scaled_rows += relative.numel()
+        if self._kind.rms is not None:
+            self._error_energy += float((rows.error * rows.error).sum())
+            self._energy += float((rows.expected * rows.expected).sum())
+            self._elements += rows.error.numel()
+
+    def hold(self, rows: Rows) -> None:
+        """Hold one chunk against its limits."""
+        factor, scale = self._kind.factor, _rms(rows.expected)
+        pooled = math.sqrt(self._lost_squares / self._scaled_rows) if self._scaled_rows else 0.0
+        once = self._rounding * rows.expected.abs()
+        peak = torch.maximum(rows.allowed.amax(-1, keepdim=True), PEAK * pooled * scale[:, None])
+        limit = factor * torch.maximum(peak, once) + once + TINY
+        self._largest("largest error", rows.error / limit)
+        floor, error = torch.maximum(_rms(rows.allowed), pooled * scale), _rms(rows.error)
+        rounded = self._rounding * scale / 3**0.5 + TINY
+        ratios = error / (factor * floor + rounded)
+        over = ratios > 1
+        if over.any():  # mostly none is, and spacings cost as much as the rest of the gate
+            floor = torch.maximum(floor[over], rounding_rms(rows.expected[over], self._dtype))
+            ratios[over] = (error[over] / (factor * floor + rounded[over])).clamp_min(1.0)
+        self._largest("row RMS", ratios)
+
+    def _largest(self, name: str, ratios: torch.Tensor) -> None:
+        self._ratios[name] = max(self._ratios[name], float(ratios.max()))
+
+    def gate(self) -> Gate:
+        """Result over all chunks."""
+        factor, ratios = self._kind.factor, dict(self._ratios)
+        if self._kind.rms is not None:
+            total, error = (math.sqrt(sum_ / self._elements) for sum_ in (self._energy, self._error_energy))
+            ratios["RMS"] = error / (self._kind.rms * total + TINY)
+        which = max(ratios, key=lambda name: ratios[name])
+        detail = f"{which} {ratios[which] * factor:.3g}x the low-precision floor (limit {factor:g}x)"
+        return Gate("floor", ratios[which], detail)
+
+
+class BackwardGate(_Gate[Backward]):
+    """|actual - expected| <= limit * bound + one rounding, elementwise."""
+
+    two_passes = False
+    _margin = 0.0
+
+    def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
+        """One chunk."""
+        a, e = actual.to(torch.float64), entries[""]
+        error = (a - e).abs()
+        if not (all_finite(a) and all_finite(e)):
+            error = error.masked_fill(~(torch.isfinite(a) & torch.isfinite(e)), 0.0)
+        return Rows(a, e, error, entries["bound"])
+
+    def pool(self, rows: Rows) -> None:
+        """Nothing: each element has a bound of its own."""
+
+    def hold(self, rows: Rows) -> None:
+        """Hold one chunk against its limits."""
+        rounding = self._rounding * rows.expected.abs().nan_to_num()
+        limit = self._kind.limit * rows.allowed + rounding + TINY
+        self._margin = max(self._margin, float((rows.error / limit).max()))
+
+    def gate(self) -> Gate:
+        """Result over all chunks."""
+        units = f"{self._margin * self._kind.limit:.3g} units of sqrt(K)*eps*|A||B|"
+        return Gate("backward", self._margin, f"backward error {units} (limit {self._kind.limit:g})")
+
+
+class QuantisedGate(_Gate[Quantised]):
+    """Relative RMS error of every row, and the slope against the oracle over the whole output.
+
+    Roundings without a bias still tilt the slope, the more the fewer they are: by the size of the error at right
+    angles to the oracle over the root of their number. The slope may be off by SIGMAS times that beyond its limit,
+    so a wrong factor shows in exact answers, and in rounded ones where enough of them are averaged.
+    """
+
+    two_passes = True
+    _row_ratio = _energy = _product = _across = 0.0
+    _roundings: float | None = None
+
+    def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
+        """One chunk. `roundings` among the entries: over how many equal roundings the slope averages, float64 [1].
+
+        Without it they are so many that none of it is left to luck.
+        """
+        if "roundings" in entries:
+            self._roundings = float(entries["roundings"].sum())
+        a, e = _rows(actual.to(torch.float64)), _rows(entries[""])
+        finite = torch.isfinite(a) & torch.isfinite(e)
+        a, e = a.masked_fill(~finite, 0.0), e.masked_fill(~finite, 0.0)
+        return Rows(a, e, a - e, e)
+
+    def pool(self, rows: Rows) -> None:
+        """Add the chunk to the slope, and hold its rows."""
+        self._energy += float((rows.expected * rows.expected).sum())
+        self._product += float((rows.actual * rows.expected).sum())
+        ratios = _rms(rows.error) / ((self._kind.rms + self._rounding) * _rms(rows.expected) + TINY)
+        self._row_ratio = max(self._row_ratio, float(ratios.max()))
+
+    def hold(self, rows: Rows) -> None:
+        """Measure what lies at right angles to the oracle."""
+        across = rows.actual - self._slope * rows.expected
+        self._across += float((across * across).sum())
+
+    @property
+    def _slope(self) -> float:
+        return self._product / self._energy if self._energy else 1.0
+
+    def gate(self) -> Gate:
+        """Result over all chunks."""
+        limit = self._kind.slope
+        if self._roundings is not None and self._energy:
+            limit += SIGMAS * math.sqrt(self._across / self._energy) / max(self._roundings, 1.0) ** 0.5
+        ratios = {"row RMS": self._row_ratio, "slope": abs(self._slope - 1.0) / limit}
+        which = max(ratios, key=lambda name: ratios[name])
+        detail = f"row RMS error {self._row_ratio * self._kind.rms:.3g} of the oracle's (limit {self._kind.rms:g})"
+        slope = f"slope {self._slope:.4f} (limit 1 +- {limit:.2g})"
+        return Gate("quantised", ratios[which], f"{detail}, {slope}")
+
+
+class ExactGate:
+    """Every element equal."""
+
+    two_passes = False
+
+    def __init__(self, kind: Exact, dtype: torch.dtype) -> None:
+        del kind, dtype
+        self._wrong = self._elements = 0
+
+    def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
+        """One chunk."""
+        value = entries[""]
+        error = actual.to(value.dtype) != value
+        return Rows(actual, value, error, value)
+
+    def pool(self, rows: Rows) -> None:
+        """Nothing: each element stands for itself."""
+
+    def hold(self, rows: Rows) -> None:
+        """Count what differs."""
+        self._wrong += int(rows.error.sum())
+        self._elements += rows.error.numel()
+
+    def gate(self) -> Gate:
+        """Result over all chunks."""
+        margin = float("inf") if self._wrong else 0.0
+        return Gate("exact", margin, f"{self._wrong} of {self._elements} elements differ")
+
+
+NumericGate = CloseGate | BackwardGate | QuantisedGate | ExactGate
+
+
+def numeric_gate(kind: Close | Backward | Quantised | Exact, dtype: torch.dtype) -> NumericGate:
+    """The gate of a kind of comparison, for an output of `dtype`."""
+    match kind:
+        case Close():
+            return CloseGate(kind, dtype)
+        case Backward():
+            return BackwardGate(kind, dtype)
+        case Quantised():
+            return QuantisedGate(kind, dtype)
+        case Exact():
+            return ExactGate(kind, dtype)
+
+
+def gate_of(
+    actual: torch.Tensor,  # the output, or a float64 value that stands for one
+    # the oracle's: "" is the value, float64, of `actual`'s shape; beside it `floor`, `bound` or `roundings` as the
+    # kind needs
+    entries: Mapping[str, torch.Tensor],
+    kind: Close | Backward | Quantised | Exact,  # how to compare
+    dtype: torch.dtype | None = None,  # the output's; None: `actual`'s own
+) -> Gate:
+    """Hold one output against the oracle's entries in one piece."""
+    gate = numeric_gate(kind, dtype or actual.dtype)
+    rows = gate.prepare(actual, entries)
+    gate.pool(rows)
+    gate.hold(rows)
+    return gate.gate()

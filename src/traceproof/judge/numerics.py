@@ -6,10 +6,8 @@ from typing import Any
 
 import torch
 
-from traceproof.judge.gates import Gate
-from traceproof.judge.metrics import Figures, all_finite
-from traceproof.judge.numeric_gates import Rows, numeric_gate
-from traceproof.judge.specification import Row
+from traceproof.judge.gates import Gate, Rows, numeric_gate
+from traceproof.judge.metrics import Figures, Row, all_finite
 from traceproof.ops.compare import Backward, Close, Exact, Quantised
 from traceproof.reasons import Failure
 

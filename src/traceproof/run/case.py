@@ -1,7 +1,7 @@
 """One case, drawn and solved, and what the judge says of outputs.
 
-Every feature that judges one case on the spot comes here: calibration, mutants, laws, extraction's check,
-generated tests. Whole definitions are the engine's (`traceproof.run.engine`).
+Every feature that judges one case on the spot comes here: calibration, mutants, metamorphic relations,
+extraction's check, generated tests. Whole definitions are the engine's (`traceproof.run.engine`).
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.judge.output import Expected, Ruling, judge_output
-from traceproof.judge.ties import OTHER_TIES, with_open_rows
+from traceproof.judge.output import OTHER_TIES, Expected, Ruling, judge_output, with_open_rows
 from traceproof.ops import answers, registry
 from traceproof.ops.base import TORCH_DTYPES, Op
 from traceproof.ops.cases import Case

@@ -17,24 +17,21 @@ from safetensors.torch import load_file
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
-from traceproof.judge.output import Ruling
-from traceproof.judge.ties import OTHER_TIES
+from traceproof.judge.output import OTHER_TIES, Ruling
 from traceproof.ops import registry
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.generic import GenericOp
 from traceproof.owner import own_folder
 from traceproof.reasons import Error, Unavailable, Verdict
-from traceproof.run.bits import same_bits, same_draws
-from traceproof.run.device import BETWEEN_BYTES, giving_back, set_seed
-from traceproof.run.grades import graded
+from traceproof.run.calls import BETWEEN_BYTES, giving_back, set_seed
 from traceproof.run.implementations import environment_of
 from traceproof.run.inputs import drawing_device, fingerprints, make_inputs, on_host, place
-from traceproof.run.judging import EXPLAINED_BYTES, JudgedCase, Result, Right, Rows, Rulings
-from traceproof.run.large import LargeCase
+from traceproof.run.judging import EXPLAINED_BYTES, JudgedCase, LargeCase, Result, Right, Rows, Rulings
+from traceproof.run.proof import graded
 from traceproof.run.records import FLOOR, REFERENCE, SHADOW, WHOLE, PlannedCase, PlannedDefinition
 from traceproof.run.shadow import modes_of
 from traceproof.run.source import NAN, CallError, Source, loaded
-from traceproof.run.tensor_files import plain_tensors
+from traceproof.run.tensor_files import plain_tensors, same_bits, same_draws
 from traceproof.run.transfer import Taken
 from traceproof.sandbox import ItemOutcome, Limits, Status
 from traceproof.sandbox.worker import describe

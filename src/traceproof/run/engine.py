@@ -23,8 +23,8 @@ from traceproof.owner import sweep
 from traceproof.programs import available_memory
 from traceproof.reasons import Unavailable
 from traceproof.run import jit
+from traceproof.run.calls import cuda_is_lost, keep_memory, wait_asleep
 from traceproof.run.definition_run import DefinitionRun, raised, shadow
-from traceproof.run.device import cuda_is_lost, keep_memory, wait_asleep
 from traceproof.run.implementation import absent, blocked
 from traceproof.run.implementations import PAIR, environment_of
 from traceproof.run.judging import Origin, Result, Rows

@@ -13,8 +13,7 @@ from traceproof.ops.adapter import Adapter, Api, resolve, with_one_object_each
 from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import Case
 from traceproof.reasons import Skip, Unavailable
-from traceproof.run.device import set_seed
-from traceproof.run.draws import further_draws
+from traceproof.run.calls import further_draws, set_seed
 from traceproof.run.tensor_files import plain_tensor
 from traceproof.stacks import STACK_OF, STACKS
 

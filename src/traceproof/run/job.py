@@ -1,7 +1,8 @@
 """The job `verify` of one op_type, or of a group of its definitions: plan and cache in, verdict file out.
 
 What the cache holds is not computed again, and where it holds everything, not even torch is imported. The rest is
-the engine's work; rows are kept as soon as a definition is done.
+the engine's work; rows are kept as soon as a definition is done. Last: the command that repeats each row, and
+bundles of what fails.
 """
 
 import math
@@ -18,14 +19,13 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from traceproof.digests import digest_file, digest_json
-from traceproof.files import write_text
+from traceproof.files import write_json, write_text
 from traceproof.names import OP_TYPE, path_part
 from traceproof.reasons import Error, Failure, Verdict
 from traceproof.run.cache import Cache, key_of_file
-from traceproof.run.grades import graded
 from traceproof.run.implementations import PAIR, environment_of
+from traceproof.run.proof import graded
 from traceproof.run.records import REFERENCE, WHOLE, BrokenFile, OpTypePlan, PlannedDefinition
-from traceproof.run.replay import REPLAY, finished
 from traceproof.run.rows import VerdictRow, rows_text
 from traceproof.stacks import MAIN, TRUTHS
 
@@ -293,3 +293,38 @@ class _Progress:
             elif self.done == self.total or self.done * 10 // self.total > (self.done - 1) * 10 // self.total:
                 sys.stderr.write(text + "\n")
             sys.stderr.flush()
+
+
+REPLAY = "replay"  # folder of a run's replay bundles
+
+
+def finished(
+    rows: Sequence[VerdictRow], entry: PlannedDefinition, *, options: str, run: Path | None = None
+) -> list[VerdictRow]:
+    """The rows with whole commands; with a run's folder, a bundle of every failing case is written there.
+
+    A bundle, `<run>/replay/<op_type>/<definition>/<case>-<implementation>/replay.json`, holds the definition, the
+    case with its seed (inputs are a pure function of these), the failing rows, and the command that repeats it.
+    `options` are the run's own, of commands.
+    """
+    found: list[VerdictRow] = []
+    failing: dict[str, list[VerdictRow]] = {}
+    for row in rows:
+        whole = row.changed(repeat=row.command(options))
+        if run is not None and row.verdict == Verdict.FAIL and PAIR not in row.actor:
+            names = path_part(entry.definition["name"]), path_part(f"{row.case}-{row.actor}")
+            place = Path(REPLAY, path_part(row.op_type, OP_TYPE), *names).as_posix()
+            whole = whole.changed(replay=place)
+            failing.setdefault(place, []).append(whole)
+        found.append(whole)
+    cases = {planned.id: planned.case.as_json() for planned in entry.cases}
+    for place, about in failing.items():
+        content = {
+            "repeat": about[0].repeat,
+            "case": cases[str(about[0].case)],
+            "rows": [row.as_json() for row in about],
+            "definition": entry.definition,
+        }
+        assert run is not None
+        write_json(run / place / "replay.json", content)
+    return found

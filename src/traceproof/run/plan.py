@@ -1,31 +1,43 @@
-"""Plan: which cases of which definitions will be run, one file per op_type."""
+"""Plan: which cases of which definitions will be run, one file per op_type.
+
+First what is selected, then definitions' plans and their twins, then workload lines as cases.
+"""
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from hashlib import file_digest
 from pathlib import Path
+from typing import Any, Self
 
 from traceproof.codedigest import verdict_code
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.tree import Broken, Entry, Tree, WorkloadLine, paused_collection, read_tree
+from traceproof.dataset.tree import (
+    Broken,
+    Entry,
+    Tree,
+    WorkloadLine,
+    closest,
+    group_of,
+    paused_collection,
+    read_tree,
+    why,
+)
 from traceproof.digests import digest_bytes, digest_json
 from traceproof.errors import TraceproofError
 from traceproof.files import write_if_changed, write_text
 from traceproof.ops import far, registry
 from traceproof.ops.base import Op
-from traceproof.ops.cases import WORKLOADS, Case
+from traceproof.ops.cases import EDGE, WORKLOADS, Case
 from traceproof.ops.twins import PREFIX, twin_of
 from traceproof.programs import bounded
 from traceproof.reasons import Skip
 from traceproof.run.hidden import hidden_cases
 from traceproof.run.implementations import environment_of, for_op_type
-from traceproof.run.large import is_large
-from traceproof.run.plan_inits import Inits
-from traceproof.run.plan_selection import Selection, broken_of, check_cases, selected
-from traceproof.run.plan_twins import PlannedTwin, noted, too_large
-from traceproof.run.plan_workloads import blobs_of, fitting_lines, skip_of, workload_case
+from traceproof.run.inits import Inits
+from traceproof.run.judging import is_large
 from traceproof.run.records import (
     GROUP,
     INDEX,
@@ -39,6 +51,88 @@ from traceproof.run.records import (
     SkipNote,
 )
 from traceproof.text import printable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What to plan."""
+
+    # op_types, definitions: names; empty selects all
+    op_types: tuple[str, ...] = ()
+    definitions: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()  # case ids; empty selects all
+    sizes: tuple[str, ...] = ("small", "medium")  # names out of ops.cases.ALL_SIZES
+    seed: int = 0  # every case's seed
+    hidden_seed: int = 0  # what the hidden cases' seeds and sizes follow from
+    workloads: bool = False  # whether the dataset's own workload lines are cases too
+    memory_limit: int = 14 << 30  # bytes; a case whose estimate is above it becomes a typed skip
+    met: set[str] = field(default_factory=set)  # case ids of the selected definitions, noted while planning
+
+    def as_json(self) -> dict[str, Any]:
+        """What it selects, as a JSON object."""
+        return {name: value for name, value in asdict(self).items() if name != "met"}
+
+    @classmethod
+    def of_json(cls, value: Mapping[str, Any]) -> Self:
+        """The selection that `as_json` or the rules wrote."""
+        fields: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in value.items()}
+        return cls(**fields)
+
+
+def selected(tree: Tree, selection: Selection) -> dict[str, list[str]]:
+    """Names of the definitions that are planned, by op_type; raises as `plan` does."""
+    groups: dict[str, list[str]] = {}
+    for name, entry in tree.definitions.items():
+        groups.setdefault(entry.definition.op_type, []).append(name)
+    for broken in tree.broken:
+        groups.setdefault(group_of(broken), [])  # a folder of broken files still gets its verdicts
+    _check_names(tree, selection, groups)
+    if selection.op_types:
+        groups = {name: groups[name] for name in selection.op_types}
+    return _named(tree, selection.definitions, groups) if selection.definitions else groups
+
+
+def _check_names(tree: Tree, selection: Selection, groups: Mapping[str, list[str]]) -> None:
+    problems = [
+        f"op_type {name!r} has no definition; {closest(name, groups)}; there are: {', '.join(sorted(groups))}"
+        for name in selection.op_types
+        if name not in groups
+    ]
+    problems += [
+        f"definition_name {why(tree, name)}" for name in selection.definitions if name not in tree.definitions
+    ]
+    if problems:
+        raise TraceproofError(f"the selection does not fit the dataset {tree.root}", problems=problems)
+
+
+def _named(tree: Tree, names: Iterable[str], groups: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """What of the groups has these names."""
+    wanted = set(names)
+    found = {op_type: sorted(wanted & set(members)) for op_type, members in groups.items()}
+    found = {op_type: members for op_type, members in found.items() if members}
+    if not found:
+        problems = [f"{name} is of {tree.definitions[name].definition.op_type}" for name in sorted(wanted)]
+        raise TraceproofError("no definition is of both the names and the op_types selected", problems=problems)
+    return found
+
+
+def check_cases(selection: Selection, groups: Mapping[str, list[str]]) -> None:
+    """Check that every case selected was met while planning. Raises TraceproofError: one was not."""
+    if not any(groups.values()):
+        return
+    unknown = [name for name in selection.cases if name not in selection.met]
+    problems = [
+        f"case {name!r} is in none of the selected definitions; {closest(name, selection.met)}" for name in unknown
+    ]
+    if problems:
+        todo = "Workload lines are cases with `workloads: true`, and sizes with --test-sizes."
+        raise TraceproofError("the selection names cases that are not planned", problems=problems, todo=todo)
+
+
+def broken_of(tree: Tree, op_type: str, selection: Selection) -> list[Broken]:
+    """An op_type's files that can not be used; none where definitions are selected by name."""
+    return [item for item in tree.broken if group_of(item) == op_type and not selection.definitions]
+
 
 PLAN_SECONDS = 60.0  # for the cases of one definition; a thousandth of that is usual
 PLAN_BYTES = 4 << 30  # beside what the process has by then
@@ -57,6 +151,15 @@ TRIAL_SECONDS = 0.015
 BYTE_SECONDS = 3e-10
 _Both = tuple[PlannedDefinition | None, PlannedDefinition | None]  # a definition's plan and its twin's
 UNDRAWN = "none"  # the case of a definition that no inputs can be drawn for
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTwin:
+    """A twin, how its axes differ in words, and its cases."""
+
+    definition: Definition
+    told: str
+    cases: Sequence[PlannedCase]
 
 
 def plan(  # noqa: PLR0913 - a rule's inputs and outputs
@@ -85,7 +188,9 @@ def _planned_all(  # noqa: PLR0913 - as `plan`
     groups = selected(tree, selection)
     # Which cases there are is told while planning, so that a selection of cases is planned anew.
     common = [code, selection.as_json(), str(tree.root)] if code and not selection.cases else []
-    contexts = {name: digest_json([*common, verdict_code(name)]) if common else "" for name in sorted(groups)}
+    contexts = dict.fromkeys(sorted(groups), "")
+    for name in contexts if common else ():
+        contexts[name] = digest_json([*common, verdict_code(name, registry.file_of(name))])
     plans = [_op_type_plan(tree, name, groups[name], selection, one, out) for name, one in contexts.items()]
     check_cases(selection, groups)
     listed: dict[str, Listed] = {}
@@ -328,3 +433,79 @@ def _too_large(need: int, limit: int) -> SkipNote | None:
         return None
     told = f"needs about {need / 2**30:.1f} GiB, the limit (limits.memory_gb) is {limit / 2**30:.1f} GiB"
     return SkipNote(reason=Skip.DOES_NOT_FIT, message=told)
+
+
+def fitting_lines(tree: Tree, definition: Definition, broken: list[Broken]) -> list[WorkloadLine]:
+    """The definition's workload lines; `broken` gets those that are not of its axes and inputs."""
+    fitting = []
+    for line in tree.workloads(definition.name).lines:
+        misfit = _misfit(line, definition)
+        if misfit is None:
+            fitting.append(line)
+        else:
+            broken.append(misfit)
+    return fitting
+
+
+def skip_of(line: WorkloadLine) -> SkipNote | None:
+    """Why a workload line is not run; None: it is."""
+    where = f"{line.path}:{line.line}"
+    if line.missing:
+        return SkipNote(reason=Skip.BLOB_MISSING, message=f"{where}: no {line.missing[0]} in the dataset")
+    if any(data.type == "custom" for data in line.trace.workload.inputs.values()):
+        message = f"{where}: its inputs are made by code of the definition's"
+        return SkipNote(reason=Skip.NO_INPUTS, message=message)
+    return None
+
+
+def workload_case(line: WorkloadLine, seed: int) -> Case:
+    """A workload line as a case."""
+    workload = line.trace.workload
+    inputs = {name: data.model_dump(mode="json") for name, data in workload.inputs.items()}
+    return Case(f"workload-{workload.uuid}", WORKLOADS, dict(workload.axes), seed, {"inputs": inputs})
+
+
+def blobs_of(root: Path, planned: PlannedCase) -> dict[str, str]:
+    """Digest of each file that a workload line's inputs are loaded from: outputs depend on what is in it."""
+    case = planned.case
+    if case.size != WORKLOADS or planned.skip is not None:
+        return {}
+    described = case.params["inputs"].values()
+    paths = {value["path"] for value in described if value["type"] == "safetensors"}
+    digests = {}
+    for path in sorted(paths):
+        with (root / path).open("rb") as file:
+            digests[path] = file_digest(file, "sha256").hexdigest()
+    return digests
+
+
+def _misfit(line: WorkloadLine, definition: Definition) -> Broken | None:
+    """What is wrong with a line that is not of its definition's axes and inputs."""
+    workload = line.trace.workload
+    for what, given, wanted in (
+        ("axes", workload.axes.keys(), set(definition.var_axes)),
+        ("inputs", workload.inputs.keys(), definition.inputs.keys()),
+    ):
+        missing = sorted(wanted - given - {name for name in definition.inputs if definition.inputs[name].optional})
+        if missing:
+            said = f"the line has no {what} {', '.join(missing)}, which the definition has"
+            return Broken(line.path, said, "mend the line, or remove it", line=line.line)
+    return None
+
+
+def too_large(cases: Sequence[PlannedCase]) -> bool:
+    """Whether no case but edge cases, which may hold nothing at all, is run, and some are too large."""
+    reasons = [case.skip and case.skip.reason for case in cases if case.case.size != EDGE]
+    return None not in reasons and Skip.DOES_NOT_FIT in reasons
+
+
+def noted(case: PlannedCase, twin: PlannedTwin | str) -> PlannedCase:
+    """A case of a definition that does not fit: not run, and it says what becomes of the definition.
+
+    An edge case that would fit is not run either: that alone would prove nothing, and count.
+    """
+    if case.skip is not None and case.skip.reason != Skip.DOES_NOT_FIT:
+        return case
+    why = "the definition's ordinary cases do not fit" if case.skip is None else case.skip.message
+    told = f"no smaller twin: {twin}" if isinstance(twin, str) else f"judged by a smaller twin: {twin.told}"
+    return case.model_copy(update={"skip": SkipNote(reason=Skip.DOES_NOT_FIT, message=f"{why}; {told}")})

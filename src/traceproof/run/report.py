@@ -22,7 +22,7 @@ from traceproof.run import proof
 from traceproof.run.cache import Cache, key_of_file
 from traceproof.run.implementations import PAIR, environment_of
 from traceproof.run.known import Known, read_known
-from traceproof.run.outcomes import Outcomes, proved, sentence
+from traceproof.run.proof import Outcomes, proved, sentence
 from traceproof.run.records import AGAIN, REFERENCE
 from traceproof.run.rows import VerdictRow, each_row
 from traceproof.tables import headed

@@ -1,14 +1,17 @@
 """Runs an untrusted reference or solution: nothing else of this project but the sandbox is in its process.
 
-It knows no definition, op, oracle or case; `unpacked` and `traceproof.run.shadow` belong to it. Inputs
-come as a file that is mapped into memory, outputs go to another as bare bytes; what the answer says of them is
-checked by who reads it (`traceproof.run.transfer`). Standard library and torch only.
+It knows no definition, op, oracle or case; `traceproof.run.shadow` and `traceproof.run.timing` belong to it.
+Inputs come as a file that is mapped into memory, outputs go to another as bare bytes; what the answer says of them
+is checked by who reads it (`traceproof.run.transfer`). Standard library and torch only.
 """
 
+import importlib
+import importlib.util
 import linecache
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
@@ -16,17 +19,14 @@ from typing import Any
 
 import torch
 
-from traceproof.run import caches, shadow, timing, unpacked
-from traceproof.run.device import ending_if_lost, set_seed, wait_asleep
-from traceproof.run.draws import further_draws
-from traceproof.run.poison import poisoned
-from traceproof.run.returned import address_of, entries_of
-from traceproof.run.streams import FIRST, arrive_late, changed_since, copies_in_order
+from traceproof.run import shadow, timing
+from traceproof.run.calls import ending_if_lost, further_draws, poisoned, set_seed, wait_asleep
 from traceproof.run.tensor_files import (
     COPIED_BYTES,
     copies,
     draw_kept,
     placed,
+    raw_bytes,
     read_mapped,
     strided,
     views,
@@ -43,6 +43,13 @@ STREAM = "stream"  # on another CUDA stream, on which the inputs are still being
 STRIDED = "strided"  # with inputs whose rows do not lie side by side
 GRAPH = "graph"  # captured as a CUDA graph, and replayed
 OF_OTHER_MEMORY = frozenset({SAME_MEMORY, STRIDED})  # whose inputs do not lie as they do in the file
+NAME_CHARACTERS = 200
+SLEEP = 600_000_000  # a GPU's cycles by which inputs come late: some 0.3 s, since others have the GPU in between
+FIRST = -1  # priority of a stream whose small kernels must not wait for the large ones of another
+FOLDER = "compiled"  # below the scratch folder
+TRITON = "TRITON_CACHE_DIR"
+PLACES = re.compile(r"_(CACHE_DIR|WORKSPACE_BASE)$")  # names of variables that say where a package compiles to
+GROUP = "__grp__*"  # Triton writes it last: a kernel whose folder holds one is whole
 
 
 def load_module(source: str, name: str) -> ModuleType:
@@ -59,12 +66,12 @@ def load_module(source: str, name: str) -> ModuleType:
 def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Called once in a worker: loads the source; the result makes one call.
 
-    `payload` has `source`, or `solution` in its place (see `unpacked.load`), `name` (drawn for this worker),
+    `payload` has `source`, or `solution` in its place (see `load_solution`), `name` (drawn for this worker),
     `device`, `threads`, `fill`.
     """
     _forget_the_project()
     torch.set_num_threads(payload["threads"])
-    caches.use_own(scratch)
+    use_own(scratch)
     device = torch.device(payload["device"])
     channels = (payload["solution"] or {}).get("channels")
     if channels is not None:
@@ -77,7 +84,7 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
         if payload["solution"] is None:
             run = load_module(payload["source"], payload["name"]).run
         else:
-            run = unpacked.load(payload["solution"], payload["name"], scratch)
+            run = load_solution(payload["solution"], payload["name"], scratch)
     return _Caller(run, device, scratch, in_order=payload["solution"] is not None).answer
 
 
@@ -306,6 +313,149 @@ def _stacked(draws: Sequence[torch.Tensor]) -> torch.Tensor:
     """Draws along a new first axis, where they lie if all lie there."""
     alike = len({value.device for value in draws}) == 1
     return torch.stack(list(draws) if alike else [value.cpu() for value in draws])
+
+
+def entries_of(returned: Any) -> list[tuple[str | None, Any]]:  # noqa: ANN401 - what strangers return
+    """What a container that was returned holds, by name if it has names. Raises TypeError: it may compute that."""
+    if isinstance(returned, dict):
+        return [(str(name)[:NAME_CHARACTERS], value) for name, value in dict.items(returned)]
+    if isinstance(returned, tuple):
+        return [(None, value) for value in tuple.__iter__(returned)]
+    if isinstance(returned, list):
+        return [(None, value) for value in list.__iter__(returned)]
+    if isinstance(returned, Iterable) and not isinstance(returned, torch.Tensor | str):
+        raise TypeError(f"a {type(returned).__name__} was returned: return a tensor, a tuple, a list or a dict")
+    return [(None, returned)]
+
+
+def address_of(value: object) -> int | None:
+    """Where a tensor's storage lies; None for anything without elements."""
+    if type(value) is not torch.Tensor or not value.numel():
+        return None
+    return value.untyped_storage().data_ptr()
+
+
+def arrive_late(inputs: Sequence[Any]) -> None:
+    """Have floats hold NaN until work that the current stream has yet to do; whole numbers may be places."""
+    floats = [value for value in inputs if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    kept = [value.clone() for value in floats]
+    for value in floats:
+        raw_bytes(value).fill_(0xFF)
+    torch.cuda._sleep(SLEEP)  # type: ignore[no-untyped-call]  # noqa: SLF001 - nothing public waits on a stream
+    for value, right in zip(floats, kept, strict=True):
+        value.copy_(right)
+
+
+def copies_in_order(
+    returned: Sequence[tuple[str | None, Any]], side: torch.cuda.Stream | None
+) -> list[tuple[str | None, Any]]:
+    """Copies of plain tensors, made by a stream (None: the current one); anything else as it is."""
+    with torch.cuda.stream(side):
+        return [
+            (name, value.clone() if type(value) is torch.Tensor and value.layout == torch.strided else value)
+            for name, value in returned
+        ]
+
+
+def changed_since(taken: Any, value: Any) -> bool:  # noqa: ANN401 - what strangers return
+    """Whether a tensor has changed since its copy was taken."""
+    if taken is value or taken.is_meta:
+        return False
+    return not torch.equal(raw_bytes(taken), raw_bytes(value))
+
+
+def use_own(scratch: Path) -> None:
+    """Point this process's compilers at folders below its own, where kernels of trusted code are linked.
+
+    Some of PyTorch's operators compile Triton kernels on a GPU (2.14: products with an inner dimension of 1, sums,
+    top-k), so a reference needs a cache that it may write; so does a solution that calls a package which compiles
+    its kernels when they are called. What it compiles must reach nobody else.
+    """
+    for name in filter(PLACES.search, list(os.environ)):
+        own = scratch / FOLDER / name.lower()
+        own.mkdir(parents=True, exist_ok=True)
+        if name == TRITON:
+            _link(Path(os.environ[name]), own)
+        os.environ[name] = str(own)
+
+
+def _link(compiled: Path, own: Path) -> None:
+    """Link every whole kernel of `compiled` into `own`."""
+    if not compiled.is_dir():
+        return
+    for kernel in compiled.iterdir():
+        target = own / kernel.name
+        if any(kernel.glob(GROUP)) and not target.exists():
+            target.symlink_to(kernel)
+
+
+COMPILED = (".cu", ".cpp", ".cc", ".cxx")
+UNPACKED_AT = 1_000_000_000  # seconds: before any build, so that no source looks newer than its library
+# Of CUTLASS, in a package such as FlashInfer.
+HEADERS = ("data/cutlass/include", "data/cutlass/tools/util/include")
+JOBS = "4"  # compilers at once: the worker may have few processes
+BOUND = re.compile(r"\b(PYBIND11_MODULE|TORCH_LIBRARY|TVM_FFI_DLL_EXPORT_TYPED_FUNC)\b")
+
+
+def load_solution(solution: Mapping[str, Any], name: str, scratch: Path) -> Callable[..., Any]:
+    """The function to call of a solution: `files`, text by path; `entry`, `<file>::<function>`; `binding`."""
+    folder = scratch / name
+    for path, text in solution["files"].items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _write(target, text)
+    file, _, function = solution["entry"].partition("::")
+    if file.endswith(COMPILED):
+        out = scratch / FOLDER / name
+        return _built(folder, out, file, function, str(solution["binding"]))
+    sys.dont_write_bytecode = True
+    sys.path[:0] = [str((folder / file).parent), str(folder)]
+    spec = importlib.util.spec_from_file_location(name, folder / file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    found: Callable[..., Any] = getattr(module, function)
+    return found
+
+
+def _write(target: Path, text: str) -> None:
+    target.write_text(text, encoding="utf-8")
+    os.utime(target, (UNPACKED_AT, UNPACKED_AT))
+
+
+def _built(folder: Path, out: Path, file: str, function: str, binding: str) -> Callable[..., Any]:
+    """Compile a solution into `out`, where that has not been done, and find its entry point.
+
+    nvcc and ninja are found as PyTorch finds them.
+    """
+    name = out.name
+    out.mkdir(parents=True, exist_ok=True)
+    os.environ["MAX_JOBS"] = JOBS
+    sources = sorted(str(path) for path in folder.rglob("*") if path.suffix in COMPILED)
+    include = [str(folder), *_headers()]
+    if binding == "tvm-ffi":
+        cpp = importlib.import_module("tvm_ffi.cpp")
+        kinds = {"cuda_files": [one for one in sources if one.endswith(".cu")]}
+        kinds["cpp_files"] = [one for one in sources if not one.endswith(".cu")]
+        module = cpp.load(name=name, build_directory=str(out), extra_include_paths=include, **kinds)
+        return module[function]  # type: ignore[no-any-return]
+    if not any(BOUND.search(Path(one).read_text(encoding="utf-8")) for one in sources):
+        text = (folder / file).read_text(encoding="utf-8")
+        binding_code = f'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {{ m.def("{function}", &{function}); }}'
+        _write(folder / file, f"{text}\n{binding_code}\n")
+    extension = importlib.import_module("torch.utils.cpp_extension")
+    module = extension.load(
+        name=name, sources=sources, extra_include_paths=include, build_directory=str(out), verbose=False
+    )
+    return getattr(module, function)  # type: ignore[no-any-return]
+
+
+def _headers() -> list[str]:
+    """Folders of headers that installed packages bring; found without importing these."""
+    packages = [Path(place) for place in sys.path if place]
+    return [str(found) for place in packages for name in HEADERS for found in sorted(place.glob(f"*/{name}"))]
 
 
 # Known before the fork: reading a thousand names in a worker would copy the pages that their counts lie in.

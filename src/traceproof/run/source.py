@@ -5,13 +5,15 @@ policy first, loaded in a new worker with a folder of its own (`traceproof.run.r
 the bytes of its outputs and what it says against itself (`traceproof.run.transfer`).
 """
 
+import contextlib
 import secrets
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import traceproof
 from traceproof.dataset.definition import Definition
@@ -20,10 +22,9 @@ from traceproof.ops import registry
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import Case, Further
 from traceproof.owner import own_folder
-from traceproof.reading import BorderError, remove_left
-from traceproof.run import caches
+from traceproof.reading import BorderError, remove_left, remove_tree
 from traceproof.run.case import Subject
-from traceproof.run.compiled import CompiledFiles, new_name
+from traceproof.run.runner import FOLDER, TRITON
 from traceproof.run.transfer import PLAIN, Layout, Taken, Transfer
 from traceproof.sandbox import MIB, Isolation, ItemOutcome, Limits, Pool, Session, Status, policy
 from traceproof.sandbox.isolation import CUDA_REFUSES
@@ -34,6 +35,69 @@ SCRATCH_ROOM = 256 * MIB  # beside what a case is planned to need
 ANSWER_BYTES = MIB
 NAN = float("nan")
 GOLDEN = 0x9E3779B97F4A7C15
+
+
+FOLDERS = (
+    FOLDER,
+    ".cache",
+    ".triton",
+)  # below a worker's home: where compilers put what they are not told to elsewhere
+
+
+def new_name() -> str:
+    """A module's name that says nothing."""
+    return f"m{secrets.token_hex(6)}"
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledFiles:
+    """What one solution compiles."""
+
+    scratch: Path  # the folder of its workers, of which one is there at a time
+    kept: Path  # where its compiled files are kept; no worker sees it
+    name: str = field(default_factory=new_name)  # of the module that it becomes
+    keeping: bool = False  # whether what the next worker compiles is kept
+
+    @classmethod
+    @contextlib.contextmanager
+    def new(cls) -> Iterator[Self]:
+        """Those of a solution that has compiled nothing yet; removed in the end."""
+        with own_folder("scratch") as scratch, own_folder("traceproof") as kept:
+            yield cls(scratch, kept / "files")
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[Path]:
+        """The folder for one worker, which must have ended when it is asked for again."""
+        self._clear()
+        if self.kept.is_dir():
+            shutil.copytree(self.kept, self.scratch, symlinks=True, dirs_exist_ok=True)
+        yield self.scratch
+        if self.keeping:
+            self._keep()
+        self._clear()
+
+    def _keep(self) -> None:
+        """Keep what is compiled; links are left out: those to trusted kernels are made again, none is followed."""
+        for name in FOLDERS:
+            compiled = self.scratch / name
+            if not compiled.is_dir() or compiled.is_symlink():
+                continue
+            try:
+                shutil.copytree(compiled, self.kept / name, symlinks=True, ignore=_links)
+            except (OSError, shutil.Error):  # a pipe, a file without permission: nothing that a compiler leaves
+                remove_tree(self.kept)  # each worker compiles again
+                return
+
+    def _clear(self) -> None:
+        for path in list(self.scratch.iterdir()):
+            if path.is_dir() and not path.is_symlink():
+                remove_tree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _links(folder: str, names: list[str]) -> set[str]:
+    return {name for name in names if (Path(folder) / name).is_symlink()}
 
 
 def project_folders() -> list[Path]:
@@ -181,7 +245,7 @@ def strangers(
     env = {**given, "PYTHONPATH": str(where), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     without = CUDA_REFUSES if gpu else ()
     hidden = [*project_folders(), *conceal]
-    readable = caches.readable(env)
+    readable = [Path(env[TRITON])] if TRITON in env else []
     return Pool(
         preload=PRELOAD,
         conceal=hidden,
@@ -203,7 +267,7 @@ def loaded(  # noqa: PLR0913 - one worker, spelled out
     source: str | None = None,  # the code; None: the reference
     device: str = "cpu",  # where it gets its inputs
     ours: bool = False,  # whether we have added to a text that the policy has passed
-    # files and an entry point in the place of a source, which the policy has passed; see `unpacked.load`
+    # files and an entry point in the place of a source, which the policy has passed; see `runner.load_solution`
     solution: Mapping[str, Any] | None = None,
     # what the solution has compiled before; None: nothing, and nothing is kept
     compiled: CompiledFiles | None = None,

@@ -1,4 +1,4 @@
-"""Files of inputs and outputs as the process of strangers' code reads and writes them.
+"""Tensors as bytes, and files of inputs and outputs as the process of strangers' code reads and writes them.
 
 `traceproof.run.transfer` is the other end. Standard library and torch only.
 """
@@ -6,11 +6,63 @@
 import math
 import mmap
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+
+STAGED_BYTES = 32 << 20  # of a GPU's memory that are copied at a time
+
+
+def raw_bytes(value: torch.Tensor) -> torch.Tensor:
+    """A tensor's bytes."""
+    if not value.numel():
+        return torch.empty(0, dtype=torch.uint8)
+    flat = value.detach().contiguous().reshape(-1)
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # with one element, any stride counts as contiguous
+
+
+def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two tensors are the same in shape, dtype and every bit."""
+    if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    raw = [raw_bytes(one), raw_bytes(other)]
+    if all(len(part) % 8 == 0 and part.storage_offset() % 8 == 0 for part in raw):
+        raw = [part.view(torch.int64) for part in raw]  # torch compares element by element
+    return torch.equal(*raw)
+
+
+def same_draws(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether a sampler's draws have the same bits, as far as both were made."""
+    if one is None or other is None or not one.dim() or not other.dim():
+        return same_bits(one, other)
+    count = min(len(one), len(other))
+    return same_bits(one[:count], other[:count])
+
+
+def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal in shape, dtype and every bit but the signs of zeros and NaNs."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124 - NaN test
+
+
+def host_pieces(parts: Sequence[bytes | torch.Tensor]) -> Iterator[bytes | memoryview]:
+    """Bytes as they follow each other; those on a GPU come by way of pinned memory, which one copy fills.
+
+    A copy to any other memory goes by small pieces, each of which waits for its turn on the GPU.
+    """
+    for part in parts:
+        if isinstance(part, bytes):
+            yield part
+        elif not part.is_cuda:
+            yield part.numpy().data
+        else:
+            room = torch.empty(min(STAGED_BYTES, len(part)), dtype=torch.uint8, pin_memory=True)
+            for piece in torch.split(part, STAGED_BYTES):
+                yield room[: len(piece)].copy_(piece).numpy().data
+
 
 ALIGNMENT = 64  # bytes; tensors of a file start at multiples of it
 COPIED_BYTES = 2 << 30  # of inputs that are copied on a GPU rather than read back from it after each call
@@ -36,7 +88,7 @@ def plain_tensors(values: Sequence[Any]) -> list[torch.Tensor]:
     sizes = [value.numel() * value.element_size() for value in on_gpu]
     if len(on_gpu) < 2 or len({value.device for value in on_gpu}) > 1 or sum(sizes) > PACKED_BYTES:
         return [plain_tensor(value) for value in values]
-    parts = iter(torch.split(torch.cat([bits(value) for value in on_gpu]).cpu(), sizes))
+    parts = iter(torch.split(torch.cat([raw_bytes(value) for value in on_gpu]).cpu(), sizes))
     return [
         next(parts).clone().view(value.dtype).reshape(value.shape) if packed else plain_tensor(value)
         for value, packed in zip(values, packs, strict=True)
@@ -120,7 +172,7 @@ def strided(value: torch.Tensor, *, room: bool) -> torch.Tensor:
         return value.clone()
     columns = value.shape[-1]
     wide = value.new_empty((*value.shape[:-1], columns + ALIGNMENT // value.element_size()))
-    bits(wide).fill_(0xFF)
+    raw_bytes(wide).fill_(0xFF)
     wide[..., :columns] = value
     return wide[..., :columns]
 
@@ -162,7 +214,7 @@ def write_back(mapped: Sequence[Any], inputs: Sequence[Any], before: Sequence[An
 
 def differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
     """Whether the bits of each pair differ; a GPU that holds them is waited for once."""
-    found = [_differs(bits(one), bits(other)) for one, other in pairs]
+    found = [_differs(raw_bytes(one), raw_bytes(other)) for one, other in pairs]
     flags = [flag for flag in found if isinstance(flag, torch.Tensor)]
     told = iter(torch.stack(flags).tolist() if flags else ())
     return [next(told) if isinstance(flag, torch.Tensor) else flag for flag in found]
@@ -175,9 +227,3 @@ def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | bool:
     if all(len(raw) % 8 == 0 and raw.storage_offset() % 8 == 0 for raw in (one, other)):
         one, other = one.view(torch.int64), other.view(torch.int64)
     return (one != other).any()
-
-
-def bits(value: torch.Tensor) -> torch.Tensor:
-    """A tensor's bytes, one after another: its own memory where it lies side by side, else a copy."""
-    flat = value.contiguous().reshape(-1)
-    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # with one element, any stride counts as contiguous

@@ -16,9 +16,8 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.reading import PIECE, BorderError, RegularFile, new_file, read_regular, regular_file
-from traceproof.run.bits import host_pieces, raw_bytes
-from traceproof.run.poison import filler
-from traceproof.run.tensor_files import aligned, dtype_name
+from traceproof.run.calls import filler
+from traceproof.run.tensor_files import aligned, dtype_name, host_pieces, raw_bytes
 from traceproof.text import plain_text
 
 DTYPES: Mapping[str, torch.dtype] = {

@@ -34,8 +34,7 @@ from traceproof.ops.cases import AFTER, SIZES, Case
 from traceproof.ops.far import Far
 from traceproof.reasons import Unavailable, UnavailableError
 from traceproof.run import jit
-from traceproof.run.bits import same_bits, same_draws
-from traceproof.run.device import (
+from traceproof.run.calls import (
     BETWEEN_BYTES,
     KEPT_BYTES,
     ending_if_lost,
@@ -45,7 +44,7 @@ from traceproof.run.device import (
 )
 from traceproof.run.implementation import OTHER_SEED, Implementation, call, named_outputs
 from traceproof.run.inputs import drawing_device, fingerprints, make_inputs, place
-from traceproof.run.tensor_files import plain_tensors
+from traceproof.run.tensor_files import plain_tensors, same_bits, same_draws
 from traceproof.sandbox import Isolation, ItemOutcome, Limits, Pool, Status
 from traceproof.sandbox.conversation import how_it_ended
 from traceproof.sandbox.isolation import CUDA_REFUSES

@@ -12,7 +12,7 @@ from traceproof.publish.coverage import Row, coverage
 from traceproof.publish.ledger import Ledger, Record, records
 from traceproof.reasons import Verdict
 from traceproof.run import proof
-from traceproof.run.outcomes import WORDS, Outcome, sentence
+from traceproof.run.proof import WORDS, Outcome, sentence
 from traceproof.run.records import OpTypePlan
 from traceproof.run.rows import VerdictRow
 from traceproof.site.bumps import History, history

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from traceproof.dataset.definition import Definition
-from traceproof.run.plan import plan
-from traceproof.run.plan_selection import Selection
+from traceproof.run.plan import Selection, plan
 from traceproof.run.records import OpTypePlan, PlannedCase
 from traceproof.solutions.records import Settings
 

@@ -23,11 +23,10 @@ from traceproof.ops.base import Op
 from traceproof.ops.cases import WORKLOADS, Case, Further
 from traceproof.reasons import Error, Failure, Verdict
 from traceproof.run.case import CPU, Subject, solve
-from traceproof.run.compiled import CompiledFiles
 from traceproof.run.engine import shadow
 from traceproof.run.inputs import make_inputs
 from traceproof.run.records import WHOLE, PlannedCase
-from traceproof.run.source import CallError, Source, loaded, refusal, strangers
+from traceproof.run.source import CallError, CompiledFiles, Source, loaded, refusal, strangers
 from traceproof.run.transfer import Layout, Taken
 from traceproof.sandbox import Limits, Pool, Status
 from traceproof.solutions.cases import planned

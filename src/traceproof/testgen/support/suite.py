@@ -12,8 +12,8 @@ from traceproof.dataset.reference_text import assigned
 from traceproof.judge.output import Ruling, misconduct
 from traceproof.ops.base import TORCH_DTYPES
 from traceproof.reasons import Unavailable, Verdict
-from traceproof.run.bits import same_values
 from traceproof.run.implementation import OTHER_SEED
+from traceproof.run.tensor_files import same_values
 from traceproof.stacks import TRUTHS
 from traceproof.stacks.base import GroundTruth
 from traceproof.testgen.support.trial import REFERENCE, Trial

@@ -1,0 +1,250 @@
+"""What a process that makes calls does beside: generators, memory, poison, a lost GPU, a sampler's further draws.
+
+Standard library and torch only: untrusted code's process has it, too.
+"""
+
+import contextlib
+import ctypes
+import functools
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+SLEEPING = 4  # CU_CTX_SCHED_BLOCKING_SYNC of CUDA's driver API
+CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
+# Free GPU memory that a process goes on with, since to give it back waits for the GPU: between two cases (their
+# job's lease has room for the largest), and once a job is done, whose lease ends.
+BETWEEN_BYTES, KEPT_BYTES = 4 << 30, 512 << 20
+
+
+def set_seed(seed: int, device: torch.device) -> None:
+    """Set the generators of the CPU and of a GPU that is used.
+
+    `torch.manual_seed` looks for every other kind of device too, and keeps a traceback in case CUDA starts later:
+    0.1 ms and more, once per draw.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
+
+
+def wait_asleep(device: torch.device) -> None:
+    """Have this process, which has not opened the GPU yet, sleep when it waits for it instead of asking on and on.
+
+    A driver gives the processes that have a GPU open one turn after the other: beside fifteen others a wait takes
+    2 ms, and as many cores do nothing else (`lab/bench_gpu_turns.py`). A process alone waits longer so, and what
+    is timed does without.
+    """
+    if device.type != "cuda" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return
+    driver, place, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return  # torch says what is wrong, once it opens the GPU
+    for index in range(count.value):
+        if not driver.cuDeviceGet(ctypes.byref(place), index):
+            driver.cuDevicePrimaryCtxSetFlags_v2(place, SLEEPING)
+
+
+def keep_memory() -> None:
+    """Have this process keep large blocks of memory that it has freed.
+
+    glibc gives them back to the kernel at once, and faults them in again, page by page, for the next temporary:
+    most of the time of arithmetic on tensors of megabytes.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        libc = ctypes.CDLL(None)
+        for option, size in ((-3, 32 << 20), (-1, 256 << 20)):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+            libc.mallopt(option, size)
+
+
+def cuda_is_lost() -> bool:
+    """Whether the GPU context of this process can not be used any more."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+@contextmanager
+def ending_if_lost(device: torch.device) -> Iterator[None]:
+    """End the process at an exception that leaves its GPU context unusable (an illegal address, say).
+
+    The pool starts another then, and the next case is not blamed for this one.
+    """
+    try:
+        yield
+    except Exception:
+        if device.type == "cuda" and cuda_is_lost():
+            traceback.print_exc()
+            sys.stderr.write("the CUDA context is lost: this worker ends\n")
+            sys.stderr.flush()
+            os._exit(CUDA_LOST)
+        raise
+
+
+@contextmanager
+def giving_back(most: int) -> Iterator[None]:
+    """Leave this process no more GPU memory than so many bytes afterwards: others wait for it."""
+    try:
+        yield
+    except Exception as error:
+        traceback.clear_frames(error.__traceback__)  # they hold the case's tensors
+        raise
+    finally:
+        if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > most:  # type: ignore[no-untyped-call]
+            with contextlib.suppress(RuntimeError):  # the context is lost
+                torch.cuda.empty_cache()
+
+
+# Functions that give tensors without values, by where their names are looked up.
+UNWRITTEN: tuple[tuple[Any, str], ...] = (
+    (torch, "empty"),
+    (torch, "empty_like"),
+    (torch, "empty_strided"),
+    (torch, "empty_permuted"),
+    (torch.Tensor, "new_empty"),
+    (torch.Tensor, "new_empty_strided"),
+)
+
+
+@contextmanager
+def poisoned(fill: float | None = math.nan) -> Iterator[None]:
+    """While it is active, `torch.empty` and the like give filled tensors on any device.
+
+    A reference that forgets to write a part of such memory gives whatever lay there: zeros of a fresh page, or its
+    own earlier and right answer. The functions themselves are replaced: to look at every call of torch would cost
+    loops over small tensors half as much again. `fill` is of floating-point memory; integers get the largest one
+    for NaN, else `fill` cut to their range. None: memory is left as it is.
+    """
+    if fill is None:
+        yield
+        return
+    own = [(owner, name, vars(owner).get(name)) for owner, name in UNWRITTEN]
+    for owner, name in UNWRITTEN:
+        setattr(owner, name, _filling(getattr(owner, name), fill))
+    try:
+        yield
+    finally:
+        for owner, name, before in own:
+            if before is None:
+                delattr(owner, name)  # inherited
+            else:
+                setattr(owner, name, before)
+
+
+def _filling(allocate: Callable[..., torch.Tensor], fill: float) -> Callable[..., torch.Tensor]:
+    @functools.wraps(allocate)
+    def filled(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 - whatever torch's function takes
+        value = allocate(*args, **kwargs)
+        with torch.no_grad():
+            return value.fill_(filler(value.dtype, fill))
+
+    return filled
+
+
+def filler(dtype: torch.dtype, fill: float) -> float | int | bool:
+    """What memory of a dtype is filled with."""
+    if dtype == torch.float8_e8m0fnu:
+        return abs(fill)  # it has no sign, and refuses one
+    if dtype.is_floating_point or dtype.is_complex:
+        return fill if math.isnan(fill) else max(-240.0, min(240.0, fill))  # in the range of every float
+    if dtype == torch.bool:
+        return True
+    return torch.iinfo(dtype).max if math.isnan(fill) else int(abs(fill)) % torch.iinfo(dtype).max
+
+
+# Bytes of a call's repeated inputs. What sorts them takes some six times as much beside.
+MOST_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}
+PART_OF_FREE = 32  # ... and no more than one such part of a GPU's free memory
+PATIENCE = 8  # a call has twice as many rows as the one before if that many times its time are left
+BESIDE = 2  # on a busy machine: how many times the processor's seconds may go by
+GOLDEN = 0x9E3779B97F4A7C15
+
+Entries = list[tuple[str | None, torch.Tensor]]  # outputs, by name where they have one
+Call = Callable[[Sequence[Any]], list[tuple[str | None, Any]]]
+
+
+def further_draws(  # noqa: PLR0913 - one order, spelled out
+    call: Call,
+    inputs: Sequence[Any],
+    order: Mapping[str, Any],  # a `traceproof.ops.cases.Further` as a mapping
+    *,
+    seed: int,  # of the call before; each call has another
+    device: torch.device,
+    destinations: int = 0,  # how many of the last inputs are places of outputs
+) -> Iterator[Entries]:
+    """Outputs of calls with `order["inputs"]` repeated, [times, rows, ...] each, until draws or seconds are spent.
+
+    Raises:
+        RuntimeError: an input was modified, or outputs do not have a row per row of the inputs.
+    """
+    repeated = [inputs[place] for place in order["inputs"]]
+    rows = len(repeated[0])
+    most = _most_bytes(device) // max(1, sum(value.nbytes for value in repeated))
+    clock = _clock(device)
+    end = clock() + order["seconds"]
+    left, times = order["draws"], 1
+    given: list[Any] = []
+    while left > 0:
+        begun = clock()
+        if not given or len(given[order["inputs"][0]]) != times * rows:
+            given = list(inputs)
+            for place, value in zip(order["inputs"], repeated, strict=True):
+                given[place] = value.repeat(times, *[1] * (value.dim() - 1))
+        seed = (seed + GOLDEN) % (1 << 63)
+        set_seed(seed, device)
+        yield [(name, _unfolded(value, times, rows)) for name, value in call(given)]
+        left -= times
+        now = clock()
+        took, spare = now - begun, end - now
+        following = min(times, left)
+        if 2 * times <= min(most, left) and PATIENCE * took <= spare:
+            following = 2 * times
+        elif took > spare:
+            following = int(times * spare / took) if spare > 0 else 0
+        if following != times or left <= 0:
+            _check_unchanged(
+                given, inputs, [place for place in order["inputs"] if place < len(inputs) - destinations]
+            )
+        if not following:
+            return
+        times = following
+
+
+def _clock(device: torch.device) -> Callable[[], float]:
+    """Seconds that calls have taken: on a CPU its own, so that other work beside it costs few draws."""
+    if device.type != "cpu":
+        return time.monotonic
+    wall, own = time.monotonic(), time.process_time()
+    return lambda: max(time.process_time() - own, (time.monotonic() - wall) / BESIDE)
+
+
+def _most_bytes(device: torch.device) -> int:
+    most = MOST_BYTES[device.type]
+    return most if device.type == "cpu" else min(most, torch.cuda.mem_get_info(device)[0] // PART_OF_FREE)
+
+
+def _unfolded(value: Any, times: int, rows: int) -> torch.Tensor:  # noqa: ANN401 - what strangers return
+    """An output of repeated rows, one repetition after the other, on the host."""
+    found = torch.as_tensor(value).detach()
+    if found.dim() < 1 or len(found) != times * rows:
+        raise RuntimeError(
+            f"a call with {times * rows} rows returned the shape {list(found.shape)}: expected {times * rows} rows"
+        )
+    return found.cpu().clone().view(times, rows, *found.shape[1:])
+
+
+def _check_unchanged(given: Sequence[Any], inputs: Sequence[Any], places: Sequence[int]) -> None:
+    """Raises RuntimeError: a call wrote into its inputs."""
+    for place in places:
+        copies = given[place].view(-1, *inputs[place].shape)
+        if not torch.equal(copies, inputs[place].expand_as(copies)):
+            raise RuntimeError(f"input {place} was modified in a call with {len(given[place])} rows")
