@@ -14,9 +14,9 @@ from traceproof.dataset.definition import Definition
 from traceproof.extract.check import _judge_reference, hidden_constants
 from traceproof.models.reading import kernel
 from traceproof.ops.drafts import Draft
+from traceproof.ops.families.norm import norm_draft as norm
 from traceproof.ops.gemm.extraction import gemm
 from traceproof.ops.moe.drafts import moe
-from traceproof.ops.rmsnorm.extraction import norm
 from traceproof.sandbox import Pool
 
 ALL: dict[str, Draft] = {name: draft for path in GOLDEN for name, draft in drafts_of(path).items()}

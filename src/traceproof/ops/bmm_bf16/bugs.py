@@ -1,8 +1,8 @@
 """Answers of bmm_bf16."""
 
 from traceproof.ops.answers import Answers
-from traceproof.ops.common.formula import by
 from traceproof.ops.common.products import product_answers
+from traceproof.ops.formula import by
 
 RIGHT, WRONG = product_answers("C", lambda wide: (wide["A"], wide["B"]))
 ANSWERS = Answers(

@@ -1,8 +1,8 @@
 """bmm_bf16: C[b m n] = A[b m k] @ B[b k n], bfloat16 matrices."""
 
-from traceproof.ops.common.formula import Form, FormulaOp
 from traceproof.ops.common.products import bounded
 from traceproof.ops.compare import Backward
+from traceproof.ops.formula import Form, FormulaOp
 
 OP = FormulaOp(
     "bmm_bf16",

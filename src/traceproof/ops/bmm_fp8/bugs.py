@@ -1,8 +1,8 @@
 """Answers of bmm_fp8."""
 
 from traceproof.ops.answers import Answer, Answers
-from traceproof.ops.common.formula import by
 from traceproof.ops.common.products import product_answers
+from traceproof.ops.formula import by
 
 
 def _scaled(name: str, a: int, b: int) -> Answer:

@@ -7,7 +7,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops.answers import Answer, Tensors
-from traceproof.ops.common.formula import Wide, by
+from traceproof.ops.formula import Wide, by
 
 EPS_ACCUMULATE = 2.0**-23
 Factors = Callable[[Wide], tuple[torch.Tensor, torch.Tensor]]  # [..., M, K] and [..., K, N]

@@ -4,8 +4,8 @@ import torch
 
 from traceproof.ops.answers import Answers
 from traceproof.ops.base import TORCH_DTYPES, Tensors
-from traceproof.ops.common.formula import Wide, by
 from traceproof.ops.common.products import product_answers
+from traceproof.ops.formula import Wide, by
 from traceproof.ops.gemm.oracle import roles
 
 

@@ -3,8 +3,8 @@
 import torch
 
 from traceproof.ops.answers import Answers, Tensors
-from traceproof.ops.common.formula import Wide, by
 from traceproof.ops.common.products import product_answers
+from traceproof.ops.formula import Wide, by
 
 
 def _biased(wide: Wide, product: torch.Tensor) -> torch.Tensor:

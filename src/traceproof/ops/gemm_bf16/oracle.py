@@ -1,9 +1,9 @@
 """gemm_bf16: C[m n] = A[m k] @ B[k n] (+ bias[n] in the wide sum), bfloat16 matrices, B not transposed."""
 
 from traceproof.ops.base import Tensors
-from traceproof.ops.common.formula import Form, FormulaOp, Wide
 from traceproof.ops.common.products import bounded
 from traceproof.ops.compare import Backward
+from traceproof.ops.formula import Form, FormulaOp, Wide
 
 
 def product(wide: Wide) -> Tensors:

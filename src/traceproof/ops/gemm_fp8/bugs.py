@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 
 from traceproof.ops.answers import Answer, Answers, Tensors
-from traceproof.ops.common.formula import Wide, by
 from traceproof.ops.common.products import product_answers
+from traceproof.ops.formula import Wide, by
 from traceproof.ops.gemm_fp8.oracle import factors
 
 Scales = Callable[[torch.Tensor], torch.Tensor]

@@ -6,10 +6,10 @@ from traceproof.dataset.definition import Definition, TensorSpec
 from traceproof.draw import Draw
 from traceproof.ops.base import Tensors, Value
 from traceproof.ops.cases import Case
-from traceproof.ops.common.formula import Form, FormulaOp, Wide
 from traceproof.ops.common.products import bounded
 from traceproof.ops.common.quant import scale_blocks
 from traceproof.ops.compare import Backward
+from traceproof.ops.formula import Form, FormulaOp, Wide
 
 
 def factors(wide: Wide) -> tuple[torch.Tensor, torch.Tensor]:
