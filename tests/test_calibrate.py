@@ -10,9 +10,20 @@ import pytest
 import torch
 
 from calibration import page
-from calibration.measure import OURS, Rates, Tally, judge, measure
-from calibration.rivals import RIVALS
-from calibration.units import SIZES, Unit, counts, run, together, units
+from calibration.measure import (
+    OURS,
+    RIVALS,
+    SIZES,
+    Rates,
+    Tally,
+    Unit,
+    counts,
+    judge,
+    measure,
+    run,
+    together,
+    units,
+)
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.errors import TraceproofError
@@ -23,7 +34,7 @@ from traceproof.ops.base import TORCH_DTYPES
 from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.ops.compare import Backward, Close, Quantised
 from traceproof.ops.families.norm import RMSNORM
-from traceproof.ops.gemm.oracle import Gemm
+from traceproof.ops.families.product import GEMM
 from traceproof.ops.moe.oracle import Moe
 from traceproof.run.case import Subject
 
@@ -95,7 +106,7 @@ def test_right_answers_are_accepted_and_wrong_ones_refused(op_type: str) -> None
     ("op", "definition", "loose"),
     [
         (RMSNORM, NORM, {"output": Close(200.0)}),
-        (Gemm, ops.load("gemm", "gemm_n96_k160"), {"C": Backward(1e6)}),
+        (GEMM, ops.load("gemm", "gemm_n96_k160"), {"C": Backward(1e6)}),
         (
             Moe,
             ops.load("moe", "trtllm_fp8_per_tensor_scale_moe_topk1_e8_h1024_i256"),

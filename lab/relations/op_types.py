@@ -27,7 +27,7 @@ from traceproof.ops.answers import Subject
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.batch import Prefilled, taken
 from traceproof.ops.common.recurrent_bugs import state_names
-from traceproof.ops.gemm.oracle import roles
+from traceproof.ops.families.product import roles
 from traceproof.ops.moe.form import form_of
 from traceproof.ops.moe.routing import PACKED_SHIFT, Method
 

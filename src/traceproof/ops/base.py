@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Union, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Union, Unpack
 
 from traceproof.dataset.definition import DType
 from traceproof.lazy import torch
@@ -79,6 +79,16 @@ class Unsupported(Exception):  # noqa: N818 - an answer, not an error
     """This op has no oracle for a definition of this form; the text says which part it does not know."""
 
 
+class Facts(TypedDict, total=False):
+    """Facts of an op that the driver reads; see `Op`."""
+
+    long: bool
+    compiles_late: tuple[str, ...]
+    staged: bool
+    coupled: bool
+    without_api: Callable[[Definition], bool]
+
+
 class Op(ABC):
     """An op_type: its cases, its inputs, its oracle.
 
@@ -96,6 +106,7 @@ class Op(ABC):
     # ground truths that compile something for most of its cases when called; they start first
     compiles_late: tuple[str, ...] = ()
     staged: bool = False  # its definitions have a tag `stage:<stage>`
+    coupled: bool = False  # the parts of a batch are not independent: one alone need not give what it gives in it
     # whether FlashInfer has no call for a definition, although it has some for the op_type
     without_api: Callable[[Definition], bool] = staticmethod(lambda _: False)
     rules: tuple[Rule, ...] = ()  # where each constant is stated that is no input

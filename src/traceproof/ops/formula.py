@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from traceproof.lazy import torch
 from traceproof.ops.answers import Answer, Answers, Subject
-from traceproof.ops.base import Op, Tensors, Unsupported, Value, Values, dtype_of, ordered
+from traceproof.ops.base import Facts, Op, Tensors, Unsupported, Value, Values, dtype_of, ordered
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.far import Far
@@ -102,7 +102,7 @@ class Variant:
         self,
         name: str,
         *,
-        applies: Callable[[Definition], bool] = lambda _: True,  # elsewhere it says nothing
+        applies: Callable[[Wide], bool] = lambda _: True,  # elsewhere it says nothing
         precision: str = "float32",
         **changes: Any,  # noqa: ANN401 - the formula's own parameters
     ) -> None:
@@ -178,7 +178,6 @@ class FormulaOp(Op):
         op_type: str,
         *forms: Form,  # the forms it knows; the first that fits counts
         family: str = "",
-        long: bool = False,  # see `Op`
         rules: Iterable[Rule] = (),  # where its constants are stated
         scalars: Mapping[str, float] = NOTHING,  # what scalar inputs get
         sizes: Mapping[str, Sequence[int]] = NOTHING,  # of further var axes by letter, taken in turn
@@ -198,8 +197,10 @@ class FormulaOp(Op):
         far: Callable[[Definition, str], Far] = lambda _, rows: Far(axis=rows),  # see `Op.enlarged`
         variants: Sequence[Variant] = (),  # equivalent ways; generic mutants are made from the first
         mutants: Sequence[Mutant] = (),
+        **facts: Unpack[Facts],
     ) -> None:
-        self.op_type, self.family, self.long, self.rules = op_type, family, long, tuple(rules)
+        self.op_type, self.family, self.rules = op_type, family, tuple(rules)
+        vars(self).update(facts)
         self.forms, self.scalars, self.sizes = forms, scalars, sizes
         self.adversarial, self.data, self.gates = adversarial, frozenset(data), gates
         self.roundings, self.apart, self.adjust, self.far = roundings, apart, adjust, far
@@ -342,9 +343,9 @@ class FormulaOp(Op):
 
         def make(subject: Subject) -> Tensors | None:
             definition = subject.definition
-            if not variant.applies(definition):
-                return None
             wide = Wide(definition, subject.inputs, getattr(torch, variant.precision))
+            if not variant.applies(wide):
+                return None
             found = self.form(definition).formula(wide, **variant.changes)
             return {name: to_dtype(found[name], dtype_of(spec)) for name, spec in definition.outputs.items()}
 

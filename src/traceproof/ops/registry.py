@@ -69,7 +69,7 @@ def module(op_type: str, part: str = ORACLE) -> str | None:
         holds = {ORACLE: True, "constants": bool(op.rules), "ground_truths": source in op.truths}
         if kind in holds:
             return place if holds[kind] else None
-    for place in (f"{op_type}.{part}", f"common.{record(op_type).kin}_{part}"):
+    for place in (f"{op_type}.{part}", f"common.{getattr(record(op_type), 'kin', '')}_{part}"):
         if op_type in known() and FOLDER.joinpath(*place.split(".")).with_suffix(".py").is_file():
             return f"traceproof.ops.{place}"
     return None
@@ -90,19 +90,13 @@ def attribute(op_type: str, part: str, name: str) -> Any:  # noqa: ANN401 - the 
 
 
 @cache
-def record(op_type: str) -> OpType:
+def record(op_type: str) -> OpType | Op:
     """The facts of an op_type; those of none for one that has no folder here."""
     if op_type not in known():
         return OpType(family="")
     own = declared(op_type)
     if own is not None:
-        return OpType(
-            family=own.family,
-            long=own.long,
-            compiles_late=own.compiles_late,
-            staged=own.staged,
-            without_api=own.without_api,
-        )
+        return own
     found: OpType = importlib.import_module(f"traceproof.ops.{op_type}").OP
     return found
 

@@ -143,7 +143,7 @@ RMSNORM = FormulaOp(
         Mutant("mean subtracted, as in a layer norm", square=lambda x: mean_square(x - x.mean(-1, keepdim=True))),
         Mutant("weight plus one", weight=lambda weight: weight + 1),
         Mutant("weight dropped", weight=lambda weight: torch.ones_like(weight)),
-        Mutant("residual dropped", applies=lambda definition: "residual" in definition.inputs, residual=False),
+        Mutant("residual dropped", applies=lambda wide: "residual" in wide, residual=False),
     ),
 )
 PLAIN = "hidden_states weight -> output"

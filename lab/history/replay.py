@@ -1,16 +1,27 @@
-"""Replay of bugs: an op_type's cases on the release with the bug and on the one without it, by the one engine."""
+"""Replays of bugs: an op_type's cases on the release with a bug and on the one without it, by the one engine."""
 
 import json
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+from rich.markup import escape
+from rich.table import Table
+
+from history.catalogue import Bug, Found, Hardware, Outcome, Why, beside, judged
 from traceproof.bumps.bisect import Trial
+from traceproof.checkouts.packages import bring_package, unpack
+from traceproof.checkouts.pins import Pin
 from traceproof.config.schema import Config
 from traceproof.dataset.fetch import Dataset, fetch
 from traceproof.digests import digest_json
@@ -18,14 +29,85 @@ from traceproof.environments.building import probe, ready
 from traceproof.environments.package import importable
 from traceproof.errors import TraceproofError
 from traceproof.files import write_json
-from traceproof.history.catalogue import Bug, Hardware, beside
-from traceproof.history.outcome import Found, Outcome, Why, judged
-from traceproof.history.releases import NoReleaseError, Releases
 from traceproof.ops.cases import ALL_SIZES, STRESS
 from traceproof.reasons import Skip
 from traceproof.run.flow import Pipeline
 from traceproof.run.rows import VerdictRow
 from traceproof.stacks import MAIN, STACKS
+from traceproof.tables import headed
+
+RELEASES = "releases"  # folder of unpacked releases below that of the replays
+
+
+class NoReleaseError(TraceproofError):
+    """A release can not be had here."""
+
+
+@dataclass(frozen=True)
+class Releases:
+    """Where releases come from, and where they are unpacked."""
+
+    folder: Path  # of the unpacked releases, each in `<package>-<version>`; sources of others, never committed
+    # a folder of wheels to take instead of the index; None: the index that pip is set up for
+    wheels: Path | None = None
+
+    def pair(self, bug: Bug, installed: str | None) -> tuple[str, str | None]:
+        """The release with the bug and the one without; None for the latter: the installed one.
+
+        Of a folder of wheels, those nearest the fix: the newest that has the bug, the oldest that has not. Raises
+        NoReleaseError: the folder holds no release that has the bug, or none that has not.
+        """
+        if self.wheels is None:
+            return bug.last_bad, bug.first_good
+        here = sorted(self._files.get(canonicalize_name(bug.package), {}))
+        bad = [version for version in here if bug.oldest_bad <= version <= Version(bug.last_bad)]
+        good = [version for version in here if version >= Version(bug.first_good)]
+        if not bad:
+            raise NoReleaseError(
+                f"{self.wheels} holds no {bug.package} from {bug.oldest_bad} to {bug.last_bad}",
+                todo=f"pip download --no-deps --dest {self.wheels} {bug.package}=={bug.last_bad}",
+            )
+        if good:
+            return str(bad[-1]), str(good[0])
+        if installed is not None and Version(installed) >= Version(bug.first_good):
+            return str(bad[-1]), None
+        raise NoReleaseError(
+            f"{self.wheels} holds no {bug.package} from {bug.first_good} on, nor is one installed",
+            todo=f"pip download --no-deps --dest {self.wheels} {bug.package}=={bug.first_good}",
+        )
+
+    def bring(self, package: str, version: str) -> Path:
+        """The folder of an unpacked release; nothing of it is run. Raises NoReleaseError: it can not be had."""
+        target = self.folder / f"{canonicalize_name(package)}-{version}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(self.folder / ".lock"):  # trials side by side take the same release
+                if self.wheels is None:
+                    bring_package(target, Pin(package=package, version=version))
+                elif not target.is_dir():
+                    self._unpack(self._files[canonicalize_name(package)][Version(version)], target)
+        except TraceproofError as error:
+            raise NoReleaseError(f"{package} {version} can not be had: {error}") from error
+        return target
+
+    @staticmethod
+    def _unpack(wheel: Path, target: Path) -> None:
+        with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target.parent) as scratch:
+            unpack(wheel, Path(scratch) / "content")
+            (Path(scratch) / "content").rename(target)
+
+    @cached_property
+    def _files(self) -> Mapping[str, Mapping[Version, Path]]:
+        """Wheels by package and version."""
+        found: dict[str, dict[Version, Path]] = {}
+        for path in sorted(self.wheels.glob("*.whl")) if self.wheels is not None else ():
+            try:
+                name, version, _, _ = parse_wheel_filename(path.name)
+            except InvalidWheelFilename:
+                continue
+            found.setdefault(name, {})[version] = path
+        return found
+
 
 REPLAYS = "replays"  # folder below the results
 REPORT = "replay.json"
@@ -56,7 +138,7 @@ class Replays:
         self.out.mkdir(parents=True, exist_ok=True)
         flow = self._flow(None)
         dataset = fetch(flow.config.dataset, root=self.root / flow.config.results / "dataset")
-        for stack in {MAIN, *(bug.stack for bug in bugs if bug.unreachable is None)}:
+        for stack in {MAIN, *(bug.stack for bug in bugs)}:
             ready(flow.stacks[stack], root=self.root, say=self.say)
         with ThreadPoolExecutor(jobs) as pool:
             done = list(pool.map(lambda group: self._group(group, dataset), groups.values()))
@@ -89,8 +171,7 @@ class Replays:
         for bug in bugs:
             started = time.monotonic()
             try:
-                if bug.unreachable is None and trial is None:
-                    trial = self._trial([one for one in bugs if one.unreachable is None], dataset)
+                trial = trial or self._trial(bugs, dataset)
                 outcome = self._one(bug, trial)
             except _NotHereError as error:
                 outcome = Outcome(bug=bug.id, found=Found.NOT_HERE, reason=error.why, message=str(error))
@@ -100,10 +181,7 @@ class Replays:
             outcomes.append(outcome)
         return outcomes
 
-    def _one(self, bug: Bug, trial: Trial | None) -> Outcome:
-        if bug.unreachable is not None:
-            raise _NotHereError(Why.UNREACHABLE, bug.unreachable)
-        assert trial is not None
+    def _one(self, bug: Bug, trial: Trial) -> Outcome:
         lacking = _lacking(bug, self._record(trial)["capability"])
         if lacking is not None:
             raise _NotHereError(lacking, f"the bug shows on {bug.hardware} alone")
@@ -227,3 +305,41 @@ def counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
     """How many bugs were caught, missed, or are not reproducible here."""
     found = [outcome.found for outcome in outcomes]
     return {one.value: found.count(one) for one in Found}
+
+
+MESSAGE = 90  # characters of a message shown
+
+
+def listed(bugs: Sequence[Bug]) -> Table:
+    """The catalogue."""
+    names = ("bug", "kind", "op_type", "package", "last bad", "first good", "hardware", "cases")
+    grid = headed("Known bugs of released packages", names)
+    for bug in bugs:
+        versions = (bug.package, bug.last_bad, bug.first_good)
+        grid.add_row(bug.id, bug.kind, bug.op_type, *versions, bug.hardware, bug.cases)
+    return grid
+
+
+def replayed(bugs: Sequence[Bug], outcomes: Sequence[Outcome]) -> Table:
+    """What came of each bug."""
+    grid = headed(
+        "Replays (one row per bug)", ("bug", "kind", "with", "without", "found"), ("flips", "alarms", "s"), "why"
+    )
+    for bug, outcome in zip(bugs, outcomes, strict=True):
+        text = f"{outcome.reason}: {outcome.message}" if outcome.reason else outcome.message
+        figures = (str(len(outcome.flips)), str(len(outcome.alarms)), f"{outcome.seconds:.0f}")
+        shown = escape(" ".join(text.split())[:MESSAGE])
+        grid.add_row(bug.id, bug.kind, outcome.bad or "", outcome.good or "", outcome.found, *figures, shown)
+    return grid
+
+
+def summed(outcomes: Sequence[Outcome]) -> str:
+    """The counts in a sentence."""
+    found = counts(outcomes)
+    caught, missed = found[Found.CAUGHT], found[Found.MISSED]
+    alarms = sum(outcome.unexplained for outcome in outcomes)
+    share = f" ({100 * caught / (caught + missed):.0f} % of those run)" if caught + missed else ""
+    return (
+        f"{caught} caught{share}, {missed} missed, {found[Found.NOT_HERE]} not reproducible here; "
+        f"releases without the bug that fail for no known reason: {alarms}"
+    )
