@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from traceproof.checkouts.tree import FolderTree
-from traceproof.dependents.graph import Graph
+from traceproof.dependents import Graph
 
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 PARSER.add_argument("--root", type=Path, required=True, help="the repository, or an unpacked package")

@@ -22,8 +22,7 @@ from scoring.planting import Suite, existing, generated
 from scoring.scorecard import Card, Known, as_json, complete, score, table
 from traceproof.dataset.tree import Tree, read_tree
 from traceproof.ops import registry
-from traceproof.testgen.generate import GenerateOptions, generate
-from traceproof.testgen.known import Divergences
+from traceproof.testgen.generate import Divergences, GenerateOptions, generate
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--dataset", type=Path, required=True)

@@ -18,8 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from traceproof.testgen.generate import PLACE, GenerateOptions, generate
-from traceproof.testgen.known import Divergences
+from traceproof.testgen.generate import PLACE, Divergences, GenerateOptions, generate
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--dataset", type=Path, required=True, help="a folder with definitions/")

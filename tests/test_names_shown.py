@@ -28,7 +28,7 @@ from traceproof.publish.partial import Unemittable
 from traceproof.publish.prepare import dry_run
 from traceproof.stacks import STACKS
 from traceproof.stacks.base import Stack
-from traceproof.testgen.files import Subject, render
+from traceproof.testgen.texts import Subject, render
 from traceproof.text import literal, markdown, printable, redacted
 
 

@@ -20,7 +20,7 @@ from traceproof.publish.coverage_branch import BRANCH
 from traceproof.publish.coverage_branch import prepare as prepare_branch
 from traceproof.publish.prepare import Prepared, Source, dry_run
 from traceproof.publish.references import joined_tests
-from traceproof.testgen.files import classes
+from traceproof.testgen.texts import classes
 
 DOCUMENT = "docs/model_coverage.mdx"
 

@@ -6,9 +6,8 @@ from pathlib import Path
 from traceproof.dataset.tree import Tree
 from traceproof.files import write_text
 from traceproof.names import fresh_folder
-from traceproof.testgen.files import MARKER, classes, render, state
-from traceproof.testgen.generate import PLACE, GenerateOptions, generate
-from traceproof.testgen.known import Divergences
+from traceproof.testgen.generate import PLACE, Divergences, GenerateOptions, generate
+from traceproof.testgen.texts import MARKER, classes, render, state
 
 
 def write_tests(tree: Tree, names: Sequence[str], out: Path, *, generated: Path) -> list[str]:
