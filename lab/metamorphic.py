@@ -1,4 +1,4 @@
-"""Put the references of a dataset to laws that need no ground truth (see `laws`)."""
+"""Put the references of a dataset to metamorphic relations, which need no ground truth (see `relations`)."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import sys
 import time
 from pathlib import Path
 
-from calibration.page import LAWS, insert
-from laws.score import memory, tables, try_laws
+from calibration.page import RELATIONS, insert
 from mutation.cut import cut, parsed
+from relations.op_types import relations_of
+from relations.trial import memory, tables, try_relations
 from traceproof.dataset.tree import read_tree
-from traceproof.ops.laws import laws_of
 from traceproof.run.source import strangers
 from traceproof.sandbox import GIB, Limits
 
 
 def main() -> int:
-    """One JSON file a definition in --out; --page takes in all that are there. 1 if a law is broken."""
+    """One JSON file a definition in --out; --page takes in all that are there. 1 if a relation is broken."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", type=Path, action="append", default=[], help="may be given several times")
-    parser.add_argument("--out", type=Path, default=Path("results/calibration/laws"))
+    parser.add_argument("--out", type=Path, default=Path("results/calibration/relations"))
     parser.add_argument("--definition-name", nargs="*", help="default: all")
-    parser.add_argument("--seconds", type=float, default=600.0, help="limit of one law")
-    parser.add_argument("--memory-gib", type=int, default=6, help="limit of one law")
+    parser.add_argument("--seconds", type=float, default=600.0, help="limit of one relation")
+    parser.add_argument("--memory-gib", type=int, default=6, help="limit of one relation")
     parser.add_argument("--page", type=Path, help="the page to write into")
     parser.add_argument("--cut", nargs="*", default=[], metavar="AXIS=SIZE", help="run with other const axes")
     options = parser.parse_args()
@@ -36,23 +36,23 @@ def main() -> int:
                 if options.definition_name and name not in options.definition_name:
                     continue
                 definition = cut(entry.definition, parsed(options.cut))
-                if not laws_of(definition):
+                if not relations_of(definition):
                     continue
                 if memory(definition, seed=0) > options.memory_gib * GIB:
                     sys.stderr.write(f"{name}: left out, needs more than {options.memory_gib} GiB\n")
                     continue
                 started = time.monotonic()
-                findings = [found.as_json() for found in try_laws(definition, pool, limits=limits, seed=0)]
+                findings = [found.as_json() for found in try_relations(definition, pool, limits=limits, seed=0)]
                 (options.out / f"{name}.json").write_text(json.dumps(findings, indent=1), encoding="utf-8")
                 broken = sum(row["agreement"] == "broken" for row in findings)
                 seconds = time.monotonic() - started
-                sys.stderr.write(f"{name}: {len(findings)} laws, {broken} broken, {seconds:.0f} s\n")
+                sys.stderr.write(f"{name}: {len(findings)} relations, {broken} broken, {seconds:.0f} s\n")
     paths = sorted(options.out.glob("*.json"))
     rows = [row for path in paths for row in json.loads(path.read_text(encoding="utf-8"))]
     rows.sort(key=lambda row: row["op_type"])
     if options.page:
         page = options.page.read_text(encoding="utf-8")
-        options.page.write_text(insert(page, tables(rows), LAWS), encoding="utf-8")
+        options.page.write_text(insert(page, tables(rows), RELATIONS), encoding="utf-8")
     return int(any(row["agreement"] == "broken" for row in rows))
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from traceproof.codedigest import verdict_code
 from traceproof.files import read_sealed
+from traceproof.ops import registry
 from traceproof.programs import nvidia_smi
 from traceproof.run import entry
 from traceproof.run.implementations import for_op_type
@@ -48,7 +49,7 @@ PARSER.add_argument("--log", type=Path, required=True)
 def main() -> None:
     """Verify."""
     plan = OpTypePlan.read(options.cases).of_group(options.group)
-    code = options.code or verdict_code(plan.op_type)
+    code = options.code or verdict_code(plan.op_type, registry.file_of(plan.op_type))
     environments = environments_in(options.environments)
 
     @contextmanager
@@ -91,7 +92,8 @@ def environments_in(given: str) -> dict[str, dict[str, Any]]:
 
 def settings(plan: OpTypePlan, environments: Mapping[str, Any], code: str, progress: Progress) -> Settings:
     """What the engine runs with."""
-    from traceproof.run.engine import Settings, environments_of
+    from traceproof.run.engine import Settings
+    from traceproof.run.workers import environments_of
 
     limits = options.limits
     return Settings(

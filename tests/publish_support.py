@@ -18,8 +18,8 @@ from traceproof import programs
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.publish.bundle import Bundle, Piece
-from traceproof.publish.hub import Hub
 from traceproof.publish.prepare import Prepared, Source, prepare
+from traceproof.publish.push import Hub
 
 REPOSITORY = "owner/trace"
 ROOT = Path(__file__).resolve().parent.parent

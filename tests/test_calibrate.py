@@ -22,9 +22,9 @@ from traceproof.ops.answers import Answer, Answers, answers_of
 from traceproof.ops.base import TORCH_DTYPES
 from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.ops.compare import Backward, Close, Quantised
-from traceproof.ops.gemm.oracle import Gemm
+from traceproof.ops.families.norm import RMSNORM
+from traceproof.ops.families.product import GEMM
 from traceproof.ops.moe.oracle import Moe
-from traceproof.ops.rmsnorm.oracle import RmsNorm
 from traceproof.run.case import Subject
 
 NORM = ops.load("rmsnorm", "rmsnorm_h96")
@@ -94,8 +94,8 @@ def test_right_answers_are_accepted_and_wrong_ones_refused(op_type: str) -> None
 @pytest.mark.parametrize(
     ("op", "definition", "loose"),
     [
-        (RmsNorm, NORM, {"output": Close(200.0)}),
-        (Gemm, ops.load("gemm", "gemm_n96_k160"), {"C": Backward(1e6)}),
+        (RMSNORM, NORM, {"output": Close(200.0)}),
+        (GEMM, ops.load("gemm", "gemm_n96_k160"), {"C": Backward(1e6)}),
         (
             Moe,
             ops.load("moe", "trtllm_fp8_per_tensor_scale_moe_topk1_e8_h1024_i256"),
@@ -105,7 +105,7 @@ def test_right_answers_are_accepted_and_wrong_ones_refused(op_type: str) -> None
     ids=["close", "backward", "quantised"],
 )
 def test_a_loosened_gate_lets_wrong_answers_through(
-    op: type, definition: Definition, loose: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    op: object, definition: Definition, loose: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(op, "comparisons", lambda *_: loose)
     found = rates(definition)
@@ -114,7 +114,7 @@ def test_a_loosened_gate_lets_wrong_answers_through(
 
 
 def test_a_gate_that_refuses_all_is_seen_in_the_right_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RmsNorm, "comparisons", lambda *_: {"output": Close(0.01)})
+    monkeypatch.setattr(RMSNORM, "comparisons", lambda *_: {"output": Close(0.01)})
     assert share(rates(NORM), "right") > 0.2
 
 
@@ -200,7 +200,7 @@ def test_figures_stand_between_the_markers() -> None:
     assert written.index("before") < written.index("new") < written.index("after")
     assert page.insert(written, "new\n") == written
     with pytest.raises(TraceproofError, match="lacks the markers"):
-        page.insert(text, "new", page.LAWS)
+        page.insert(text, "new", page.RELATIONS)
 
 
 def test_a_single_escape_is_not_rounded_away() -> None:

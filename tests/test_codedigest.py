@@ -15,8 +15,8 @@ PARTS = (
     "run/engine.py",
     "judge/gates.py",
     "ops/base.py",
-    "ops/rmsnorm/oracle.py",
-    "ops/gemm/oracle.py",
+    "ops/families/norm.py",
+    "ops/families/product.py",
     "site/build.py",
 )
 
@@ -46,14 +46,21 @@ def edited(file: Path) -> None:
         ("run/engine.py", {"rmsnorm", "gemm", "other"}),
         ("judge/gates.py", {"rmsnorm", "gemm", "other"}),
         ("ops/base.py", {"rmsnorm", "gemm", "other"}),
-        ("ops/gemm/oracle.py", {"gemm"}),
+        ("ops/families/product.py", {"gemm"}),
+        ("ops/families/norm.py", {"rmsnorm"}),
         ("site/build.py", set()),
     ],
 )
 def test_the_code_of_one_op_concerns_its_op_type_alone(package: Path, name: str, changes: set[str]) -> None:
-    before = {op_type: verdict_code(op_type) for op_type in ("rmsnorm", "gemm", "other")}
+    declared = {
+        "rmsnorm": package / "ops/families/norm.py",
+        "gemm": package / "ops/families/product.py",
+        "other": None,
+    }
+    before = {op_type: verdict_code(op_type, own) for op_type, own in declared.items()}
     edited(package / name)
-    assert {op_type for op_type, digest in before.items() if verdict_code(op_type) != digest} == changes
+    after = {op_type: verdict_code(op_type, own) for op_type, own in declared.items()}
+    assert {op_type for op_type, digest in before.items() if after[op_type] != digest} == changes
 
 
 def test_files_and_folders_have_a_digest_and_compiled_modules_none(package: Path) -> None:

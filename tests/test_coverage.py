@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from op_support import cases, definitions
 
-from traceproof.coverage.model import cover, smallest
-from traceproof.coverage.recurrent_tests import SPACE, read
-from traceproof.coverage.run import as_text, of_plan, of_recorded, of_suite
+from axes import space_of
+from case_coverage import of_plan, of_recorded
+from traceproof.coverage.model import Axis, Space, as_text, cover, smallest
+from traceproof.coverage.suite import SPACE, of_suite, read
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
-from traceproof.ops.space import Axis, Space, space_of
 from traceproof.run.plan import Selection, plan
 
 ROOT = Path(__file__).parent / "dataset"

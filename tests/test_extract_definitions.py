@@ -14,9 +14,9 @@ from traceproof.dataset.definition import Definition
 from traceproof.extract.check import _judge_reference, hidden_constants
 from traceproof.models.reading import kernel
 from traceproof.ops.drafts import Draft
-from traceproof.ops.gemm.extraction import gemm
+from traceproof.ops.families.norm import norm_draft as norm
+from traceproof.ops.families.product import gemm_draft as gemm
 from traceproof.ops.moe.drafts import moe
-from traceproof.ops.rmsnorm.extraction import norm
 from traceproof.sandbox import Pool
 
 ALL: dict[str, Draft] = {name: draft for path in GOLDEN for name, draft in drafts_of(path).items()}
@@ -155,7 +155,7 @@ def test_the_driver_needs_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import traceproof.extract.pipeline, traceproof.extract.hierarchy\n"
-        "from traceproof.ops.gemm.extraction import gemm\n"
+        "from traceproof.ops.families.product import gemm_draft as gemm\n"
         "print(gemm(8, 4, role='x').definition([]).name)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -17,7 +17,7 @@ from traceproof.extract.kernels import Unmapped, collect
 from traceproof.extract.merge import merge, recall_table, write
 from traceproof.extract.pipeline import Extraction, model_of
 from traceproof.extract.reports import not_described, write_sharing
-from traceproof.ops.rmsnorm.extraction import norm
+from traceproof.ops.families.norm import norm_draft as norm
 
 
 def eps_norm(eps: float, *models: str) -> Definition:

@@ -15,7 +15,7 @@ from pipeline import Rows, Run, plans, verdicts
 
 from traceproof.dataset.tree import Tree, read_tree
 from traceproof.lint import lint
-from traceproof.ops.rmsnorm.oracle import OP
+from traceproof.ops.families.norm import RMSNORM as OP
 from traceproof.programs import bounded
 from traceproof.run.plan import Selection
 from traceproof.run.report import report, table
@@ -109,7 +109,7 @@ def test_a_definition_that_an_op_can_not_plan_is_an_error_of_its_own(
             raise error("two\nlines")
         return memory(definition, case)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(type(OP), "memory", staticmethod(failing))
+    monkeypatch.setattr(OP, "memory", failing)
     (path,) = plans(tmp_path, tmp_path / "cases", Selection())
     planned = json.loads(path.read_text())
     assert list(planned["definitions"]) == ["good"]

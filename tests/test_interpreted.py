@@ -1,4 +1,4 @@
-"""Kernels in Triton on a CPU, by its interpreter: what `replay-history` catches with them there."""
+"""Kernels in Triton on a CPU, by its interpreter: what replays of bugs catch with them there."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def test_a_sequence_that_is_turned_by_the_positions_of_another_is_caught_without
     wheel(tmp_path / "wheels", "0.5.2", factor="0")
     wheel(tmp_path / "wheels", "0.5.3", factor="1")
     answer = tmp_path / "answer.json"
-    words = ["replay-history", "--bug", "liger-rope-batch-cosines", "--packages", "wheels", "--json", str(answer)]
+    words = ["--bug", "liger-rope-batch-cosines", "--packages", "wheels", "--json", str(answer)]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "traceproof", *words],
+        [sys.executable, str(ROOT / "lab" / "replay_history.py"), *words],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Laws that need no ground truth: right references keep them, references with a planted violation do not."""
+"""Metamorphic relations: right references keep them, references with a planted violation do not."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import op_support as ops
 import pytest
 import torch
 
-from laws.check import Agreement, agree
-from laws.score import Finding, memory, tables, try_laws
-from laws.trial import cases_of, try_law
+from relations.building import Relation, permutation
+from relations.op_types import RELATIONS, relations_of
+from relations.trial import Agreement, Finding, agree, cases_of, memory, tables, try_relation, try_relations
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.common.batch import batch_of
-from traceproof.ops.laws import Law, laws_of, permutation
+from traceproof.ops.batch import batch_of
 from traceproof.run.case import Subject, solve
 from traceproof.run.source import loaded
 from traceproof.sandbox import Limits, Pool
@@ -40,19 +39,19 @@ def workers(pool: Pool) -> Iterator[None]:
     POOL.clear()
 
 
-def tried(definition: Definition, laws: Iterable[Law], cases: list[Subject]) -> list[dict[str, Any]]:
-    """What becomes of laws; each has a worker of its own."""
+def tried(definition: Definition, relations: Iterable[Relation], cases: list[Subject]) -> list[dict[str, Any]]:
+    """What becomes of relations; each has a worker of its own."""
     found = []
-    for law in laws:
+    for relation in relations:
         with loaded(definition, POOL[0], limits=Limits(seconds=60), need=1 << 30) as source:
-            found.append(try_law(law, cases, source))
+            found.append(try_relation(relation, cases, source))
     return found
 
 
 def broken(definition: Definition, *names: str) -> set[str]:
-    """The laws that a reference breaks."""
-    found = tried(definition, laws_of(definition), subjects(definition, *names))
-    return {row["law"] for row in found if row["agreement"] == "broken"}
+    """The relations that a reference breaks."""
+    found = tried(definition, relations_of(definition), subjects(definition, *names))
+    return {row["relation"] for row in found if row["agreement"] == "broken"}
 
 
 def changed(definition: Definition, old: str, new: str) -> Definition:
@@ -65,14 +64,15 @@ def norm(body: str) -> Definition:
     return Definition.model_validate(small.rmsnorm("rmsnorm_h32", small.GOOD.replace("    return (", body)))
 
 
-def test_every_op_type_with_an_oracle_has_laws() -> None:
-    assert all(registry.attribute(op_type, "laws", "LAWS") for op_type in registry.known())
+def test_every_op_type_with_an_oracle_has_relations() -> None:
+    assert RELATIONS.keys() == set(registry.known())
+    assert all(RELATIONS.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("definition", OWN, ids=lambda definition: definition.name)
-def test_right_references_keep_their_laws(definition: Definition) -> None:
-    found = tried(definition, laws_of(definition), subjects(definition))
+def test_right_references_keep_their_relations(definition: Definition) -> None:
+    found = tried(definition, relations_of(definition), subjects(definition))
     assert not [row for row in found if row["agreement"] == "broken" or row["failing"]]
     assert sum(row["cases"] > 0 for row in found) >= 3
 
@@ -134,16 +134,16 @@ def test_an_expert_with_a_weight_of_its_own_is_seen() -> None:
     assert broken(favoured) == {"experts permuted"}
 
 
-def test_what_fails_on_changed_inputs_breaks_the_law_and_says_so() -> None:
+def test_what_fails_on_changed_inputs_breaks_the_relation_and_says_so() -> None:
     picky = norm("    assert len(y) == 2 or not len(y)\n    return (")
-    [row] = tried(picky, laws_of(picky)[1:2], subjects(picky, "small-1"))
+    [row] = tried(picky, relations_of(picky)[1:2], subjects(picky, "small-1"))
     assert row["agreement"] == "broken"
     assert "AssertionError" in row["evidence"]
 
 
 def test_what_fails_on_its_own_inputs_is_named_and_left_to_the_judge() -> None:
     failing = norm("    raise ValueError('no')\n    return (")
-    [row] = tried(failing, laws_of(failing)[:1], subjects(failing))
+    [row] = tried(failing, relations_of(failing)[:1], subjects(failing))
     assert row["cases"] == 0
     assert "ValueError: no" in row["failing"][0]
 
@@ -177,16 +177,16 @@ def test_two_samples_are_told_apart_by_more_than_chance() -> None:
 
 
 @pytest.mark.slow
-def test_laws_run_in_a_worker_and_a_crash_breaks_the_law_at_hand() -> None:
+def test_relations_run_in_a_worker_and_a_crash_breaks_the_relation_at_hand() -> None:
     # So many iterators inside one another exhaust the stack.
     nesting = "for _ in range(400_000):\n            it = itertools.chain(it, ())"
     nested = f"it = iter([])\n        {nesting}\n        next(it, None)"
     deadly = norm(f"    if len(y) == 1:\n        import itertools\n        {nested}\n    return (")
     limits = Limits(seconds=60)
-    good = list(try_laws(norm("    return ("), POOL[0], limits=limits, seed=0))
-    bad = list(try_laws(deadly, POOL[0], limits=limits, seed=0))
-    names = [law.name for law in laws_of(norm("    return ("))]
-    assert [found.law for found in good] == [found.law for found in bad] == names
+    good = list(try_relations(norm("    return ("), POOL[0], limits=limits, seed=0))
+    bad = list(try_relations(deadly, POOL[0], limits=limits, seed=0))
+    names = [relation.name for relation in relations_of(norm("    return ("))]
+    assert [found.relation for found in good] == [found.relation for found in bad] == names
     assert not any(found.broken for found in good)
     assert all("crash" in found.evidence for found in bad if found.broken)
     assert bad[1].broken  # a split leaves one row

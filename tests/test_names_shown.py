@@ -23,8 +23,7 @@ from traceproof.errors import TraceproofError
 from traceproof.names import fresh_folder
 from traceproof.ops import lookup
 from traceproof.ops.adapter import Adapter
-from traceproof.publish.baseline import source
-from traceproof.publish.partial import Unemittable
+from traceproof.publish.baseline import Unemittable, source
 from traceproof.publish.prepare import dry_run
 from traceproof.stacks import STACKS
 from traceproof.stacks.base import Stack

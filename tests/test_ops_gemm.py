@@ -12,7 +12,7 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Unsupported, Values
 from traceproof.ops.cases import Case
-from traceproof.ops.gemm import oracle as gemm
+from traceproof.ops.families import product as gemm
 from traceproof.reasons import Verdict
 
 SMALL = ops.load("gemm", "gemm_n96_k160")
@@ -107,16 +107,16 @@ def test_the_reference_passes_every_case() -> None:
 
 def test_the_oracle_does_not_depend_on_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     values = ops.inputs_of(SMALL, ops.case_named(SMALL, "medium-0"))
-    whole = gemm.OP.oracle(SMALL, values)
+    whole = gemm.GEMM.oracle(SMALL, values)
     monkeypatch.setattr(gemm, "BLOCK_ELEMENTS", {"cpu": 160 * 7})
-    blocks = gemm.OP.oracle(SMALL, values)
+    blocks = gemm.GEMM.oracle(SMALL, values)
     for name, value in whole.items():
         torch.testing.assert_close(blocks[name], value, rtol=1e-13, atol=0)
 
 
 def test_the_bound_is_what_it_says() -> None:
     values: Values = {"A": torch.full((1, 160), -2.0), "B": torch.full((96, 160), 0.5)}
-    bound = gemm.OP.oracle(SMALL, values)["C@bound"]
+    bound = gemm.GEMM.oracle(SMALL, values)["C@bound"]
     torch.testing.assert_close(bound, torch.full_like(bound, 160**1.5 * 2.0**-23))
 
 
@@ -154,4 +154,4 @@ def test_an_unknown_form_has_no_oracle(change: Callable[[dict[str, Any]], None])
     entry = SMALL.as_json()
     change(entry)
     with pytest.raises(Unsupported):
-        gemm.OP.check(Definition.model_validate(entry))
+        gemm.GEMM.check(Definition.model_validate(entry))

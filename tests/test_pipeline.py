@@ -92,7 +92,7 @@ def test_a_second_run_prints_the_table_and_does_nothing_else(repository: Reposit
 
 
 def test_the_code_of_one_op_concerns_its_op_type_alone(repository: Repository) -> None:
-    repository.edit("src/traceproof/ops/gemm/oracle.py", "import math", "# A word more.\nimport math")
+    repository.edit("src/traceproof/ops/families/product.py", "import math", "# A word more.\nimport math")
     ran = repository.verify()
     assert ran.code == 0, ran.out
     assert {"verify gemm", "report"} <= set(ran.jobs)

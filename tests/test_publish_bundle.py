@@ -211,6 +211,25 @@ def test_lines_of_the_base_stay_and_come_once() -> None:
     assert joined(both, new) == both
 
 
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize("start", ["definitions/", "solutions/", "workloads/"])
+def test_lists_in_lists_in_lists_are_a_conflict_or_a_problem(
+    prepared: Prepared, source: Source, tmp_path: Path, start: str
+) -> None:
+    root = tmp_path / "dataset"
+    shutil.copytree(source.dataset, root)
+    path = root / path_of(prepared, start)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for data in (DEEP, b"[" * 900 + b"]" * 900 + b"\n"):
+        path.write_bytes(data)
+        told = found(prepared, root)
+        assert any(start in line and ("exists and would change" in line or "schema" in line) for line in told), (
+            told
+        )
+
+
 def test_inputs_that_are_no_plain_normals_are_stored() -> None:
     generator = torch.Generator().manual_seed(0)
     normal = torch.randn(4096, generator=generator)

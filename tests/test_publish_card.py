@@ -12,8 +12,7 @@ from ruamel.yaml import YAML
 
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
-from traceproof.publish import card
-from traceproof.publish.bundle import Folder, Piece
+from traceproof.publish.bundle import TABLE, Folder, Piece, card
 from traceproof.publish.change import resolve
 from traceproof.publish.check import problems
 from traceproof.publish.prepare import Prepared, Source, dry_run, prepare_card, write_ledger
@@ -39,11 +38,11 @@ def prepared(source: Source) -> Prepared:
 
 def test_the_viewer_is_told_of_what_the_dataset_holds(prepared: Prepared, tmp_path: Path) -> None:
     listed = dry_run(prepared, tmp_path / "out", allow_changes=False)
-    assert [file["path"] for file in listed["files"]] == [README, card.TABLE]
+    assert [file["path"] for file in listed["files"]] == [README, TABLE]
     files = tmp_path / "out" / "card" / "files"
     told = YAML(typ="safe").load((files / README).read_text().split("---\n")[1])
     assert [config["config_name"] for config in told["configs"]] == ["definitions", "workloads"]
-    rows = [json.loads(line) for line in (files / card.TABLE).read_text().splitlines()]
+    rows = [json.loads(line) for line in (files / TABLE).read_text().splitlines()]
     assert [(found["name"], found["verified_by"]) for found in rows] == [("alpha", ["torch"])]
     assert "status:verified" in rows[0]["tags"]
     columns = {
@@ -60,10 +59,10 @@ def test_another_card_stays_whatever_is_allowed(prepared: Prepared, source: Sour
 
 
 def test_a_card_of_ours_follows_the_dataset(prepared: Prepared, source: Source) -> None:
-    (source.dataset / README).write_bytes(card.card(["definitions"]))
+    (source.dataset / README).write_bytes(card(["definitions"]))
     change = resolve(prepared.bundle, Folder(source.dataset), allow_changes=False)
     assert change.problems == []
-    assert change.files[README] == card.card(["definitions", "workloads"])
+    assert change.files[README] == card(["definitions", "workloads"])
     (source.dataset / README).write_bytes(change.files[README])
     assert resolve(prepared.bundle, Folder(source.dataset), allow_changes=False).same == [README]
 
@@ -71,8 +70,8 @@ def test_a_card_of_ours_follows_the_dataset(prepared: Prepared, source: Source) 
 @pytest.mark.parametrize(
     ("path", "data", "problem"),
     [
-        (README, card.card(["definitions", "traces"]), "which the dataset lacks"),
-        (card.TABLE, b'{"name": "gone", "op_type": "rmsnorm"}\n', "has a row for gone"),
+        (README, card(["definitions", "traces"]), "which the dataset lacks"),
+        (TABLE, b'{"name": "gone", "op_type": "rmsnorm"}\n', "has a row for gone"),
         ("viewer/other.jsonl", b"{}\n", "outside the dataset's layout"),
     ],
 )

@@ -13,13 +13,10 @@ from publish_support import CASES, bundles, dataset, finished, row
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.publish.bundle import Folder
-from traceproof.publish.change import resolve
+from traceproof.publish.change import joined_tests, resolve
 from traceproof.publish.check import problems
-from traceproof.publish.coverage import BEGIN, END, inserted, section
-from traceproof.publish.coverage_branch import BRANCH
-from traceproof.publish.coverage_branch import prepare as prepare_branch
+from traceproof.publish.coverage import BEGIN, BRANCH, END, coverage_branch, inserted, section
 from traceproof.publish.prepare import Prepared, Source, dry_run
-from traceproof.publish.references import joined_tests
 from traceproof.testgen.texts import classes
 
 DOCUMENT = "docs/model_coverage.mdx"
@@ -127,41 +124,41 @@ def test_the_branch_holds_one_commit_and_nothing_else_of_the_clone_changes(
     rows = prepared["alpha"].coverage
     (clone / DOCUMENT).write_text("edited, not committed\n")
     before = git(clone, "status", "--porcelain", "--branch"), git(clone, "rev-parse", "HEAD")
-    made = prepare_branch(clone, DOCUMENT, rows, origin="Dataset: made.", out=tmp_path)
+    made = coverage_branch(clone, DOCUMENT, rows, origin="Dataset: made.", out=tmp_path)
     assert made.committed
     assert made.base.startswith("origin/trunk ")
     assert git(clone, "diff", "--name-only", f"origin/trunk..{BRANCH}") == DOCUMENT
     assert git(clone, "show", f"{BRANCH}:{DOCUMENT}").startswith(f"# Coverage\n\n{BEGIN}")
     assert (git(clone, "status", "--porcelain", "--branch"), git(clone, "rev-parse", "HEAD")) == before
     assert "| tiny | 3 | 2 |" in made.text.read_text()
-    assert not prepare_branch(clone, DOCUMENT, rows, origin="Dataset: made.", out=tmp_path).committed
-    assert prepare_branch(clone, DOCUMENT, rows[:1], origin="Dataset: made.", out=tmp_path).committed
+    assert not coverage_branch(clone, DOCUMENT, rows, origin="Dataset: made.", out=tmp_path).committed
+    assert coverage_branch(clone, DOCUMENT, rows[:1], origin="Dataset: made.", out=tmp_path).committed
     assert git(clone, "rev-list", "--count", f"origin/trunk..{BRANCH}") == "1"
     git(clone, *made.command.split()[3:])
     assert git(tmp_path / "remote", "rev-parse", BRANCH) == git(clone, "rev-parse", BRANCH)
 
 
 def test_a_document_that_is_absent_is_made(prepared: dict[str, Prepared], clone: Path, tmp_path: Path) -> None:
-    prepare_branch(clone, "new/page.mdx", prepared["alpha"].coverage, origin="", out=tmp_path)
+    coverage_branch(clone, "new/page.mdx", prepared["alpha"].coverage, origin="", out=tmp_path)
     assert git(clone, "show", f"{BRANCH}:new/page.mdx").startswith(BEGIN)
 
 
 @pytest.mark.parametrize("file", ["/etc/passwd", "../outside.mdx"])
 def test_a_document_outside_the_clone_is_refused(clone: Path, tmp_path: Path, file: str) -> None:
     with pytest.raises(TraceproofError, match="no path inside"):
-        prepare_branch(clone, file, (), origin="", out=tmp_path)
+        coverage_branch(clone, file, (), origin="", out=tmp_path)
 
 
 def test_what_is_no_clone_and_a_branch_in_use_are_told(
     prepared: dict[str, Prepared], clone: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(TraceproofError, match="there is no repository"):
-        prepare_branch(tmp_path, DOCUMENT, (), origin="", out=tmp_path)
+        coverage_branch(tmp_path, DOCUMENT, (), origin="", out=tmp_path)
     rows = prepared["alpha"].coverage
-    prepare_branch(clone, DOCUMENT, rows, origin="", out=tmp_path)
+    coverage_branch(clone, DOCUMENT, rows, origin="", out=tmp_path)
     git(clone, "checkout", "--quiet", BRANCH)
     with pytest.raises(TraceproofError, match="checked out"):
-        prepare_branch(clone, DOCUMENT, rows[:1], origin="", out=tmp_path)
+        coverage_branch(clone, DOCUMENT, rows[:1], origin="", out=tmp_path)
 
 
 def test_a_definition_that_the_published_dataset_lacks_is_among_the_files(

@@ -11,8 +11,8 @@ from hub_repository import Repository
 from publish_support import of_alpha, path_of, with_piece
 
 from traceproof.errors import TraceproofError
-from traceproof.publish.git import Remote, _Clone
 from traceproof.publish.prepare import Prepared
+from traceproof.publish.push import Remote
 
 BRANCH = "traceproof/definition-alpha"
 
@@ -69,14 +69,17 @@ def test_a_changed_bundle_and_a_moved_base_go_on_top(remote: Repository, prepare
     assert remote.git("cat-file", "blob", f"{BRANCH}:definitions/moved.txt") == b"moved\n"
 
 
-def test_the_default_branch_is_never_pushed_to(remote: Repository, tmp_path: Path) -> None:
-    clone = _Clone(tmp_path / "clone", f"file://{remote.git_dir}")
-    with pytest.raises(ValueError, match="not a bundle's branch"):
-        clone.push(remote.head("main"), "main", None)
+def test_the_default_branch_is_never_pushed_to(remote: Repository, prepared: Prepared) -> None:
+    remote.git("branch", BRANCH, "main")
+    remote.git("symbolic-ref", "HEAD", f"refs/heads/{BRANCH}")
+    before = remote.head(BRANCH)
+    with pytest.raises(TraceproofError, match="never pushed to"):
+        push(remote, prepared)
+    assert remote.head(BRANCH) == before
 
 
 def test_a_remote_that_is_absent_or_keeps_files_in_lfs_says_so(remote: Repository, prepared: Prepared) -> None:
-    with pytest.raises(TraceproofError, match=r"file:///absent clone\.git .*: there is no repository"):
+    with pytest.raises(TraceproofError, match=r"file:///absent clone .*: there is no repository"):
         Remote("file:///absent").push(prepared.bundle, prepared.describe, allow_changes=False)
     remote.commit_files("refs/heads/main", {".gitattributes": b"*.safetensors filter=lfs\n"}, "Use LFS")
     with pytest.raises(TraceproofError, match="files in LFS") as caught:
@@ -100,7 +103,7 @@ def test_only_the_command_can_push() -> None:
     root = Path(__file__).resolve().parent.parent
     places = [root / "Snakefile", *root.glob("rules/*.smk"), *root.glob("scripts/*.py"), *root.glob("src/**/*.py")]
     naming = {
-        path.relative_to(root).as_posix() for path in places if re.search(r"publish\.(hub|git) ", path.read_text())
+        path.relative_to(root).as_posix() for path in places if re.search(r"publish\.push ", path.read_text())
     }
     assert naming == {"src/traceproof/cli/publish.py"}
     assert not [path.name for path in places if path.suffix == ".smk" and "--push" in _commands(path.read_text())]

@@ -23,7 +23,7 @@ SOURCE = Path(traceproof.__file__).parent
 LOOKS = {
     "imports_the_project": """
 try:
-    import traceproof.ops.rmsnorm.oracle as found
+    import traceproof.ops.families.norm as found
 except ImportError:
     found = None
 """,
@@ -45,7 +45,7 @@ found = [one for one in gc.get_objects() if isinstance(one, type) and names <= s
 """,
     "reads_the_source": """
 import os
-found = [path for path in ('SOURCE', 'SOURCE/ops/rmsnorm/oracle.py', 'SOURCE/ops') if os.path.exists(path)]
+found = [path for path in ('SOURCE', 'SOURCE/ops/families/norm.py', 'SOURCE/ops') if os.path.exists(path)]
 """,
     "reads_the_results": """
 import os

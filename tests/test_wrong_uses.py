@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from traceproof.cli import main
 
 # Command, and a part of the answer that names what is wrong. {tmp} is a folder with: `file` (text), `empty` (a
-# folder), `dataset` (one definition), `git` (a folder that is no repository), `cases` (a damaged plan), `kernels`.
+# folder), `dataset` (one definition), `git` (a folder that is no repository), `kernels`.
 USES: list[tuple[str, str]] = [
     # No such command, option or value.
     ("", "Usage"),
@@ -23,7 +23,7 @@ USES: list[tuple[str, str]] = [
     ("verify --seed 1.5", "--seed"),
     ("verify --tolerance small", "--tolerance"),
     ("verify --op-type", "--op-type"),
-    ("coverage --gaps -1", "--gaps"),
+    ("coverage --tests . --gaps -1", "--gaps"),
     ("audit-tests {tmp}/empty --seconds 0", "--seconds"),
     ("clone-repos --jobs 0", "--jobs"),
     ("clone-repos --stall never", "--stall"),
@@ -86,7 +86,7 @@ USES: list[tuple[str, str]] = [
     ("add-reference-tests --op-type nope", "nope"),
     ("add-reference-tests --definition-name nope", "nope"),
     ("publish --definition-name nope", "no"),
-    ("coverage", "cases"),
+    ("coverage", "--tests"),
     # Files and folders that are not there, or of the wrong kind.
     ("verify --dataset {tmp}/nowhere", "{tmp}/nowhere"),
     ("verify --dataset {tmp}/file", "{tmp}/file"),
@@ -104,11 +104,6 @@ USES: list[tuple[str, str]] = [
     ("audit-tests {tmp}/file", "{tmp}/file"),
     ("audit-tests {tmp}/empty --no-run", "dataset"),
     ("audit-tests {tmp}/dataset/tests --torch-python {tmp}/nowhere", "{tmp}/nowhere"),
-    ("coverage --cases {tmp}/nowhere", "{tmp}/nowhere"),
-    ("coverage --cases {tmp}/cases", "{tmp}/cases"),
-    ("coverage --recorded {tmp}/file", "--recorded needs --dataset"),
-    ("coverage --recorded {tmp}/nowhere --dataset {tmp}/dataset", "{tmp}/nowhere"),
-    ("coverage --recorded {tmp}/file --dataset {tmp}/dataset", "{tmp}/file"),
     ("coverage --tests {tmp}/nowhere", "{tmp}/nowhere"),
     ("coverage --tests {tmp}/dataset --python {tmp}/nowhere", "{tmp}/nowhere"),
     ("diff {tmp}/file {tmp}/file", "{tmp}/file"),
@@ -180,12 +175,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 @pytest.fixture
 def tmp(tmp_path: Path) -> Path:
     (tmp_path / "file").write_text("no json, no yaml: [\n", encoding="utf-8")
-    for name in ("empty", "git", "cases", "kernels", "dataset/definitions/rmsnorm", "dataset/tests"):
+    for name in ("empty", "git", "kernels", "dataset/definitions/rmsnorm", "dataset/tests"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "file.json").write_text('{"name": "rmsnorm_h9', encoding="utf-8")
     (tmp_path / "kernels" / "k.py").write_text("x = 1\n", encoding="utf-8")
     (tmp_path / "solution.py").write_text("def run(x):\n    return x\n", encoding="utf-8")
-    (tmp_path / "cases" / "gemm.json").write_text('{"op_type": "ge', encoding="utf-8")
     definition = DEFINITIONS / "rmsnorm" / "rmsnorm_h96.json"
     (tmp_path / "dataset" / "definitions" / "rmsnorm" / definition.name).write_text(definition.read_text())
     return tmp_path

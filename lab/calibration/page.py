@@ -9,7 +9,7 @@ from calibration.measure import OURS
 from calibration.rivals import RIVALS
 from traceproof.errors import TraceproofError
 
-MEASURED, LAWS = "measured", "laws"  # the parts of the page that are written by scripts
+MEASURED, RELATIONS = "measured", "relations"  # the parts of the page that are written by scripts
 GATES = (OURS, *RIVALS)
 Rates = Mapping[str, Any]
 

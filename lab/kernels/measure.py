@@ -15,14 +15,13 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops import lookup, registry
 from traceproof.ops.adapter import Adapter, resolve
 from traceproof.ops.base import Tensors, Values
+from traceproof.ops.batch import halved
 from traceproof.ops.cases import ALWAYS
-from traceproof.ops.laws import laws_of
 from traceproof.run.case import CPU, Subject
 from traceproof.run.implementation import Implementation, named_outputs
 from traceproof.run.inputs import make_inputs
 from traceproof.run.runner import arrive_late
 from traceproof.run.tensor_files import same_bits
-from traceproof.solutions.properties import SPLIT
 from traceproof.stacks import STACK_OF, STACKS
 
 LARGEST = 2 << 30  # bytes that a case may need
@@ -184,22 +183,18 @@ def batch(kernel: Kernel, *, varies: bool) -> Seen:
     """The halves of a batch on their own, in every size until one shows other bits."""
     if varies:
         return kernel.seen("batch", UNMEASURED, "its bits differ from call to call")
-    law = next((one for one in laws_of(kernel.definition) if one.name == SPLIT), None)
     sizes = 0
     for subject in kernel.subjects():
-        experiment = law.design(subject) if law is not None else None
-        if experiment is None:
+        halves = halved(subject)
+        if halves is None:
             continue
         sizes += 1
-        outputs: list[Tensors] = [kernel(subject.inputs)]
-        parts: list[Values] = []
-        for given in experiment.calls:
-            values = given(outputs) if callable(given) else given
-            parts.append(values)
-            outputs.append(kernel(values))
-        joined, whole = experiment.sides(outputs)
+        whole, joined = (
+            halves.whole(kernel(subject.inputs)),
+            halves.joined([kernel(part) for part in halves.inputs]),
+        )
         if not _same(whole, joined):
-            text = repeat(lambda: in_parts(kernel, subject, parts))  # noqa: B023 - called at once
+            text = repeat(lambda: in_parts(kernel, subject, list(halves.inputs)))  # noqa: B023 - called at once
             return kernel.seen("batch", DEPENDS, _apart(whole, joined), text)
     if not sizes:
         return kernel.seen("batch", UNMEASURED, "it is not known which parts of its inputs are independent")

@@ -25,11 +25,15 @@ def code_digest(*parts: str) -> str:
     return digest_json([_content(path) for part in parts for path in _files(SOURCE / part)])
 
 
-def verdict_code(op_type: str) -> str:
-    """Digest of what an op_type's rows depend on: the engine, what all ops share, and the folder of this one."""
+def verdict_code(op_type: str, own: Path | None) -> str:
+    """Digest of what an op_type's rows depend on: the engine, what ops share, `own`, the file that declares it."""
     others = {path.parent for path in OPS.glob(f"*/{ORACLE}")} - {OPS / op_type}
-    own = (path for path in _files(OPS) if path.suffix == ".py" and others.isdisjoint(path.parents))
-    return digest_json([code_digest(*ENGINE), [_content(path) for path in own]])
+    others |= set(OPS.glob("families/[a-z]*.py")) - {own}
+    shared = (path for path in _files(OPS) if path.suffix == ".py" and others.isdisjoint({path, *path.parents}))
+    parts = [_content(path) for path in shared]
+    if own is not None and SOURCE not in own.parents:
+        parts.append((own.name, digest_bytes(own.read_bytes())))
+    return digest_json([code_digest(*ENGINE), parts])
 
 
 def forget() -> None:

@@ -17,14 +17,14 @@ BAD_USE = 2
 STOPPED = "Stopped.\n"
 # Options that take several values after one flag.
 MANY = names(
-    "--test-sizes --op-type --definition-name --case --select --ignore --changed --bug --model-name --tp --ep "
+    "--test-sizes --op-type --definition-name --case --select --ignore --changed --model-name --tp --ep "
     "--page-size"
 )
 
 HELP = "Proves LLM kernel references right. Exit codes: 0 fine, 1 findings, 2 bad use or input, 130 interrupted."
 # Each is a module's function of that name, with `_command` behind it where that means something else there.
 _NAMES = (
-    "clone-repos dependents clean diff bisect replay-history doctor verify judge show site lint "
+    "clone-repos dependents clean diff bisect doctor verify judge show site lint "
     "extract-kernel-definitions add-new-model add-reference-tests audit-tests lint-kernels coverage publish"
 )
 COMMANDS = tuple(_NAMES.split())

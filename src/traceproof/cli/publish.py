@@ -13,9 +13,7 @@ from traceproof.config.schema import Config
 from traceproof.dataset.fetch import folder_of
 from traceproof.environments.building import resolve
 from traceproof.errors import TraceproofError
-from traceproof.publish.coverage_branch import prepare as prepare_branch
-from traceproof.publish.git import Remote
-from traceproof.publish.hub import Hub
+from traceproof.publish.coverage import coverage_branch
 from traceproof.publish.prepare import (
     Per,
     Prepared,
@@ -27,6 +25,7 @@ from traceproof.publish.prepare import (
     prepare_card,
     source_commit,
 )
+from traceproof.publish.push import Hub, Remote
 from traceproof.stacks import MAIN
 from traceproof.text import printable, redacted
 
@@ -153,7 +152,7 @@ def _push(target: Remote | Hub, made: Sequence[Prepared], *, allow_changes: bool
 def _coverage(clone: Path, file: str, made: Prepared, folder: Path, told: TextIO) -> None:
     provenance = made.source.provenance
     origin = f"Dataset: {provenance['dataset']}; traceproof {provenance['traceproof'] or 'of no commit'}."
-    branch = prepare_branch(clone, file, made.coverage, origin=origin, out=folder)
+    branch = coverage_branch(clone, file, made.coverage, origin=origin, out=folder)
     what = "a commit" if branch.committed else "nothing new"
     told.write(f"coverage: {what} on {branch.branch} ({branch.base}); text: {branch.text}\n")
     told.write(f"coverage: to push it: {branch.command}\n")

@@ -1,11 +1,38 @@
-"""Axes of an op_type, records of what was exercised, and the one-way and pairwise coverage that follows."""
+"""Axes that cases differ in, records of what was exercised, and the one-way and pairwise coverage that follows."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 from typing import Any
 
-from traceproof.ops.space import Axis, Chosen, Space, Values
+Values = Mapping[str, frozenset[str]]  # axis -> values that one case exercises; a case may have several of an axis
+Chosen = Mapping[str, str]  # axis -> one value
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Something that matters, with its values from the smallest case's on, and why it matters."""
+
+    name: str
+    values: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """The axes of one op_type."""
+
+    axes: tuple[Axis, ...]
+    # (definition, case) as JSON -> values of each axis
+    read: Callable[[Mapping[str, Any], Mapping[str, Any]], Values]
+    # whether values of two or more axes can go together; what is missing in its argument is open
+    reachable: Callable[[Chosen], bool] = field(default=lambda _: True)
+    fixed: frozenset[str] = frozenset()  # axes that each definition sets for all its cases
+    op_type: str = ""  # or what else is tested
+
+    def axis(self, name: str) -> Axis:
+        """An axis by its name."""
+        return next(axis for axis in self.axes if axis.name == name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +168,32 @@ def _complete(space: Space, chosen: dict[str, str], rest: Sequence[Axis]) -> Cho
         if found is not None:
             return found
     return None
+
+
+def as_text(coverages: Iterable[Coverage], *, gaps: int) -> str:
+    """A table, then each gap with its smallest case: all single ones, the first `gaps` pairs of an op_type."""
+    found = list(coverages)
+    lines = [f"{'op_type':18} {'cases':>6} {'one-way':>12} {'pairwise':>14}"]
+    lines += [f"{one.op_type:18} {one.cases:6} {_share(one.one_way):>12} {_share(one.pairs):>14}" for one in found]
+    lines += [f"{one.op_type}: no case was run" for one in found if not one.cases]
+    for one in (one for one in found if one.cases):
+        for gap in [*one.gaps, *one.pair_gaps[:gaps]]:
+            lines.append(
+                f"{one.op_type}: not exercised: {_said(gap.missing)}; smallest case: {_said(gap.smallest)}"
+            )
+            if gap.place:
+                lines.append(f"  belongs beside {gap.place}, with {_said(gap.changes)}")
+        if len(one.pair_gaps) > gaps:
+            lines.append(f"{one.op_type}: and {len(one.pair_gaps) - gaps} more pairs")
+        lines += [f"{one.op_type}: {text} is not declared" for text in one.unknown]
+    return "\n".join(lines) + "\n"
+
+
+def _share(counts: tuple[int, int]) -> str:
+    covered, reachable = counts
+    return f"{covered}/{reachable} {covered / reachable:4.0%}" if reachable else "-"
+
+
+def _said(chosen: object) -> str:
+    assert isinstance(chosen, dict)
+    return ", ".join(f"{name} {value}" for name, value in chosen.items())

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset import reference_text
 from traceproof.models.catalogue import entries
@@ -145,12 +145,21 @@ def shown(value: Value) -> str:
 
 @cache
 def ruled() -> tuple[str, ...]:
-    """The op_types that have rules, sorted: those with a file `ops/<op_type>/constants.py`."""
-    return tuple(sorted(path.parent.name for path in OPS.glob("*/constants.py")))
+    """The op_types that have rules, sorted."""
+    declared = {name for name, (_, op) in _registry().declarations().items() if op.rules}
+    return tuple(sorted({path.parent.name for path in OPS.glob("*/constants.py")} | declared))
+
+
+def _registry() -> Any:  # noqa: ANN401 - a module; ops are built on this package, so it is asked by name
+    return importlib.import_module("traceproof.ops.registry")
 
 
 def rules_of(op_type: str) -> tuple[Rule, ...]:
     """The rules of an op_type, its `RULES`; none where it has no such file."""
+    own = _registry().declared(op_type)
+    if own is not None:
+        given: tuple[Rule, ...] = own.rules
+        return given
     if op_type not in ruled():
         return ()
     found: tuple[Rule, ...] = importlib.import_module(f"traceproof.ops.{op_type}.constants").RULES

@@ -1,25 +1,27 @@
 """What an adapter is: a call of a pinned package, told by a definition's form, never by its name."""
 
+from __future__ import annotations
+
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from importlib import metadata
 from types import MappingProxyType
-from typing import Any
-
-import torch
+from typing import Any, TypedDict
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.base import TORCH_DTYPES, Values, scalar, tensor
+from traceproof.lazy import torch
+from traceproof.ops.base import TORCH_DTYPES, Given, Values, dtype_of, scalar, tensor
 from traceproof.reasons import Skip, Unavailable
 from traceproof.stacks.base import Module, Stack
 from traceproof.text import names
 
-__all__ = ["TORCH_DTYPES", "Definition", "Module", "Values", "scalar", "tensor"]  # for ground truths
+# For ground truths.
+__all__ = ["TORCH_DTYPES", "Definition", "Given", "Module", "Values", "dtype_of", "scalar", "tensor"]
 
 Api = Mapping[str, Any]  # what an adapter's API keys stand for at the installed version
-Outputs = Mapping[str, torch.Tensor]
+Outputs = Mapping[str, "torch.Tensor"]
 # Compute capabilities that a kernel runs on, the first and the last; these go up to the newest there is.
 SM75, SM80, SM89 = (((7, 5), (12, 9)), ((8, 0), (12, 9)), ((8, 9), (12, 9)))
 STAND_IN = "stands_in"  # attribute of a loader whose modules stand in for a package that is absent
@@ -107,6 +109,20 @@ def signature(text: str, *, rows: str | None = None) -> Signature:
     return Signature(names(inputs) - optional, frozenset(name[1:-1] for name in optional), names(outputs), rows)
 
 
+Call = Callable[..., Outputs]  # (api, definition, inputs) -> outputs by name, fresh tensors
+
+
+class Conditions(TypedDict, total=False):
+    """What else an adapter says of its call; see there."""
+
+    packages: tuple[str, ...]
+    accepts: Callable[[Definition], bool]
+    dtypes: frozenset[str] | None
+    modules: Callable[[Definition, tuple[int, int]], tuple[Module, ...]]
+    refuses: Callable[[Api, Definition], Unavailable | None]
+    sm: tuple[tuple[int, int], tuple[int, int]] | None
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """One way to compute what a definition specifies."""
@@ -192,7 +208,7 @@ class Adapter:
             shape = definition.shape_of(spec, axes) or ()
             if 0 not in shape:
                 return None
-            outputs[name] = torch.empty(shape, dtype=TORCH_DTYPES[spec.dtype], device=device)
+            outputs[name] = torch.empty(shape, dtype=dtype_of(spec), device=device)
         return outputs
 
 

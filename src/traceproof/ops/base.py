@@ -1,29 +1,63 @@
 """What an op is: the one place that knows an op_type."""
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypedDict, Union, Unpack
 
-import torch
-
-from traceproof.dataset.definition import Definition, DType
-from traceproof.draw import Draw
+from traceproof.dataset.definition import DType
+from traceproof.lazy import torch
 from traceproof.ops import far
 from traceproof.ops.cases import STRESS, Case, Further
 from traceproof.ops.compare import Close, Comparison, IndexSet
 from traceproof.ops.far import Far
 
-Value = torch.Tensor | int | float | bool | None
-Values = dict[str, Value]
-Tensors = dict[str, torch.Tensor]
+if TYPE_CHECKING:
+    from traceproof.dataset.constants import Rule
+    from traceproof.dataset.definition import Definition, TensorSpec
+    from traceproof.draw import Draw
+    from traceproof.ops.adapter import Adapter, Call, Conditions
+    from traceproof.ops.answers import Answers
+    from traceproof.ops.extraction import Extraction
 
+Value = Union["torch.Tensor", int, float, bool, None]
+Values = dict[str, Value]
+Given = Mapping[str, Any]  # the same, for calls of packages
+Tensors = dict[str, "torch.Tensor"]
+
+KINDS = frozenset(DType)
 TWIN_LEAST = 256  # of an axis of a twin: wide enough for sums to lose what a kernel's precision loses
 
-TORCH_DTYPES: Mapping[str, torch.dtype] = {kind: getattr(torch, kind) for kind in DType if hasattr(torch, kind)}
+
+class Dtypes(Mapping[str, "torch.dtype"]):
+    """PyTorch's dtypes by the schema's names, for those that PyTorch has."""
+
+    def __getitem__(self, name: str) -> torch.dtype:
+        """The dtype of that name. Raises KeyError: PyTorch has none."""
+        if name not in KINDS or not hasattr(torch, name):
+            raise KeyError(name)
+        found: torch.dtype = getattr(torch, name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return (kind for kind in DType if hasattr(torch, kind))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
-def tensor(inputs: Values, name: str) -> torch.Tensor:
+TORCH_DTYPES = Dtypes()
+
+
+def dtype_of(spec: TensorSpec) -> torch.dtype:
+    """The dtype of an input or output as PyTorch has it."""
+    return TORCH_DTYPES[spec.dtype]
+
+
+def tensor(inputs: Given, name: str) -> torch.Tensor:
     """An input that must be a tensor. Raises TypeError: it is none."""
     value = inputs[name]
     if not isinstance(value, torch.Tensor):
@@ -31,7 +65,7 @@ def tensor(inputs: Values, name: str) -> torch.Tensor:
     return value
 
 
-def scalar(inputs: Values, name: str) -> float:
+def scalar(inputs: Given, name: str) -> float:
     """An input that must be a Python number, or a tensor of one element. Raises TypeError: it is neither."""
     value = inputs[name]
     if isinstance(value, torch.Tensor):
@@ -45,6 +79,16 @@ class Unsupported(Exception):  # noqa: N818 - an answer, not an error
     """This op has no oracle for a definition of this form; the text says which part it does not know."""
 
 
+class Facts(TypedDict, total=False):
+    """Facts of an op that the driver reads; see `Op`."""
+
+    long: bool
+    compiles_late: tuple[str, ...]
+    staged: bool
+    coupled: bool
+    without_api: Callable[[Definition], bool]
+
+
 class Op(ABC):
     """An op_type: its cases, its inputs, its oracle.
 
@@ -53,9 +97,55 @@ class Op(ABC):
     reads the reference.
     """
 
-    op_type: ClassVar[str]
+    op_type: str
+    # What the driver reads, which has no PyTorch.
+    family: str = ""  # `verify_<family>` and `nox -s test_<family>` cover it
+    # its references take the longest and so decide when a run is done: they start first, and more of them run side
+    # by side
+    long: bool = False
+    # ground truths that compile something for most of its cases when called; they start first
+    compiles_late: tuple[str, ...] = ()
+    staged: bool = False  # its definitions have a tag `stage:<stage>`
+    coupled: bool = False  # the parts of a batch are not independent: one alone need not give what it gives in it
+    # whether FlashInfer has no call for a definition, although it has some for the op_type
+    without_api: Callable[[Definition], bool] = staticmethod(lambda _: False)
+    rules: tuple[Rule, ...] = ()  # where each constant is stated that is no input
+    extraction: Extraction | None = None  # how its calls are found in a model
 
-    def of_form(self, definition: Definition) -> "Op":
+    @cached_property
+    def truths(self) -> dict[str, list[Adapter]]:
+        """Calls of packages that compute it, by ground truth, in order of preference; `truth` adds one."""
+        return {}
+
+    def truth(
+        self,
+        source: str,
+        name: str,
+        *apis: str,
+        serves: str,
+        rows: str | None = "",
+        **conditions: Unpack[Conditions],
+    ) -> Callable[[Call], Call]:
+        """Decorate a call of a ground truth's package: its name as people know it, and the API keys that it uses.
+
+        `serves` are the inputs and outputs of the definitions that it computes, `rows` the input without whose
+        rows it is not called (`adapter.Signature`): the first one unless said otherwise, None where it takes that.
+        """
+        from traceproof.ops.adapter import Adapter, signature
+
+        def added(call: Call) -> Call:
+            first = serves.split(maxsplit=1)[0] if rows == "" else rows
+            adapter = Adapter(name, signature(serves, rows=first), call, apis, **conditions)
+            self.truths.setdefault(source, []).append(adapter)
+            return call
+
+        return added
+
+    def known_answers(self) -> Answers | None:
+        """Right and wrong ways of computing it; None: none are declared."""
+        return None
+
+    def of_form(self, definition: Definition) -> Op:
         """The op of the form that a definition has, where an op_type has several that share nothing."""
         del definition
         return self
@@ -214,12 +304,12 @@ def specified(
     """Shapes of some inputs in a case, () for a scalar's, and their dtypes."""
     specs = {name: definition.inputs[name] for name in names}
     shapes = {name: definition.shape_of(spec, case.axes) or () for name, spec in specs.items()}
-    return shapes, {name: TORCH_DTYPES[spec.dtype] for name, spec in specs.items()}
+    return shapes, {name: dtype_of(spec) for name, spec in specs.items()}
 
 
 def rounded(definition: Definition, values: Tensors) -> Tensors:
     """The definition's outputs out of these, each in its dtype."""
-    return {name: values[name].to(TORCH_DTYPES[spec.dtype]) for name, spec in definition.outputs.items()}
+    return {name: values[name].to(dtype_of(spec)) for name, spec in definition.outputs.items()}
 
 
 def ordered(definition: Definition, values: Mapping[str, Any]) -> Values:

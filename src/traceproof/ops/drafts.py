@@ -73,7 +73,7 @@ def draft(
     without: Collection[str] = (),
     twin: Draft | None = None,
 ) -> Draft:
-    """The definition that `<skeleton>.toml.in` and `<skeleton>.py.in` of an op_type's package state, or of all.
+    """The definition of an op_type that `<skeleton>.toml.in` and `<skeleton>.py.in` of `templates` state.
 
     `$NAME` in them is a value; axes and inputs in `without` are left out. Such texts are ours, written from the
     definitions' semantics; `traceproof.extract.check` holds every reference against the op's float64 oracle.
@@ -89,7 +89,8 @@ def draft(
 
 
 def _text(package: str, name: str, values: Mapping[str, object]) -> str:
-    places = [resources.files(place).joinpath(name) for place in (package, COMMON)]
+    own = resources.files(package) if "." in package else resources.files("traceproof.ops").joinpath("templates")
+    places = [place.joinpath(name) for place in (own, resources.files(COMMON))]
     text = next(place for place in places if place.is_file()).read_text(encoding="utf-8")
     return Template(text).substitute(values)
 

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from traceproof.dataset.definition import Definition, TensorSpec
+from traceproof.lazy import torch
 from traceproof.ops.cases import Case
 
 if TYPE_CHECKING:
+    from traceproof.dataset.definition import Definition, TensorSpec
     from traceproof.ops.base import Value, Values
 
 SIZE = "far"  # key of a case's drawing instructions: the size of the axis that a kernel gets

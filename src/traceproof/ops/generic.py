@@ -39,7 +39,7 @@ class GenericOp(Op):
     """Stands in for an op_type that this project does not know."""
 
     def __init__(self, op_type: str) -> None:
-        self.op_type = op_type  # type: ignore[misc] # one class stands for many op_types
+        self.op_type = op_type
 
     def check(self, definition: Definition) -> None:
         """Never knows the numerics."""

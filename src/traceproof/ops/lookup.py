@@ -5,7 +5,7 @@ from functools import cache
 
 from traceproof.ops.adapter import Adapter, Definition
 from traceproof.ops.api_call import api_adapter
-from traceproof.ops.registry import ground_truth, known
+from traceproof.ops.registry import declared, ground_truth, known
 from traceproof.stacks import STACK_OF, STACKS
 
 
@@ -17,6 +17,9 @@ def op_types(name: str) -> frozenset[str]:
 
 def adapters(name: str, op_type: str) -> tuple[Adapter, ...]:
     """A ground truth's adapters for an op_type, in order of preference."""
+    own = declared(op_type)
+    if own is not None:
+        return tuple(own.truths.get(name, ()))
     module = ground_truth(op_type, name)
     if module is None:
         return ()

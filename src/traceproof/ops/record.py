@@ -21,6 +21,7 @@ class OpType:
     # ground truths that compile something for most of its cases when called; they start first
     compiles_late: tuple[str, ...] = ()
     staged: bool = False  # its definitions have a tag `stage:<stage>`
+    coupled: bool = False  # the parts of a batch are not independent: one alone need not give what it gives in it
     kin: str = ""  # a part that the folder lacks is `ops/common/<kin>_<part>`, if there is such a file
     # whether FlashInfer has no call for a definition, although it has some for the op_type
     without_api: Callable[[Definition], bool] = lambda _: False

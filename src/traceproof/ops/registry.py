@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +22,54 @@ ORACLE = "oracle"  # the file that makes a folder an op_type
 
 
 @cache
+def declarations() -> Mapping[str, tuple[str, Op]]:
+    """Every op that is declared, with its module: in files of `families`, and of packages that are installed.
+
+    Such a package names a module of its own as an entry point of the group `traceproof.ops`. All without PyTorch.
+    Raises ValueError: two declare one op_type.
+    """
+    from traceproof.ops.base import Op
+
+    places = [f"traceproof.ops.families.{path.stem}" for path in sorted(FOLDER.glob("families/[a-z]*.py"))]
+    places += sorted(entry.value for entry in metadata.entry_points(group="traceproof.ops"))
+    found: dict[str, tuple[str, Op]] = {}
+    for place in places:
+        for op in vars(importlib.import_module(place)).values():
+            if not (isinstance(op, Op) and op.family):
+                continue
+            if found.setdefault(op.op_type, (place, op))[1] is not op:
+                raise ValueError(f"{found[op.op_type][0]} and {place} both declare {op.op_type}")
+    return found
+
+
+def declared(op_type: str) -> Op | None:
+    """The op of that name; None: none is declared."""
+    found = declarations().get(op_type)
+    return None if found is None else found[1]
+
+
+def file_of(op_type: str) -> Path | None:
+    """The file that declares an op_type; None: none does."""
+    if op_type not in declarations():
+        return None
+    return Path(str(sys.modules[declarations()[op_type][0]].__file__))
+
+
+@cache
 def known() -> tuple[str, ...]:
-    """The op_types with a folder of their own, sorted; nothing is imported."""
-    return tuple(sorted(path.parent.name for path in FOLDER.glob(f"*/{ORACLE}.py")))
+    """The op_types, sorted."""
+    return tuple(sorted({path.parent.name for path in FOLDER.glob(f"*/{ORACLE}.py")} | declarations().keys()))
 
 
 def module(op_type: str, part: str = ORACLE) -> str | None:
     """Name of the module with one part of an op_type, e.g. `ground_truths.torch`; None: there is none."""
-    for place in (f"{op_type}.{part}", f"common.{record(op_type).kin}_{part}"):
+    if op_type in declarations():
+        place, op = declarations()[op_type]
+        kind, _, source = part.partition(".")
+        holds = {ORACLE: True, "constants": bool(op.rules), "ground_truths": source in op.truths}
+        if kind in holds:
+            return place if holds[kind] else None
+    for place in (f"{op_type}.{part}", f"common.{getattr(record(op_type), 'kin', '')}_{part}"):
         if op_type in known() and FOLDER.joinpath(*place.split(".")).with_suffix(".py").is_file():
             return f"traceproof.ops.{place}"
     return None
@@ -35,6 +77,8 @@ def module(op_type: str, part: str = ORACLE) -> str | None:
 
 def deciding(op_type: str) -> tuple[str, ...]:
     """Names of the modules that decide its verdicts and are imported by its name: oracle, rules of constants."""
+    if op_type in declarations():
+        return (declarations()[op_type][0],)
     constants = module(op_type, "constants")
     return (module(op_type) or "traceproof.ops.generic", *([constants] if constants else []))
 
@@ -46,10 +90,13 @@ def attribute(op_type: str, part: str, name: str) -> Any:  # noqa: ANN401 - the 
 
 
 @cache
-def record(op_type: str) -> OpType:
+def record(op_type: str) -> OpType | Op:
     """The facts of an op_type; those of none for one that has no folder here."""
     if op_type not in known():
         return OpType(family="")
+    own = declared(op_type)
+    if own is not None:
+        return own
     found: OpType = importlib.import_module(f"traceproof.ops.{op_type}").OP
     return found
 
@@ -71,6 +118,9 @@ def ground_truth(op_type: str, source: str) -> str | None:
 @cache
 def get(op_type: str) -> Op:
     """The op of an op_type; the generic op (no oracle) for one that has no folder here."""
+    own = declared(op_type)
+    if own is not None:
+        return own
     name = module(op_type)
     if name is None:
         from traceproof.ops.generic import GenericOp

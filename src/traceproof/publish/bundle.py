@@ -1,9 +1,15 @@
-"""A bundle: the files of one pull request, and what they come to on top of a dataset's present state."""
+"""A bundle: the files of one pull request. One is of definitions, with generated tests; one is the dataset's card.
+
+The card is what the hub's viewer needs to show a dataset that has none of its own. Definitions are one JSON object
+per file over many lines, which the viewer can not read, so a table is beside it.
+"""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from fnmatch import fnmatch
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,9 +17,12 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.records import BASELINE
 from traceproof.dataset.tree import Tree, file_bytes, file_text, json_text, strict_json
 from traceproof.errors import TraceproofError
-from traceproof.names import path_part
+from traceproof.files import write_text
+from traceproof.names import fresh_folder, path_part
 from traceproof.publish.ledger import Ledger, Standing, tagged
 from traceproof.reading import NotPlainError
+from traceproof.testgen.generate import PLACE, Divergences, GenerateOptions, generate
+from traceproof.testgen.texts import MARKER, classes, render, state
 
 PARTS = "parts.json"
 LARGEST = 1 << 30  # bytes of a file of a dataset that is looked at
@@ -30,6 +39,24 @@ class Kind(StrEnum):
     BLOB = "blob"
     CARD = "README.md"
     VIEWER = "viewer"
+
+
+TABLE = f"{Kind.VIEWER}/definitions.jsonl"
+FILES = {"definitions": TABLE, "workloads": "workloads/*/*.jsonl", "traces": "traces/**/*.jsonl"}
+# Columns of the datasets library, by name. What has other keys from row to row is JSON to it.
+STRING, STRINGS, JSON = "dtype: string", "list: string", "dtype: json"
+LINES = {"definition": STRING, "workload": JSON, "solution": STRING, "evaluation": JSON}
+DEFINITION = {"name": STRING, "op_type": STRING, "description": STRING, "tags": STRINGS, "verified_by": STRINGS}
+DEFINITION |= {"axes": JSON, "constraints": STRINGS, "inputs": JSON, "outputs": JSON, "reference": STRING}
+COLUMNS: Mapping[str, Mapping[str, str]] = {"definitions": DEFINITION, "workloads": LINES, "traces": LINES}
+TEXT = """
+# Definitions of LLM kernels
+
+Each definition states a kernel's axes, inputs and outputs, and a reference in PyTorch, in the schema of FlashInfer
+Trace. The table of definitions holds those whose reference agrees with a float64 oracle that was written
+independently of it, and with the kernels in `verified_by`; `status:` tags say the same. `workloads` are sizes and
+inputs to measure them with, `traces` measurements.
+"""
 
 
 def traces_path(definition: Definition) -> str:
@@ -202,3 +229,95 @@ def _files(folder: Path, definition: Definition, found: Mapping[str, Any]) -> It
         own = [line for line in lines if line.strip() and json.loads(line).get("solution") == found["solution"]]
         if own:
             yield Piece(traces_path(definition), "".join(own).encode())
+
+
+def write_tests(tree: Tree, names: Sequence[str], out: Path, *, generated: Path) -> list[str]:
+    """Write tests of the definitions that have none into `out`, in the dataset's layout; what was left out.
+
+    Tests that were generated before are taken as they are, with the settings that they were generated with. Raises
+    TraceproofError: a definition's file can not be read, or something else is in the way.
+    """
+    fresh_folder(out, within=out.parent)
+    folder = tree.root / PLACE
+    if state(folder / "conftest.py") == "foreign":
+        return [f"no tests: {PLACE / 'conftest.py'} of the dataset is another's"]
+    tested = [name for name in names if (folder / f"test_{name}.py").is_file()]
+    fresh = [name for name in names if name not in tested]
+    if fresh:
+        _take(generated / PLACE, out / PLACE, frozenset(fresh))
+        order = GenerateOptions(root=tree.root, out=out, definitions=tuple(fresh))
+        generate(order, Divergences(verdicts=None, known=None))
+    return [f"{name}: no generated test, the dataset has {PLACE / f'test_{name}.py'}" for name in tested]
+
+
+def _take(generated: Path, out: Path, names: frozenset[str]) -> None:
+    """Copy the classes of some definitions from generated files."""
+    for path in sorted(generated.glob("test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        wanted = {name: block for name, block in classes(text).items() if MARKER in text and name in names}
+        if wanted:
+            write_text(out / path.name, render(path.stem.removeprefix("test_"), (), wanted))
+
+
+def card(shown: Iterable[str]) -> bytes:
+    """A card whose viewer shows these of `definitions`, `workloads` and `traces`."""
+    lines = ["---", "configs:"]
+    for name in shown:
+        lines += [f"- config_name: {name}", f"  data_files: {FILES[name]}"]
+    lines += ["dataset_info:"]
+    for name in shown:
+        lines += [f"- config_name: {name}", "  features:"]
+        lines += [f"  - name: {column}\n    {kind}" for column, kind in COLUMNS[name].items()]
+    return "\n".join([*lines, "---", TEXT]).encode()
+
+
+def our_card(data: bytes) -> bool:
+    """Whether a card is one that was written here, and nobody has edited since."""
+    first, *others = FILES
+    return any(
+        data == card((first, *chosen))
+        for count in range(len(others) + 1)
+        for chosen in combinations(others, count)
+    )
+
+
+def card_bundle(tree: Tree, ledger: Ledger, published: Path) -> Bundle:
+    """The card of a published dataset, and its table of the definitions that are verified."""
+    shown = ["definitions", *(name for name in ("workloads", "traces") if any(published.glob(FILES[name])))]
+    rows = "".join(json.dumps(row) + "\n" for row in _card_rows(tree, ledger))
+    return Bundle(
+        slug="card",
+        title="docs: add a dataset card",
+        definitions={},
+        standings={},
+        pieces=(Piece(Kind.CARD.value, card(shown)), Piece(TABLE, rows.encode())),
+        notes=(),
+    )
+
+
+def _card_rows(tree: Tree, ledger: Ledger) -> Iterator[Mapping[str, object]]:
+    for name in sorted(tree.definitions):
+        definition = tree.definitions[name].definition
+        standing = ledger.standing(definition)
+        if standing.verified:
+            value = definition.as_json() | {"tags": list(tagged(definition, standing))}
+            found = value | {"verified_by": list(standing.truths)}
+            yield {column: found.get(column) for column in COLUMNS["definitions"]}
+
+
+def card_problems(path: str, data: bytes, present: Iterable[str]) -> Iterator[str]:
+    """Why a card, or its table, does not fit a dataset with these files."""
+    if path == Kind.CARD:
+        for name, pattern in FILES.items():
+            if f"- config_name: {name}\n".encode() in data and not any(
+                fnmatch(other, pattern) for other in present
+            ):
+                yield f"shows {pattern}, which the dataset lacks"
+    elif path != TABLE:
+        yield f"is no part of a card: that is {Kind.CARD} and {TABLE}"
+    else:
+        there = frozenset(present)
+        for line in data.splitlines():
+            row = json.loads(line)
+            if f"definitions/{row['op_type']}/{row['name']}.json" not in there:
+                yield f"has a row for {row['name']}, which the dataset lacks"

@@ -1,15 +1,23 @@
-"""What a bundle comes to on top of a dataset's present state."""
+"""What a bundle comes to on top of a dataset's present state, and how that differs from what is there.
 
+DeepDiff does not serve: the order of a definition's axes, inputs and outputs counts, and it ignores that of keys.
+"""
+
+import difflib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import strict_json
-from traceproof.publish import card
-from traceproof.publish.bundle import Base, Bundle, Kind, Piece
-from traceproof.publish.difference import differences
-from traceproof.publish.references import joined_tests
+from traceproof.publish.bundle import Base, Bundle, Kind, Piece, our_card
+from traceproof.testgen.texts import MARKER, classes, render
+
+SHOWN = 40  # lines of a text's difference
+ORDERED = frozenset({"axes", "inputs", "outputs"})  # of a definition, where it is the order of arguments
+LONG = 60  # characters of a value shown
 
 
 @dataclass
@@ -29,7 +37,7 @@ def resolve(bundle: Bundle, base: Base, *, allow_changes: bool) -> Change:
     """What a bundle comes to on top of a base. Problems are collected, not raised."""
     change = Change()
     present = base.paths()
-    own_card = card.ours(base.read(Kind.CARD) or b"")
+    own_card = our_card(base.read(Kind.CARD) or b"")
     for piece in bundle.pieces:
         old = base.read(piece.path) if piece.path in present else None
         if piece.kind in {Kind.CARD, Kind.VIEWER}:  # somebody else's card stays, whatever is allowed
@@ -90,7 +98,7 @@ def _identity(line: bytes) -> tuple[str, str] | str:
     try:
         value = json.loads(line)
         return str(value["workload"]["uuid"]), str(value.get("solution"))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return line.decode(errors="replace")
 
 
@@ -104,6 +112,75 @@ def _same_definition(one: bytes, other: bytes) -> bool:
         said = [
             json.dumps(Definition.model_validate(strict_json(text.decode())).as_json()) for text in (one, other)
         ]
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return said[0] == said[1]
+
+
+def joined_tests(path: str, old: bytes, new: bytes) -> bytes | None:
+    """A generated file with the classes of both, those that are there as they are; None: one is not generated."""
+    before, after = old.decode(errors="replace"), new.decode()
+    if MARKER not in before or MARKER not in after or not classes(after):
+        return None
+    both = classes(after) | classes(before)
+    if both == classes(before):
+        return old
+    return render(Path(path).stem.removeprefix("test_"), (), both).encode()
+
+
+def differences(old: bytes, new: bytes) -> list[str]:
+    """A line a difference: JSON by key (texts in it by line), anything else by line."""
+    try:
+        return list(_json("", json.loads(old), json.loads(new))) or ["only its formatting"]
+    except (ValueError, RecursionError):  # no JSON, or lists in lists in lists
+        return list(_text("", old.decode(errors="replace"), new.decode(errors="replace")))
+
+
+def _json(where: str, old: Any, new: Any) -> Iterator[str]:  # noqa: ANN401 - any JSON value
+    match old, new:
+        case dict(), dict():
+            yield from _object(where, old, new)
+        case list(), list():
+            yield from _array(where, old, new)
+        case str(), str() if "\n" in old + new:
+            yield from _text(f"{where} ", old, new)
+        case _ if old != new or type(old) is not type(new):
+            yield f"{where}: {_short(old)} -> {_short(new)}"
+
+
+def _object(where: str, old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    for key in dict.fromkeys([*old, *new]):
+        place = f"{where}.{key}" if where else key
+        if key not in new:
+            yield f"{place} is gone (was {_short(old[key])})"
+        elif key not in old:
+            yield f"{place} is new: {_short(new[key])}"
+        else:
+            yield from _json(place, old[key], new[key])
+    if where in ORDERED and [key for key in old if key in new] != [key for key in new if key in old]:
+        yield f"{where}: the order changes to {', '.join(new)}"
+
+
+def _array(where: str, old: list[Any], new: list[Any]) -> Iterator[str]:
+    gone = [item for item in old if item not in new]
+    came = [item for item in new if item not in old]
+    yield from (f"{where} loses {_short(item)}" for item in gone)
+    yield from (f"{where} gains {_short(item)}" for item in came)
+    if not gone and not came and old != new:
+        yield f"{where}: another order"
+
+
+def _text(where: str, old: str, new: str) -> Iterator[str]:
+    found = [
+        line
+        for line in difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=0)
+        if not line.startswith(("---", "+++", "@@"))
+    ]
+    yield from (f"{where}{line}" for line in found[:SHOWN])
+    if len(found) > SHOWN:
+        yield f"{where}... and {len(found) - SHOWN} lines more"
+
+
+def _short(value: Any) -> str:  # noqa: ANN401 - any JSON value
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONG else f"{text[: LONG - 3]}..."

@@ -3,30 +3,22 @@
 import ast
 import json
 import re
-import struct
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+import safetensors
+
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.records import SafetensorsInput, Solution, Status, Trace
 from traceproof.dataset.tree import LFS_POINTER, strict_json
-from traceproof.publish import card
-from traceproof.publish.bundle import Base, Bundle, Kind, traces_path
+from traceproof.publish.bundle import TABLE, Base, Bundle, Kind, card_problems, traces_path
 from traceproof.publish.change import Change
 from traceproof.publish.ledger import STATUS, tagged
 
 SECRET = re.compile(rb"hf_[A-Za-z0-9]{20,}|HF_TOKEN\s*=\s*\S|-----BEGIN [A-Z ]*PRIVATE KEY")
-# Torch's names of a safetensors file's dtypes.
+# Torch's names of a safetensors file's dtypes, where letters and bits do not tell.
 DTYPES = {
-    **{
-        f"{letter}{bits}": f"{name}{bits}"
-        for letter, name in (("I", "int"), ("U", "uint"))
-        for bits in (8, 16, 32, 64)
-    },
-    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
-    "C64": "complex64",
-    "BF16": "bfloat16",
     "BOOL": "bool",
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
@@ -34,6 +26,7 @@ DTYPES = {
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu",
 }
+LETTERS = {"I": "int", "U": "uint", "F": "float", "BF": "bfloat", "C": "complex"}
 LARGEST = 10 << 20  # bytes of one file; the hub takes no larger one outside LFS, and nothing here needs it
 
 
@@ -182,15 +175,14 @@ class _Checker:
             return
         if data.startswith(LFS_POINTER):
             return
-        tensors = _header(data)
+        tensors = _tensors(data)
         if source.tensor_key not in tensors:
             yield f"{path} holds no {source.tensor_key!r}"
             return
-        spec, found = definition.inputs[name], tensors[source.tensor_key]
+        spec, (dtype, found) = definition.inputs[name], tensors[source.tensor_key]
         shape = list(definition.shape_of(spec, trace.workload.axes) or ())
-        dtype = DTYPES.get(found["dtype"], found["dtype"])
-        if found["shape"] != shape or dtype != spec.dtype:
-            yield f"is {dtype} {found['shape']}, the definition says {spec.dtype} {shape}"
+        if found != shape or dtype != spec.dtype:
+            yield f"is {dtype} {found}, the definition says {spec.dtype} {shape}"
 
     def _traces(self, path: str, data: bytes) -> Iterator[str]:
         for number, trace, definition in self._lines(path, data, Kind.TRACES):
@@ -215,7 +207,7 @@ class _Checker:
             ast.parse(data)
 
     def _card(self, path: str, data: bytes) -> Iterator[str]:
-        yield from card.problems(path, data, self.present)
+        yield from card_problems(path, data, self.present)
 
     def _blob(self, path: str, data: bytes) -> Iterator[str]:
         parts = PurePosixPath(path).parts
@@ -223,7 +215,7 @@ class _Checker:
             yield "belongs to no definition of the bundle"
         if path not in self.named_blobs:
             yield "no workload line names it"
-        _header(data)
+        _tensors(data)
 
 
 def _lines_path(folder: Kind, definition: Definition) -> str:
@@ -238,7 +230,7 @@ def _bad_path(path: str, *, is_card: bool) -> str:
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or str(pure) != path or "\\" in path:
         return f"{path!r}: not a plain relative path"
-    laid_out = path in {Kind.CARD, card.TABLE} if is_card else pure.parts[0] in set(Kind) and len(pure.parts) >= 3
+    laid_out = path in {Kind.CARD, TABLE} if is_card else pure.parts[0] in set(Kind) and len(pure.parts) >= 3
     if not laid_out:
         return f"{path}: outside the dataset's layout"
     return ""
@@ -270,16 +262,15 @@ def _shape(code: str) -> str:
     return ast.dump(ast.Module([node for node in module.body if isinstance(node, ast.FunctionDef)], []))
 
 
-def _header(data: bytes) -> Mapping[str, Any]:
-    """Tensors of a safetensors file: dtype and shape by name. Raises ValueError: it is none, or is cut short."""
-    if len(data) < 8:
-        raise ValueError("no safetensors file")
-    (length,) = struct.unpack("<Q", data[:8])
-    if length > len(data) - 8:
-        raise ValueError("a safetensors file that is cut short")
-    header: dict[str, Any] = json.loads(data[8 : 8 + length])
-    header.pop("__metadata__", None)
-    ends = [entry["data_offsets"][1] for entry in header.values()]
-    if max(ends, default=0) != len(data) - 8 - length:
-        raise ValueError("a safetensors file that is cut short")
-    return header
+def _tensors(data: bytes) -> dict[str, tuple[str, list[int]]]:
+    """Tensors of a safetensors file: torch's dtype and shape by name. Raises ValueError: it is none."""
+    try:
+        found = safetensors.deserialize(data)  # type: ignore[no-untyped-call] # it has no types
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"no safetensors file, or one that is cut short: {error}") from error
+    return {name: (_dtype(about["dtype"]), about["shape"]) for name, about in found}
+
+
+def _dtype(name: str) -> str:
+    letters = name.rstrip("0123456789")
+    return DTYPES.get(name) or f"{LETTERS.get(letters, letters)}{name.removeprefix(letters)}"

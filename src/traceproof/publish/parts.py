@@ -26,9 +26,8 @@ from traceproof.names import fresh_folder, path_part
 from traceproof.ops import registry
 from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import SIZES, Case
-from traceproof.publish.baseline import solution
+from traceproof.publish.baseline import Unemittable, solution
 from traceproof.publish.ledger import Ledger
-from traceproof.publish.partial import Unemittable
 from traceproof.run.inputs import make_inputs
 from traceproof.run.records import OpTypePlan
 from traceproof.stacks import STACK_OF, distribution

@@ -1,7 +1,7 @@
 """One case, drawn and solved, and what the judge says of outputs.
 
-Every feature that judges one case on the spot comes here: calibration, mutants, laws, extraction's check,
-generated tests. Whole definitions are the engine's (`traceproof.run.engine`).
+Every feature that judges one case on the spot comes here: calibration, mutants, metamorphic relations,
+extraction's check, generated tests. Whole definitions are the engine's (`traceproof.run.engine`).
 """
 
 from collections.abc import Collection, Iterator, Mapping

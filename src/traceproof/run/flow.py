@@ -218,7 +218,8 @@ class Pipeline(DatasetFiles):
 
     def verify_options(self, op_type: str) -> list[str]:
         """What `scripts/verify.py` is told of an op_type's jobs."""
-        given = [f"--environments={self.environments(op_type)}", f"--code={verdict_code(op_type)}"]
+        code = verdict_code(op_type, registry.file_of(op_type))
+        given = [f"--environments={self.environments(op_type)}", f"--code={code}"]
         given += [f"--cache={self.cache}", f"--caches={self.caches}", f"--limits={self.limits}"]
         given += [f"--tolerance={self.tolerance}", f"--repeat={options(self.config, self.root)}", *self.weak_flag]
         return [*given, "--implementations", *self.implementations(op_type)]

@@ -188,7 +188,9 @@ def _planned_all(  # noqa: PLR0913 - as `plan`
     groups = selected(tree, selection)
     # Which cases there are is told while planning, so that a selection of cases is planned anew.
     common = [code, selection.as_json(), str(tree.root)] if code and not selection.cases else []
-    contexts = {name: digest_json([*common, verdict_code(name)]) if common else "" for name in sorted(groups)}
+    contexts = dict.fromkeys(sorted(groups), "")
+    for name in contexts if common else ():
+        contexts[name] = digest_json([*common, verdict_code(name, registry.file_of(name))])
     plans = [_op_type_plan(tree, name, groups[name], selection, one, out) for name, one in contexts.items()]
     check_cases(selection, groups)
     listed: dict[str, Listed] = {}

@@ -154,7 +154,7 @@ def judge(candidate: Candidate, target: Target, environment: JudgeEnvironment, *
 
 def _code(op_type: str) -> str:
     """Digest of the code that a verdict depends on."""
-    return digest_json([code_digest("solutions"), verdict_code(op_type)])
+    return digest_json([code_digest("solutions"), verdict_code(op_type, registry.file_of(op_type))])
 
 
 def _not_run(message: str) -> Row:

@@ -13,8 +13,8 @@ import torch
 from traceproof.judge.kernel_properties import PROPERTIES
 from traceproof.judge.metrics import index_of
 from traceproof.ops.base import Tensors, Values
+from traceproof.ops.batch import halved
 from traceproof.ops.cases import WORKLOADS, Case
-from traceproof.ops.laws import laws_of
 from traceproof.run.case import Subject
 from traceproof.run.records import PlannedCase
 from traceproof.run.runner import GRAPH, ORDINARY, SAME_MEMORY, STREAM, STRIDED
@@ -34,7 +34,6 @@ DRAWS = 4  # of a sampler, in these calls
 # To a GPU, from the process in which work left on another stream shows: in one channel, work begins in the order
 # in which streams got it. CUDA has no more; a process with so many takes long to open a GPU.
 CHANNELS = 32
-SPLIT = "batch split and concatenated"
 
 
 @dataclass(slots=True)
@@ -170,7 +169,7 @@ def _contents(found: _Measured, source: Source) -> None:
         return
     other = replace(subject, inputs=values)
     try:
-        other = found.evaluation.solved_again(other)
+        other = found.evaluation.solved(other)
     except (RuntimeError, ValueError, IndexError) as error:
         found.states["contents"] = UNMEASURED, f"the oracle does not take such inputs: {error}"
         return
@@ -214,25 +213,22 @@ def _on_gpu(found: _Measured, source: Source, name: str, *hows: str) -> None:
 def _batch(found: _Measured, source: Source) -> None:
     """The parts of a batch on their own must have the bits that they have beside others."""
     evaluation, subject = found.evaluation, found.subject
-    law = next((one for one in laws_of(evaluation.definition) if one.name == SPLIT), None)
-    experiment = law.design(subject) if law is not None and not subject.trials else None
-    if experiment is None:
+    halves = None if subject.trials else halved(subject)
+    if halves is None:
         found.states["batch"] = UNMEASURED, "it is not known which parts of its inputs are independent"
         return
     if found.varies:
         found.states["batch"] = UNMEASURED, "its bits differ from run to run"
         return
-    outputs: list[Tensors] = [found.first.outputs]
-    for given in experiment.calls:
-        values = given(outputs) if callable(given) else given
+    outputs: list[Tensors] = []
+    for values in halves.inputs:
         part = replace(subject, inputs=values, case=_case_of(evaluation, subject.case, values))
         try:
             outputs.append(evaluation.call(source, part).outputs)
         except CallError as error:
             found.states["batch"] = BROKEN, f"a part of the batch alone: {error.told}"
             return
-    parts, whole = experiment.sides(outputs)
-    found.states["batch"] = _same(whole, parts)
+    found.states["batch"] = _same(halves.whole(found.first.outputs), halves.joined(outputs))
 
 
 def _case_of(evaluation: Evaluation, case: Case, values: Values) -> Case:

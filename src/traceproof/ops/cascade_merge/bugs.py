@@ -7,7 +7,7 @@ import torch
 
 from traceproof.ops.answers import Answer, Answers, Tensors
 from traceproof.ops.cascade_merge.oracle import merged, stacked
-from traceproof.ops.common.formula import Wide, by
+from traceproof.ops.formula import Wide, by
 
 Merge = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 

@@ -8,8 +8,8 @@ from traceproof.dataset.definition import Definition, TensorSpec
 from traceproof.draw import Draw
 from traceproof.ops.base import Tensors, Value, Values
 from traceproof.ops.cases import STRESS, Case
-from traceproof.ops.common.formula import Form, FormulaOp, Wide
 from traceproof.ops.compare import Close
+from traceproof.ops.formula import Form, FormulaOp, Wide
 
 
 def merged(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

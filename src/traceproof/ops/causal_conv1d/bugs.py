@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from traceproof.ops.answers import Answer, Answers, Tensors
-from traceproof.ops.common.formula import Wide, by
+from traceproof.ops.formula import Wide, by
 
 Change = Callable[[Wide], dict[str, torch.Tensor]]
 

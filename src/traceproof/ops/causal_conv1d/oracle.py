@@ -3,9 +3,9 @@
 import torch
 
 from traceproof.ops.base import Tensors
-from traceproof.ops.common.formula import Form, FormulaOp, Wide
 from traceproof.ops.common.gates import sigmoid
 from traceproof.ops.compare import Exact
+from traceproof.ops.formula import Form, FormulaOp, Wide
 
 
 def activated(wide: Wide, total: torch.Tensor, channels: int) -> torch.Tensor:

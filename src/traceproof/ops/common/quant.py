@@ -1,12 +1,13 @@
 """Quantised number formats: block scales, fp8, fp4, and what they cost. Shared by the ops and their tests."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
-import torch
+from traceproof.lazy import torch
 
-Rounding = Callable[[torch.Tensor], torch.Tensor]
+Rounding = Callable[["torch.Tensor"], "torch.Tensor"]
 
-FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 FP8_BITS_RMS = 107.24  # RMS of fp8 values whose bit patterns are uniform, as `Draw.bits` makes them
 BLOCK = 128  # fp8 block scale: weights share a scale over 128 x 128, activations over 1 x 128
@@ -36,7 +37,7 @@ def to_bf16(values: torch.Tensor) -> torch.Tensor:
 
 def to_fp8(values: torch.Tensor) -> torch.Tensor:
     """Round to float8_e4m3fn as kernels do, saturating at +-448, and widen again to the dtype given."""
-    return values.clamp(-FP8_MAX, FP8_MAX).to(FP8).to(values.dtype)
+    return values.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).to(values.dtype)
 
 
 def requantise_fp8(values: torch.Tensor, block: int = BLOCK) -> torch.Tensor:

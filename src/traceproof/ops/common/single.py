@@ -12,7 +12,7 @@ from traceproof.ops.answers import Answer, Answers
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Value
 from traceproof.ops.cases import STRESS, Case
 from traceproof.ops.common.attention_inputs import Style
-from traceproof.ops.common.formula import FormulaOp, Wide, by
+from traceproof.ops.formula import FormulaOp, Wide, by
 
 SCALARS = {"sm_scale": 0.125, "logits_soft_cap": 4.0, "window_left": 7}
 CASES = {"large": {"scale": 3.0}, "offset": {"offset": 1.0}, "outlier": {"outlier": 20.0}}

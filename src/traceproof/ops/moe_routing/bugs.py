@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from traceproof.ops.answers import Answer, Answers, Tensors
-from traceproof.ops.common.formula import Wide, by
+from traceproof.ops.formula import Wide, by
 
 Weights = Callable[[torch.Tensor], torch.Tensor]
 

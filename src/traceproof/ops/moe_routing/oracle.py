@@ -6,8 +6,8 @@ from traceproof.dataset.definition import Definition, TensorSpec
 from traceproof.draw import Draw
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Value
 from traceproof.ops.cases import Case
-from traceproof.ops.common.formula import Form, FormulaOp, Wide
 from traceproof.ops.compare import Exact
+from traceproof.ops.formula import Form, FormulaOp, Wide
 
 
 def chosen(wide: Wide) -> Tensors:

@@ -2,4 +2,4 @@
 
 from traceproof.ops.record import OpType
 
-OP = OpType(family="attention")
+OP = OpType(family="attention", coupled=True)

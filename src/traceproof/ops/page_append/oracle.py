@@ -8,8 +8,8 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Unsupported, Values, ordered
 from traceproof.ops.cases import Case
-from traceproof.ops.common.formula import Form, FormulaOp, Wide
 from traceproof.ops.compare import Exact
+from traceproof.ops.formula import Form, FormulaOp, Wide
 
 # Sequences, tokens appended to each, pages of each beside those that these fill.
 SIZES = {"small": ((1, 1, 1), (2, 3, 2)), "medium": ((3, 5, 2), (4, 16, 3)), "large": ((16, 8, 4), (8, 64, 6))}

@@ -2,4 +2,4 @@
 
 from traceproof.ops.record import OpType
 
-OP = OpType(family="sampling", long=True)
+OP = OpType(family="sampling", long=True, coupled=True)

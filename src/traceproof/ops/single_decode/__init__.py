@@ -2,4 +2,4 @@
 
 from traceproof.ops.record import OpType
 
-OP = OpType(family="attention", kin="single", compiles_late=("torch",))
+OP = OpType(family="attention", kin="single", compiles_late=("torch",), coupled=True)

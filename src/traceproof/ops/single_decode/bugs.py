@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from traceproof.ops.answers import Answer, Answers, Subject, Tensors
-from traceproof.ops.common.formula import by
 from traceproof.ops.common.single import answers
+from traceproof.ops.formula import by
 
 
 def _one(answer: Answer) -> Answer:

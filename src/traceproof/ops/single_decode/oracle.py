@@ -1,8 +1,8 @@
 """single_decode: attention of one query over all keys of its request, with window, soft cap and sinks."""
 
 from traceproof.ops.base import Tensors
-from traceproof.ops.common.formula import Form, Wide
 from traceproof.ops.common.single import CASES, SCALARS, SingleOp, attend
+from traceproof.ops.formula import Form, Wide
 
 
 def decode(wide: Wide) -> Tensors:

@@ -1,7 +1,7 @@
 """Answers of single_prefill."""
 
-from traceproof.ops.common.formula import by
 from traceproof.ops.common.single import answers, attend
+from traceproof.ops.formula import by
 
 ANSWERS = answers(
     by(

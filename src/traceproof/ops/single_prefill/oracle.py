@@ -1,7 +1,7 @@
 """single_prefill: attention of one request over its keys, causal or not, with window, soft cap and sinks."""
 
-from traceproof.ops.common.formula import Form
 from traceproof.ops.common.single import CASES, SCALARS, SingleOp, attend
+from traceproof.ops.formula import Form
 
 OP = SingleOp(
     "single_prefill",

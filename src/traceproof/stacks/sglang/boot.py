@@ -1,5 +1,7 @@
 """Bringing SGLang 0.5.22 or 0.5.23 up as a library: no server, no model, one rank. It breaks first."""
 
+from __future__ import annotations
+
 import importlib
 import importlib.util
 import json
@@ -7,8 +9,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-import torch
-
+from traceproof.lazy import torch
 from traceproof.stacks.sglang import STACK
 from traceproof.stand_ins import StandIns
 

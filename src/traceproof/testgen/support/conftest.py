@@ -61,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--workloads", choices=("auto", "yes", "no"), default="auto", help="auto: on a GPU.")
     group.addoption("--memory-gb", type=float, help="Skip cases that need more than that many GiB.")
-    group.addoption("--record", metavar="FILE", help="Append what is exercised, for `traceproof coverage`.")
+    group.addoption("--record", metavar="FILE", help="Append each case that is run, as a line of JSON.")
     for name in PACKAGES:
         about = f"A checkout of {STACKS[name].label} to use."
         group.addoption(f"--{name}-path", default=CHECKOUTS.get(name), help=about)

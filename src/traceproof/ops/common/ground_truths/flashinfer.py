@@ -19,11 +19,6 @@ def workspace(device: torch.device) -> torch.Tensor:
     return torch.zeros(WORKSPACE, dtype=torch.uint8, device=device)
 
 
-def in_columns(matrices: torch.Tensor) -> torch.Tensor:
-    """The same matrices, each in memory column by column."""
-    return matrices.mT.contiguous().mT
-
-
 def backend(capability: tuple[int, int]) -> str:
     """The kernels that `auto` would pick; named, so that what is built is what is called."""
     return "fa3" if capability == HOPPER else "fa2"

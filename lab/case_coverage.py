@@ -1,0 +1,92 @@
+"""Which combinations of each op_type's axes its cases exercise, and the smallest case for every gap.
+
+python lab/case_coverage.py                         # of the cases that the last run planned
+pytest tests/references --record ran.jsonl          # then: of those that generated tests ran
+python lab/case_coverage.py --recorded ran.jsonl --dataset DATASET
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from axes import space_of
+from traceproof.coverage.model import Coverage, Space, Values, as_text, cover
+from traceproof.dataset.tree import read_tree
+from traceproof.errors import TraceproofError
+from traceproof.run.records import INDEX
+
+
+def of_plan(folder: Path) -> list[Coverage]:
+    """Coverage of planned cases, one file per op_type. Raises TraceproofError: nothing is planned there."""
+    records: list[Coverage] = []
+    for path in sorted(path for path in folder.glob("*.json") if path.name != INDEX):
+        try:
+            space, values = _planned(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, KeyError, TypeError) as error:
+            raise TraceproofError(f"{path} is no plan: {error}", todo="Run `snakemake cases` again.") from error
+        if space is not None:
+            records.append(cover(space, values))
+    if not records:
+        raise TraceproofError(f"{folder} holds no planned cases", todo="Run `snakemake cases` first.")
+    return records
+
+
+def _planned(planned: Mapping[str, Any]) -> tuple[Space | None, list[Values]]:
+    """An op_type's space, and what its planned cases are in it."""
+    space = space_of(planned["op_type"])
+    if space is None:
+        return None, []
+    cases = [
+        (entry["definition"], case["case"])
+        for entry in planned["definitions"].values()
+        for case in entry["cases"]
+        if case["skip"] is None and case["case"]["size"] != "workloads" and not case.get("hidden")
+    ]
+    return space, [space.read(definition, case) for definition, case in cases]
+
+
+def of_recorded(file: Path, dataset: Path) -> list[Coverage]:
+    """Coverage of what generated tests recorded with `--record`.
+
+    Raises TraceproofError: the file can not be used, or the dataset is none.
+    """
+    tree = read_tree(dataset)
+    records: dict[Space, list[Values]] = {}
+    try:
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        for line in {json.dumps(line, sort_keys=True): line for line in lines}.values():
+            space = space_of(line["op_type"])
+            entry = tree.definitions.get(line["definition"])
+            if space is not None and entry is not None:
+                records.setdefault(space, []).append(space.read(entry.definition.as_json(), line["case"]))
+    except (OSError, ValueError, KeyError) as error:
+        todo = "Write one with `pytest tests/references --record FILE`."
+        raise TraceproofError(f"{file} holds no records: {error}", todo=todo) from error
+    return [cover(space, found) for space, found in sorted(records.items(), key=lambda item: item[0].op_type)]
+
+
+def main() -> int:
+    """Print a table and the gaps; 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=Path, default=Path("results/cases"), help="folder of planned cases")
+    parser.add_argument("--recorded", type=Path, help="what generated tests wrote with --record; needs --dataset")
+    parser.add_argument("--dataset", type=Path, help="the dataset of --recorded")
+    parser.add_argument("--gaps", type=int, default=10, help="pairs shown of each op_type")
+    options = parser.parse_args()
+    if options.recorded and not options.dataset:
+        parser.error("--recorded needs --dataset: the definitions tell what a case means")
+    try:
+        found = of_recorded(options.recorded, options.dataset) if options.recorded else of_plan(options.cases)
+    except TraceproofError as error:
+        parser.error(str(error))
+    sys.stdout.write(as_text(found, gaps=options.gaps))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Laws that a right computation obeys whatever the right values are, and references put to them."""

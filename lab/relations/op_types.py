@@ -1,0 +1,622 @@
+"""The relations of each op_type."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from relations.attention import APPENDED, PAGED, SINGLE, SPARSE
+from relations.building import (
+    BATCH,
+    Experiment,
+    Outputs,
+    Relation,
+    added,
+    columns,
+    doubled,
+    negated,
+    other_inputs,
+    permutation,
+    permuted,
+    reordered,
+    scaled,
+    times,
+)
+from traceproof.dataset.definition import Definition
+from traceproof.ops.answers import Subject
+from traceproof.ops.base import Tensors, Values
+from traceproof.ops.batch import Prefilled, taken
+from traceproof.ops.common.recurrent_bugs import state_names
+from traceproof.ops.families.product import roles
+from traceproof.ops.moe.form import form_of
+from traceproof.ops.moe.routing import PACKED_SHIFT, Method
+
+# Matrix products
+
+
+def _doubled_a(subject: Subject) -> Experiment | None:
+    if "tiny" in subject.case.params.get("rows", ()):
+        return None  # products below float16's normal numbers round more coarsely than their doubles
+    names = roles(subject.definition)
+    values = subject.with_inputs(**{names.a: doubled(subject.tensor(names.a))})
+    return other_inputs(values, right=times(2, names.c))
+
+
+def _k_permuted(subject: Subject) -> Experiment | None:
+    names = roles(subject.definition)
+    return permuted({names.a: 1, names.b: 1})(subject)
+
+
+def _n_permuted(subject: Subject) -> Experiment | None:
+    return permuted({roles(subject.definition).b: 0}, 1)(subject)
+
+
+def _k_split(subject: Subject) -> Experiment:
+    """The first half of K with the rest zero, and the other way round, add up."""
+    names = roles(subject.definition)
+    a = subject.tensor(names.a)
+    first = torch.arange(a.shape[1]) < a.shape[1] // 2
+    halves = (a.masked_fill(~first, 0), a.masked_fill(first, 0))
+    return Experiment(tuple(subject.with_inputs(**{names.a: half}) for half in halves), added)
+
+
+GEMM = (
+    *BATCH,
+    Relation("A doubled", _doubled_a, exact=True),
+    Relation("K permuted", _k_permuted),
+    Relation("rows of B permuted", _n_permuted),
+    Relation("K split and added", _k_split),
+)
+
+
+PRODUCT = (
+    *BATCH,
+    Relation("K permuted", permuted({"A": -1, "B": -2})),
+    Relation("columns of B permuted", permuted({"B": -1, "bias": 0}, -1)),
+)
+
+
+GEMM_BF16 = (
+    *PRODUCT,
+    Relation(
+        "A doubled",
+        scaled("A", output=times(0.5, "C")),
+        exact=True,
+        holds=lambda definition: "bias" not in definition.inputs,
+    ),
+)
+GEMM_FP8 = (
+    *BATCH,
+    Relation("scales of a doubled", scaled("a_scale", output=times(0.5, "out")), exact=True),
+    Relation("scales of b doubled", scaled("b_scale", output=times(0.5, "out")), exact=True),
+)
+BMM_BF16 = (*PRODUCT, Relation("A doubled", scaled("A", output=times(0.5, "C")), exact=True))
+BMM_FP8 = (*PRODUCT, Relation("scale of A doubled", scaled("A_scale", output=times(0.5, "C")), exact=True))
+
+
+# Activations
+
+
+def _second_half_doubled(subject: Subject) -> Experiment:
+    """What the activated gate is multiplied by, doubled."""
+    gate, up = subject.tensor("input").chunk(2, -1)
+    return other_inputs(subject.with_inputs(input=torch.cat([gate, up * 2], -1)), times(0.5, "output"))
+
+
+def _second_half_negated(subject: Subject) -> Experiment:
+    gate, up = subject.tensor("input").chunk(2, -1)
+    return other_inputs(subject.with_inputs(input=torch.cat([gate, -up], -1)), times(-1.0, "output"))
+
+
+def _channels(subject: Subject) -> Experiment:
+    """Channels moved, the same in both halves."""
+    gate, up = subject.tensor("input").chunk(2, -1)
+    order = permutation(subject, gate.shape[1])
+    return other_inputs(
+        subject.with_inputs(input=torch.cat([gate[:, order], up[:, order]], -1)), right=reordered(order, 1)
+    )
+
+
+ACTIVATION = (
+    *BATCH,
+    Relation("second half doubled", _second_half_doubled, exact=True),
+    Relation("sign of the second half", _second_half_negated, exact=True),
+    Relation("columns permuted", _channels, exact=True),
+)
+
+
+# Norms
+
+LARGE = 64.0  # of norm 1 data: beside its mean square no eps in use is seen in float32
+
+
+def _norm_scale(subject: Subject) -> Experiment:
+    """The norm of x and of 2 x, both far from eps."""
+    names = [name for name in ("hidden_states", "residual") if name in subject.inputs]
+    large = {name: subject.tensor(name) * LARGE for name in names}
+    calls = (
+        subject.with_inputs(**large),
+        subject.with_inputs(**{name: doubled(value) for name, value in large.items()}),
+    )
+
+    def sides(outputs: Outputs) -> tuple[Tensors, Tensors]:
+        return dict(outputs[2]), times(2, "residual_out")(outputs[1])
+
+    return Experiment(calls, sides)
+
+
+def _residual_exchanged(subject: Subject) -> Experiment | None:
+    if "residual" not in subject.inputs:
+        return None
+    one, other = subject.tensor("hidden_states"), subject.tensor("residual")
+    return other_inputs(subject.with_inputs(hidden_states=other, residual=one))
+
+
+RMSNORM = (
+    *BATCH,
+    Relation("x doubled, far from eps", _norm_scale),
+    Relation("weight doubled", scaled("weight", output=times(0.5, "output")), exact=True),
+    Relation("sign of x", negated("hidden_states", "residual"), exact=True),
+    Relation("columns permuted", columns),
+    Relation("hidden states and residual exchanged", _residual_exchanged, exact=True),
+)
+
+
+LAYERNORM = (
+    *BATCH,
+    Relation("columns permuted", columns),
+    Relation("sign of x and of the bias", negated("hidden_states", "bias"), exact=True),
+)
+GATED_RESIDUAL = (
+    *BATCH,
+    Relation("columns permuted", columns),
+    Relation("signs", negated("branch", "residual"), exact=True),
+)
+RMSNORM_SIGMOID_GATE = (
+    *BATCH,
+    Relation("columns permuted", columns),
+    Relation("sign of x", negated("input"), exact=True),
+)
+
+
+# Rotary embeddings
+
+
+def _rope_heads(subject: Subject) -> Experiment | None:
+    """Heads of q and of k, where they are told apart."""
+    if subject.tensor("q").dim() != 3:
+        return None
+    orders = {name: permutation(subject, subject.tensor(name).shape[1]) for name in ("q", "k")}
+    values = subject.with_inputs(**{name: subject.tensor(name)[:, order] for name, order in orders.items()})
+    outs = dict(zip(subject.definition.outputs, orders.values(), strict=True))
+    return other_inputs(
+        values, right=lambda outputs: {name: value[:, outs[name]] for name, value in outputs.items()}
+    )
+
+
+def _rope_sum(subject: Subject) -> Experiment:
+    """A rotation is linear: q with every other channel zero, and the rest, add up."""
+    even = torch.arange(subject.tensor("q").shape[-1]) % 2 == 0
+    parts = [
+        subject.with_inputs(**{name: subject.tensor(name).masked_fill(mask, 0) for name in ("q", "k")})
+        for mask in (even, ~even)
+    ]
+    return Experiment(tuple(parts), added)
+
+
+def _rope_double(subject: Subject) -> Experiment:
+    values = subject.with_inputs(**{name: doubled(subject.tensor(name)) for name in ("q", "k")})
+    return other_inputs(values, right=times(2, *subject.definition.outputs))
+
+
+ROPE = (
+    *BATCH,
+    Relation("q and k doubled", _rope_double, exact=True),
+    Relation("heads permuted", _rope_heads, exact=True),
+    Relation("channels split and added", _rope_sum),
+)
+
+
+# Layout and merging
+
+SHIFT = 2.0  # exact beside the logarithms that are drawn
+
+
+def _logarithms_shifted(subject: Subject) -> Experiment | None:
+    """Every logarithm larger by one number, and so the merged one."""
+    names = [name for name in subject.inputs if name[0] == "s"]
+    if subject.inputs.get("mask") is not None or "spread" in subject.case.params or "level" in subject.case.params:
+        return None
+    values = subject.with_inputs(**{name: subject.tensor(name) + SHIFT for name in names})
+    merged = list(subject.definition.outputs)[1]
+    return other_inputs(
+        values,
+        lambda outputs: {name: value - SHIFT if name == merged else value for name, value in outputs.items()},
+    )
+
+
+def _states_exchanged(subject: Subject) -> Experiment | None:
+    """The states of a row in another order."""
+    if subject.inputs.get("mask") is not None:
+        return None
+    if "v_a" in subject.inputs:
+        order = {"v_a": "v_b", "v_b": "v_a", "s_a": "s_b", "s_b": "s_a"}
+    elif "v_other" in subject.inputs:
+        order = {"v": "v_other", "v_other": "v", "s": "s_other", "s_other": "s"}
+    else:
+        values = subject.with_inputs(v=subject.tensor("v").flip(1), s=subject.tensor("s").flip(1))
+        return other_inputs(values)
+    values = subject.with_inputs(**{name: subject.tensor(other) for name, other in order.items()})
+    return other_inputs(values)
+
+
+def _values_doubled(subject: Subject) -> Experiment | None:
+    names = [name for name in subject.inputs if name[0] == "v"]
+    first = next(iter(subject.definition.outputs))
+
+    def halved(outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: value / 2 if name == first else value for name, value in outputs.items()}
+
+    return scaled(*names, output=halved)(subject)
+
+
+CASCADE_MERGE = (
+    *BATCH,
+    Relation("states exchanged", _states_exchanged),
+    Relation("values doubled", _values_doubled, exact=True),
+    Relation("logarithms shifted", _logarithms_shifted),
+)
+
+
+CHANNELS = {"weight": 0, "x": 1, "conv_state": 1, "bias": 0}
+
+CAUSAL_CONV1D = (*BATCH, Relation("channels permuted", permuted(CHANNELS, 1)))
+
+
+# Quantisers
+
+
+def _quantised_doubled(subject: Subject) -> Experiment:
+    values = subject.with_inputs(x=subject.tensor("x") * 2)
+    return other_inputs(values, times(0.5, "scale"))
+
+
+def _quantised_opposite(subject: Subject) -> Experiment:
+    values = subject.with_inputs(x=-subject.tensor("x"))
+
+    def sides(outputs: Tensors) -> Tensors:
+        return {**outputs, "q": (-outputs["q"].float()).to(outputs["q"].dtype)}
+
+    return other_inputs(values, sides)
+
+
+QUANTISED = (
+    *BATCH,
+    Relation("x doubled", _quantised_doubled, exact=True),
+    Relation("sign of x", _quantised_opposite, exact=True),
+)
+DEQUANTISED = (*BATCH, Relation("scales doubled", scaled("scale", output=times(0.5, "y")), exact=True))
+
+
+# Recurrences: linear in values and state, slots and heads that can be moved, time that can be cut
+
+
+def _recurrence_doubled(subject: Subject) -> Experiment:
+    """Values and state doubled: everything doubles."""
+    source = "v" if "v" in subject.inputs else "x"
+    names = [
+        name for name in (source, state_names(subject)[0]) if isinstance(subject.inputs.get(name), torch.Tensor)
+    ]
+    changes = {name: subject.tensor(name) * 2 for name in names}
+    return other_inputs(subject.with_inputs(**changes), times(0.5, *subject.definition.outputs))
+
+
+def _superposed(subject: Subject) -> Experiment | None:
+    """The answer to values without a state plus that to a state without values."""
+    source, (before, _) = ("v" if "v" in subject.inputs else "x"), state_names(subject)
+    if not isinstance(subject.inputs[before], torch.Tensor):
+        return None
+    calls = tuple(
+        subject.with_inputs(**{name: torch.zeros_like(subject.tensor(name))}) for name in (before, source)
+    )
+    return Experiment(calls, added)
+
+
+def _slots(subject: Subject) -> Experiment | None:
+    """The pool's slots moved, the indices with them."""
+    before, after = state_names(subject)
+    index = next((name for name in ("initial_state_indices", "state_batch_indices") if name in subject.inputs), "")
+    if not index or len(subject.tensor(before)) < 2:
+        return None
+    order = permutation(subject, len(subject.tensor(before)))
+    back, old = torch.argsort(order), subject.tensor(index)
+    moved = torch.where(old < 0, old, order[old.clamp_min(0).long()].to(old.dtype))
+    values = subject.with_inputs(**{before: subject.tensor(before)[back], index: moved})
+    return other_inputs(
+        values, right=lambda outputs: {n: v[back] if n == after else v for n, v in outputs.items()}
+    )
+
+
+LINEAR = (
+    Relation("values and state doubled", _recurrence_doubled, exact=True),
+    Relation("values and state superposed", _superposed),
+    Relation("slots of the pool permuted", _slots, exact=True),
+)
+
+
+def _gdn_heads(subject: Subject) -> Experiment | None:
+    """Query and key heads with their groups of value heads."""
+    heads, values = subject.tensor("q").shape[-2], subject.tensor("v").shape[-2]
+    if values < 2:
+        return None
+    before, after = state_names(subject)
+    outer, inner = permutation(subject, heads), permutation(subject, values // heads)
+    order = (outer[:, None] * (values // heads) + inner).flatten()
+    axes = {"q": (-2, outer), "k": (-2, outer), "v": (-2, order), before: (1, order)}
+    axes |= dict.fromkeys(("a", "b", "A_log", "dt_bias"), (-1, order))
+    changes = {
+        name: subject.tensor(name).index_select(axis, index)
+        for name, (axis, index) in axes.items()
+        if isinstance(subject.inputs[name], torch.Tensor)
+    }
+    return other_inputs(
+        subject.with_inputs(**changes),
+        right=lambda outputs: {
+            name: value.index_select(1 if name == after else -2, order) for name, value in outputs.items()
+        },
+    )
+
+
+def _cut_in_time(subject: Subject) -> Experiment | None:
+    """Each sequence in two calls, the second from the state that the first leaves."""
+    if "cu_seqlens" not in subject.inputs:
+        return None
+    bounds = Prefilled(subject.definition, subject.inputs).bounds
+    if not any(stop - start > 1 for start, stop in bounds):
+        return None
+    middles = [start + (stop - start + 1) // 2 for start, stop in bounds]
+    first = [(start, middle) for (start, _), middle in zip(bounds, middles, strict=True)]
+    second = [(middle, stop) for (_, stop), middle in zip(bounds, middles, strict=True)]
+    tokens_axis = (subject.definition.inputs["q"].shape or ("",))[0]
+
+    def part(ranges: list[tuple[int, int]], state: Any) -> Values:  # noqa: ANN401 - a tensor or None
+        rows = torch.cat([torch.arange(start, stop) for start, stop in ranges])
+        changes: Values = {
+            name: subject.tensor(name)[rows]
+            for name, spec in subject.definition.inputs.items()
+            if (spec.shape or ("",))[0] == tokens_axis
+        }
+        lengths = torch.tensor([0, *(stop - start for start, stop in ranges)])
+        changes["cu_seqlens"] = lengths.cumsum(0).to(subject.tensor("cu_seqlens").dtype)
+        return {**subject.inputs, **changes, "state": state}
+
+    def rest(outputs: Outputs) -> Values:
+        return part(second, outputs[1]["new_state"].float())
+
+    def sides(outputs: Outputs) -> tuple[Tensors, Tensors]:
+        joined = torch.empty_like(outputs[0]["output"])
+        for ranges, found in zip((first, second), outputs[1:], strict=True):
+            joined[torch.cat([torch.arange(start, stop) for start, stop in ranges])] = found["output"]
+        return {"output": joined, "new_state": outputs[2]["new_state"]}, dict(outputs[0])
+
+    return Experiment((part(first, subject.inputs["state"]), rest), sides)
+
+
+GDN = (
+    *BATCH,
+    *LINEAR,
+    Relation("q doubled", scaled("q", output=times(0.5, "output")), exact=True),
+    Relation("heads permuted", _gdn_heads),
+    Relation("cut in time, state handed on", _cut_in_time),
+)
+
+
+def _mamba_groups(subject: Subject) -> Experiment | None:
+    """Groups of B and C with the heads that read them."""
+    groups, heads = subject.tensor("B").shape[1], subject.tensor("x").shape[1]
+    if heads < 2:
+        return None
+    outer, inner = permutation(subject, groups), permutation(subject, heads // groups)
+    order = (outer[:, None] * (heads // groups) + inner).flatten()
+    changes = {name: subject.tensor(name)[:, outer] for name in ("B", "C")}
+    changes |= {name: subject.tensor(name)[:, order] for name in ("state", "x", "dt")}
+    changes |= {name: subject.tensor(name)[order] for name in ("A", "D", "dt_bias")}
+    return other_inputs(subject.with_inputs(**changes), right=reordered(order, 1))
+
+
+MAMBA_SSU = (
+    *BATCH,
+    *LINEAR,
+    Relation("C and D doubled", scaled("C", "D", output=times(0.5, "output")), exact=True),
+    Relation("groups and heads permuted", _mamba_groups),
+)
+
+
+# Experts
+
+OF_EXPERTS = (  # inputs whose first axis is the local experts
+    *("gemm1_weights", "gemm1_weights_scale", "gemm2_weights", "gemm2_weights_scale"),
+    *("output1_scales_scalar", "output1_scales_gate_scalar", "output2_scales_scalar"),
+)
+DOWN = (
+    "output2_scales_scalar",
+    "gemm2_weights_scale",
+    "gemm2_weights",
+)  # the first that is there scales the result
+
+
+def _expert_order(subject: Subject) -> Experiment:
+    """Local experts moved within their groups, routing with them. All experts' columns: those elsewhere stay."""
+    form = form_of(subject.definition)
+    offset = int(subject.inputs.get("local_expert_offset") or 0)
+    size = form.experts // form.routing.groups
+    order = torch.arange(form.experts)  # place i now holds expert order[i]
+    for start in range(0, form.experts, size):
+        low, high = max(start, offset), min(start + size, offset + form.local)
+        if high > low:
+            order[low:high] = low + permutation(subject, high - low)
+    local = order[offset : offset + form.local] - offset
+    changes = {name: taken(subject.tensor(name), 0, local) for name in OF_EXPERTS if name in subject.inputs}
+    if form.routing.given:
+        changes["topk_ids"] = _renamed(subject.tensor("topk_ids"), torch.argsort(order), form.routing.method)
+    else:
+        changes["routing_logits"] = subject.tensor("routing_logits")[:, order]
+        if "routing_bias" in subject.inputs:
+            changes["routing_bias"] = subject.tensor("routing_bias")[order]
+    return other_inputs(subject.with_inputs(**changes))
+
+
+def _renamed(ids: torch.Tensor, names: torch.Tensor, method: Method) -> torch.Tensor:
+    if method == Method.PACKED:
+        return (names[(ids >> PACKED_SHIFT).long()].to(ids.dtype) << PACKED_SHIFT) | (ids & 0xFFFF)
+    return names[ids.long()].to(ids.dtype)
+
+
+def _down_doubled(subject: Subject) -> Experiment:
+    name = next(name for name in DOWN if name in subject.inputs)
+    values = subject.with_inputs(**{name: subject.tensor(name) * 2})
+    return other_inputs(values, times(0.5, "output"))
+
+
+def _factor_doubled(subject: Subject) -> Experiment | None:
+    factor = subject.inputs.get("routed_scaling_factor")
+    if not isinstance(factor, int | float):
+        return None
+    values = subject.with_inputs(routed_scaling_factor=factor * 2)
+    return other_inputs(values, times(0.5, "output"))
+
+
+def _experts_split(subject: Subject) -> Experiment | None:
+    """Half of the experts give nothing, then the other half: the two add up, as shards of experts do."""
+    name = next(name for name in DOWN if name in subject.inputs)
+    scale = subject.tensor(name)
+    if len(scale) < 2:
+        return None
+    first = (torch.arange(len(scale)) < len(scale) // 2).view(-1, *(1,) * (scale.dim() - 1))
+    calls = tuple(
+        subject.with_inputs(**{name: torch.where(mask, scale, torch.zeros_like(scale))})
+        for mask in (first, ~first)
+    )
+    return Experiment(calls, added)
+
+
+MOE = (
+    *BATCH,
+    Relation("experts permuted", _expert_order),
+    Relation("down projection doubled", _down_doubled, exact=True),
+    Relation("scaling factor doubled", _factor_doubled, exact=True),
+    Relation("experts split and added", _experts_split),
+)
+
+
+def _routed_experts(subject: Subject) -> Experiment:
+    """The experts in another order: the same weights, the experts' new numbers."""
+    logits = subject.tensor("router_logits")
+    order = permutation(subject, logits.shape[1])
+    values = subject.with_inputs(router_logits=logits[:, order])
+
+    def renamed(outputs: Tensors) -> Tensors:
+        ids = outputs.get("topk_ids")  # floors have none
+        return dict(outputs) if ids is None else {**outputs, "topk_ids": order[ids.long()].to(ids.dtype)}
+
+    return other_inputs(values, renamed)
+
+
+def _logits_shifted(subject: Subject) -> Experiment | None:
+    logits = subject.tensor("router_logits")
+    if not torch.equal((logits + 1) - 1, logits):
+        return None
+    return other_inputs(subject.with_inputs(router_logits=logits + 1))
+
+
+MOE_ROUTING = (*BATCH, Relation("experts permuted", _routed_experts), Relation("logits shifted", _logits_shifted))
+
+
+# Samplers
+
+ROWS = ("probs", "top_k", "top_p")
+LEAST_P = 1e-6  # top-p that leaves the most probable token alone
+
+
+def _prefix(subject: Subject) -> Experiment | None:
+    """The first row alone, from the same seed, draws the same token."""
+    if len(subject.tensor("probs")) < 2:
+        return None
+    values = subject.with_inputs(**{name: subject.tensor(name)[:1] for name in ROWS if name in subject.inputs})
+    return other_inputs(values, right=lambda outputs: {"samples": outputs["samples"][..., :1]})
+
+
+def _greedy(subject: Subject) -> Experiment | None:
+    """One token left: its probability is the largest of its row."""
+    probs = subject.tensor("probs")
+    if not len(probs):
+        return None
+    changes = {}
+    if "top_k" in subject.inputs:
+        changes["top_k"] = torch.ones_like(subject.tensor("top_k"))
+    else:
+        changes["top_p"] = torch.full_like(subject.tensor("top_p"), LEAST_P)
+    best = probs.amax(-1)
+
+    def sides(outputs: Outputs) -> tuple[Tensors, Tensors]:
+        drawn = outputs[1]["samples"]
+        found = probs.gather(1, drawn.reshape(-1, len(probs)).T.long()).T.reshape(drawn.shape)
+        return {"samples": found}, {"samples": best.expand_as(found).clone()}
+
+    return Experiment((subject.with_inputs(**changes),), sides)
+
+
+def _wide_k(subject: Subject) -> Experiment | None:
+    """A k of the whole vocabulary and one beyond it filter nothing."""
+    if "top_k" not in subject.inputs or not len(subject.tensor("probs")):
+        return None
+    k, vocabulary = subject.tensor("top_k"), subject.tensor("probs").shape[1]
+    calls = tuple(subject.with_inputs(top_k=torch.full_like(k, vocabulary + more)) for more in (0, 100))
+    return Experiment(calls, lambda outputs: (dict(outputs[1]), dict(outputs[2])))
+
+
+SAMPLING = (
+    Relation("first row alone, same seed", _prefix, exact=True, once=True),
+    Relation("rows permuted", permuted(dict.fromkeys(ROWS, 0), -1)),
+    Relation("one token left", _greedy, exact=True, once=True),
+    Relation("k of the vocabulary and beyond", _wide_k, exact=True, once=True),
+)
+
+
+RELATIONS: Mapping[str, tuple[Relation, ...]] = {
+    "activation": ACTIVATION,
+    "bmm_bf16": BMM_BF16,
+    "bmm_fp8": BMM_FP8,
+    "cascade_merge": CASCADE_MERGE,
+    "causal_conv1d": CAUSAL_CONV1D,
+    "dequantize_fp8": DEQUANTISED,
+    "dsa_paged": SPARSE,
+    "gated_residual_next_rmsnorm": GATED_RESIDUAL,
+    "gated_residual_rmsnorm": GATED_RESIDUAL,
+    "gdn": GDN,
+    "gemm": GEMM,
+    "gemm_bf16": GEMM_BF16,
+    "gemm_fp8": GEMM_FP8,
+    "gqa_paged": PAGED,
+    "gqa_ragged": PAGED,
+    "layernorm": LAYERNORM,
+    "mamba_ssu": MAMBA_SSU,
+    "mla_paged": PAGED,
+    "mla_ragged": PAGED,
+    "moe": MOE,
+    "moe_routing": MOE_ROUTING,
+    "page_append": APPENDED,
+    "quantize_fp8": QUANTISED,
+    "quantize_int8": QUANTISED,
+    "rmsnorm": RMSNORM,
+    "rmsnorm_sigmoid_gate": RMSNORM_SIGMOID_GATE,
+    "rope": ROPE,
+    "sampling": SAMPLING,
+    "single_decode": SINGLE,
+    "single_prefill": SINGLE,
+}
+
+
+def relations_of(definition: Definition) -> tuple[Relation, ...]:
+    """The relations of a definition; some may say nothing about any of its cases."""
+    return tuple(one for one in RELATIONS.get(definition.op_type, ()) if one.holds(definition))

@@ -1,5 +1,0 @@
-"""Ground truths of bmm_bf16, one file per source."""
-
-from traceproof.ops.adapter import signature
-
-PRODUCT = signature("A B -> C")

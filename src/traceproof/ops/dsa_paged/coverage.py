@@ -1,6 +1,0 @@
-"""The axes of dsa_paged."""
-
-from traceproof.ops.common.coverage import ROWS, SCALE, rows_only, tame
-from traceproof.ops.space import Space
-
-SPACE = Space(axes=(ROWS, SCALE), read=rows_only, reachable=tame)

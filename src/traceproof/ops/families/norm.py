@@ -1,0 +1,787 @@
+"""Norms: root mean square norms, plain, after a residual, with gates; the layer norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from traceproof.dataset.constants import Rule, epsilon
+from traceproof.dataset.definition import Definition
+from traceproof.lazy import torch
+from traceproof.models.reading import Evidence, Kernel, Reading
+from traceproof.models.reading import Module as ModelModule
+from traceproof.ops.adapter import SM75, SM80, Api, Given, Module, Outputs, dim, dtype_of, scalar
+from traceproof.ops.base import Tensors
+from traceproof.ops.common.gates import sigmoid
+from traceproof.ops.common.quant import FP8_MAX
+from traceproof.ops.compare import Close
+from traceproof.ops.drafts import Draft, draft
+from traceproof.ops.extraction import Extraction, Facts, call_of, dtype_name, held_against
+from traceproof.ops.far import Far
+from traceproof.ops.formula import ADVERSARIAL, Form, FormulaOp, Mutant, Part, Variant, Wide, same
+from traceproof.stacks.sglang.boot import publish
+
+Norm = Callable[["torch.Tensor", float], "torch.Tensor"]  # rows and eps -> rows
+SM = ((8, 0), (12, 9))
+SM100 = ((10, 0), (10, 9))
+
+
+def mean_square(x: torch.Tensor) -> torch.Tensor:
+    """The mean of the squares over the last axis, which stays."""
+    return (x * x).sum(-1, keepdim=True) / x.shape[-1]
+
+
+def rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Rows over the root of their mean square."""
+    return x / torch.sqrt(mean_square(x) + eps)
+
+
+def by_reciprocal_root(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """The same, by a product."""
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
+
+
+def by_pytorch(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """The same, by PyTorch's function."""
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], eps=eps)
+
+
+def with_eps(factor: float) -> Norm:
+    """The norm with so many times the eps."""
+    return lambda x, eps: rms_norm(x, eps * factor)
+
+
+def rounded(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """The norm, rounded to bfloat16."""
+    return rms_norm(x, eps).bfloat16().float()
+
+
+def asked(definition: Definition, outputs: Outputs) -> Outputs:
+    """The outputs that a definition has."""
+    return {name: outputs[name] for name in definition.outputs}
+
+
+# rmsnorm and fused_add_rmsnorm
+
+
+def rmsnorm(
+    wide: Wide,
+    *,
+    square: Part = mean_square,
+    eps_by: float = 1.0,
+    weight: Part = same,
+    residual: bool = True,
+    narrow: bool = False,
+) -> Tensors:
+    """`x / sqrt(mean(x^2) + eps) * weight`, x = hidden_states (+ residual). Gemma's weight lacks an offset."""
+    x = wide["hidden_states"]
+    if residual and "residual" in wide:
+        x = x + wide["residual"]
+    y = x / torch.sqrt(square(x) + wide.number("eps") * eps_by)
+    if narrow:
+        y = y.to(dtype_of(wide.definition.inputs["hidden_states"])).to(wide.dtype)
+    return {"output": y * weight(wide["weight"] + wide.number("weight_offset")), "residual_out": x}
+
+
+def in_chunks(x: torch.Tensor) -> torch.Tensor:
+    """The mean square by parts of 48, in the opposite order."""
+    parts = [(part * part).sum(-1, keepdim=True) for part in torch.split(x.flip(-1), 48, dim=-1)]
+    return torch.stack(parts).cumsum(0)[-1] / x.shape[-1]
+
+
+RMSNORM = FormulaOp(
+    "rmsnorm",
+    Form(
+        "hidden_states[n h] residual[n h]? weight[h] -> output[n h] residual_out[n h]", rmsnorm, constants=("eps",)
+    ),
+    family="rmsnorm",
+    long=True,
+    rules=(
+        epsilon(
+            "norm.rmsnorm",
+            "norm.fused_add_rmsnorm",
+            "norm.gemma_rmsnorm",
+            "norm.gemma_fused_add_rmsnorm",
+            config=("rms_norm_eps", "layer_norm_epsilon", "norm_eps"),
+        ),
+        Rule(
+            name="weight_offset",
+            label="weight offset",
+            reader="added_to_weight",
+            read="WEIGHT_OFFSET, or a number added to the weight in place; 0 without one",
+            described=(
+                (r"stored minus one|\b1(?:\.0)? \+ (?:the )?weight|\bweight \+ 1\b|\bweight plus one\b", 1.0),
+            ),
+            named=((r"^gemma_(?:fused_add_)?rmsnorm_h\d", 1.0), (r"^(?:fused_add_)?rmsnorm_h\d+$", 0.0)),
+            functions={
+                "norm.rmsnorm": 0.0,
+                "norm.fused_add_rmsnorm": 0.0,
+                "norm.gemma_rmsnorm": 1.0,
+                "norm.gemma_fused_add_rmsnorm": 1.0,
+            },
+            usual=0.0,
+        ),
+    ),
+    # Of a norm in float32 the last rounding is one among several. By Higham's probabilistic bound n additions lose
+    # sqrt(n) roundings, of which the root leaves half; root and products add three.
+    gates={"output": Close(), "residual_out": Close()},
+    roundings={"output": lambda width: width**0.5 / 2 + 3},
+    summed=("hidden_states", "residual"),
+    # Past 32 bits without a sign: of block numbers, compilers know that none is negative. A residual's norm holds
+    # twice as many tensors, which few GPUs have memory for.
+    far=lambda definition, rows: Far(axis=rows, unsigned="residual" not in definition.inputs),
+    variants=(
+        Variant("float32 throughout"),
+        Variant("chunked, in the opposite order", square=in_chunks),
+        Variant("rounded before the weight", narrow=True),  # as models in plain PyTorch do it
+    ),
+    mutants=(
+        Mutant("eps x 10", eps_by=10.0),
+        Mutant("eps x 0.1", eps_by=0.1),
+        Mutant("variance over half of the row", square=lambda x: mean_square(x[..., : x.shape[-1] // 2])),
+        Mutant("mean subtracted, as in a layer norm", square=lambda x: mean_square(x - x.mean(-1, keepdim=True))),
+        Mutant("weight plus one", weight=lambda weight: weight + 1),
+        Mutant("weight dropped", weight=lambda weight: torch.ones_like(weight)),
+        Mutant("residual dropped", applies=lambda wide: "residual" in wide, residual=False),
+    ),
+)
+PLAIN = "hidden_states weight -> output"
+FUSED = "hidden_states residual weight -> output residual_out"
+EITHER = "hidden_states weight [residual] -> output residual_out"
+
+
+def eps_of(definition: Definition) -> float:
+    """The constant under the root."""
+    return definition.constants.number("eps")
+
+
+def offset_of(definition: Definition) -> float:
+    """What is added to the weight."""
+    return definition.constants.number("weight_offset")
+
+
+def is_plain(definition: Definition) -> bool:
+    """Whether the weight is stored as it is used."""
+    return offset_of(definition) == 0.0
+
+
+def is_gemma(definition: Definition) -> bool:
+    """Whether the weight is stored minus one."""
+    return offset_of(definition) == 1.0
+
+
+def gemma_prefix(definition: Definition) -> str:
+    """What the names of the kernels for a weight that is stored minus one begin with."""
+    return "gemma_" if offset_of(definition) else ""
+
+
+def gen_norm(_: Definition, __: tuple[int, int]) -> tuple[Module, ...]:
+    """The module of all of FlashInfer's norms."""
+    return (Module("gen_norm"),)
+
+
+@RMSNORM.truth("flashinfer", "norm.rmsnorm", "rmsnorm", serves=PLAIN, accepts=is_plain, modules=gen_norm, sm=SM75)
+@RMSNORM.truth(
+    "flashinfer", "norm.gemma_rmsnorm", "gemma_rmsnorm", serves=PLAIN, accepts=is_gemma, modules=gen_norm, sm=SM75
+)
+def _flashinfer_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    hidden, weight = inputs["hidden_states"], inputs["weight"]
+    return {"output": api[gemma_prefix(definition) + "rmsnorm"](hidden, weight, eps=eps_of(definition))}
+
+
+@RMSNORM.truth(
+    "flashinfer",
+    "norm.fused_add_rmsnorm",
+    "fused_add_rmsnorm",
+    serves=FUSED,
+    accepts=is_plain,
+    modules=gen_norm,
+    sm=SM75,
+)
+@RMSNORM.truth(
+    "flashinfer",
+    "norm.gemma_fused_add_rmsnorm",
+    "gemma_fused_add_rmsnorm",
+    serves=FUSED,
+    accepts=is_gemma,
+    modules=gen_norm,
+    sm=SM75,
+)
+def _flashinfer_fused_add(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """In place: the first argument becomes the output, the second the sum."""
+    output, total = inputs["hidden_states"].clone(), inputs["residual"].clone()
+    api[gemma_prefix(definition) + "fused_add_rmsnorm"](output, total, inputs["weight"], eps=eps_of(definition))
+    return asked(definition, {"output": output, "residual_out": total})
+
+
+# SGLang's CUDA kernels, which it compiles at their first use, and its Triton kernels. Those of its kernel package
+# are no second opinion: `sgl_kernel.rmsnorm` and its siblings call FlashInfer where it is installed, and what they
+# call otherwise is FlashInfer's norm.cuh, compiled into the package.
+
+WARP_SIZES = frozenset({64, 128, 256})  # one warp per row
+LARGEST = 16384  # channels that a block of 1024 threads holds
+LARGEST_FUSED = 8192
+
+
+def hidden_of(definition: Definition) -> int:
+    """Channels of a row; 0 if the definition leaves them open."""
+    return dim(definition, "hidden_states", -1) or 0
+
+
+def uniform(definition: Definition) -> bool:
+    """Whether the weight is stored as it is used, and all inputs have one dtype."""
+    return is_plain(definition) and len({spec.dtype for spec in definition.inputs.values()}) == 1
+
+
+def halves(definition: Definition) -> bool:
+    """The same, with a dtype of 16 bits."""
+    return uniform(definition) and definition.inputs["weight"].dtype in {"float16", "bfloat16"}
+
+
+def compiled(definition: Definition) -> bool:
+    """Whether the kernel's own check lets the sizes through."""
+    hidden = hidden_of(definition)
+    step = 256 if hidden <= LARGEST_FUSED else 512
+    return halves(definition) and (hidden in WARP_SIZES or (256 < hidden <= LARGEST and hidden % step == 0))
+
+
+def compiled_fused(definition: Definition) -> bool:
+    """The same of the kernel that adds a residual."""
+    hidden = hidden_of(definition)
+    return halves(definition) and 0 < hidden <= LARGEST_FUSED and hidden % 16 == 0
+
+
+def dtype_argument(definition: Definition) -> str:
+    """The data's dtype as a module's argument."""
+    return str(dtype_of(definition.inputs["hidden_states"]))
+
+
+def gen_rmsnorm(definition: Definition, _: tuple[int, int]) -> tuple[Module, ...]:
+    """A module per size and dtype."""
+    return (Module("gen_rmsnorm", (hidden_of(definition), dtype_argument(definition)), compiles=True),)
+
+
+def gen_fused_add_rmsnorm(definition: Definition, _: tuple[int, int]) -> tuple[Module, ...]:
+    """One for all sizes; the product with the weight is not rounded before."""
+    return (Module("gen_fused_add_rmsnorm", (dtype_argument(definition), False), compiles=True),)
+
+
+@RMSNORM.truth(
+    "sglang", "layernorm.norm.rmsnorm", "rmsnorm", serves=PLAIN, accepts=compiled, modules=gen_rmsnorm, sm=SM
+)
+def _sglang_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """Writes where it is told; without that it would overwrite its input."""
+    hidden, weight = inputs["hidden_states"], inputs["weight"]
+    output = torch.empty_like(hidden)
+    api["rmsnorm"](hidden, weight, output, eps_of(definition))
+    return {"output": output}
+
+
+@RMSNORM.truth(
+    "sglang",
+    "layernorm.norm.fused_add_rmsnorm",
+    "fused_add_rmsnorm",
+    serves=FUSED,
+    accepts=compiled_fused,
+    modules=gen_fused_add_rmsnorm,
+    sm=SM,
+)
+def _sglang_fused_add(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """In place: the first argument becomes the output, the second the sum."""
+    output, total = inputs["hidden_states"].clone(), inputs["residual"].clone()
+    api["fused_add_rmsnorm"](output, total, inputs["weight"], eps_of(definition))
+    return asked(definition, {"output": output, "residual_out": total})
+
+
+@RMSNORM.truth("sglang", "layernorm.fused_rmsnorm", "triton_rmsnorm", serves=PLAIN, accepts=uniform, sm=SM)
+def _sglang_triton(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    return {"output": api["triton_rmsnorm"](inputs["hidden_states"], inputs["weight"], eps_of(definition))}
+
+
+@RMSNORM.truth(
+    "sglang",
+    "layernorm.minimax_m3_rmsnorm.gemma_rmsnorm",
+    "triton_gemma_rmsnorm",
+    serves=PLAIN,
+    accepts=is_gemma,
+    sm=SM,
+)
+def _sglang_gemma(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    return {"output": api["triton_gemma_rmsnorm"](inputs["hidden_states"], inputs["weight"], eps_of(definition))}
+
+
+@RMSNORM.truth(
+    "sglang",
+    "layernorm.minimax_m3_rmsnorm.gemma_fused_add_rmsnorm",
+    "triton_gemma_fused_add_rmsnorm",
+    serves=FUSED,
+    accepts=is_gemma,
+    sm=SM,
+)
+def _sglang_gemma_fused_add(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    output, total = api["triton_gemma_fused_add_rmsnorm"](
+        inputs["hidden_states"], inputs["residual"], inputs["weight"], eps_of(definition)
+    )
+    return asked(definition, {"output": output, "residual_out": total})
+
+
+@RMSNORM.truth("sglang_native", "RMSNorm.forward_native", "RMSNorm", serves=EITHER, accepts=is_plain)
+# Not with a residual: it rounds the sum before it norms it, which its own CUDA kernel does not.
+@RMSNORM.truth("sglang_native", "GemmaRMSNorm.forward_native", "GemmaRMSNorm", serves=PLAIN, accepts=is_gemma)
+def _sglang_native(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    publish()
+    hidden, weight = inputs["hidden_states"], inputs["weight"]
+    kind = "GemmaRMSNorm" if offset_of(definition) else "RMSNorm"
+    norm = api[kind](weight.shape[0], eps=eps_of(definition))
+    norm.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
+    if "residual" not in inputs:
+        return {"output": norm.forward_native(hidden.clone())}
+    output, total = norm.forward_native(hidden.clone(), inputs["residual"].clone())
+    return asked(definition, {"output": output, "residual_out": total})
+
+
+# Liger-Kernel's norms in Triton. Casting mode `gemma` computes a row in float32, with any weight offset.
+
+
+def one_dtype(definition: Definition) -> bool:
+    """Whether outputs have the dtype of the rows, as the kernels give them."""
+    kinds = {spec.dtype for name, spec in definition.inputs.items() if name not in {"weight", "bias"}}
+    return len(kinds | {spec.dtype for spec in definition.outputs.values()}) == 1
+
+
+@RMSNORM.truth("liger", "rms_norm_forward", "rms_norm", serves=PLAIN, accepts=one_dtype, sm=SM80)
+def _liger_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    hidden, weight = inputs["hidden_states"], inputs["weight"]
+    offset = float(offset_of(definition))
+    returned = api["rms_norm"](hidden.contiguous(), weight, eps_of(definition), offset, "gemma", None)
+    return {"output": returned[0]}
+
+
+@RMSNORM.truth(
+    "liger", "fused_add_rms_norm_forward", "fused_add_rms_norm", serves=FUSED, accepts=one_dtype, sm=SM80
+)
+def _liger_fused_add(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """The norm is that of the sum as it is stored."""
+    hidden, residual = inputs["hidden_states"].contiguous(), inputs["residual"].contiguous()
+    offset = float(offset_of(definition))
+    returned = api["fused_add_rms_norm"](hidden, residual, inputs["weight"], eps_of(definition), offset, "gemma")
+    return asked(definition, {"output": returned[0], "residual_out": returned[1]})
+
+
+@RMSNORM.truth("torch", "functional.rms_norm", "rms_norm", serves=EITHER, rows=None)
+def _pytorch_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """In float32, as kernels do: PyTorch's own rounds between the steps."""
+    hidden, weight = inputs["hidden_states"], inputs["weight"]
+    total = hidden.float()
+    if "residual" in inputs:
+        total = total + inputs["residual"].float()
+    gain = weight.float()
+    if offset_of(definition):
+        gain = gain + offset_of(definition)
+    y = api["rms_norm"](total, weight.shape, gain, eps=eps_of(definition))
+    outputs = {"output": y, "residual_out": total}
+    dtypes = {name: dtype_of(spec) for name, spec in definition.outputs.items()}  # a baseline keeps them
+    return {name: outputs[name].to(dtype) for name, dtype in dtypes.items()}
+
+
+def read_norm(variant: str) -> Callable[[Any, Any], Facts]:
+    """The facts of one of SGLang's norms."""
+
+    def read(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
+        eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else getattr(module, "eps", None)
+        weight = getattr(module, "weight", None)
+        return {
+            "variant": "gated" if hasattr(module, "norm_before_gate") else variant,  # a class of the same name
+            "hidden": weight.shape[0] if weight is not None else int(getattr(module, "hidden_size", None) or 0),
+            "eps": eps,
+            "dtype": None if weight is None else dtype_name(weight),
+        }
+
+    return read
+
+
+def norm_call(module: ModelModule, reading: Reading) -> Kernel | str:
+    """The call that a norm of a model makes, or why it has no op_type."""
+    facts = module.facts
+    if facts["variant"] not in ("plain", "gemma"):
+        return f"{facts['variant']} norm: no op_type"
+    if facts["dtype"] is None:
+        return "norm without a weight: no form"
+    if not module.uses:
+        return "norm that nothing calls: SGLang holds it only"
+    if "unknown" in module.uses:
+        return "norm of which it is not known how it is called: no form chosen"
+    note = "SGLang adds one to the stored weight when it loads it." if "norms plus one" in reading.loads else ""
+    return call_of(module, "norm", "variant", "hidden", "eps", note=note, uses=" ".join(module.uses))
+
+
+def norm_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
+    """A norm of transformers' model in the terms of a call."""
+    stored = facts["variant"]
+    loaded = "plain" if stored == "gemma" and "norms plus one" in evidence.loads else stored
+    return {"variant": loaded, "hidden": facts["hidden"], "eps": facts["eps"]}
+
+
+def norm_drafts(call: Kernel) -> Iterator[Draft]:
+    """The plain norm, the one that adds the residual first, or both: whichever the model calls."""
+    for fused, use in ((False, "alone"), (True, "adding")):
+        if use in call["uses"].split():
+            yield norm_draft(call["hidden"], call["eps"], variant=call["variant"], fused=fused, note=call.note)
+
+
+def norm_draft(hidden: int, eps: float, *, variant: str, fused: bool, note: str = "") -> Draft:
+    """(gemma_)(fused_add_)rmsnorm; eps stands in the reference and in the description."""
+    prefix = "gemma_" if variant == "gemma" else ""
+    kind = f"{prefix}fused_add_rmsnorm" if fused else f"{prefix}rmsnorm"
+    values = {
+        "kind": kind,
+        "hidden_size": hidden,
+        "eps": eps,
+        "shown": f"{eps:g}",
+        "what": "Fused add and root mean square norm" if fused else "Root mean square norm",
+        "form": " with the weight stored minus one (Gemma)" if prefix else "",
+        "stored": ", stored minus one" if prefix else "",
+    }
+    made = draft(RMSNORM.op_type, "norm", values, without=() if fused else ("residual",))
+    return replace(made, description=f"{made.description} {note}".strip(), extra_tags=("fused",) if fused else ())
+
+
+RMSNORM.extraction = Extraction(
+    readers={
+        "GemmaRMSNorm": ("norm", read_norm("gemma")),
+        "Gemma3RMSNorm": ("norm", read_norm("gemma")),
+        "RMSNorm": ("norm", read_norm("plain")),
+        "RMSNormGated": ("norm", read_norm("gated")),
+        "FusedRMSNormGated": ("norm", read_norm("gated")),
+        "Mixer2RMSNormGated": ("norm", read_norm("gated")),
+        "LayerNorm": ("norm", read_norm("layer")),
+        "Cohere2MoeLayerNorm": ("norm", read_norm("layer")),
+    },
+    calls={"norm": norm_call},
+    differs={"norm": held_against("norm", norm_terms)},
+    drafts={"norm": lambda call, _: norm_drafts(call)},
+)
+
+
+# layernorm
+
+
+def centred_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """The rows with mean 0 and variance 1."""
+    centred = x - x.sum(-1, keepdim=True) / x.shape[-1]
+    return centred / torch.sqrt((centred * centred).sum(-1, keepdim=True) / x.shape[-1] + eps)
+
+
+def layernorm(wide: Wide, *, norm: Norm = centred_norm, weight: Part = same, bias: Part = same) -> Tensors:
+    """(x - mean) / sqrt(var + eps) * weight + bias over the last axis; with a scale, in fp8 over it."""
+    y = norm(wide["hidden_states"], wide.number("eps")) * weight(wide["weight"]) + bias(wide["bias"])
+    if "output" in wide.definition.outputs:
+        return {"output": y}
+    return {"out": (y / wide.number("scale")).clamp(-FP8_MAX, FP8_MAX)}
+
+
+def by_squares(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """The variance as the mean of squares less the square of the mean, in float64: in float32 it may cancel."""
+    mean = x.double().mean(-1, keepdim=True)
+    variance = (x.double() ** 2).mean(-1, keepdim=True) - mean**2
+    return ((x - mean) * torch.rsqrt(variance + eps)).float()
+
+
+def of_half_mean(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """With a twentieth of the mean of half of the row left in."""
+    half = x[..., : x.shape[-1] // 2].mean(-1, keepdim=True)
+    return centred_norm(x - half, eps) + half * 0.05
+
+
+def over_one_less(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """With the variance of a sample."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / torch.sqrt((centred**2).sum(-1, keepdim=True) / (x.shape[-1] - 1) + eps)
+
+
+def cancel(tensors: dict[str, torch.Tensor], params: Mapping[str, float]) -> None:
+    """Rows of about 1 and -1 in turn, and a bias that takes nearly all of the norm away: errors are left."""
+    if "noise" in params:
+        x, weight, bias = (tensors[name] for name in ("hidden_states", "weight", "bias"))
+        signs = 1.0 - 2.0 * (torch.arange(x.shape[-1], device=x.device) % 2)
+        tensors["hidden_states"] = (signs + x * float(params["noise"])).to(x.dtype)
+        tensors["bias"] = (-weight * signs).to(bias.dtype)
+
+
+LAYERNORM = FormulaOp(
+    "layernorm",
+    Form("hidden_states[n h] weight[h] bias[h] -> output[n h]", layernorm, constants=("eps",)),
+    Form("hidden_states[n h] weight[h] bias[h] scale -> out[n h]", layernorm, constants=("eps",)),
+    family="norm",
+    rules=(epsilon("norm.layernorm", config=("layer_norm_eps", "layer_norm_epsilon")),),
+    scalars={"scale": 0.75},
+    adversarial={**ADVERSARIAL, "cancelled": {"noise": 2.0**-6}},
+    adjust=cancel,
+    variants=(
+        Variant("float32 throughout"),
+        Variant("float64, rounded once", precision="float64"),
+        Variant("variance by squares", norm=by_squares),
+    ),
+    mutants=(
+        Mutant("eps x 10", norm=lambda x, eps: centred_norm(x, eps * 10)),
+        Mutant("eps x 0.1", norm=lambda x, eps: centred_norm(x, eps / 10)),
+        Mutant("divided by n - 1", norm=over_one_less),
+        Mutant("mean kept, as in a root mean square norm", norm=by_reciprocal_root),
+        Mutant("mean of half of the row", norm=of_half_mean),
+        Mutant("weight dropped", weight=lambda weight: torch.ones_like(weight)),
+        Mutant("weight plus one", weight=lambda weight: weight + 1),
+        Mutant("bias dropped", bias=lambda bias: bias * 0),
+        Mutant("bias subtracted", bias=lambda bias: -bias),
+    ),
+)
+LAYER = "hidden_states weight bias -> output"
+FLASHINFER_LAYERNORM = "flashinfer.norm:layernorm"
+TORCH_LAYER_NORM = "torch.nn.functional:layer_norm"
+
+
+def wide_weight(definition: Definition) -> bool:
+    """Whether rows are bfloat16 and weights float32."""
+    return (definition.inputs["hidden_states"].dtype, definition.inputs["weight"].dtype) == ("bfloat16", "float32")
+
+
+@LAYERNORM.truth("flashinfer", "norm.layernorm", FLASHINFER_LAYERNORM, serves=LAYER, accepts=wide_weight, sm=SM75)
+def _flashinfer_layernorm(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    hidden, weight, bias = inputs["hidden_states"], inputs["weight"], inputs["bias"]
+    return {"output": api[FLASHINFER_LAYERNORM](hidden, weight, bias, eps_of(definition))}
+
+
+@LAYERNORM.truth("liger", "layer_norm_forward", "layer_norm", serves=LAYER, accepts=one_dtype, sm=SM80)
+def _liger_layernorm(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    hidden, weight, bias = inputs["hidden_states"], inputs["weight"], inputs["bias"]
+    return {"output": api["layer_norm"](hidden.contiguous(), weight, bias, eps_of(definition))[0]}
+
+
+@LAYERNORM.truth("torch", "functional.layer_norm", TORCH_LAYER_NORM, serves=LAYER, rows=None)
+def _pytorch_layernorm(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    hidden, weight, bias = inputs["hidden_states"].float(), inputs["weight"].float(), inputs["bias"].float()
+    y = api[TORCH_LAYER_NORM](hidden, (hidden.shape[-1],), weight, bias, eps=eps_of(definition))
+    return {"output": y.to(dtype_of(definition.outputs["output"]))}
+
+
+# gated_residual_rmsnorm
+
+
+def gated_residual(
+    wide: Wide,
+    *,
+    norm: Norm = rms_norm,
+    gains: str = "alpha beta",
+    centred: bool = True,
+    after: bool = False,
+    within: bool = False,
+) -> Tensors:
+    """`alpha * residual + beta * norm(branch * (weight + gain_center))`: weighted before the norm."""
+    branch, gain = wide["branch"], None
+    if "weight" in wide:
+        gain = wide["weight"] + wide.number("gain_center") if centred else wide["weight"]
+    if gain is not None and not after:
+        branch = branch * gain
+    normed = norm(branch + wide["residual"] if within else branch, wide.number("eps"))
+    if gain is not None and after:
+        normed = normed * gain
+    first, second = gains.split()
+    return {"output": wide[first] * wide["residual"] + wide[second] * normed}
+
+
+GATED_RESIDUAL = FormulaOp(
+    "gated_residual_rmsnorm",
+    Form("branch[n h] residual[n h] weight[h]? alpha[h] beta[h] eps gain_center -> output[n h]", gated_residual),
+    family="norm",
+    scalars={"eps": 1e-6, "gain_center": 1.0},
+    data=("branch",),
+    variants=(
+        Variant("float32 throughout"),
+        Variant("by PyTorch", norm=by_pytorch),
+        Variant("a reciprocal root", norm=by_reciprocal_root),
+    ),
+    mutants=(
+        Mutant("eps x 10", norm=with_eps(10)),
+        Mutant("eps dropped", norm=with_eps(0)),
+        Mutant("the branch in bfloat16", norm=rounded),
+        Mutant("gains exchanged", gains="beta alpha"),
+        Mutant("one gain for both", gains="alpha alpha"),
+        Mutant("centre of the gain dropped", centred=False),
+        Mutant("weighted after the norm", after=True),
+        Mutant("residual within the norm", within=True),
+    ),
+)
+GATED = "branch residual [weight] alpha beta eps gain_center -> output"
+FLASHINFER_GATED = "flashinfer.norm:gated_residual_rmsnorm"
+TORCH_RMS_NORM = "torch.nn.functional:rms_norm"
+
+
+def compiled_branch(definition: Definition) -> bool:
+    """Whether the branch has the only width that FlashInfer's kernels are compiled for."""
+    return dim(definition, "branch", -1) == 8192
+
+
+@GATED_RESIDUAL.truth(
+    "flashinfer", "norm.gated_residual_rmsnorm", FLASHINFER_GATED, serves=GATED, accepts=compiled_branch, sm=SM100
+)
+def _flashinfer_gated(api: Api, _: Definition, inputs: Given) -> Outputs:
+    return {"output": api[FLASHINFER_GATED](**inputs)}
+
+
+@GATED_RESIDUAL.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, serves=GATED, rows=None)
+def _pytorch_gated(api: Api, _: Definition, inputs: Given) -> Outputs:
+    branch, weight = inputs["branch"].float(), inputs.get("weight")
+    if weight is not None:
+        branch = branch * (weight.float() + scalar(inputs, "gain_center"))
+    normed = api[TORCH_RMS_NORM](branch, branch.shape[-1:], eps=scalar(inputs, "eps"))
+    return {"output": inputs["alpha"] * inputs["residual"] + inputs["beta"] * normed}
+
+
+# gated_residual_next_rmsnorm
+
+
+def gated_residual_next(
+    wide: Wide,
+    *,
+    post: Norm = rms_norm,
+    after: Norm = rms_norm,
+    gains: str = "alpha beta",
+    centre: str = "next_gain_center",
+) -> Tensors:
+    """`alpha * residual + beta * norm(branch)`, and the next layer's norm of that sum, weighted afterwards."""
+    branch = wide["branch"]
+    if "post_weight" in wide:
+        branch = branch * (wide["post_weight"] + wide.number("post_gain_center", 0.0))
+    first, second = gains.split()
+    total = wide[first] * wide["residual"] + wide[second] * post(branch, wide.number("post_eps"))
+    gain = wide["next_weight"] + (wide.number(centre) if centre else 0.0)
+    return {"residual_out": total, "ffn_input": after(total, wide.number("next_eps")) * gain}
+
+
+def faint(tensors: dict[str, torch.Tensor], params: Mapping[str, float]) -> None:
+    """Gains so small that the second eps shows."""
+    for name in ("alpha", "beta"):
+        tensors[name] = tensors[name] * float(params.get("faint", 1.0))
+
+
+GATED_RESIDUAL_NEXT = FormulaOp(
+    "gated_residual_next_rmsnorm",
+    Form(
+        "branch[n h] residual[n h] next_weight[h] post_weight[h]? alpha[h] beta[h] post_eps next_eps"
+        " next_gain_center post_gain_center? -> residual_out[n h] ffn_input[n h]",
+        gated_residual_next,
+    ),
+    family="norm",
+    scalars={"post_eps": 1e-6, "next_eps": 1e-5, "next_gain_center": 1.0, "post_gain_center": 0.5},
+    adversarial={**ADVERSARIAL, "faint": {"faint": 2e-3}},
+    data=("branch",),
+    adjust=faint,
+    variants=(
+        Variant("float32 throughout"),
+        Variant("a reciprocal root", post=by_reciprocal_root, after=by_reciprocal_root),
+    ),
+    mutants=(
+        Mutant("first eps x 10", post=with_eps(10)),
+        Mutant("second eps x 10", after=with_eps(10)),
+        Mutant("second eps x 0.1", after=with_eps(0.1)),
+        Mutant("the branch in bfloat16", post=rounded),
+        Mutant("gains exchanged", gains="beta alpha"),
+        Mutant("one gain for both", gains="alpha alpha"),
+        Mutant("the next centre dropped", centre=""),
+        Mutant("the first centre for both", centre="post_gain_center"),
+        Mutant("no second norm", after=lambda x, _: x),
+        Mutant("no first norm", post=lambda x, _: x),
+    ),
+)
+GATED_NEXT = (
+    "branch residual next_weight [post_weight] alpha beta post_eps next_eps next_gain_center [post_gain_center]"
+    " -> residual_out ffn_input"
+)
+FLASHINFER_NEXT = "flashinfer.norm:gated_residual_next_rmsnorm"
+
+
+@GATED_RESIDUAL_NEXT.truth(
+    "flashinfer",
+    "norm.gated_residual_next_rmsnorm",
+    FLASHINFER_NEXT,
+    serves=GATED_NEXT,
+    accepts=compiled_branch,
+    sm=SM100,
+)
+def _flashinfer_next(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    given = {name: value for name, value in inputs.items() if value is not None}
+    return dict(zip(definition.outputs, api[FLASHINFER_NEXT](**given), strict=True))
+
+
+@GATED_RESIDUAL_NEXT.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, serves=GATED_NEXT, rows=None)
+def _pytorch_next(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    branch, weight = inputs["branch"].float(), inputs.get("post_weight")
+    if weight is not None:
+        branch = branch * (weight.float() + float(inputs.get("post_gain_center") or 0.0))
+    normed = api[TORCH_RMS_NORM](branch, branch.shape[-1:], eps=scalar(inputs, "post_eps"))
+    total = inputs["alpha"] * inputs["residual"] + inputs["beta"] * normed
+    gain = inputs["next_weight"].float() + scalar(inputs, "next_gain_center")
+    following = api[TORCH_RMS_NORM](total, total.shape[-1:], gain, eps=scalar(inputs, "next_eps"))
+    return {"residual_out": total, "ffn_input": following.to(dtype_of(definition.outputs["ffn_input"]))}
+
+
+# rmsnorm_sigmoid_gate
+
+
+def sigmoid_gated(wide: Wide, *, gate: Part = sigmoid, norm: Norm = rms_norm) -> Tensors:
+    """`x / sqrt(mean(x^2) + eps) * sigmoid(gate)` over the last axis of [tokens, heads, dim]."""
+    return {"output": norm(wide["input"], wide.number("eps")) * gate(wide["gate"])}
+
+
+def with_square(square: Part) -> Norm:
+    """A norm by another mean square."""
+    return lambda x, eps: x * torch.rsqrt(square(x) + eps)
+
+
+SIGMOID_GATE = FormulaOp(
+    "rmsnorm_sigmoid_gate",
+    Form("input[n t h] gate[n t h] eps -> output[n t h]", sigmoid_gated),
+    family="norm",
+    scalars={"eps": 1e-5},
+    variants=(Variant("float32 throughout"), Variant("by PyTorch", norm=by_pytorch)),
+    mutants=(
+        Mutant("eps x 10", norm=with_eps(10)),
+        Mutant("eps x 0.1", norm=with_eps(0.1)),
+        Mutant("norm over heads and channels", norm=with_square(lambda x: (x * x).mean((-2, -1), keepdim=True))),
+        Mutant(
+            "mean subtracted in the variance",
+            norm=with_square(lambda x: mean_square(x - x.mean(-1, keepdim=True))),
+        ),
+        Mutant("variance of half of the row", norm=with_square(lambda x: mean_square(x[..., ::2]))),
+        Mutant("gate dropped", gate=lambda gate: torch.ones_like(gate)),
+        Mutant("silu of the gate", gate=lambda gate: torch.nn.functional.silu(gate)),
+        Mutant("tanh of the gate", gate=lambda gate: torch.tanh(gate)),
+        Mutant("sigmoid of minus the gate", gate=lambda gate: torch.sigmoid(-gate)),
+        Mutant("hard sigmoid", gate=lambda gate: torch.nn.functional.hardsigmoid(gate)),
+    ),
+)
+GATE = "input gate eps -> output"
+FLASHINFER_GATE = "flashinfer.norm:rmsnorm_sigmoid_gate"
+TORCH_SIGMOID = "torch:sigmoid"
+
+
+def compiled_head(definition: Definition) -> bool:
+    """Whether heads have the only width that FlashInfer's kernel is compiled for."""
+    return dim(definition, "input", -1) == 64
+
+
+@SIGMOID_GATE.truth(
+    "flashinfer", "norm.rmsnorm_sigmoid_gate", FLASHINFER_GATE, serves=GATE, accepts=compiled_head, sm=SM100
+)
+def _flashinfer_gate(api: Api, _: Definition, inputs: Given) -> Outputs:
+    """It writes to its input."""
+    output = inputs["input"].clone()
+    api[FLASHINFER_GATE](output, inputs["gate"], eps=scalar(inputs, "eps"))
+    return {"output": output}
+
+
+@SIGMOID_GATE.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, TORCH_SIGMOID, serves=GATE, rows=None)
+def _pytorch_gate(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    x, gate = inputs["input"].float(), inputs["gate"].float()
+    y = api[TORCH_RMS_NORM](x, x.shape[-1:], eps=scalar(inputs, "eps")) * api[TORCH_SIGMOID](gate)
+    return {"output": y.to(dtype_of(definition.outputs["output"]))}

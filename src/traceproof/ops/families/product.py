@@ -1,0 +1,565 @@
+"""Matrix products: C = A @ B.T of projections, and FlashInfer's forms in bfloat16 and fp8, alone or in batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from traceproof.lazy import torch
+from traceproof.models.reading import Evidence, Kernel, Module, Reading
+from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, dtype_of
+from traceproof.ops.base import Tensors, Unsupported, Values, ordered, specified
+from traceproof.ops.cases import Case, by_size
+from traceproof.ops.common.quant import BLOCK, scale_blocks
+from traceproof.ops.compare import Backward, Comparison
+from traceproof.ops.drafts import Draft, draft
+from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name
+from traceproof.ops.far import Far
+from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wide, same
+
+if TYPE_CHECKING:
+    from traceproof.draw import Draw
+
+Times = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]  # [..., M, K] and [..., K, N] -> [..., M, N]
+EPS_ACCUMULATE = 2.0**-23  # float32's whole ulp, not half of it: tensor cores truncate where they add
+SM100 = ((10, 0), (10, 3))
+# A tiny scale, an outlier column, a mean that is not zero.
+ADVERSARIAL = {"tiny": {"scale": 2.0**-6}, "outlier": {"outlier": 300.0}, "offset": {"offset": 2.0}}
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The product."""
+    return a @ b
+
+
+def bounded(name: str, a: torch.Tensor, b: torch.Tensor, times: Times = matmul) -> Tensors:
+    """A @ B, and the bound of `Backward`: sqrt(K) roundings of a float32 sum of the magnitudes."""
+    bound = (a.abs() @ b.abs()) * (math.sqrt(a.shape[-1]) * EPS_ACCUMULATE)
+    return {name: times(a, b), f"{name}@bound": bound}
+
+
+def split(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Four partial products, added at the end."""
+    return torch.stack([x @ y for x, y in zip(a.chunk(4, -1), b.chunk(4, -2), strict=True)]).sum(0)
+
+
+def in_blocks(a: torch.Tensor, b: torch.Tensor, kept: torch.dtype | None = None, block: int = 48) -> torch.Tensor:
+    """Blocks of K in the opposite order, the partial sums kept in a dtype (None: float32)."""
+    kept = kept or torch.float32
+    total = torch.zeros((*a.shape[:-1], b.shape[-1]), dtype=kept)
+    for x, y in zip(torch.split(a.flip(-1), block, dim=-1), torch.split(b.flip(-2), block, dim=-2), strict=True):
+        total = (total.float() + x @ y).to(kept)
+    return total
+
+
+def without(columns: slice) -> Times:
+    """The product less some terms of the sum."""
+
+    def times(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        left = a.clone()
+        left[..., columns] = 0
+        return left @ b
+
+    return times
+
+
+VARIANTS = (
+    Variant("float32 sums"),
+    Variant("split-K", times=split),
+    Variant("blocks, in the opposite order", times=in_blocks),
+)
+MUTANTS = (
+    Mutant("last column of K dropped", times=without(slice(-1, None))),
+    Mutant("last tile of K dropped", times=without(slice(-16, None))),
+    Mutant("last column of K twice", times=lambda a, b: a @ b + a[..., -1:] @ b[..., -1:, :]),
+    Mutant("A shifted by a column", times=lambda a, b: a.roll(1, -1) @ b),
+    Mutant("B's memory read as [N, K]", times=lambda a, b: a @ b.reshape(*b.shape[:-2], *b.shape[:-3:-1]).mT),
+    Mutant("sums in bfloat16", times=lambda a, b: in_blocks(a, b, torch.bfloat16, 16)),
+)
+
+
+# gemm
+
+
+SIZES = {"small": (1, 2), "medium": (16,), "large": (64,)}  # rows of A; B is drawn anew for every case
+FLOATS = frozenset({"float32", "float16", "bfloat16"})
+OUTLIER = 300.0  # one column of A; times B's largest value (4.33) it is far from float16's 65,504
+TWIN_N, TWIN_K = 384, 640  # of a scaled-down definition
+BLOCK_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}  # of B in float64 at a time: 4 MiB stay in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Names that a definition gives to A [M, K], B [N, K] and C [M, N], and to the axis M."""
+
+    a: str
+    b: str
+    c: str
+    rows: str
+
+
+def roles(definition: Definition) -> Roles:
+    """Who is who by shape. Raises Unsupported: this is not C[M, N] = A[M, K] @ B[N, K].T, M its only var axis."""
+    if len(definition.inputs) != 2 or len(definition.outputs) != 1:
+        raise Unsupported(f"inputs are {list(definition.inputs)}, outputs {list(definition.outputs)}")
+    (a, a_spec), (b, b_spec) = definition.inputs.items()
+    ((c, c_spec),) = definition.outputs.items()
+    specs = (a_spec, b_spec, c_spec)
+    a_shape, b_shape, c_shape = (spec.shape or () for spec in specs)
+    if not (
+        len(a_shape) == len(b_shape) == 2 and a_shape[1] == b_shape[1] and c_shape == (a_shape[0], b_shape[0])
+    ):
+        raise Unsupported(f"shapes {a_shape}, {b_shape} -> {c_shape} are not [M, K], [N, K] -> [M, N]")
+    if definition.var_axes != (a_shape[0],):
+        raise Unsupported(f"the var axes are {list(definition.var_axes)}, not {a_shape[0]!r} alone")
+    other = sorted({spec.dtype.value for spec in specs} - FLOATS)
+    if other:
+        raise Unsupported(f"dtypes {other} have no matrix product here")
+    return Roles(a=a, b=b, c=c, rows=a_shape[0])
+
+
+def gemm(wide: Wide, *, times: Times = matmul, sums: str = "") -> Tensors:
+    """`C[M, N] = A[M, K] @ B[N, K].T`, by the names that the definition gives them."""
+    names = roles(wide.definition)
+    a, b = wide[names.a], wide[names.b].mT
+    if sums == "input":  # as a kernel without a wide accumulator would keep them
+        return {names.c: in_blocks(a, b, dtype_of(wide.definition.inputs[names.a]), 16)}
+    return {names.c: times(a, b)}
+
+
+class Gemm(FormulaOp):
+    """A product against weights: N and K are the layer's, M is the batch. Its tensors are told by their shapes."""
+
+    def form(self, definition: Definition) -> Form:
+        """The form, in the definition's names. Raises Unsupported: it is another one."""
+        names = roles(definition)
+        return Form(f"{names.a}[m k] {names.b}[n k] -> {names.c}[m n]", gemm)
+
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
+        """Few rows, since B is what costs; one adversarial case whose rows differ in kind."""
+        rows = roles(definition).rows
+        yield from by_size(sizes, SIZES, axis=rows, seed=seed)
+        yield Case("adversarial-rows", "adversarial", {rows: 6}, seed, {"rows": ["tiny", "outlier", "positive"]})
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """Normal data; `params.rows` names what befalls the rows of A in turn (each element has its own bound)."""
+        names = roles(definition)
+        shapes, dtypes = specified(definition, case, definition.inputs)
+        a = draw.normal(names.a, shapes[names.a], dtypes[names.a])
+        kinds = case.params.get("rows", [])
+        for row in range(len(a) if kinds else 0):
+            kind = kinds[row % len(kinds)]
+            if kind == "tiny":
+                a[row] = draw.normal(f"{names.a}.{row}", a[row].shape, a.dtype, scale=1e-3)
+            elif kind == "outlier":
+                a[row, a.shape[1] // 3] = OUTLIER
+            else:
+                a[row] = a[row].abs()
+        if len(a) == 0:  # nothing is computed from B
+            b = torch.zeros(shapes[names.b], dtype=dtypes[names.b], device=draw.device)
+        else:
+            b = draw.normal(names.b, shapes[names.b], dtypes[names.b])
+        return ordered(definition, {names.a: a, names.b: b})
+
+    def oracle(self, definition: Definition, inputs: Values) -> Tensors:
+        """The product in float64, in blocks of B's rows, and `C@bound` = sqrt(K) * 2**-23 * |A| @ |B|.T.
+
+        A sum of K float32 terms errs by about sqrt(K) roundings of its size; any order of summation does, split
+        or not. Sums in float16 err 2**13 times as much.
+        """
+        names = roles(definition)
+        a, b = inputs[names.a], inputs[names.b]
+        assert isinstance(a, torch.Tensor)
+        assert isinstance(b, torch.Tensor)
+        rows, inner = a.shape
+        product = torch.empty((rows, len(b)), dtype=torch.float64, device=a.device)
+        bound = torch.empty_like(product)
+        if rows:
+            left = a.to(torch.float64)
+            magnitude = left.abs() * (math.sqrt(inner) * EPS_ACCUMULATE)
+            step = max(1, BLOCK_ELEMENTS[a.device.type] // max(inner, 1))
+            block = torch.empty((step, inner), dtype=torch.float64, device=a.device)
+            for start in range(0, len(b), step):
+                part = block[: min(step, len(b) - start)]
+                part.copy_(b[start : start + step])
+                product[:, start : start + step] = left @ part.T
+                bound[:, start : start + step] = magnitude @ part.abs_().T
+        return {names.c: product, f"{names.c}@bound": bound}
+
+    def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
+        """Backward error: right for any scale, and blind to none of the terms."""
+        return {name: Backward() for name in definition.outputs}
+
+    def summed(self, definition: Definition) -> tuple[str, ...]:
+        """K is the last axis of A."""
+        return (roles(definition).a,)
+
+    def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
+        """N and K, which have nothing to do with each other: several tiles of a kernel, and not as many."""
+        n, k = definition.inputs[roles(definition).b].shape or ()
+        return {axis: size for axis, size in ((n, TWIN_N), (k, TWIN_K)) if axis not in fixed}
+
+    def memory(self, definition: Definition, case: Case) -> int:
+        """A and B as stored, B once more in float32 for a reference that upcasts, C and its bound in float64."""
+        sizes = {
+            name: math.prod(definition.shape_of(spec, case.axes) or ())
+            for name, spec in (*definition.inputs.items(), *definition.outputs.items())
+        }
+        total = sum(sizes[name] * (spec.dtype.bits + 32) // 8 for name, spec in definition.inputs.items())
+        return total + sum(sizes[name] * 24 for name in definition.outputs)
+
+
+GEMM = Gemm(
+    "gemm",
+    family="gemm",
+    long=True,
+    far=lambda _, rows: Far(axis=rows, wide=0),  # PyTorch's product is one call of a kernel, and widens nothing
+    variants=VARIANTS,
+    mutants=(
+        *MUTANTS[:4],
+        Mutant("B not transposed", times=lambda a, b: a @ b.mT.reshape(b.shape)),
+        Mutant("sums in the inputs' dtype", sums="input"),
+    ),
+)
+
+
+def one_dtype(definition: Definition) -> bool:
+    """Whether A and B have the same dtype."""
+    return len({definition.inputs[name].dtype for name in ("A", "B")}) == 1
+
+
+@GEMM.truth(
+    "sglang",
+    "batch_invariant_ops.matmul_persistent",
+    "matmul",
+    serves="A B -> C",
+    accepts=one_dtype,
+    dtypes=frozenset({"float16", "bfloat16"}),
+    sm=((9, 0), (10, 9)),
+)
+def _sglang_gemm(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """The Triton kernel itself: for bfloat16 its caller takes DeepGEMM, which is compiled for every shape."""
+    dtype = dtype_of(definition.outputs["C"])
+    return {"C": api["matmul"](inputs["A"], inputs["B"].t(), dtype)}
+
+
+@GEMM.truth("torch", "functional.linear", "linear", serves="A B -> C", rows=None)
+def _pytorch_gemm(api: Api, _: Definition, inputs: Given) -> Outputs:
+    return {"C": api["linear"](inputs["A"], inputs["B"])}
+
+
+WHOLE = ("bfloat16", "float16", "float32")
+SMALL_N, SMALL_K = 192, 320  # of a projection's small form: no powers of two, so that a swapped axis shows
+
+
+def read_linear(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
+    """The facts of a projection."""
+    rows, *columns = module.weight.shape
+    dtype = dtype_name(module.weight)
+    facts: Facts = {
+        "dtype": dtype,
+        "rank_n": getattr(module, "output_size_per_partition", rows),
+        "rank_k": getattr(module, "input_size_per_partition", columns[-1]),  # of a packed weight, too
+        "conv": len(columns) > 1,
+    }
+    facts["full_n"] = getattr(module, "output_size", rows)
+    facts["full_k"] = getattr(module, "input_size", columns[-1])
+    if dtype not in WHOLE:
+        facts["scheme"] = scheme_of(module, dtype)
+    if hasattr(module, "total_num_kv_heads"):
+        # With more ranks than KV heads each rank holds a copy, and output_size counts the copies.
+        queries = module.total_num_heads * module.head_size
+        keys_values = module.total_num_kv_heads * (module.head_size + module.v_head_size)
+        facts["full_n"] = queries + keys_values
+    return facts
+
+
+def scheme_of(module: Any, dtype: str) -> str:  # noqa: ANN401 - SGLang's object
+    """How a weight is quantised, by its dtype and the shape of its scales."""
+    if "float8" not in dtype and dtype != "int8":
+        return f"{dtype} packed by {type(module.quant_method).__name__}"
+    block = getattr(getattr(module.quant_method, "quant_config", None), "weight_block_size", None)
+    scales = getattr(module, "weight_scale", None)
+    if block:
+        return f"{dtype} by block {block[0]}x{block[1]}"
+    each = "row" if scales is not None and scales.dim() > 1 else "tensor"
+    return f"{dtype} by {each}"
+
+
+def gemm_draft(n: int, k: int, *, role: str, note: str = "", rank: bool = False) -> Draft:
+    """C = A @ B.T in float16, as the dataset has it whatever dtype the model runs in."""
+    twin = gemm_draft(SMALL_N, SMALL_K, role=role) if n * k > SMALL_N * SMALL_K else None
+    share = "one rank's share of " if rank else ""
+    made = draft(GEMM.op_type, "gemm", {"n": n, "k": k}, twin=twin)
+    return replace(made, description=f"{made.description}: {share}{role}. {note}".strip(), tp=rank)
+
+
+def linear_call(module: Module, _: Reading) -> Kernel | str:
+    """The call that a projection makes, or why it has no op_type."""
+    facts = module.facts
+    if facts["conv"]:
+        return "causal convolution: no op_type"
+    note = ""
+    if facts["dtype"].startswith("float8"):
+        note = (
+            f"SGLang launches it with {facts['dtype']} weights; the definition keeps the dataset's float16 form."
+        )
+    scheme = ["scheme"] if "scheme" in facts else []
+    return call_of(module, "linear", "full_n", "full_k", "rank_n", "rank_k", *scheme, note=note)
+
+
+def head_call(module: Module, _: Reading) -> Kernel:
+    """The logits projection, split by tokens of the vocabulary."""
+    facts = module.facts
+    n, k = facts["vocab"], facts["hidden"]
+    return call_of(module, "linear", full_n=n, full_k=k, rank_n=facts.get("rank_vocab", n), rank_k=k)
+
+
+def linear_differs(call: Kernel, evidence: Evidence) -> str | None:
+    """Transformers' weights are the whole ones; a rank has all of it, or its share of rows or of columns."""
+    n, k, rank_n, rank_k = (call[name] for name in ("full_n", "full_k", "rank_n", "rank_k"))
+    tp = evidence.parallel.tp
+    rows = rank_k == k and n // tp <= rank_n <= n  # more than a share where ranks hold copies of KV heads
+    shares = {k // tp, k // evidence.parallel.attention}
+    if not rows and (rank_n != n or rank_k not in shares):
+        return f"SGLang's rank has {rank_n} x {rank_k}, which is no share of {n} x {k} by {tp}"
+    return evidence.projection(call, n, k)
+
+
+def linear_drafts(call: Kernel, choice: Choice) -> Iterator[Draft | str]:
+    """The dataset's form, which stands for one in float8, too; what SGLang launches then has no op_type."""
+    scheme = dict(call.facts).get("scheme")
+    if scheme is None or str(scheme).startswith("float8"):
+        rank = choice.per_rank
+        n, k = (call["rank_n"], call["rank_k"]) if rank else (call["full_n"], call["full_k"])
+        role = " and ".join(path.removeprefix("model.layers.*.") for path in call.paths)
+        yield gemm_draft(n, k, role=role, note=call.note, rank=rank)
+    if scheme is not None:
+        yield f"projection in {scheme}: no op_type"
+
+
+GEMM.extraction = Extraction(
+    readers=dict.fromkeys(("LinearBase", "Linear", "MoEGate"), ("linear", read_linear)),
+    calls={"linear": linear_call, "lm_head": head_call},
+    differs={"linear": linear_differs},
+    drafts={"linear": linear_drafts},
+)
+
+
+# gemm_bf16, bmm_bf16
+
+
+def biased_product(wide: Wide, *, times: Times = matmul, bias: bool = True) -> Tensors:
+    """`C = A @ B`, with a bias added in the wide sum. B is not transposed."""
+    found = bounded("C", wide["A"], wide["B"], times)
+    if bias and "bias" in wide:
+        found["C"] = found["C"] + wide["bias"]
+        found["C@bound"] = found["C@bound"] + wide["bias"].abs() * EPS_ACCUMULATE
+    return found
+
+
+GEMM_BF16 = FormulaOp(
+    "gemm_bf16",
+    Form("A[m k] B[k n] bias[n]? -> C[m n]", biased_product),
+    family="product",
+    data=("A",),
+    gates={"C": Backward()},
+    variants=VARIANTS,
+    mutants=(
+        *MUTANTS,
+        Mutant("bias dropped", applies=lambda wide: "bias" in wide, bias=False),
+    ),
+)
+BMM_BF16 = FormulaOp(
+    "bmm_bf16",
+    Form("A[b m k] B[b k n] -> C[b m n]", biased_product),
+    family="product",
+    sizes={"m": (3, 1, 17, 8)},
+    data=("A",),
+    gates={"C": Backward()},
+    variants=VARIANTS,
+    mutants=(
+        *MUTANTS,
+        Mutant("the first matrix for all", applies=lambda wide: len(wide["B"]) > 1, times=lambda a, b: a @ b[:1]),
+        Mutant(
+            "the batch in the opposite order",
+            applies=lambda wide: len(wide["B"]) > 1,
+            times=lambda a, b: a @ b.flip(0),
+        ),
+    ),
+)
+MM_BF16, FLASHINFER_BMM_BF16 = "flashinfer.gemm:mm_bf16", "flashinfer.gemm:bmm_bf16"
+TORCH_MATMUL, TORCH_BMM, TORCH_LINEAR = "torch:matmul", "torch:bmm", "torch.nn.functional:linear"
+
+
+def in_columns(matrices: torch.Tensor) -> torch.Tensor:
+    """The same matrices, each in memory column by column."""
+    return matrices.mT.contiguous().mT
+
+
+@GEMM_BF16.truth("flashinfer", "gemm.mm_bf16", MM_BF16, serves="A B -> C", rows=None, sm=SM100)
+def _flashinfer_bf16(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    dtype = dtype_of(definition.outputs["C"])
+    return {"C": api[MM_BF16](inputs["A"], in_columns(inputs["B"]), out_dtype=dtype)}
+
+
+@GEMM_BF16.truth("torch", "matmul", TORCH_MATMUL, serves="A B [bias] -> C", rows=None)
+def _pytorch_bf16(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """In float32, rounded once."""
+    product = api[TORCH_MATMUL](inputs["A"].float(), inputs["B"].float())
+    if "bias" in inputs:
+        product = product + inputs["bias"].float()
+    return {"C": product.to(dtype_of(definition.outputs["C"]))}
+
+
+@BMM_BF16.truth("flashinfer", "gemm.bmm_bf16", FLASHINFER_BMM_BF16, serves="A B -> C", rows=None, sm=SM100)
+def _flashinfer_bmm(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    dtype = dtype_of(definition.outputs["C"])
+    return {"C": api[FLASHINFER_BMM_BF16](inputs["A"], in_columns(inputs["B"]), out_dtype=dtype)}
+
+
+@BMM_BF16.truth("torch", "bmm", TORCH_BMM, serves="A B -> C", rows=None)
+def _pytorch_bmm(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """In float32, rounded once."""
+    product = api[TORCH_BMM](inputs["A"].float(), inputs["B"].float())
+    return {"C": product.to(dtype_of(definition.outputs["C"]))}
+
+
+# bmm_fp8
+
+
+def scaled_product(
+    wide: Wide, *, times: Times = matmul, powers: tuple[int, int] = (1, 1), after: bool = False
+) -> Tensors:
+    """`C = (A * A_scale) @ (B * B_scale)`; the scales taken so many times."""
+    a_scale, b_scale = (wide[f"{name}_scale"] ** power for name, power in zip("AB", powers, strict=True))
+    if after:
+        return {"C": times(wide["A"], wide["B"]) * a_scale * b_scale}
+    return bounded("C", wide["A"] * a_scale, wide["B"] * b_scale, times)
+
+
+def of_tensor(draw: Draw, name: str, shape: tuple[int, ...], _: Mapping[str, float]) -> torch.Tensor:
+    """A scale between 0.01 and 0.03, of A twice that: they are unlike each other."""
+    return draw.uniform(name, shape, low=0.01, high=0.03) * (2.0 if name == "A_scale" else 1.0)
+
+
+BMM_FP8 = FormulaOp(
+    "bmm_fp8",
+    Form("A[b m k] B[b k n] A_scale[s] B_scale[s] dtype? -> C[b m n]", scaled_product),
+    family="product",
+    scalars={"dtype": 1},  # a number that only names the output's dtype
+    sizes={"m": (3, 1, 17, 8), "s": (1,)},
+    draws={"A_scale": of_tensor, "B_scale": of_tensor},
+    adversarial=ADVERSARIAL,
+    data=("A",),
+    gates={"C": Backward()},
+    variants=(*VARIANTS, Variant("scaled after the product", after=True)),
+    mutants=(
+        *MUTANTS,
+        Mutant("scale of A dropped", powers=(0, 1), after=True),
+        Mutant("scale of B dropped", powers=(1, 0), after=True),
+        Mutant("scale of A twice", powers=(2, 1), after=True),
+        Mutant("divided by the scale of B", powers=(1, -1), after=True),
+        Mutant("scale of A for both", powers=(2, 0), after=True),
+    ),
+)
+FLASHINFER_BMM_FP8 = "flashinfer.gemm:bmm_fp8"
+SCALED = "A B A_scale B_scale [dtype] -> C"
+
+
+@BMM_FP8.truth("flashinfer", "gemm.bmm_fp8", FLASHINFER_BMM_FP8, serves=SCALED, rows=None, sm=((8, 9), (12, 1)))
+def _flashinfer_fp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    b, dtype = in_columns(inputs["B"]), dtype_of(definition.outputs["C"])
+    return {"C": api[FLASHINFER_BMM_FP8](inputs["A"], b, inputs["A_scale"], inputs["B_scale"], dtype)}
+
+
+@BMM_FP8.truth("torch", "bmm", TORCH_BMM, serves=SCALED, rows=None)
+def _pytorch_fp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """In float32, rounded once."""
+    a, b = inputs["A"].float() * inputs["A_scale"], inputs["B"].float() * inputs["B_scale"]
+    return {"C": api[TORCH_BMM](a, b).to(dtype_of(definition.outputs["C"]))}
+
+
+# gemm_fp8
+
+
+def block_product(
+    wide: Wide,
+    *,
+    times: Times = matmul,
+    a_scales: Part = same,
+    b_scales: Part = same,
+    after: bool = False,
+) -> Tensors:
+    """`out = (a * a_scale) @ (b * b_scale).T`, a scaled per row and block of K, b per block of both."""
+    a, b, a_scale, b_scale = wide["a"], wide["b"], a_scales(wide["a_scale"]), b_scales(wide["b_scale"])
+    width, height = b.shape[1] // b_scale.shape[1], b.shape[0] // b_scale.shape[0]
+    if not after:
+        left = scale_blocks(a, a_scale, height=1, width=width)
+        return bounded("out", left, scale_blocks(b, b_scale, height=height, width=width).T, times)
+    columns = b_scale.repeat_interleave(height, 0)
+    total = torch.zeros((len(a), len(b)))
+    for block in range(a_scale.shape[1]):
+        part = slice(block * width, (block + 1) * width)
+        total += (a[:, part] @ b[:, part].T) * a_scale[:, block, None] * columns[None, :, block]
+    return {"out": total}
+
+
+def of_block(draw: Draw, name: str, shape: tuple[int, ...], _: Mapping[str, float]) -> torch.Tensor:
+    """Scales of 1/64 to 1/8, a power of two times a number between 1 and 2: blocks that are confused show."""
+    powers = draw.integers(f"{name}.power", shape, torch.int32, low=-6, high=-3)
+    return torch.ldexp(draw.uniform(name, shape, low=1.0, high=2.0), powers)
+
+
+GEMM_FP8 = FormulaOp(
+    "gemm_fp8",
+    Form("a[m k] b[n k] a_scale[m x] b_scale[y x] -> out[m n]", block_product),
+    family="product",
+    draws={"a_scale": of_block, "b_scale": of_block},
+    adversarial=ADVERSARIAL,
+    data=("a",),
+    gates={"out": Backward()},
+    variants=(*VARIANTS, Variant("scaled after each block", after=True)),  # as kernels do
+    mutants=(
+        *MUTANTS,
+        Mutant("scales of a dropped", a_scales=lambda scale: torch.ones_like(scale)),
+        Mutant("scales of b dropped", b_scales=lambda scale: torch.ones_like(scale)),
+        Mutant("scales of a inverted", a_scales=lambda scale: 1 / scale),
+        Mutant("the first block's scale of a for all", a_scales=lambda scale: scale[:, :1].expand(scale.shape)),
+        Mutant("blocks of b along K exchanged", b_scales=lambda scale: scale.flip(1)),
+        Mutant("blocks of b along N exchanged", b_scales=lambda scale: scale.flip(0)),
+        Mutant("scales of b transposed", b_scales=lambda scale: scale.T.reshape(scale.shape)),
+    ),
+)
+BLOCKSCALE = "flashinfer.gemm:fp8_blockscale_gemm_sm90"
+BLOCKS = "a b a_scale b_scale -> out"
+
+
+def blocks_of_128(definition: Definition) -> bool:
+    """Whether blocks are as wide as FlashInfer's kernel has them."""
+    inner, blocks = dim(definition, "b", 1), dim(definition, "b_scale", 1)
+    return inner is not None and blocks is not None and inner == blocks * BLOCK
+
+
+@GEMM_FP8.truth(
+    "flashinfer",
+    "gemm.fp8_blockscale_gemm_sm90",
+    BLOCKSCALE,
+    serves=BLOCKS,
+    accepts=blocks_of_128,
+    sm=((9, 0), (9, 0)),
+)
+def _flashinfer_blocks(api: Api, _: Definition, inputs: Given) -> Outputs:
+    return {"out": api[BLOCKSCALE](inputs["a"], inputs["b"], inputs["a_scale"], inputs["b_scale"])}
+
+
+@GEMM_FP8.truth("torch", "functional.linear", TORCH_LINEAR, serves=BLOCKS, rows=None)
+def _pytorch_blocks(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """In float32, rounded once."""
+    a, b, a_scale, b_scale = (inputs[name].float() for name in ("a", "b", "a_scale", "b_scale"))
+    height, width = b.shape[0] // b_scale.shape[0], b.shape[1] // b_scale.shape[1]
+    a = a * a_scale.repeat_interleave(width, 1)
+    b = b * b_scale.repeat_interleave(height, 0).repeat_interleave(width, 1)
+    return {"out": api[TORCH_LINEAR](a, b).to(dtype_of(definition.outputs["out"]))}

@@ -1,0 +1,234 @@
+"""Quantisers: rows to fp8 and int8 with a scale per block, and fp8 rows back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from traceproof.lazy import torch
+from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, dim, dtype_of
+from traceproof.ops.base import Tensors
+from traceproof.ops.common.quant import FP8_MAX, scale_blocks, to_fp8
+from traceproof.ops.compare import Close
+from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wide, same
+
+if TYPE_CHECKING:
+    from traceproof.draw import Draw
+
+Over = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]  # values and their scales -> quotients
+INT8_MAX = 127.0
+REASON = "right kernels differ where a value lies midway between two codes; cutting off errs twice as much"
+
+
+# quantize_fp8, quantize_int8
+
+
+def peak(blocks: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude of each block."""
+    return blocks.abs().amax(-1, keepdim=True)
+
+
+def quotient(blocks: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Values over their scales."""
+    return blocks / scale
+
+
+def one_for_all(scale: torch.Tensor) -> torch.Tensor:
+    """The largest scale in place of all."""
+    return scale.amax().expand(scale.shape) if scale.numel() else scale
+
+
+def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut: Part) -> FormulaOp:
+    """The op of a format: its largest value, how its codes are judged, rounding to them, and cutting off."""
+
+    def exact(blocks: torch.Tensor) -> torch.Tensor:
+        return peak(blocks) / largest
+
+    def quantise(wide: Wide, *, scales: Part = exact, over: Over = quotient, code: Part = same) -> Tensors:
+        """`q = x / scale`, where the scale of a block brings its largest magnitude to the format's."""
+        x, spec = wide["x"], wide.definition.outputs["scale"]
+        count = wide.definition.const_axes[(spec.shape or ("", ""))[1]]
+        blocks = x.reshape(len(x), count, x.shape[1] // count)
+        scale = scales(blocks)
+        return {"q": code(over(blocks, scale)).reshape(x.shape), "scale": scale.squeeze(-1)}
+
+    def rounded(values: torch.Tensor) -> torch.Tensor:
+        return to_code(values.clamp(-largest, largest))
+
+    def scaled(name: str, change: Part) -> Mutant:
+        return Mutant(name, scales=lambda blocks: change(exact(blocks)), code=rounded)
+
+    return FormulaOp(
+        op_type,
+        Form("x[n h] -> q[n h] scale[n g]", quantise),
+        family="quantisation",
+        gates={"q": codes, "scale": Close()},
+        roundings={"scale": 4.0},  # a quotient, or a reciprocal and a product
+        variants=(
+            Variant("a quotient", code=rounded),
+            Variant("times a reciprocal", code=rounded, over=lambda blocks, scale: blocks * (1 / scale)),
+            Variant(
+                "largest times a reciprocal",
+                code=rounded,
+                scales=lambda blocks: peak(blocks) * (1 / largest),
+            ),
+        ),
+        mutants=(
+            scaled("one scale per row", lambda scale: scale.amax(1, keepdim=True).expand(scale.shape)),
+            scaled("one scale for all", one_for_all),
+            Mutant(
+                "scale without a sign's absolute value",
+                code=rounded,
+                scales=lambda blocks: blocks.amax(-1, keepdim=True).abs() / largest,
+            ),
+            Mutant(
+                "scale of the mean",
+                code=rounded,
+                scales=lambda blocks: blocks.abs().mean(-1, keepdim=True) / largest,
+            ),
+            scaled("scale inverted", lambda scale: 1 / scale),
+            scaled("scale 2 per cent too large", lambda scale: scale * 1.02),
+            scaled("scale half as large", lambda scale: scale / 2),
+            scaled("scale in bfloat16", lambda scale: scale.bfloat16().float()),
+            Mutant("times the scale", code=rounded, over=lambda blocks, scale: blocks * scale),
+            scaled("blocks' scales shifted", lambda scale: scale.roll(1, 1)),
+            Mutant("cut off", code=lambda values: cut(values.clamp(-largest, largest))),
+        ),
+    )
+
+
+def cut_fp8(values: torch.Tensor) -> torch.Tensor:
+    """The next code toward zero."""
+    near = values.to(torch.float8_e4m3fn)
+    below = (near.view(torch.uint8) - 1).view(torch.float8_e4m3fn)
+    return torch.where(near.float().abs() > values.abs(), below.float(), near.float())
+
+
+QUANTIZE_FP8 = quantiser("quantize_fp8", FP8_MAX, Close(rms=0.035, reason=REASON), to_code=to_fp8, cut=cut_fp8)
+QUANTIZE_INT8 = quantiser(
+    "quantize_int8",
+    INT8_MAX,
+    Close(factor=1.1, reason=REASON),
+    to_code=lambda values: values.round(),
+    cut=lambda values: values.trunc(),
+)
+LARGEST = "torch:amax"
+ROW_KERNEL = "sgl_kernel:sgl_per_token_quant_fp8"
+
+
+def per_token(definition: Definition) -> bool:
+    """Whether a row has one scale, and a width that SGLang's kernel takes."""
+    shape = definition.outputs["scale"].shape or ("", "")
+    hidden = dim(definition, "x", 1)
+    return definition.const_axes.get(shape[1]) == 1 and hidden is not None and hidden % 8 == 0
+
+
+@QUANTIZE_FP8.truth(
+    "sglang",
+    "sgl_per_token_quant_fp8",
+    ROW_KERNEL,
+    serves="x -> q scale",
+    accepts=per_token,
+    packages=("sgl_kernel",),
+    sm=SM89,
+)
+def _sglang_fp8(api: Api, _: Definition, inputs: Given) -> Outputs:
+    x = inputs["x"]
+    q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    scale = torch.empty((len(x), 1), dtype=torch.float32, device=x.device)
+    api[ROW_KERNEL](x, q, scale)
+    return {"q": q, "scale": scale}
+
+
+def by_pytorch(
+    api: Api, definition: Definition, inputs: Given, largest: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of x over the scales of their blocks, [rows, columns], and these, [rows, blocks], both float32."""
+    x, shape = inputs["x"].float(), definition.outputs["scale"].shape or ()
+    count = definition.const_axes[shape[1]]
+    blocks = x.reshape(len(x), count, x.shape[1] // count)
+    scale = api[LARGEST](blocks.abs(), -1, keepdim=True) / largest
+    return (blocks / scale).reshape(x.shape), scale.squeeze(-1)
+
+
+@QUANTIZE_FP8.truth("torch", "amax", LARGEST, serves="x -> q scale", rows=None)
+def _pytorch_fp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    values, scale = by_pytorch(api, definition, inputs, 448.0)
+    return {"q": values.to(torch.float8_e4m3fn), "scale": scale}
+
+
+@QUANTIZE_INT8.truth("torch", "amax", LARGEST, serves="x -> q scale", rows=None)
+def _pytorch_int8(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    values, scale = by_pytorch(api, definition, inputs, 127.0)
+    return {"q": values.round().to(torch.int8), "scale": scale}
+
+
+# dequantize_fp8
+
+
+def spread(scale: torch.Tensor, width: int) -> torch.Tensor:
+    """The scale of each value, where `width` neighbours have one."""
+    return scale.repeat_interleave(width, 1)
+
+
+def dequantise(
+    wide: Wide,
+    *,
+    scales: Callable[[torch.Tensor, int], torch.Tensor] | None = None,  # [n g] and a block's width -> [n h]
+    whole: bool = False,
+) -> Tensors:
+    """`y = q * scale`, with a scale per row and block of columns."""
+    q, scale = wide["q"], wide["scale"]
+    width = q.shape[1] // scale.shape[1]
+    if whole:
+        q = wide.given("q").view(torch.int8).to(wide.dtype)
+    if scales is None:
+        return {"y": scale_blocks(q, scale, height=1, width=width)}
+    return {"y": q * scales(scale, width)}
+
+
+def any_code(draw: Draw, name: str, shape: tuple[int, ...], _: Mapping[str, float]) -> torch.Tensor:
+    """Any fp8 value but NaN."""
+    return draw.bits(name, shape, torch.float8_e4m3fn)
+
+
+def over_powers(draw: Draw, name: str, shape: tuple[int, ...], params: Mapping[str, float]) -> torch.Tensor:
+    """Scales of 2^-9 to 2, times a number between 1 and 2."""
+    powers = draw.integers(f"{name}.power", shape, torch.int32, low=-9, high=1)
+    scale = torch.ldexp(draw.uniform(name, shape, low=1.0, high=2.0), powers)
+    return scale * float(params.get("scale", 1.0))
+
+
+DEQUANTIZE_FP8 = FormulaOp(
+    "dequantize_fp8",
+    Form("q[n h] scale[n g] -> y[n h]", dequantise),
+    family="quantisation",
+    draws={"q": any_code, "scale": over_powers},
+    adversarial={"tiny": {"scale": 2.0**-40}, "large": {"scale": 2.0**40}},
+    variants=(Variant("float32, rounded once"), Variant("float64, rounded once", precision="float64")),
+    mutants=(
+        Mutant("scale dropped", scales=lambda scale, width: torch.ones_like(spread(scale, width))),
+        Mutant("divided by the scale", scales=lambda scale, width: 1 / spread(scale, width)),
+        Mutant(
+            "one block's scale for the row",
+            scales=lambda scale, width: scale[:, :1].expand(-1, width * scale.shape[1]),
+        ),
+        Mutant("blocks of neighbours", scales=lambda scale, width: scale.repeat(1, width)),
+        Mutant("blocks in the opposite order", scales=lambda scale, width: spread(scale.flip(1), width)),
+        Mutant(
+            "scale rounded to a power of two",
+            scales=lambda scale, width: torch.exp2(spread(scale, width).log2().round()),
+        ),
+        Mutant("scale in fp8", scales=lambda scale, width: spread(scale.to(torch.float8_e4m3fn).float(), width)),
+        Mutant("codes read as whole numbers", whole=True),
+    ),
+)
+MULTIPLIED = "torch:mul"
+
+
+@DEQUANTIZE_FP8.truth("torch", "mul", MULTIPLIED, serves="q scale -> y", rows=None)
+def _pytorch_rows(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """In float32, rounded once."""
+    q, scale = inputs["q"].float(), inputs["scale"]
+    y = api[MULTIPLIED](q, scale.repeat_interleave(q.shape[1] // scale.shape[1], 1))
+    return {"y": y.to(dtype_of(definition.outputs["y"]))}

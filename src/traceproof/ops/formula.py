@@ -1,0 +1,379 @@
+"""Ops that one formula says in any precision: in float64 it is the oracle, in float32, rounded once, the floor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Unpack
+
+from traceproof.lazy import torch
+from traceproof.ops.answers import Answer, Answers, Subject
+from traceproof.ops.base import Facts, Op, Tensors, Unsupported, Value, Values, dtype_of, ordered
+from traceproof.ops.cases import Case
+from traceproof.ops.compare import Close, Comparison
+from traceproof.ops.far import Far
+
+if TYPE_CHECKING:
+    from traceproof.dataset.constants import Rule
+    from traceproof.dataset.definition import Definition, TensorSpec
+    from traceproof.draw import Draw
+
+SIZES: Mapping[str, tuple[int, ...]] = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+TENSOR = re.compile(r"(\w+)(?:\[([^\]]*)\])?(\?)?")
+# Beside plain values: a tiny scale, where an eps shows; an outlier column; a mean that is not zero.
+ADVERSARIAL: Mapping[str, Mapping[str, float]] = {
+    "tiny": {"scale": 1e-3},
+    "outlier": {"outlier": 300.0},
+    "offset": {"offset": 2.0},
+}
+# One order of a float32 sum says nothing of another, which a kernel is free to take; nor does one exponential.
+WIDE = Close(factor=16.0, reason="a float32 output is rounded no more than the sums and exponentials before it")
+
+
+@dataclass(frozen=True, slots=True)
+class Wide:
+    """The inputs of a definition in the precision that a formula is evaluated in."""
+
+    definition: Definition
+    values: Values
+    dtype: torch.dtype
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """A tensor; one of floating point in the precision of the formula."""
+        value = self.values[name]
+        assert isinstance(value, torch.Tensor), name
+        return value.to(self.dtype) if value.dtype.is_floating_point else value
+
+    def __contains__(self, name: str) -> bool:
+        """Whether an input is given."""
+        return self.values.get(name) is not None
+
+    def given(self, name: str) -> torch.Tensor:
+        """A tensor in its own dtype."""
+        value = self.values[name]
+        assert isinstance(value, torch.Tensor), name
+        return value
+
+    def changed(self, **values: Value) -> Wide:
+        """The same with some inputs replaced."""
+        return Wide(self.definition, {**self.values, **values}, self.dtype)
+
+    def maybe(self, name: str) -> torch.Tensor | None:
+        """That tensor, if it is given."""
+        return None if self.values.get(name) is None else self[name]
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A scalar input, else the constant of that name, else the default.
+
+        Raises Unsupported: there is none of them.
+        """
+        value = self.values.get(name)
+        if value is not None:
+            return float(value)
+        found = self.definition.constants.get(name)
+        found = default if found is None else found
+        if found is None:
+            raise Unsupported(f"nobody states {name}")
+        return float(found)
+
+
+# (inputs, changes of a variant) -> outputs by name, and what a comparison needs as `<output>@<what>`
+Formula = Callable[..., Tensors]
+
+
+# (draw, input's name, shape, the case's params) -> the input
+DrawInput = Callable[["Draw", str, tuple[int, ...], Mapping[str, Any]], "torch.Tensor"]
+Part = Callable[["torch.Tensor"], "torch.Tensor"]  # changes a part of a formula
+
+
+def same(part: torch.Tensor) -> torch.Tensor:
+    """What is given: of a formula's parameter, nothing is changed."""
+    return part
+
+
+class Variant:
+    """The formula with other parameters, in a precision: an equivalent way of computing it."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        applies: Callable[[Wide], bool] = lambda _: True,  # elsewhere it says nothing
+        precision: str = "float32",
+        **changes: Any,  # noqa: ANN401 - the formula's own parameters
+    ) -> None:
+        self.name, self.applies, self.precision, self.changes = name, applies, precision, changes
+
+
+class Mutant(Variant):
+    """One that is wrong, as a kernel could be."""
+
+
+class Form:
+    """Inputs and outputs of one form of an op, and its formula.
+
+    The text names each tensor with its axes, in any letters, `?` after what may be left out, and scalars bare:
+    `"x[n h] weight[h]? eps -> y[n h]"`. A number stands for itself.
+    """
+
+    def __init__(self, text: str, formula: Formula, *, constants: Iterable[str] = ()) -> None:
+        inputs, _, outputs = text.partition("->")
+        self.inputs, self.outputs = _parsed(inputs), _parsed(outputs)
+        self.formula = formula
+        self.constants = tuple(constants)
+
+    def misfit(self, definition: Definition) -> str | None:
+        """What of a definition is not of this form; None: nothing."""
+        needed = {name for name, (_, optional) in self.inputs.items() if not optional}
+        if not needed <= definition.inputs.keys() <= self.inputs.keys():
+            return f"inputs are {list(definition.inputs)}"
+        if not definition.outputs.keys() <= self.outputs.keys():
+            return f"outputs are {list(definition.outputs)}"
+        axes: dict[str, str] = {}
+        specs = {**definition.inputs, **definition.outputs}
+        for name, (letters, _) in {**self.inputs, **self.outputs}.items():
+            if name in specs and (problem := _unlike(specs[name].shape, letters, axes)):
+                return f"{name} has the shape {specs[name].shape}{problem}".rstrip()
+        lacking = [name for name in self.constants if definition.constants.get(name) is None]
+        return f"nobody states {lacking[0]}, nor does the reference assign it a single number" if lacking else None
+
+    def axes(self, definition: Definition) -> dict[str, str]:
+        """The definition's axis for each letter."""
+        specs = {**definition.inputs, **definition.outputs}
+        return {
+            letter: axis
+            for name, (letters, _) in {**self.inputs, **self.outputs}.items()
+            if name in specs
+            for letter, axis in zip(letters or (), specs[name].shape or (), strict=True)
+        }
+
+
+def _unlike(shape: Sequence[str] | None, letters: Sequence[str] | None, axes: dict[str, str]) -> str:
+    """A text where a shape is not what letters say, with the axes that they stand for so far; else empty."""
+    if shape is None or letters is None:
+        return "" if shape is letters else " "
+    if len(shape) != len(letters):
+        return " "
+    if any(axes.setdefault(one, axis) != axis for one, axis in zip(letters, shape, strict=True)):
+        return f", where {axes} are known"
+    return ""
+
+
+def _parsed(text: str) -> dict[str, tuple[tuple[str, ...] | None, bool]]:
+    return {
+        match[1]: (None if match[2] is None else tuple(match[2].split()), bool(match[3]))
+        for match in TENSOR.finditer(text)
+    }
+
+
+class FormulaOp(Op):
+    """An op that a formula says."""
+
+    def __init__(  # noqa: PLR0913 - one op, spelled out
+        self,
+        op_type: str,
+        *forms: Form,  # the forms it knows; the first that fits counts
+        family: str = "",
+        rules: Iterable[Rule] = (),  # where its constants are stated
+        scalars: Mapping[str, float] = NOTHING,  # what scalar inputs get
+        sizes: Mapping[str, Sequence[int]] = NOTHING,  # of further var axes by letter, taken in turn
+        # cases beside the ordinary ones, by name: `scale`, `offset`, `outlier` of `data`
+        adversarial: Mapping[str, Mapping[str, float]] = ADVERSARIAL,
+        data: Iterable[str] = (),  # inputs that these befall; empty: all of two axes and more
+        draws: Mapping[str, DrawInput] = NOTHING,  # inputs that are not normal values
+        # changes inputs once they are drawn, as the case's params say
+        adjust: Callable[[dict[str, torch.Tensor], Mapping[str, float]], None] = lambda _, __: None,
+        # how outputs are compared, by name, where it is not `Close` (of float32 outputs WIDE)
+        gates: Mapping[str, Comparison] = NOTHING,
+        # float32 outputs whose floor is so many roundings of the oracle's value: of one computed naively often
+        # none is lost, and right ways lose some. A function of the row's width, or their number
+        roundings: Mapping[str, float | Callable[[int], float]] = NOTHING,
+        apart: bool = True,  # whether the rows (the first axis of the outputs) are computed by themselves
+        summed: Sequence[str] = (),  # see `Op.summed`
+        far: Callable[[Definition, str], Far] = lambda _, rows: Far(axis=rows),  # see `Op.enlarged`
+        variants: Sequence[Variant] = (),  # equivalent ways; generic mutants are made from the first
+        mutants: Sequence[Mutant] = (),
+        **facts: Unpack[Facts],
+    ) -> None:
+        self.op_type, self.family, self.rules = op_type, family, tuple(rules)
+        vars(self).update(facts)
+        self.forms, self.scalars, self.sizes = forms, scalars, sizes
+        self.adversarial, self.data, self.gates = adversarial, frozenset(data), gates
+        self.roundings, self.apart, self.adjust, self.far = roundings, apart, adjust, far
+        self.draws = draws
+        self.inputs_summed, self.variants, self.mutants = tuple(summed), tuple(variants), tuple(mutants)
+
+    def check(self, definition: Definition) -> None:
+        """Known: one of `forms`, with sizes for its var axes."""
+        self.form(definition)
+
+    def form(self, definition: Definition) -> Form:
+        """The form that a definition has. Raises Unsupported: it has none; what the last one lacks is said."""
+        why = "there is no form"
+        for form in self.forms:
+            misfit = form.misfit(definition)
+            if misfit is None:
+                misfit = self._unsized(definition, form)
+            if misfit is None:
+                return form
+            why = misfit
+        raise Unsupported(why)
+
+    def _unsized(self, definition: Definition, form: Form) -> str | None:
+        """A var axis that no size is known for; None: there is none."""
+        letters = form.axes(definition)
+        sized = {axis for letter, axis in letters.items() if letter in self.sizes} | {self._rows(definition)}
+        unsized = [axis for axis in definition.var_axes if axis not in sized]
+        if self.apart and self._rows(definition) is None:
+            return f"the rows are no var axis: {next(iter(definition.outputs.values())).shape}"
+        return f"the axes {unsized} are var" if unsized else None
+
+    @staticmethod
+    def _rows(definition: Definition) -> str | None:
+        """The first axis of the first output, if it is var."""
+        first = (next(iter(definition.outputs.values())).shape or ("",))[0]
+        return first if first in definition.var_axes else None
+
+    def row_axis(self, definition: Definition) -> str | None:
+        """The rows, if they are computed by themselves."""
+        return self._rows(definition) if self.apart else None
+
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
+        """The specification's batch sizes, none at all, and what is adversarial."""
+        rows = self._rows(definition)
+        letters = self.form(definition).axes(definition)
+        others = {axis: self.sizes[one] for one, axis in letters.items() if one in self.sizes and axis != rows}
+
+        def axes(count: int, turn: int) -> dict[str, int]:
+            own = {} if rows is None else {rows: count}
+            return own | {axis: wanted[turn % len(wanted)] for axis, wanted in others.items()}
+
+        turn = 0
+        for size in sizes:
+            for index, count in enumerate(SIZES[size]):
+                yield Case(f"{size}-{index}", size, axes(count, turn), seed)
+                turn += 1
+        if rows is not None:
+            yield Case("edge-empty", "edge", axes(0, 0), seed)
+        for turn, (name, params) in enumerate(self.adversarial.items(), 2):
+            yield Case(f"adversarial-{name}", "adversarial", axes(5, turn), seed, dict(params))
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """Normal data; see `value`."""
+        values = {name: self.value(definition, name, spec, case, draw) for name, spec in definition.inputs.items()}
+        tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+        self.adjust(tensors, case.params)
+        return ordered(definition, {**values, **tensors})
+
+    def value(self, definition: Definition, name: str, spec: TensorSpec, case: Case, draw: Draw) -> Value:
+        """One input: a scalar of `scalars`, or normal values, with what befalls `data` in an adversarial case."""
+        shape = definition.shape_of(spec, case.axes)
+        if shape is None:
+            return self.scalars.get(name, 1.0)
+        if name in self.draws:
+            return self.draws[name](draw, name, shape, case.params)
+        dtype = dtype_of(spec)
+        plain = dtype in {torch.float32, torch.float16, torch.bfloat16}
+        befallen = name in self.data if self.data else len(shape) > 1
+        params = case.params if befallen else {}
+        scale = float(params.get("scale", 1.0))
+        made = draw.normal(name, shape, dtype if plain else torch.float32, scale=scale)
+        if "offset" in params:
+            made += float(params["offset"])
+        if "outlier" in params:
+            made[..., shape[-1] // 3] = float(params["outlier"])
+        return made.to(dtype)
+
+    def oracle(self, definition: Definition, inputs: Values) -> Tensors:
+        """The formula in float64."""
+        return self._computed(definition, inputs, torch.float64, extras=True)
+
+    def floor(self, definition: Definition, inputs: Values) -> Tensors:
+        """The formula in float32, rounded once to the output's dtype; for outputs that are `Close` alone."""
+        kinds = self.comparisons(definition)
+        if not any(isinstance(kind, Close) for kind in kinds.values()):
+            return {}
+        low = self._computed(definition, inputs, torch.float32, extras=False)
+        if self.roundings:
+            exact = self.oracle(definition, inputs)
+            for name, count in self.roundings.items():
+                if name in low and definition.outputs[name].dtype == "float32":
+                    lost = count if isinstance(count, int | float) else count(low[name].shape[-1])
+                    low[name] = exact[name] * (1 + lost * 2.0**-24)
+        return {
+            name: to_dtype(low[name], dtype_of(spec))
+            for name, spec in definition.outputs.items()
+            if isinstance(kinds[name], Close)
+        }
+
+    def _computed(self, definition: Definition, inputs: Values, dtype: torch.dtype, *, extras: bool) -> Tensors:
+        found = self.form(definition).formula(Wide(definition, inputs, dtype))
+        return {
+            name: value
+            for name, value in found.items()
+            if name in definition.outputs or (extras and name.partition("@")[0] in definition.outputs)
+        }
+
+    def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
+        """Close: one rounding of the output is the whole floor, but of a float32 one."""
+        return {
+            name: self.gates.get(name, WIDE if spec.dtype == "float32" else Close())
+            for name, spec in definition.outputs.items()
+        }
+
+    def mutated(self, definition: Definition) -> frozenset[str]:
+        """Inputs that an output is written to."""
+        return definition.in_place
+
+    def summed(self, definition: Definition) -> tuple[str, ...]:
+        """Those of the declaration that are given."""
+        return tuple(name for name in self.inputs_summed if name in definition.inputs)
+
+    def enlarged(self, definition: Definition) -> Far | None:
+        """As the declaration says."""
+        rows = self.row_axis(definition)
+        return None if rows is None else self.far(definition, rows)
+
+    def answer(self, variant: Variant) -> Answer:
+        """What a variant gives, rounded once; None where it does not apply."""
+
+        def make(subject: Subject) -> Tensors | None:
+            definition = subject.definition
+            wide = Wide(definition, subject.inputs, getattr(torch, variant.precision))
+            if not variant.applies(wide):
+                return None
+            found = self.form(definition).formula(wide, **variant.changes)
+            return {name: to_dtype(found[name], dtype_of(spec)) for name, spec in definition.outputs.items()}
+
+        return Answer(variant.name, make)
+
+    @cached_property
+    def _answers(self) -> Answers:
+        return Answers(tuple(map(self.answer, self.variants)), tuple(map(self.answer, self.mutants)))
+
+    def known_answers(self) -> Answers | None:
+        """Its variants and mutants."""
+        return self._answers if self.variants else None
+
+
+def to_dtype(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A value in an output's dtype; whole numbers are the nearest ones, of two the even one."""
+    whole = value.dtype.is_floating_point and not dtype.is_floating_point
+    return (value.round() if whole else value).to(dtype).contiguous()
+
+
+def by(name: str, formula: Callable[[Wide], Tensors | None], dtype: torch.dtype | None = None) -> Answer:
+    """An answer by another formula, rounded once; None where it does not apply."""
+
+    def make(subject: Subject) -> Tensors | None:
+        found = formula(Wide(subject.definition, subject.inputs, dtype or torch.float32))
+        specs = subject.definition.outputs
+        if found is None:
+            return None
+        return {output: to_dtype(found[output], dtype_of(spec)) for output, spec in specs.items()}
+
+    return Answer(name, make)

@@ -1,5 +1,0 @@
-"""The axes of mla_paged."""
-
-from traceproof.ops.common.attention_coverage import attention_space
-
-SPACE = attention_space(paged=True)
