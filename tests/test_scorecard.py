@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from definitions import GOOD, rmsnorm, write
 
-from scoring.planting import Suite, existing, generated
-from scoring.scorecard import Card, Known, complete, score, table
+from planting import Suite, existing, generated
+from scorecard import Card, Known, complete, score, table
 from traceproof.dataset.tree import read_tree
 from traceproof.testgen.generate import PLACE, Divergences, GenerateOptions, generate
 
