@@ -20,8 +20,9 @@ from hub_repository import Repository
 from hub_server import READER, TOKENS, WRITER, Fault, HubServer, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from publish_support import REPOSITORY, of_alpha, path_of, start_push, with_piece
+from publish_support import REPOSITORY, of_alpha, parts_made_here, path_of, start_push, with_piece
 
+from traceproof.cli import publish as command
 from traceproof.errors import TraceproofError
 from traceproof.publish import push as pushing
 from traceproof.publish.prepare import Prepared, dry_run
@@ -297,6 +298,29 @@ def test_the_token_is_written_nowhere(
     ]
     texts += [said.encode(), json.dumps(hub.log).encode()]
     assert not [text for text in texts for token in TOKENS if token.encode() in text]
+
+
+def test_the_command_tells_what_it_pushed(
+    hub: HubServer, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_source", lambda *_, **__: prepared.source)
+    told = []
+    for push in (False, True, True):
+        with parts_made_here():
+            command.publish(
+                definition_name=["alpha"],
+                push=push,
+                repository=REPOSITORY,
+                endpoint=hub.endpoint,
+                out=tmp_path / "dry",
+                json_file=tmp_path / "told.json",
+            )
+        told.append(json.loads((tmp_path / "told.json").read_text())["pushed"])
+        assert push or hub.log == []
+    where = f"{hub.endpoint}/datasets/{REPOSITORY}/discussions/1"
+    pushed = {"bundle": "definition-alpha", "where": where}
+    assert told == [[], [pushed | {"committed": True}], [pushed | {"committed": False}]]
+    is_whole(hub, prepared)
 
 
 def test_a_dry_run_asks_no_server(hub: HubServer, prepared: Prepared, tmp_path: Path) -> None:
