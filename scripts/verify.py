@@ -92,7 +92,8 @@ def environments_in(given: str) -> dict[str, dict[str, Any]]:
 
 def settings(plan: OpTypePlan, environments: Mapping[str, Any], code: str, progress: Progress) -> Settings:
     """What the engine runs with."""
-    from traceproof.run.engine import Settings, environments_of
+    from traceproof.run.engine import Settings
+    from traceproof.run.workers import environments_of
 
     limits = options.limits
     return Settings(

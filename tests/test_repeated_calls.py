@@ -50,6 +50,6 @@ def test_what_an_init_made_is_one_set_of_inputs_and_a_sampler_draws_from_the_cas
     case = Case("small-0", "small", {"rows": 8}, 0, {"inputs": given})
     op, device = GenericOp("unheard_of"), torch.device("cpu")
     runner = Runner(DEFINITION, op, implementation("copies"), device, tmp_path)
-    said = runner.run({"case": case.as_json(), "out": str(tmp_path / "out"), "repeat": True})
+    said = runner.run({"case": case.as_json(), "repeat": True})
     assert said["varying"] == []
     assert not said["remembered"]

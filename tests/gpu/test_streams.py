@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from definitions import GOOD, rmsnorm
-from safetensors.torch import load_file
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
@@ -52,27 +50,26 @@ class Written(Implementation):
         return self._module["run"](*(inputs[name] for name in definition.inputs))
 
 
-def outcome(reference: str, scratch: Path) -> tuple[dict[str, Any], torch.Tensor]:
+def outcome(reference: str) -> tuple[dict[str, Any], torch.Tensor]:
     """What a run of one case says, and its output."""
-    scratch.mkdir()
     definition = Definition.model_validate(rmsnorm("norm", reference))
     op, _ = registry.for_definition(definition)
     runner = Runner(definition, op, Written(reference), torch.device("cuda"), None)
-    said = runner.run({"case": CASE, "repeat": True, "out": str(scratch / "outputs")})
-    return said, load_file(scratch / "outputs")["output"]
+    said = runner.run({"case": CASE, "repeat": True})
+    return said, said["outputs"]["output"]
 
 
-def test_where_inputs_are_drawn_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_host, from_host = outcome(GOOD, tmp_path / "host")
+def test_where_inputs_are_drawn_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_host, from_host = outcome(GOOD)
     monkeypatch.setattr(inputs, "HOST_BYTES", 0)
-    on_gpu, from_gpu = outcome(GOOD, tmp_path / "gpu")
+    on_gpu, from_gpu = outcome(GOOD)
     assert on_host["inputs"] == on_gpu["inputs"]
     assert torch.equal(from_host, from_gpu)
 
 
-def test_late_work_is_in_every_output(tmp_path: Path) -> None:
-    _, expected = outcome(GOOD, tmp_path / "good")
-    said, output = outcome(LATE, tmp_path / "late")
+def test_late_work_is_in_every_output() -> None:
+    _, expected = outcome(GOOD)
+    said, output = outcome(LATE)
     assert torch.equal(output, expected)
     assert bool(output.any())
     assert said["varying"] == []

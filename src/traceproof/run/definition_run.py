@@ -5,14 +5,14 @@ import errno
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file
 
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
@@ -21,7 +21,6 @@ from traceproof.judge.output import OTHER_TIES, Ruling
 from traceproof.ops import registry
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.generic import GenericOp
-from traceproof.owner import own_folder
 from traceproof.reasons import Error, Unavailable, Verdict
 from traceproof.run.calls import BETWEEN_BYTES, giving_back, set_seed
 from traceproof.run.implementations import environment_of
@@ -33,7 +32,7 @@ from traceproof.run.shadow import modes_of
 from traceproof.run.source import NAN, CallError, Source, loaded
 from traceproof.run.tensor_files import plain_tensors, same_bits, same_draws
 from traceproof.run.transfer import Taken
-from traceproof.sandbox import ItemOutcome, Limits, Status
+from traceproof.sandbox import ItemOutcome, Status
 from traceproof.sandbox.worker import describe
 from traceproof.stacks import STACKS, TAGGED
 
@@ -48,7 +47,7 @@ HANDED_OVER = 4  # sets of a case's inputs and outputs that lie in files at once
 
 
 @dataclass(slots=True, kw_only=True)
-class _Drawn:
+class Drawn:
     """A case's inputs, and what came of it so far."""
 
     planned: PlannedCase
@@ -60,7 +59,11 @@ class _Drawn:
 
 
 class DefinitionRun:
-    """One definition, its cases one after the other."""
+    """One definition, its cases one after the other.
+
+    `rows` is what `verify` wants of it. `each` is the loop over cases, with whatever untrusted code is called in
+    them: the definition's reference, or a solution in its place (`traceproof.solutions.trial`).
+    """
 
     def __init__(self, engine: "Engine", entry: PlannedDefinition, names: Sequence[str]) -> None:
         self.engine, self.settings, self.entry, self.names = engine, engine.settings, entry, names
@@ -74,20 +77,13 @@ class DefinitionRun:
         self.pairs: Rows = []
         self.held: list[JudgedCase] = []  # with a disputed output that may be explained
         self.disagreements: Rows = []
-        need = max(
-            (_handed_over(self.definition, self.op, case) for case in entry.cases if case.skip is None), default=0
-        )
-        self.room = engine.room(need)
-        # On a GPU some of PyTorch's operators compile what they call.
-        self.reference_room = engine.room(need, compiles=engine.device.type == "cuda")
-        self.need = need
 
     def rows(self) -> Rows:
         """All rows."""
         cases = self.entry.cases
         for planned in cases:
             if planned.skip is not None:
-                self._finish(_Drawn(planned=planned, results={name: Result(status="skip") for name in self.names}))
+                self._finish(Drawn(planned=planned, results={name: Result(status="skip") for name in self.names}))
         plain = [planned for planned in cases if planned.skip is None and not planned.hidden]
         hidden = [planned for planned in cases if planned.skip is None and planned.hidden]
         if REFERENCE in self.names:
@@ -95,8 +91,8 @@ class DefinitionRun:
         if REFERENCE in self.names and self.known[REFERENCE] is None:
             self._with_reference(plain, hidden)
         else:
-            for planned in (*plain, *(hidden if REFERENCE in self.names else ())):
-                self._finish(self._case(planned, None))
+            for drawn in self.each([*plain, *(hidden if REFERENCE in self.names else ())]):
+                self._finish(drawn)
         return self._assembled()
 
     def _assembled(self) -> Rows:
@@ -122,30 +118,48 @@ class DefinitionRun:
 
     # One case.
 
-    def _case(self, planned: PlannedCase, source: Source | None, **call: Any) -> _Drawn:  # noqa: ANN401 - of `_called`
-        """A case drawn, run and solved; `source` is the reference's worker."""
-        drawn = _Drawn(planned=planned)
-        names = [name for name in self.names if name == REFERENCE or not planned.hidden]
-        drawn.results = {name: known for name in names if (known := self.known[name]) is not None}
-        if len(drawn.results) == len(names):
-            return drawn
-        with giving_back(BETWEEN_BYTES):
-            self._draw(drawn)
-            threads = self.engine.threads
-            asked = {
-                name: threads.submit(self._trusted, name, planned)
-                for name in names
-                if name != REFERENCE and name not in drawn.results
-            }
-            made = None if source is None else threads.submit(self._called, source, drawn, **call)
-            if self.entry.no_oracle is None and not planned.large and drawn.inputs is not None:
-                drawn.right = self._solved(drawn, drawn.inputs)
-            if made is not None:
-                drawn.results[REFERENCE] = made.result()
-            drawn.results |= {name: future.result() for name, future in asked.items()}
-        return drawn
+    def each(
+        self, cases: Iterable[PlannedCase], call: Callable[[Drawn], Result] | None = None, name: str = REFERENCE
+    ) -> Iterator[Drawn]:
+        """Cases drawn, run and solved, one after the other; `call` has the untrusted code of a name called."""
+        for planned in cases:
+            drawn = Drawn(planned=planned)
+            names = [one for one in self.names if one == REFERENCE or not planned.hidden]
+            drawn.results = {one: known for one in names if (known := self.known[one]) is not None}
+            if call is not None or len(drawn.results) < len(names):
+                with giving_back(BETWEEN_BYTES):
+                    self._run(drawn, [one for one in names if one != REFERENCE], call, name)
+            yield drawn
 
-    def _draw(self, drawn: _Drawn) -> None:
+    def _run(
+        self, drawn: Drawn, trusted: Sequence[str], call: Callable[[Drawn], Result] | None, name: str
+    ) -> None:
+        """One case: the calls are made while it is solved here."""
+        self._draw(drawn)
+        threads = self.engine.threads
+        asked = {
+            one: threads.submit(self._attempt, one, partial(self._trusted, one, drawn.planned))
+            for one in trusted
+            if one not in drawn.results
+        }
+        made = None if call is None else threads.submit(self._attempt, name, partial(call, drawn))
+        if self.entry.no_oracle is None and not drawn.planned.large and drawn.inputs is not None:
+            drawn.right = self._solved(drawn, drawn.inputs)
+        if made is not None:
+            drawn.results[name] = made.result()
+        drawn.results |= {one: future.result() for one, future in asked.items()}
+
+    def _attempt(self, name: str, call: Callable[[], Result]) -> Result:
+        """What a call leaves; none is made where too many before it took too long."""
+        seconds = self.settings.limits.seconds
+        if self.timeouts[name] >= PATIENCE:
+            message = f"not run: {PATIENCE} cases of this definition ran into the limit of {seconds:g} s"
+            return Result(status="error", reason=Error.TIMEOUT, message=message)
+        result = call()
+        self.timeouts[name] += result.reason == Error.TIMEOUT
+        return result
+
+    def _draw(self, drawn: Drawn) -> None:
         case = drawn.planned.case
         device = drawing_device(self.definition, case, self.engine.computing)
         try:
@@ -158,49 +172,44 @@ class DefinitionRun:
         except Exception as error:  # noqa: BLE001 - that definition's verdict
             drawn.inputs, drawn.problem = None, raised(error)
 
-    def _draw_on(self, drawn: _Drawn, device: torch.device) -> None:
+    def _draw_on(self, drawn: Drawn, device: torch.device) -> None:
         case, dataset = drawn.planned.case, self.settings.dataset
         drawn.inputs = make_inputs(self.op, self.definition, case, device=device, dataset=dataset)
         drawn.digest = digest_json(fingerprints(drawn.inputs))
 
-    def _solved(self, drawn: _Drawn, inputs: Values) -> Right:
+    def _solved(self, drawn: Drawn, inputs: Values) -> Right:
         """What the oracle says, on the GPU if there is one and the case is large."""
         planned, cpu = drawn.planned, torch.device("cpu")
         device = self.engine.computing if planned.memory > ORACLE_HOST_BYTES else cpu
         try:
             try:
-                return Right(entries=self._entries(inputs, device, planned.case.seed))
+                return Right(oracle=self._entries(inputs, device, planned.case.seed))
             except RuntimeError as error:
                 if self.engine.device.type == "cpu" or not self.engine.gpu_fails(error):
                     raise
                 if self.engine.computing.type == "cpu":  # what lay on the GPU is lost
                     self._draw_on(drawn, cpu)
-                return Right(entries=self._entries(drawn.inputs or {}, cpu, planned.case.seed))
+                return Right(oracle=self._entries(drawn.inputs or {}, cpu, planned.case.seed))
         except Exception as error:  # noqa: BLE001 - told in each row of the case
             message = f"the oracle: {describe(error)}"
             return Right(blocked=Ruling(Verdict.ERROR, Error.ORACLE, message, {}))
 
-    def _entries(self, inputs: Values, device: torch.device, seed: int) -> dict[str, Tensors]:
+    def _entries(self, inputs: Values, device: torch.device, seed: int) -> Tensors:
         set_seed(seed, device)
         values = self.op.answers(
             self.definition, place(inputs, device) if device.type == "cuda" else on_host(inputs)
         )
-        found: dict[str, Tensors] = {name: {} for name in self.definition.outputs}
-        for key, value in zip(values, plain_tensors(list(values.values())), strict=True):
-            output, _, what = key.partition("@")
-            found.setdefault(output, {})[what] = value
-        return {name: entries if "" in entries else {} for name, entries in found.items()}
+        return _whole(dict(zip(values, plain_tensors(list(values.values())), strict=True)))
 
-    def _finish(self, drawn: _Drawn) -> None:
-        """Judge a case, and let go of its tensors."""
+    def judged(self, drawn: Drawn) -> JudgedCase:
+        """A case, to be judged."""
         planned = drawn.planned
-        names = [name for name in self.names if name in drawn.results]
-        judged = JudgedCase(
+        return JudgedCase(
             entry=self.entry,
             definition=self.definition,
             op=self.op,
             planned=planned,
-            results={name: drawn.results[name] for name in names},
+            results={name: drawn.results[name] for name in sorted(drawn.results)},
             right=drawn.right,
             large=self._large(drawn) if planned.large and planned.skip is None else {},
             inputs=drawn.digest,
@@ -208,6 +217,11 @@ class DefinitionRun:
             tolerance=self.settings.tolerance,
             dataset=self.settings.dataset,
         )
+
+    def _finish(self, drawn: Drawn) -> None:
+        """Judge a case, and let go of its tensors."""
+        planned, judged = drawn.planned, self.judged(drawn)
+        names = list(judged.results)
         self.rows_of[planned.id] = dict(judged.rows)
         self.pairs += judged.pairs()
         if judged.disputed and planned.memory <= EXPLAINED_BYTES:
@@ -217,7 +231,7 @@ class DefinitionRun:
         for name in names:
             self.settings.progress(name, self.definition.name, planned.id, _word(judged.rows[name]))
 
-    def _large(self, drawn: _Drawn) -> dict[str, Rulings]:
+    def _large(self, drawn: Drawn) -> dict[str, Rulings]:
         """Rulings on a case that is too large to be solved at once."""
         ran = {
             name: result.outputs
@@ -243,34 +257,23 @@ class DefinitionRun:
 
     def _trusted(self, name: str, planned: PlannedCase) -> Result:
         """What a ground truth leaves of a case."""
-        if self.timeouts[name] >= PATIENCE:
-            return Result.failed(_given_up(self.settings.limits))
         problem = self.engine.not_built(name, self.definition)
         if problem is not None:
             return Result(status="error", reason=Error.EXCEPTION, message=f"RuntimeError: {problem}")
-        with own_folder("scratch", self.room) as folder:
-            out = folder / "outputs"
-            item = {
-                "implementation": name,
-                "definition": self.entry.definition,
-                "digest": self.entry.digest,
-                "case": planned.case.as_json(),
-                "repeat": planned.repeat,
-                "out": str(out),
-            }
-            outcome = self.engine.ask(name, item, self._seconds(name))
-            self.timeouts[name] += outcome.status is Status.TIMEOUT
-            if outcome.status is not Status.OK:
-                return Result.failed(outcome)
-            said = outcome.value
-            if "skip" in said:
-                return Result.skipped(Unavailable(said["skip"], said["message"]))
-            if "no_space" in said:
-                raise _no_space(folder)
-            outputs = load_file(out)
-        notes = {key: said[key] for key in ("mutated", "aliased", "subclassed", "varying") if key in said}
-        remembered = bool(said.get("remembered"))
-        return Result(status="ok", inputs=said["inputs"], outputs=outputs, remembered=remembered, **notes)
+        item = {
+            "implementation": name,
+            "definition": self.entry.definition,
+            "digest": self.entry.digest,
+            "case": planned.case.as_json(),
+            "repeat": planned.repeat,
+        }
+        outcome = self.engine.ask(name, item, self._seconds(name))
+        if outcome.status is not Status.OK:
+            return Result.failed(outcome)
+        said = outcome.value
+        if "skip" in said:
+            return Result.skipped(Unavailable(said["skip"], said["message"]))
+        return Result(status="ok", **said)
 
     def _seconds(self, name: str) -> float:
         """What a call may take: on a GPU, one of a function that the definition's tag names compiles it."""
@@ -287,12 +290,11 @@ class DefinitionRun:
         One case is run again, with other memory, and hidden ones after it: on a CPU in a process of their own,
         which has not seen the others.
         """
-        again: _Drawn | None = None
+        again: Drawn | None = None
         repeated = any(planned.repeat for planned in plain)
         with self._reference(NAN) as source:
-            for planned in plain:
-                drawn = self._case(planned, source)
-                if planned.repeat and drawn.results[REFERENCE].status == "ok":
+            for drawn in self.each(plain, partial(self._called, source)):
+                if drawn.planned.repeat and drawn.results[REFERENCE].status == "ok":
                     again = drawn
                 else:
                     self._finish(drawn)
@@ -306,43 +308,44 @@ class DefinitionRun:
     @contextlib.contextmanager
     def _reference(self, fill: float | None) -> Iterator[Source]:
         """The definition's reference in a new process."""
+        cases = (case for case in self.entry.cases if case.skip is None)
+        need = max((_handed_over(self.definition, self.op, case) for case in cases), default=0)
         with loaded(
             self.definition,
             self.engine.untrusted,
             limits=self.settings.limits,
-            need=self.need,
+            need=need,
             device=self.engine.device.type,
-            root=self.reference_room,
+            root=self.engine.room(need),
             fill=fill,
         ) as source:
             source.start()  # a GPU takes long to open
             yield source
 
     def _again(
-        self, source: Source, first: _Drawn | None, hidden: Sequence[PlannedCase], *, repeated: bool, fill: float
+        self, source: Source, first: Drawn | None, hidden: Sequence[PlannedCase], *, repeated: bool, fill: float
     ) -> None:
         """A case's second run, and hidden cases: whether bits vary, and answers are remembered."""
         before: tuple[Values, Tensors] | None = None
         second: Result | None = None
         if first is not None:
-            second = self._called(source, first, fill=fill, again=True)
+            second = self._attempt(REFERENCE, partial(self._called, source, first, fill=fill, again=True))
             if second.status == "ok" and first.inputs is not None:
                 before = first.inputs, second.outputs
         remembered = False
         threads = 2 if self.engine.device.type == "cpu" else 1  # others than elsewhere, where there are several
-        for planned in hidden:
-            drawn = self._case(planned, source, fill=None, threads=threads)
+        for drawn in self.each(hidden, partial(self._called, source, fill=None, threads=threads)):
             result = drawn.results[REFERENCE]
             if repeated and result.status == "ok" and drawn.inputs is not None:
                 if before is not None:
-                    remembered |= self._remembered(planned, drawn.inputs, result.outputs, *before)
+                    remembered |= self._remembered(drawn.planned, drawn.inputs, result.outputs, *before)
                 before = drawn.inputs, result.outputs
             self._finish(drawn)
         if first is not None and second is not None:
             first.results[REFERENCE] = self._joined(first, second, remembered=remembered)
             self._finish(first)
 
-    def _joined(self, first: _Drawn, second: Result, *, remembered: bool) -> Result:
+    def _joined(self, first: Drawn, second: Result, *, remembered: bool) -> Result:
         """What two runs of a case, and hidden cases after it, showed together."""
         if second.status != "ok":
             return replace(second, message=f"its second run: {second.message}")
@@ -375,18 +378,16 @@ class DefinitionRun:
         return same and self.op.tells_apart(self.definition, on_host(inputs), on_host(earlier))
 
     def _called(
-        self, source: Source, drawn: _Drawn, *, fill: float | None = NAN, threads: int = 1, again: bool = False
+        self, source: Source, drawn: Drawn, *, fill: float | None = NAN, threads: int = 1, again: bool = False
     ) -> Result:
         """What a call of the reference leaves; without an oracle, its shadow stands beside as what is right."""
         planned = drawn.planned
-        if self.timeouts[REFERENCE] >= PATIENCE:
-            return Result.failed(_given_up(self.settings.limits))
         if drawn.inputs is None:
             assert drawn.problem is not None
             return Result.failed(drawn.problem, "drawing the inputs: ")
         once = planned.further is not None and not again and not planned.hidden
         try:
-            taken = self._run(
+            taken = self._call(
                 source,
                 drawn,
                 trials=planned.trials,
@@ -396,27 +397,13 @@ class DefinitionRun:
                 again=again,
             )
         except CallError as error:
-            self.timeouts[REFERENCE] += error.outcome.status is Status.TIMEOUT
             return Result.failed(error.outcome)
         if self.entry.no_oracle is not None and not planned.trials and not again:
-            entries, why = shadow(
-                source,
-                self.entry.reference,
-                lambda mode: self._run(source, drawn, fill=fill, threads=threads, mode=mode),
-            )
-            drawn.right = Right(entries=entries, shadow=why)
-        return Result(
-            status="ok",
-            inputs=drawn.digest,
-            outputs=taken.outputs,
-            mutated=taken.mutated,
-            aliased=taken.aliased,
-            subclassed=taken.subclassed,
-            surplus=taken.surplus,
-            isolation=taken.isolation,
-        )
+            call = partial(self._call, source, drawn, fill=fill, threads=threads)
+            drawn.right = shadowed(self.entry.reference, call)
+        return Result.taken(taken, drawn.digest)
 
-    def _run(self, source: Source, drawn: _Drawn, *, again: bool = False, **order: Any) -> Taken:  # noqa: ANN401
+    def _call(self, source: Source, drawn: Drawn, *, again: bool = False, **order: Any) -> Taken:  # noqa: ANN401
         """One call, whose seed nobody can tell the case by where something is drawn."""
         planned = drawn.planned
         seed = secrets.randbits(62) if again else planned.case.seed
@@ -431,25 +418,26 @@ class DefinitionRun:
             raise _no_space(source.folder) from error
 
 
-def shadow(source: Source, reference: str, call: Callable[[str], Taken]) -> tuple[dict[str, Tensors], str]:
+def shadowed(reference: str, call: Callable[..., Taken]) -> Right:
     """A reference's outputs in float64, in another order of summation, and with equal values in another order.
 
-    `call` makes a call in a mode of `traceproof.run.shadow`. Returns:
-        entries by output and by what follows `@`, as an oracle gives them; and why some are absent, or nothing.
+    `call` makes a call in a `mode` of `traceproof.run.shadow`.
     """
-    found: dict[str, Tensors] = {name: {} for name in source.definition.outputs}
+    found: Tensors = {}
     for mode, what in zip(modes_of(reference), (SHADOW, FLOOR, OTHER_TIES), strict=False):
         try:
-            taken = call(mode)
+            taken = call(mode=mode)
         except CallError as error:
             told = error.outcome.message.strip().splitlines() or [str(error.outcome.status)]
-            why = told[-1].rpartition("UnsupportedError: ")[2]
-            break
+            return Right(oracle=_whole(found), shadow=told[-1].rpartition("UnsupportedError: ")[2])
         for name, value in taken.outputs.items():
-            found[name]["" if what == SHADOW else what] = value
-    else:
-        why = ""
-    return {name: entries if "" in entries else {} for name, entries in found.items()}, why
+            found[name if what == SHADOW else f"{name}@{what}"] = value
+    return Right(oracle=_whole(found))
+
+
+def _whole(oracle: Tensors) -> Tensors:
+    """An oracle's entries, those left out whose output it does not give."""
+    return {key: value for key, value in oracle.items() if key.partition("@")[0] in oracle}
 
 
 def _handed_over(definition: Definition, op: Op, planned: PlannedCase) -> int:
@@ -466,12 +454,6 @@ def raised(error: Exception) -> ItemOutcome:
     """The outcome of a call that our own code could not make."""
     short = isinstance(error, MemoryError | torch.OutOfMemoryError)
     return ItemOutcome(index=0, status=Status.MEMORY if short else Status.ERROR, message=describe(error))
-
-
-def _given_up(limits: Limits) -> ItemOutcome:
-    """The outcome of a case that is not run, as too many before it took too long."""
-    message = f"not run: {PATIENCE} cases of this definition ran into the limit of {limits.seconds:g} s"
-    return ItemOutcome(index=0, status=Status.TIMEOUT, message=message)
 
 
 def _drawn_fill() -> float:

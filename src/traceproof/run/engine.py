@@ -24,7 +24,7 @@ from traceproof.programs import available_memory
 from traceproof.reasons import Unavailable
 from traceproof.run import jit
 from traceproof.run.calls import cuda_is_lost, keep_memory, wait_asleep
-from traceproof.run.definition_run import DefinitionRun, raised, shadow
+from traceproof.run.definition_run import DefinitionRun, raised
 from traceproof.run.implementation import absent, blocked
 from traceproof.run.implementations import PAIR, environment_of
 from traceproof.run.judging import Origin, Result, Rows
@@ -33,12 +33,10 @@ from traceproof.run.records import (
     PlannedDefinition,
 )
 from traceproof.run.source import refusal, strangers
-from traceproof.run.workers import Environment, Worker, environments_of
-from traceproof.sandbox import GIB, ItemOutcome, Limits
+from traceproof.run.workers import Environment, Worker
+from traceproof.sandbox import GIB, ItemOutcome, Limits, Pool
 from traceproof.stacks import MAIN, STACKS
 from traceproof.stacks.base import Module
-
-__all__ = ["Engine", "Environment", "Settings", "environments_of", "shadow"]
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory, as a folder
 ROOM = GIB  # that is left free there
@@ -70,7 +68,8 @@ class Settings:
 class Engine:
     """Runs implementations on definitions' cases, and judges them. A context manager: it owns its workers."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, untrusted: Pool | None = None) -> None:
+        """With workers for untrusted code of somebody else's; None: its own."""
         self.settings = settings
         here = {} if MAIN in settings.environments else {MAIN: _this_interpreter()}
         self.environments = {**here, **settings.environments}
@@ -84,7 +83,7 @@ class Engine:
         self._builders = ThreadPoolExecutor(jit.side_by_side(available_memory(), len(os.sched_getaffinity(0))))
         self.threads = ThreadPoolExecutor(64)  # each waits for a worker
         main = self.environments[MAIN]
-        self.untrusted = self._open.enter_context(
+        self.untrusted = untrusted or self._open.enter_context(
             strangers(
                 gpu=main.on_gpu,
                 conceal=settings.conceal,
@@ -94,8 +93,6 @@ class Engine:
                 else None,
             )
         )
-        if not main.on_gpu and main.python == sys.executable and len([*Path("/proc/self/task").iterdir()]) == 1:
-            self._worker(main).fork()  # torch is imported, which takes a second
         keep_memory()
         wait_asleep(self.device)
         torch.set_num_threads(1)  # several engines run side by side, and sums have one order
@@ -128,8 +125,12 @@ class Engine:
         return [row for row in rows if row.actor in wanted or PAIR in row.actor]
 
     def prepare(self, entries: Iterable[PlannedDefinition], implementations: Sequence[str]) -> None:
-        """Begin to build the kernel modules that definitions need, the longest builds first."""
+        """Begin to start what definitions need: a worker beside this process, or builds, the longest first."""
         if self.device.type != "cuda":
+            main, threads = self.environments[MAIN], [*Path("/proc/self/task").iterdir()]
+            here = any(name != REFERENCE and environment_of(name) == MAIN for name in implementations)
+            if here and main.name not in self._workers and main.python == sys.executable and len(threads) == 1:
+                self._worker(main).fork()  # torch is imported, which takes a second
             return
         wanted = [
             (environment, module)
@@ -229,13 +230,14 @@ class Engine:
         self._open.callback(made.close)
         return made
 
-    def room(self, need: int, *, compiles: bool = False) -> Path | None:
-        """The folder in which so many bytes are handed over: shared memory if it has room.
+    def room(self, need: int) -> Path | None:
+        """The folder in which so many bytes are handed over to a reference: shared memory if it has room.
 
-        `compiles`: programs may be compiled there and loaded, which containers often forbid in shared memory.
+        On a GPU some of PyTorch's operators compile what they call: programs must be allowed there, too, which
+        containers often forbid in shared memory.
         """
         with contextlib.suppress(OSError):
-            able = not compiles or not os.statvfs(SHARED_MEMORY).f_flag & os.ST_NOEXEC
+            able = self.device.type != "cuda" or not os.statvfs(SHARED_MEMORY).f_flag & os.ST_NOEXEC
             free = shutil.disk_usage(SHARED_MEMORY).free
             if able and free > need + ROOM and os.access(SHARED_MEMORY, os.W_OK):
                 return SHARED_MEMORY

@@ -19,10 +19,10 @@ from traceproof.dataset.definition import Definition
 from traceproof.judge.arbitration import agree, explain
 from traceproof.judge.numerics import Numerics
 from traceproof.judge.output import (
+    MISCONDUCT,
     Expected,
     Ruling,
     judge_form,
-    judge_output,
     misconduct,
     numerics_of,
     rule_on,
@@ -33,11 +33,12 @@ from traceproof.ops.cases import LARGE_BYTES, Case
 from traceproof.ops.compare import IndexSet, Samples
 from traceproof.reasons import Error, Failure, Skip, Unavailable, Verdict
 from traceproof.run.calls import giving_back
-from traceproof.run.case import Subject, expectation
+from traceproof.run.case import Subject, entries_of, expectation
 from traceproof.run.implementations import PAIR
 from traceproof.run.inputs import make_inputs, on_host, place
 from traceproof.run.records import ORACLE, REFERENCE, SHADOW, WHOLE, PlannedCase, PlannedDefinition
 from traceproof.run.rows import Arbitration, GateResult, RowDigests, VerdictRow
+from traceproof.run.transfer import Taken
 from traceproof.sandbox import ItemOutcome, Status
 from traceproof.stacks import TRUTHS
 from traceproof.text import plain_text
@@ -67,9 +68,17 @@ class Result:
     aliased: Sequence[str] = ()
     subclassed: Sequence[str] = ()
     surplus: Sequence[str] = ()
+    overrun: Sequence[str] = ()
+    late: Sequence[str] = ()
     varying: Sequence[str] | None = None
     remembered: bool = False  # whether other inputs gave the same bits
     isolation: str = ""  # what untrusted code could reach, where isolation was not whole
+
+    @classmethod
+    def taken(cls, taken: Taken, inputs: str | None = None) -> Self:
+        """What a call of untrusted code left."""
+        facts = {name: getattr(taken, name) for name in ("outputs", *MISCONDUCT, "surplus", "isolation")}
+        return cls(status="ok", inputs=inputs, **facts)
 
     @classmethod
     def failed(cls, outcome: ItemOutcome, about: str = "") -> Self:
@@ -92,7 +101,7 @@ class Result:
 class Right:
     """What is expected of a case's outputs."""
 
-    entries: Mapping[str, Tensors] = field(default_factory=dict)  # by output, and by what follows `@`
+    oracle: Tensors = field(default_factory=dict)  # entries by output, or `<output>@<what>`
     blocked: Ruling | None = None  # why nothing is expected
     shadow: str = ""  # why there is no float64 shadow, where one was wanted
 
@@ -133,7 +142,7 @@ class JudgedCase:
         Those of numeric failures say who is in the minority.
         """
         found = {
-            name: [self._row(name, output, ruling) for output, ruling in self._rulings(name)]
+            name: [self._row(name, output, ruling) for output, ruling in self.rulings(name)]
             for name in self.results
         }
         every = [row for rows in found.values() for row in rows]
@@ -157,7 +166,8 @@ class JudgedCase:
         faults = self.definition.constants.conflicts
         return [self._row(REFERENCE, WHOLE, Ruling(Verdict.FAIL, Failure.CONSTANTS, why, {})) for why in faults]
 
-    def _rulings(self, name: str) -> Iterator[tuple[str, Ruling]]:
+    def rulings(self, name: str) -> Iterator[tuple[str, Ruling]]:
+        """By output, or WHOLE, what the judge says of an implementation."""
         skip, result, twin = self.planned.skip, self.results[name], self.entry.twin
         if skip is not None:
             yield WHOLE, Ruling(Verdict.SKIP, skip.reason, skip.message, {})
@@ -178,30 +188,27 @@ class JudgedCase:
             differ = f"inputs {result.inputs} were seen, the oracle saw {self.inputs}"
             yield WHOLE, Ruling(Verdict.ERROR, Error.INPUTS_DIFFER, differ, {})
             return
-        rulings = self.large[name] if self.planned.large else self._numeric(name, result)
-        yield from {**rulings, **{one: surplus(one) for one in result.surplus}}.items()
-        for ruling in _conduct(result):
-            yield WHOLE, ruling
+        yield from rulings(
+            self.subject,
+            result,
+            tolerance=self.tolerance,
+            reference=name == REFERENCE,
+            shadow=self.right.shadow,
+            numeric=self.large[name] if self.planned.large else None,
+        )
 
-    def _numeric(self, name: str, result: Result) -> Rulings:
-        """Rulings on the outputs of a case that is judged whole."""
-        found = {}
-        for output, spec in self.definition.outputs.items():
-            if spec.optional and output not in result.outputs:
-                continue
-            expected = self._expected(output, reference=name == REFERENCE)
-            ruling = judge_output(result.outputs.get(output), expected, tolerance=self.tolerance)
-            if ruling.reason == Skip.NO_ORACLE and self.right.shadow:
-                ruling = replace(ruling, message=f"{ruling.message}; no float64 shadow: {self.right.shadow}")
-            found[output] = ruling
-        return found | {one: surplus(one) for one in result.outputs if one not in self.definition.outputs}
-
-    def _entries(self, output: str) -> Tensors:
-        return self.right.entries.get(output, {})
-
-    def _expected(self, output: str, *, reference: bool = False) -> Expected:
-        entries = self._entries(output)
-        return expectation(self.definition, self.op, self.planned.case, output, entries, reference=reference)
+    @cached_property
+    def subject(self) -> Subject:
+        """The case and what is expected of it, without its inputs."""
+        case = self.planned.case
+        return Subject(
+            definition=self.definition,
+            op=self.op,
+            case=case,
+            inputs={},
+            oracle=self.right.oracle,
+            seed=case.seed,
+        )
 
     def _row(self, name: str, output: str, ruling: Ruling) -> VerdictRow:
         case, result, origin = self.planned.case, self.results[name], self.origins[name]
@@ -247,7 +254,7 @@ class JudgedCase:
         }
 
     def _apart(self, one: str, other: str, output: str) -> float | None:
-        return agree(self._ran[one].get(output), self._ran[other].get(output), self._expected(output))
+        return agree(self._ran[one].get(output), self._ran[other].get(output), self.subject.expected(output))
 
     def pairs(self) -> Rows:
         """A row for each output of two ground truths that passed by themselves: how far they lie apart."""
@@ -277,7 +284,7 @@ class JudgedCase:
     def _arbitrated(self, row: VerdictRow, rows: Rows) -> VerdictRow:
         """A failing row that says who agrees with whom, and who is in the minority."""
         actor, output = row.actor, row.output
-        if actor not in self._ran or not self._entries(output):
+        if actor not in self._ran or not entries_of(self.right.oracle, output):
             return row
         apart = {other: self._apart(actor, other, output) for other in self._ran if other != actor}
         passed = [one.actor for one in _passed(rows, output)]
@@ -296,19 +303,8 @@ class JudgedCase:
             return row
         case = self.planned.case
         inputs = make_inputs(self.op, self.definition, case, device=torch.device("cpu"), dataset=self.dataset)
-        subject = Subject(
-            definition=self.definition,
-            op=self.op,
-            case=case,
-            inputs=inputs,
-            oracle={
-                f"{name}@{what}" if what else name: value
-                for name, entries in self.right.entries.items()
-                for what, value in entries.items()
-            },
-            seed=case.seed,
-        )
-        known = explain(subject, row.output, self._ran[row.actor][row.output], self._expected(row.output))
+        subject = replace(self.subject, inputs=inputs)
+        known = explain(subject, row.output, self._ran[row.actor][row.output], subject.expected(row.output))
         told = "".join(f"; {text}" for text in known)
         arbitration = row.arbitration.model_copy(update={"recognised": tuple(known)})
         return row.changed(message=row.message + told, arbitration=arbitration)
@@ -350,11 +346,34 @@ def _told(ours: Sequence[str], theirs: Sequence[str], outvoted: Sequence[str]) -
     return f"{sides}: {', '.join(outvoted)} in the minority" if outvoted else f"{sides}: undecided"
 
 
+def rulings(  # noqa: PLR0913 - one call, spelled out
+    subject: Subject,
+    result: Result,
+    *,
+    tolerance: float | None,
+    reference: bool = False,
+    shadow: str = "",  # why there is no float64 shadow, where one was wanted
+    numeric: Rulings | None = None,  # on outputs that were judged in chunks; None: they are judged here
+) -> Iterator[tuple[str, Ruling]]:
+    """The judge's rulings on what a call left: output by output, then (WHOLE) on what it did beside."""
+    outputs = result.outputs
+    for name, spec in subject.definition.outputs.items() if numeric is None else ():
+        if not (spec.optional and name not in outputs):
+            ruling = subject.ruling(name, outputs.get(name), tolerance, reference=reference)
+            if ruling.reason == Skip.NO_ORACLE and shadow:
+                ruling = replace(ruling, message=f"{ruling.message}; no float64 shadow: {shadow}")
+            yield name, ruling
+    yield from (numeric or {}).items()
+    for name in dict.fromkeys([*outputs, *result.surplus]):
+        if name not in subject.definition.outputs and name not in (numeric or {}):
+            yield name, surplus(name)
+    for ruling in _conduct(result):
+        yield WHOLE, ruling
+
+
 def _conduct(result: Result) -> Iterator[Ruling]:
     """What it did beside computing: changed inputs, aliased outputs, varying or remembered answers."""
-    yield from misconduct(
-        mutated=list(result.mutated), aliased=list(result.aliased), subclassed=list(result.subclassed)
-    )
+    yield from misconduct(**{name: getattr(result, name) for name in MISCONDUCT})
     if result.varying is None:
         return
     if result.varying:
@@ -396,7 +415,7 @@ class LargeCase:
         found: dict[str, dict[str, Ruling]] = {}
         measured: list[_Measured] = []
         for name, given in outputs.items():
-            found[name] = {one: surplus(one) for one in given if one not in self.definition.outputs}
+            found[name] = {}
             for output in self.definition.outputs:
                 expected = expectation(
                     self.definition, self.op, self.case, output, {}, reference=name == REFERENCE, in_chunks=True

@@ -4,11 +4,9 @@ The first half is the coordinator's, `setup` and what follows runs in the worker
 """
 
 import contextlib
-import errno
 import gc
 import json
 import os
-import re
 import signal
 import socket
 import sys
@@ -21,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save
 
 import traceproof
 from traceproof.dataset.definition import Definition
@@ -62,7 +59,6 @@ START_SECONDS = 240.0  # for an interpreter, and to import torch from a cold net
 IMPORT_SECONDS = 120.0  # for its first call beside the limit, on a GPU: it imports a package, and opens the GPU
 MOST_LOADED = 32  # definitions and implementations that stay ready: those of several lanes come in turns
 POLL_SECONDS = 0.5  # between looks at a worker's memory
-NO_SPACE = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EFBIG})\b")  # as safetensors tells it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +165,7 @@ class Worker:
         self._channel = Connection(ours.detach())
 
     def ask(self, item: Mapping[str, Any], seconds: float | None = None) -> ItemOutcome:
-        """Run one item in `seconds`, or in the limit's."""
+        """Run one item in `seconds`, or in the limit's; outputs in its answer are tensors that lie in memory."""
         with self._lock:
             started = time.monotonic()
             if self._channel is not None and self._baseline and self._channel.poll():
@@ -186,7 +182,10 @@ class Worker:
             assert self._channel is not None
             with contextlib.suppress(OSError):  # it has ended: the answer says how
                 self._channel.send_bytes(json.dumps(item).encode())
-            return replace(self._answer(limit), seconds=time.monotonic() - started)
+            outcome = replace(self._answer(limit), seconds=time.monotonic() - started)
+            if outcome.status is Status.OK and "outputs" in outcome.value:
+                outcome.value["outputs"] = load_file(outcome.value["outputs"])
+            return outcome
 
     def _answer(self, seconds: float) -> ItemOutcome:
         """What it answers, or how it ended: one that is late, or takes too much memory, is ended."""
@@ -250,14 +249,16 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
     """Runs one case of a ground truth per call.
 
     The payload has `device`, `threads`, and `dataset` (root of the blobs, or null). An item has `implementation`,
-    `definition` (JSON), its `digest`, the `case`, whether to `repeat` it, and the file that outputs go to, `out`.
+    `definition` (JSON), its `digest`, the `case`, and whether to `repeat` it.
     """
     torch.set_num_threads(payload["threads"])
     dataset = Path(payload["dataset"]) if payload["dataset"] else None
     loaded: dict[tuple[str, str], _Loaded] = {}
     wait_asleep(torch.device(payload["device"]))  # before a package opens the GPU
+    given = contextlib.ExitStack()  # the outputs that were answered last
 
     def run(item: dict[str, Any]) -> dict[str, Any]:
+        given.close()
         key = item["implementation"], item["digest"]
         if key not in loaded:
             if len(loaded) >= MOST_LOADED:
@@ -269,11 +270,22 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
             return found
         try:
             with giving_back(BETWEEN_BYTES):
-                return found.run(item)
+                answer = found.run(item)
+                answer["outputs"] = _handed_over(answer["outputs"], given)
+                return answer
         except UnavailableError as error:
             return _skip(error.unavailable)
 
     return run
+
+
+def _handed_over(tensors: dict[str, torch.Tensor], given: contextlib.ExitStack) -> str:
+    """Put tensors where this process's parent may open them until `given` closes: in memory, as a file."""
+    file = given.enter_context(os.fdopen(os.memfd_create("outputs"), "wb", buffering=0))
+    left = memoryview(save(tensors))
+    while left:
+        left = left[file.write(left) :]
+    return f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 def _give_back() -> None:
@@ -309,7 +321,7 @@ class Runner:
     dataset: Path | None
 
     def run(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        """Run one case and leave its outputs; gives what was drawn and what it did beside."""
+        """Run one case; gives its outputs, what was drawn, and what it did beside."""
         with ending_if_lost(self.device):
             case = Case(**item["case"])
             drawn = self._drawn(case)
@@ -317,22 +329,14 @@ class Runner:
             inputs = self._given(case, drawn)
             before = fingerprints(inputs) if far.SIZE in case.params else seen
             set_seed(case.seed, self.device)
-            started = time.perf_counter()
             returned = named_outputs(self.definition, self._call(case, inputs, further=True))
             self._synchronise()
-            seconds = time.perf_counter() - started
             notes = self._notes(inputs, returned, before)
             tensors = self._kept(case, returned)
             if item["repeat"]:
                 notes |= self._repeat(case, tensors, returned)
                 notes["aliased"] = sorted({*notes["aliased"], *notes.pop("reused")})
-            try:
-                save_file(tensors, item["out"])
-            except SafetensorError as error:
-                if not NO_SPACE.search(str(error)):
-                    raise
-                return {"no_space": str(error)}  # the disk's doing and no property of the case
-            return {"inputs": digest_json(seen), "seconds": seconds, **notes}
+            return {"inputs": digest_json(seen), "outputs": tensors, **notes}
 
     def _given(self, case: Case, drawn: Values) -> Values:
         """The inputs as the ground truth gets them."""

@@ -23,7 +23,7 @@ def precision(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> Iterator[
     if (
         base is None
         or base.memory > LARGEST
-        or not evaluation.known
+        or evaluation.unknown is not None
         or evaluation.op.trials(evaluation.definition, base.case)
     ):
         return

@@ -169,7 +169,7 @@ def _contents(found: _Measured, source: Source) -> None:
         return
     other = replace(subject, inputs=values)
     try:
-        other = found.evaluation.solved_again(other)
+        other = found.evaluation.solved(other)
     except (RuntimeError, ValueError, IndexError) as error:
         found.states["contents"] = UNMEASURED, f"the oracle does not take such inputs: {error}"
         return

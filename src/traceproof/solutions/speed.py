@@ -241,7 +241,7 @@ def _checked(evaluation: Evaluation, subject: Subject, taken: Taken, turn: int) 
         for name, value in subject.inputs.items()
     }
     try:
-        other = evaluation.solved_again(replace(subject, inputs=values))
+        other = evaluation.solved(replace(subject, inputs=values))
     except (RuntimeError, ValueError, IndexError):
         return [], []  # the oracle does not take such inputs
     rows = [row for row in evaluation.rule(other, taken, "time") if row.bad]

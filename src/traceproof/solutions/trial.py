@@ -5,6 +5,7 @@ the inputs of one call at a time as a file, and nothing that is expected.
 """
 
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -17,28 +18,33 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
-from traceproof.judge.output import Ruling, misconduct, surplus
+from traceproof.judge.output import Ruling
 from traceproof.ops import registry
-from traceproof.ops.base import Op
-from traceproof.ops.cases import WORKLOADS, Case, Further
-from traceproof.reasons import Error, Failure, Verdict
-from traceproof.run.case import CPU, Subject, solve
-from traceproof.run.engine import shadow
+from traceproof.ops.base import Op, Tensors, Values
+from traceproof.ops.cases import WORKLOADS, Case
+from traceproof.reasons import Failure, Verdict
+from traceproof.run.case import CPU, Subject
+from traceproof.run.definition_run import DefinitionRun, Drawn, shadowed
+from traceproof.run.engine import Engine
+from traceproof.run.engine import Settings as EngineSettings
 from traceproof.run.inputs import make_inputs
-from traceproof.run.records import WHOLE, PlannedCase
+from traceproof.run.judging import Result, Right, rulings
+from traceproof.run.records import WHOLE, PlannedCase, PlannedDefinition
 from traceproof.run.source import CallError, CompiledFiles, Source, loaded, refusal, strangers
 from traceproof.run.transfer import Layout, Taken
-from traceproof.sandbox import Limits, Pool, Status
+from traceproof.run.workers import Environment
+from traceproof.sandbox import Limits, Pool
 from traceproof.solutions.cases import planned
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import Row, Settings, Trial
 from traceproof.solutions.rows import bad, refused, row_of
+from traceproof.stacks import MAIN
 
 ROOM, BYTE = 4096, 0xFF  # around inputs: NaN as a float, out of range as a place
 SETUP_FAILED = "setup: "  # how the message begins where a solution could not be loaded
 SEED_BITS = 30
 DRAWING_TIMES = 4  # how many times as long as a reference a slow sampler may draw
-PATIENCE = 2  # timeouts after which the rest is not waited for
+SOLUTION = "solution"  # what it is called among implementations
 
 
 def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -106,7 +112,8 @@ class Evaluation:
     candidate: Candidate
     settings: Settings
     pool: Pool
-    known: bool
+    unknown: str | None  # why there is no oracle; None: there is one
+    engine: Engine | None = None
     reference: Source | None = None
     compiled: CompiledFiles | None = None
 
@@ -115,8 +122,13 @@ class Evaluation:
         """The evaluation of a solution to a definition."""
         op, unknown = registry.for_definition(definition)
         return cls(
-            definition=definition, op=op, candidate=candidate, settings=settings, pool=pool, known=unknown is None
+            definition=definition, op=op, candidate=candidate, settings=settings, pool=pool, unknown=unknown
         )
+
+    @property
+    def limits(self) -> Limits:
+        """Of one call."""
+        return Limits.of_json(self.settings.limits)
 
     @property
     def device(self) -> str:
@@ -135,8 +147,7 @@ class Evaluation:
             first: whether it is the first one of all.
             channels: to the GPU; None: as few as will do where streams may wait for each other.
         """
-        limits = Limits.of_json(self.settings.limits)
-        compiled = self.compiled
+        limits, compiled = self.limits, self.compiled
         if first and compiled is not None:
             limits, compiled = replace(limits, seconds=limits.setup_seconds), replace(compiled, keeping=True)
         solution = {
@@ -157,14 +168,21 @@ class Evaluation:
 
     @contextmanager
     def prepared(self) -> Iterator[Self]:
-        """The evaluation, with a place for compiled files, and the reference in a worker if there is no oracle."""
+        """The evaluation with an engine, a place for compiled files, and without an oracle the reference."""
         with ExitStack() as stack:
-            ready = self
+            here = Environment(name=MAIN, python=sys.executable, record={"device_type": "cpu", "digest": ""})
+            settings = EngineSettings(
+                environments={MAIN: here},  # it draws and solves without a GPU, which is the solution's
+                limits=self.limits,
+                dataset=Path(self.settings.dataset),
+                tolerance=self.settings.tolerance,
+            )
+            ready = replace(self, engine=stack.enter_context(Engine(settings, untrusted=self.pool)))
             if self.candidate.compiles:
                 ready = replace(ready, compiled=stack.enter_context(CompiledFiles.new()))
-            if not self.known and refusal(self.definition.reference) is None:
-                limits, need = Limits.of_json(self.settings.limits), self.settings.memory_limit
-                reference = loaded(self.definition, self.pool, limits=limits, need=need)
+            if self.unknown is not None and refusal(self.definition.reference) is None:
+                need = self.settings.memory_limit
+                reference = loaded(self.definition, self.pool, limits=self.limits, need=need)
                 ready = replace(ready, reference=stack.enter_context(reference))
             yield ready
 
@@ -187,40 +205,6 @@ class Evaluation:
                     return refused(case, error)
         return None
 
-    def subject(self, case: Case) -> Subject:
-        """A case drawn and solved; by the reference's shadow where there is no oracle."""
-        found = solve(self.definition, case, dataset=Path(self.settings.dataset), seed=self.seed_of(case))
-        return found if self.known else replace(found, oracle=self._shadow(found))
-
-    def solved_again(self, subject: Subject) -> Subject:
-        """The same case solved for the inputs that it has now."""
-        oracle = self.op.answers(self.definition, subject.inputs) if self.known else self._shadow(subject)
-        return replace(subject, oracle=oracle)
-
-    def _shadow(self, subject: Subject) -> dict[str, torch.Tensor]:
-        """The reference in float64 and in another order of summation; nothing where it can not be had."""
-        if self.reference is None:
-            return {}
-        call = partial(self.reference.run, subject.case, subject.inputs, seed=subject.seed)
-        found, why = shadow(self.reference, self.definition.reference, lambda mode: call(mode=mode))
-        if why:
-            return {}
-        named = (
-            (f"{name}@{what}" if what else name, value)
-            for name, one in found.items()
-            for what, value in one.items()
-        )
-        return dict(named)
-
-    def seed_of(self, case: Case) -> int:
-        """The seed of torch's generator in a case's calls; nobody can tell the case by it."""
-        return int(digest_json([self.settings.hidden_seed, case.id, case.seed]), 16) % (1 << 62)
-
-    def is_empty(self, case: Case) -> bool:
-        """Whether a case has nothing to compute: no output has an element."""
-        shapes = (self.definition.shape_of(spec, case.axes) for spec in self.definition.outputs.values())
-        return all(shape is not None and 0 in shape for shape in shapes)
-
     def rows(self, cases: Sequence[PlannedCase]) -> Iterator[Row]:
         """All cases but empty ones, which are a property, in an order that nobody knew, in one worker."""
         order = [case for case in cases if case.skip is None and not self.is_empty(case.case)]
@@ -228,27 +212,68 @@ class Evaluation:
         for case in cases:
             if case.skip is not None:
                 yield row_of(case.case, WHOLE, Ruling(Verdict.SKIP, case.skip.reason, case.skip.message, {}))
-        late = 0
+        entry = PlannedDefinition(
+            path="",
+            digest=self.definition.digest,
+            no_oracle=self.unknown,
+            nonce=self.settings.hidden_seed,
+            definition=self.definition.as_json(),
+            cases=tuple(order),
+        )
+        assert self.engine is not None
+        run = DefinitionRun(self.engine, entry, [])
         with self.source() as source:
-            for case in order:
-                if late >= PATIENCE:
-                    message = f"not run: {PATIENCE} cases ran into the limit of time"
-                    yield row_of(case.case, WHOLE, Ruling(Verdict.ERROR, Error.TIMEOUT, message, {}))
-                    continue
-                subject = self.subject(case.case)
-                try:
-                    taken = self.call(source, subject, further=self._further(case.case))
-                except CallError as error:
-                    late += error.outcome.status is Status.TIMEOUT
-                    yield refused(subject.case, error)
-                    continue
-                yield from self.rule(subject, taken)
+            for drawn in run.each(order, partial(self._called, source), SOLUTION):
+                why = drawn.problem.message if drawn.problem is not None else ""
+                why = why or (drawn.right.blocked.message if drawn.right.blocked is not None else "")
+                if why:
+                    raise RuntimeError(f"{drawn.planned.id} can not be judged: {why}")
+                for output, ruling in run.judged(drawn).rulings(SOLUTION):
+                    yield row_of(drawn.planned.case, output, ruling)
 
-    def _further(self, case: Case) -> Further | None:
-        """How a sampler draws on: longer than a reference, if it is slow, for it is one alone."""
-        order = self.op.further(self.definition, case)
-        limit = Limits.of_json(self.settings.limits).seconds
-        return None if order is None else order.within(limit, times=DRAWING_TIMES)
+    def _called(self, source: Source, drawn: Drawn) -> Result:
+        """What a call of the solution leaves in a case."""
+        if drawn.inputs is None:
+            return Result(status="error")
+        case, order = drawn.planned.case, self.op.further(self.definition, drawn.planned.case)
+        subject = self._subject(case, drawn.inputs)
+        if self.unknown is not None:
+            drawn.right = Right(oracle=self._shadow(subject))
+        # A slow sampler draws longer than a reference does, for it is one alone.
+        further = None if order is None else order.within(self.limits.seconds, times=DRAWING_TIMES)
+        try:
+            return Result.taken(self.call(source, subject, further=further), drawn.digest)
+        except CallError as error:
+            return Result.failed(error.outcome)
+
+    def subject(self, case: Case) -> Subject:
+        """A case drawn and solved; by the reference's shadow where there is no oracle."""
+        inputs = make_inputs(self.op, self.definition, case, device=CPU, dataset=Path(self.settings.dataset))
+        return self.solved(self._subject(case, inputs))
+
+    def _subject(self, case: Case, inputs: Values) -> Subject:
+        """A case drawn. By the seed of torch's generator in its calls, nobody can tell the case."""
+        seed = int(digest_json([self.settings.hidden_seed, case.id, case.seed]), 16) % (1 << 62)
+        return Subject(definition=self.definition, op=self.op, case=case, inputs=inputs, oracle={}, seed=seed)
+
+    def solved(self, subject: Subject) -> Subject:
+        """The case solved for the inputs that it has."""
+        known = self.unknown is None
+        oracle = self.op.answers(self.definition, subject.inputs) if known else self._shadow(subject)
+        return replace(subject, oracle=oracle)
+
+    def _shadow(self, subject: Subject) -> Tensors:
+        """The reference in float64 and in another order of summation; nothing where it can not be had."""
+        if self.reference is None:
+            return {}
+        call = partial(self.reference.run, subject.case, subject.inputs, seed=subject.seed)
+        found = shadowed(self.definition.reference, call)
+        return {} if found.shadow else found.oracle
+
+    def is_empty(self, case: Case) -> bool:
+        """Whether a case has nothing to compute: no output has an element."""
+        shapes = (self.definition.shape_of(spec, case.axes) for spec in self.definition.outputs.values())
+        return all(shape is not None and 0 in shape for shape in shapes)
 
     def call(
         self,
@@ -273,12 +298,6 @@ class Evaluation:
         )
 
     def rule(self, subject: Subject, taken: Taken, variant: str = "") -> Iterator[Row]:
-        """Rows of what a call left."""
-        for name, spec in self.definition.outputs.items():
-            if not (spec.optional and name not in taken.outputs):
-                ruling = subject.ruling(name, taken.outputs.get(name), self.settings.tolerance)
-                yield row_of(subject.case, name, ruling, variant)
-        for name in taken.surplus:
-            yield row_of(subject.case, name, surplus(name), variant)
-        for ruling in misconduct(**taken.facts, overrun=taken.overrun, late=taken.late):
-            yield row_of(subject.case, WHOLE, ruling, variant)
+        """Rows of what one further call left."""
+        for output, ruling in rulings(subject, Result.taken(taken), tolerance=self.settings.tolerance):
+            yield row_of(subject.case, output, ruling, variant)
