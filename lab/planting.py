@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traceproof.audit.source import Function, TestFile
+from traceproof.audit.reading import Function, TestFile
 from traceproof.audit.trial import stand_in
 from traceproof.dataset.definition import Definition
 
@@ -169,7 +169,7 @@ def _parameters(function: Function) -> list[str]:
 
 def generated(definition: Definition) -> list[str]:
     """The class of our own suite, without kernels that a machine without a GPU skips anyway."""
-    from traceproof.testgen.files import class_names, file_name
+    from traceproof.testgen.texts import class_names, file_name
 
     name = class_names([definition.name])[definition.name]
     return [f"tests/references/{file_name(definition.op_type)}::{name}"]

@@ -33,8 +33,7 @@ from traceproof.digests import digest_json
 from traceproof.ops import registry
 from traceproof.run.source import strangers
 from traceproof.sandbox import GIB, Limits
-from traceproof.testgen.generate import GenerateOptions, generate
-from traceproof.testgen.known import Divergences
+from traceproof.testgen.generate import Divergences, GenerateOptions, generate
 
 GOLDEN_RATIO = 0.6180339887498949
 COUNTED = frozenset({"killed", "survived"})

@@ -1,17 +1,24 @@
-"""Source packages as files, from wherever the user's pip is set up to look, without running anything of them.
+"""A released version of a package as a source: its file is fetched, checked, unpacked and renamed, and never run.
 
-`pip download` builds a source package's metadata, which runs its setup.py; no option turns that off. So the index
-is read here, by the simple repository API (JSON or HTML), and the file is fetched and its digest checked.
+Of a source package, `pip download` builds the metadata, which runs its setup.py; no option turns that off. So the
+index that the user's pip is set up for is read here, by the simple repository API (JSON or HTML).
 """
 
 import ast
 import hashlib
+import json
+import shutil
 import sys
+import tarfile
+import tempfile
 import time
+import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import IO
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 from urllib.request import url2pathname
 
@@ -22,8 +29,13 @@ from pydantic import BaseModel, Field
 from urllib3.exceptions import HTTPError
 
 from traceproof import programs
+from traceproof.checkouts.checkout import State
+from traceproof.checkouts.pins import Pin
+from traceproof.digests import digest_files
 from traceproof.errors import TraceproofError
+from traceproof.files import disk_errors, write_json
 
+NOTE = ".traceproof-source.json"  # in an unpacked package: what it is, and the digest of its files
 PUBLIC = "https://pypi.org/simple"
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 SECONDS = 15.0  # for a server to connect, and between two pieces of an answer
@@ -31,6 +43,128 @@ PAGE_BYTES, PAGE_SECONDS = 64 << 20, 120.0
 FILE_BYTES, FILE_SECONDS = 2 << 30, 1800.0
 PIECE = 1 << 20
 TODO = "Check the version, the network and `pip config list`."
+
+
+def bring_package(target: Path, pin: Pin) -> tuple[State, Pin]:
+    """Make `target` the unpacked files of a released version; a pin without a digest comes back with the file's.
+
+    A wheel is preferred, a source package is taken where there is none. Nothing of the package is run. Raises
+    TraceproofError: it can not be had, is not the pinned file, or the folder holds something else.
+    """
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        found = _present(target)
+        if found is not None and _is(found, pin):
+            return State.PRESENT, (pin if pin.digests else found)
+        with tempfile.TemporaryDirectory(prefix=f".fetching-{target.name}-", dir=target.parent) as scratch:
+            archive = _download(pin, Path(scratch) / "download")
+            sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
+            _expect(pin, archive, sha256)
+            unpacked = Path(scratch) / "unpacked"
+            unpack(archive, unpacked)
+            content = unpacked / (pin.folder or ".")
+            if not content.is_dir():
+                raise TraceproofError(f"{archive.name} has no folder {pin.folder}", todo="Correct sources.lock.")
+            whole = pin.model_copy(update={"sha256": sha256})
+            note = {"pin": whole.model_dump(exclude_none=True), "files": package_digest(content)}
+            write_json(content / NOTE, note)
+            old = Path(scratch) / "old"
+            if target.exists():
+                target.rename(old)
+            content.rename(target)
+    return (State.CLONED if found is None else State.UPDATED), (pin if pin.digests else whole)
+
+
+def _is(found: Pin, pin: Pin) -> bool:
+    """Whether what was unpacked is what is pinned."""
+    same = (found.package, found.version, found.folder) == (pin.package, pin.version, pin.folder)
+    return same and (not pin.digests or found.digests <= pin.digests)
+
+
+def package_digest(folder: Path) -> str:
+    """Digest of an unpacked package's files; what Python writes beside them does not count."""
+    files = (
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != NOTE and "__pycache__" not in path.parts and not path.is_symlink()
+    )
+    return digest_files(files, root=folder)
+
+
+def _present(target: Path) -> Pin | None:
+    """What was unpacked here; None: nothing is here."""
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return None
+    try:
+        note = json.loads((target / NOTE).read_text(encoding="utf-8"))
+        pin, files = Pin.model_validate(note["pin"]), note["files"]
+    except (OSError, ValueError, KeyError) as error:
+        raise TraceproofError(
+            f"{target} exists and is no unpacked package; it is left alone",
+            todo="Move it away, or give another --target-dir.",
+        ) from error
+    if files != package_digest(target):
+        todo = "Put them elsewhere and delete the folder, then run again; or use another --target-dir."
+        raise TraceproofError(f"{target} has local changes; they are left alone", todo=todo)
+    return pin
+
+
+def _download(pin: Pin, folder: Path) -> Path:
+    """The wheel, which pip only copies; the source package where there is none, or a folder of it is meant."""
+    if pin.folder is not None:
+        return download_sdist(str(pin.package), str(pin.version), folder, sha256=None)
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary", ":all:", "--dest", str(folder), f"{pin.package}=={pin.version}"]
+    if programs.run(command).returncode == 0:
+        return next(folder.iterdir())
+    return download_sdist(str(pin.package), str(pin.version), folder, sha256=None)
+
+
+def _expect(pin: Pin, archive: Path, sha256: str) -> None:
+    if pin.digests and sha256 not in pin.digests:
+        raise TraceproofError(
+            f"{archive.name} is not the file that sources.lock names",
+            problems=[*(f"expected sha256 {one}" for one in sorted(pin.digests)), f"got      sha256 {sha256}"],
+            todo="Run again in case the download was damaged; if it stays so, find out why before you trust it. A "
+            "release may have one file per platform: then sources.lock lists the sha256 of each.",
+        )
+
+
+def unpack(archive: Path, target: Path, *, folder: str = "") -> None:
+    """Unpack a wheel, or what a source package holds below its first folder; of `folder` in it alone, if given.
+
+    Raises TraceproofError: it is damaged.
+    """
+    target.mkdir(parents=True)
+    wanted, first = PurePosixPath(folder).parts, 0 if archive.suffix == ".whl" else 1
+    try:
+        for name, content in _wheel(archive) if archive.suffix == ".whl" else _source(archive):
+            whole = PurePosixPath(name)
+            parts = whole.parts[first:]
+            if whole.is_absolute() or ".." in whole.parts or not parts or parts[: len(wanted)] != wanted:
+                continue
+            path = target.joinpath(*parts)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                shutil.copyfileobj(content, file)
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error) as error:
+        raise TraceproofError(f"{archive.name} can not be unpacked: {error}") from error
+
+
+def _wheel(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    with zipfile.ZipFile(archive) as opened:
+        for info in opened.infolist():
+            if not info.is_dir():
+                with opened.open(info) as content:
+                    yield info.filename, content
+
+
+def _source(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    with tarfile.open(archive) as opened:
+        for member in opened:
+            content = opened.extractfile(member) if member.isfile() else None
+            if content is not None:
+                yield member.name, content
 
 
 @dataclass(frozen=True, slots=True)

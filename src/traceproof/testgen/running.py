@@ -1,12 +1,16 @@
-"""Running generated tests: one op_type in one stack's environment, its rows, and a JUnit file of them."""
+"""Running generated tests in a stack's environment: pytest in a worker per definition, a row per test."""
 
+import io
 import json
+import os
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from xml.etree import ElementTree as ET  # written here, never read
 
 from traceproof.errors import TraceproofError
@@ -14,13 +18,96 @@ from traceproof.files import write_text
 from traceproof.sandbox import Isolation, Limits
 from traceproof.sandbox.model import ItemOutcome, Status
 from traceproof.stacks import MAIN
-from traceproof.testgen.files import MARKER, classes
-from traceproof.testgen.worker import RunRequest, TestRow
+from traceproof.testgen.texts import MARKER, classes
 
 if TYPE_CHECKING:  # imports torch, and rows are read where there is none
     from traceproof.run.workers import Environment
 
-SETUP = "traceproof.testgen.worker:setup"
+
+MESSAGE_CHARACTERS = 4000
+OUTPUT_CHARACTERS = 2000
+USAGE = 2  # pytest's exit codes from here on: interrupted, broken, bad use, nothing collected
+
+Outcome = Literal["passed", "failed", "skipped", "error"]
+
+
+class TestRow(TypedDict):
+    """What came of one test: `test` is its function, `case` the case's id or empty."""
+
+    test: str
+    case: str
+    outcome: Outcome
+    message: str
+    seconds: float
+
+
+class RunRequest(TypedDict):
+    """What a worker is asked for: a test file, options of pytest, and variables of the environment."""
+
+    file: str
+    options: list[str]
+    variables: dict[str, str]
+
+
+class Answer(TypedDict):
+    """One definition's rows; `problem` is what pytest said where it could not run them."""
+
+    rows: list[TestRow]
+    problem: str
+
+
+def setup(payload: RunRequest, scratch: Path) -> Callable[[str], Answer]:
+    """Called once in a worker; the result runs one class of the test file per call."""
+    os.environ.update(payload["variables"], PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    sys.dont_write_bytecode = True  # the tests' folder can not be written from here
+
+    def run(name: str) -> Answer:
+        import pytest
+
+        plugin = _Collector()
+        settings = scratch / "pytest.ini"
+        settings.write_text("[pytest]\n", encoding="utf-8")  # else those of whatever project lies above
+        folder = Path(payload["file"]).parent  # all above it may be hidden from here
+        options = [f"--config-file={settings}", f"--rootdir={folder}", f"--confcutdir={folder}"]
+        options += ["-p", "no:cacheprovider", f"--basetemp={scratch / 'pytest'}", *payload["options"]]
+        said = io.StringIO()
+        with redirect_stdout(said), redirect_stderr(said):
+            code = pytest.main([f"{payload['file']}::{name}", *options], plugins=[plugin])
+        problem = said.getvalue()[-OUTPUT_CHARACTERS:] if code >= USAGE else ""
+        return {"rows": list(plugin.rows.values()), "problem": problem}
+
+    return run
+
+
+class _Collector:
+    """A pytest plugin that keeps one row per test: the worst of its phases."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, TestRow] = {}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:  # noqa: ANN401 - pytest's report
+        """Note what came of a phase."""
+        row = self.rows.setdefault(report.nodeid, _row(report.nodeid))
+        row["seconds"] += report.duration
+        if report.outcome != "passed" or (report.when == "call" and row["outcome"] == "passed"):
+            broken = report.outcome == "failed" and report.when != "call"
+            row["outcome"] = "error" if broken else report.outcome
+            row["message"] = _message(report)
+
+
+def _row(node: str) -> TestRow:
+    test, _, case = node.rpartition("::")[2].partition("[")
+    return {"test": test, "case": case.removesuffix("]"), "outcome": "passed", "message": "", "seconds": 0.0}
+
+
+def _message(report: Any) -> str:  # noqa: ANN401 - pytest's report
+    said = report.longrepr
+    text = said[2].removeprefix("Skipped: ") if isinstance(said, tuple) else str(said or "")
+    half = MESSAGE_CHARACTERS // 2  # a report starts with what failed, a traceback ends with it
+    return text if len(text) <= MESSAGE_CHARACTERS else f"{text[:half]}\n...\n{text[-half:]}"
+
+
+SETUP = "traceproof.testgen.running:setup"
 BAD = frozenset({"failed", "error"})
 SHOWN = 20  # failures listed under a table or in a log; the file of rows has all
 WHOLE = "(the whole class)"  # stands in the place of a test where the worker's end says what came of all of them

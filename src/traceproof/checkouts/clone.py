@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traceproof.checkouts.checkout import bring, tree_digest
-from traceproof.checkouts.contents import Wanted
+from traceproof.checkouts.checkout import Wanted, bring, tree_digest
 from traceproof.checkouts.gitrun import Git, Patience
-from traceproof.checkouts.pin import ORIGINS, Pin
+from traceproof.checkouts.packages import bring_package, package_digest
+from traceproof.checkouts.pins import ORIGINS, Pin
 from traceproof.errors import TraceproofError
 from traceproof.files import write_json
-from traceproof.sources.package import bring_package, package_digest
 from traceproof.stacks.base import Origin
 
 CONFIG = "repos_config.json"
