@@ -33,9 +33,9 @@ def attend(
 ) -> torch.Tensor:
     """Attention of queries [n h d] over keys [l g d], values [l g e]: [n h e].
 
-    Query i stands at l - n + i. A definition is causal if its constant says so; a window keeps that many keys before
-    the query's own; a soft cap bends logits; a sink is one more logit per head, without a value. In float32 the
-    weights are rounded to bfloat16 before they meet the values, as kernels do.
+    Query i stands at l - n + i. A definition is causal if its constant says so; a window keeps that many keys
+    before the query's own; a soft cap bends logits; a sink is one more logit per head, without a value. In float32
+    the weights are rounded to bfloat16 before they meet the values, as kernels do.
 
     Of a mutant: `shift` of the diagonal, `window` of its left end, `dropped` keys, `weights` kept in that dtype.
     """
