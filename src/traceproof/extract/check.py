@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.definition import ConstAxis, Definition, TensorSpec
 from traceproof.dataset.reference_text import assigned
-from traceproof.sandbox import GIB, Isolation, Limits, Pool, Status
+from traceproof.run.workers import Environment, Worker
+from traceproof.sandbox import GIB, Limits, Pool, Status
+from traceproof.stacks import MAIN
 
 if TYPE_CHECKING:
     from traceproof.ops.cases import Case
@@ -50,16 +52,12 @@ def check(
         {"definition": definition.as_json(), "reference": text}
         for definition, text in zip(definitions, texts, strict=True)
     ]
-    source = str(Path(__file__).resolve().parents[2])
-    environment = {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-    with Pool(preload=("torch", "traceproof.run.source"), python=python, env=environment) as pool:
-        outcomes = pool.run_items(
-            setup="traceproof.extract.check:setup",
-            payload={},
-            items=items,
-            limits=Limits(seconds=CASES * LIMITS.seconds, memory_bytes=None),
-            isolation=Isolation.TRUSTED,  # our own code, which has a worker of its own for each reference
-        )
+    # Our own code, which has a worker of its own, shut in, for each reference.
+    limits = Limits(seconds=CASES * LIMITS.seconds, memory_bytes=None)
+    with Worker(
+        Environment(name=MAIN, python=str(python)), "traceproof.extract.check:setup", {}, limits
+    ) as worker:
+        outcomes = map(worker.ask, items)
         return [_finding(outcome.status, outcome.value, outcome.message) for outcome in outcomes]
 
 
@@ -70,7 +68,7 @@ def _finding(status: Status, value: Any, message: str) -> Finding:  # noqa: ANN4
     return Finding(value["cases"], tuple(value["problems"]), value["no_oracle"], value["too_large"])
 
 
-def setup(_payload: dict[str, Any], _scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def setup(_payload: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """In the worker, once."""
     import torch
 

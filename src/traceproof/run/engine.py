@@ -225,7 +225,8 @@ class Engine:
         device = "cuda" if environment.on_gpu else "cpu"
         dataset = None if self.settings.dataset is None else str(self.settings.dataset.absolute())
         payload = {"device": device, "threads": 1, "dataset": dataset}
-        made = Worker(environment, payload, self.settings.limits, self.settings.caches)
+        setup = "traceproof.run.trusted:setup"
+        made = Worker(environment, setup, payload, self.settings.limits, self.settings.caches)
         self._workers[environment.name] = made
         self._open.callback(made.close)
         return made

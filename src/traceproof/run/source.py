@@ -23,10 +23,11 @@ from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import Case, Further
 from traceproof.owner import own_folder
 from traceproof.reading import BorderError, remove_left, remove_tree
+from traceproof.run.calls import GOLDEN
 from traceproof.run.case import Subject
 from traceproof.run.runner import FOLDER, TRITON
 from traceproof.run.transfer import PLAIN, Layout, Taken, Transfer
-from traceproof.sandbox import MIB, Isolation, ItemOutcome, Limits, Pool, Session, Status, policy
+from traceproof.sandbox import MIB, ItemOutcome, Limits, Pool, Session, Status, policy
 from traceproof.sandbox.isolation import CUDA_REFUSES
 
 CALL = "traceproof.run.runner:setup"
@@ -34,7 +35,6 @@ PRELOAD = ("torch", "traceproof.run.runner")  # of a pool for untrusted code
 SCRATCH_ROOM = 256 * MIB  # beside what a case is planned to need
 ANSWER_BYTES = MIB
 NAN = float("nan")
-GOLDEN = 0x9E3779B97F4A7C15
 
 
 FOLDERS = (
@@ -289,8 +289,6 @@ def loaded(  # noqa: PLR0913 - one worker, spelled out
     payload = {"source": text, "name": token, "device": device, "threads": 1, "fill": fill, "solution": solution}
     with (
         own_folder("scratch", root) if compiled is None else compiled.restored() as folder,
-        pool.session(
-            setup=CALL, payload=payload, limits=own, isolation=Isolation.UNTRUSTED, scratch=folder
-        ) as session,
+        pool.session(setup=CALL, payload=payload, limits=own, scratch=folder) as session,
     ):
         yield Source(definition, op, session, folder, token, name, device)

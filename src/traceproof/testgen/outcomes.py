@@ -6,19 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from tempfile import TemporaryDirectory
+from typing import Literal
 from xml.etree import ElementTree as ET  # written here, never read
 
 from traceproof.errors import TraceproofError
 from traceproof.files import write_text
-from traceproof.sandbox import Isolation, Limits
+from traceproof.run.workers import Environment, Worker
+from traceproof.sandbox import Limits
 from traceproof.sandbox.model import ItemOutcome, Status
 from traceproof.stacks import MAIN
 from traceproof.testgen.files import MARKER, classes
 from traceproof.testgen.worker import RunRequest, TestRow
-
-if TYPE_CHECKING:  # imports torch, and rows are read where there is none
-    from traceproof.run.workers import Environment
 
 SETUP = "traceproof.testgen.worker:setup"
 BAD = frozenset({"failed", "error"})
@@ -53,7 +52,7 @@ class Run:
 
 
 def run_tests(
-    order: Run, environment: "Environment", *, caches: Path | None = None, lanes: int = 1
+    order: Run, environment: Environment, *, caches: Path | None = None, lanes: int = 1
 ) -> Iterator[Row]:
     """Run a file's tests, `lanes` definitions side by side, in a worker each; a row per test, in the file's order.
 
@@ -63,25 +62,26 @@ def run_tests(
     text = order.file.read_text(encoding="utf-8")
     if MARKER not in text:
         raise TraceproofError(f"{order.file} holds no generated tests", todo="Generate them: `snakemake tests`.")
-    asked: RunRequest = {
-        "file": str(order.file.absolute()),
-        "options": [*order.options, f"--dataset={order.dataset.absolute()}", *_selected(order.stack)],
-        "variables": dict(order.variables),
-    }
     blocks = classes(text)
-    with environment.pool(caches) as pool, ThreadPoolExecutor(lanes) as threads:
+    lanes = max(1, min(lanes, len(blocks)))
+    with TemporaryDirectory(prefix="traceproof-") as scratch, ThreadPoolExecutor(lanes) as threads:
 
-        def share(names: Sequence[str]) -> dict[str, list[TestRow]]:
-            found = [
-                block.partition("(")[0].removeprefix("class ").strip() for block in map(blocks.__getitem__, names)
-            ]
-            done = pool.run_items(
-                setup=SETUP, payload=asked, items=found, limits=order.limits, isolation=Isolation.TRUSTED
-            )
-            return {name: list(_test_rows(outcome)) for name, outcome in zip(names, done, strict=True)}
+        def share(lane: int) -> dict[str, list[TestRow]]:
+            folder = Path(scratch) / str(lane)
+            folder.mkdir()
+            asked: RunRequest = {
+                "scratch": str(folder),
+                "file": str(order.file.absolute()),
+                "options": [*order.options, f"--dataset={order.dataset.absolute()}", *_selected(order.stack)],
+                "variables": dict(order.variables),
+            }
+            with Worker(environment, SETUP, {**asked}, order.limits, caches) as worker:
+                return {
+                    name: list(_test_rows(worker.ask(block.partition("(")[0].removeprefix("class ").strip())))
+                    for name, block in list(blocks.items())[lane::lanes]
+                }
 
-        shares = threads.map(share, [list(blocks)[lane::lanes] for lane in range(lanes)])
-        rows = {name: found for one in shares for name, found in one.items()}
+        rows = {name: found for one in threads.map(share, range(lanes)) for name, found in one.items()}
     for name in blocks:
         digest = order.digests.get(name, "")
         for row in rows[name]:

@@ -28,6 +28,7 @@ class TestRow(TypedDict):
 class RunRequest(TypedDict):
     """What a worker is asked for: a test file, options of pytest, and variables of the environment."""
 
+    scratch: str  # a folder of the worker's own
     file: str
     options: list[str]
     variables: dict[str, str]
@@ -40,8 +41,10 @@ class Answer(TypedDict):
     problem: str
 
 
-def setup(payload: RunRequest, scratch: Path) -> Callable[[str], Answer]:
+def setup(payload: RunRequest) -> Callable[[str], Answer]:
     """Called once in a worker; the result runs one class of the test file per call."""
+    scratch = Path(payload["scratch"])
+    os.chdir(scratch)
     os.environ.update(payload["variables"], PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     sys.dont_write_bytecode = True  # the tests' folder can not be written from here
 
