@@ -11,7 +11,7 @@ import pytest
 from worker_pools import Workers, pool
 
 from traceproof.errors import TraceproofError
-from traceproof.owner import own_folder
+from traceproof.files import own_folder
 from traceproof.sandbox import MIB, ItemOutcome, Limits, Pool, Status
 
 

@@ -19,7 +19,7 @@ from typing import Any, Self
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.owner import sweep
+from traceproof.files import sweep
 from traceproof.programs import available_memory
 from traceproof.reasons import Unavailable
 from traceproof.run import jit

@@ -17,11 +17,10 @@ from typing import Any, Self
 
 import traceproof
 from traceproof.dataset.definition import Definition
-from traceproof.files import OUT_OF_SPACE
+from traceproof.files import OUT_OF_SPACE, own_folder
 from traceproof.ops import registry
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import Case, Further
-from traceproof.owner import own_folder
 from traceproof.reading import BorderError, remove_left, remove_tree
 from traceproof.run.calls import GOLDEN
 from traceproof.run.case import Subject
@@ -62,7 +61,7 @@ class CompiledFiles:
     @contextlib.contextmanager
     def new(cls) -> Iterator[Self]:
         """Those of a solution that has compiled nothing yet; removed in the end."""
-        with own_folder("scratch") as scratch, own_folder("traceproof") as kept:
+        with own_folder("scratch") as scratch, own_folder() as kept:
             yield cls(scratch, kept / "files")
 
     @contextlib.contextmanager

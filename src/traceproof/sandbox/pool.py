@@ -6,7 +6,6 @@
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from typing import Any, Self
 
 import traceproof
 from traceproof.errors import TraceproofError
-from traceproof.owner import new_folder, own_folder
+from traceproof.files import own_folder
 from traceproof.sandbox.conversation import Answer, Conversation
 from traceproof.sandbox.isolation import lacking, line_of
 from traceproof.sandbox.model import CONNECTIONS, ItemOutcome, Limits, Status
@@ -79,12 +78,14 @@ class Interpreter:
     process: subprocess.Popen[bytes]
     control: socket.socket
     folder: Path
+    open: contextlib.ExitStack  # the folder
     layers: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def start(cls, pool: "Pool") -> "Interpreter":
         """Start it, with all imported. Raises TraceproofError: it does not start, or a module does not import."""
-        folder = new_folder("traceproof")
+        kept = contextlib.ExitStack()
+        folder = kept.enter_context(own_folder())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         python = os.fspath(pool.python) if pool.python is not None else sys.executable
         order = {
@@ -108,11 +109,11 @@ class Interpreter:
                 )
         except OSError as error:
             ours.close()
-            shutil.rmtree(folder)
+            kept.close()
             raise TraceproofError(f"{python} can not be started: {error}") from error
         finally:
             theirs.close()
-        started = cls(process, ours, folder)
+        started = cls(process, ours, folder, kept)
         started._greet(python)
         return started
 
@@ -174,7 +175,7 @@ class Interpreter:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.open.close()
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -279,7 +280,7 @@ class Pool:
     @contextlib.contextmanager
     def _worker(self, limits: Limits, scratch: Path | None) -> Iterator[Conversation]:
         with contextlib.ExitStack() as stack:
-            folder = (scratch or stack.enter_context(own_folder("traceproof"))).resolve()
+            folder = (scratch or stack.enter_context(own_folder())).resolve()
             with self._lock:
                 worker = self._interpreter().worker(limits, folder, self._conceal)
             stack.callback(worker.close)

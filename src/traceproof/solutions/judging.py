@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from traceproof.codedigest import code_digest, verdict_code
@@ -15,8 +14,8 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import find, read_file, read_tree
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
+from traceproof.files import own_folder
 from traceproof.ops import registry
-from traceproof.owner import own_folder
 from traceproof.reasons import Error, Failure, Verdict
 from traceproof.run.records import ORACLE, SHADOW
 from traceproof.run.workers import Environment, Worker
@@ -88,7 +87,7 @@ def target_of(name: str, dataset: Path | None) -> Iterator[Target]:
     if name.endswith(".json"):
         file = Path(name).expanduser()
         definition = read_file(file)
-        with own_folder("traceproof") as root:
+        with own_folder() as root:
             folder = root / "definitions" / definition.op_type
             folder.mkdir(parents=True)
             (folder / f"{definition.name}.json").write_text(json.dumps(definition.as_json()), encoding="utf-8")
@@ -173,9 +172,9 @@ def _not_run(message: str) -> Row:
 def _tried(candidate: Candidate, target: Target, environment: JudgeEnvironment) -> Trial:
     here = Environment(name=MAIN, python=environment.python, record=environment.record)
     with (
-        TemporaryDirectory(prefix="traceproof-") as scratch,
+        own_folder() as scratch,
         # Our own code, which has the solution called in workers that are shut in.
-        Worker(here, SETUP, {"scratch": scratch}, OVERALL, environment.caches) as worker,
+        Worker(here, SETUP, {"scratch": str(scratch)}, OVERALL, environment.caches) as worker,
     ):
         settings = environment.settings(target, here.told(environment.caches))
         order = {"settings": settings, "solution": candidate.as_json(), "definition": target.definition.name}

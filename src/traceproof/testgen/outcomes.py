@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 from xml.etree import ElementTree as ET  # written here, never read
 
 from traceproof.errors import TraceproofError
-from traceproof.files import write_text
+from traceproof.files import own_folder, write_text
 from traceproof.run.workers import Environment, Worker
 from traceproof.sandbox import Limits
 from traceproof.sandbox.model import ItemOutcome, Status
@@ -64,10 +63,10 @@ def run_tests(
         raise TraceproofError(f"{order.file} holds no generated tests", todo="Generate them: `snakemake tests`.")
     blocks = classes(text)
     lanes = max(1, min(lanes, len(blocks)))
-    with TemporaryDirectory(prefix="traceproof-") as scratch, ThreadPoolExecutor(lanes) as threads:
+    with own_folder() as scratch, ThreadPoolExecutor(lanes) as threads:
 
         def share(lane: int) -> dict[str, list[TestRow]]:
-            folder = Path(scratch) / str(lane)
+            folder = scratch / str(lane)
             folder.mkdir()
             asked: RunRequest = {
                 "scratch": str(folder),
