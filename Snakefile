@@ -5,7 +5,7 @@ try:
     from traceproof.ops.registry import families
     from traceproof.run.flow import Pipeline
     from traceproof.stacks import MAIN, READER
-    from traceproof.testgen.flow import TestFlow
+    from traceproof.testgen.generate import TestFlow
 except ImportError as missing:
     raise SystemExit(f"`source .venv/bin/activate` first: {missing}")
 

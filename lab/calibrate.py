@@ -10,8 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from calibration import page
-from calibration.measure import memory
-from calibration.units import SIZES, Unit, counts, run, together, units
+from calibration.measure import SIZES, Unit, counts, memory, run, together, units
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from traceproof.kernel_lint.run import lint_kernels
+from traceproof.kernel_lint import lint_kernels
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("folder", type=Path)

@@ -11,11 +11,13 @@ a right one refused.
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -26,8 +28,6 @@ from pathlib import Path
 import torch
 
 import traceproof
-from kernels.bug_solutions import solution
-from kernels.bugs_table import ABSENT, ACCEPTED, REFUSED, SAME, Judged, table
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.judge.kernel_properties import DEMANDED
@@ -40,10 +40,133 @@ from traceproof.run.source import PRELOAD
 from traceproof.sandbox import GIB, Limits, Pool
 from traceproof.sandbox.isolation import CUDA_REFUSES
 from traceproof.solutions.cases import planned
+from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import Settings, objections
 from traceproof.solutions.trial import Evaluation, tried
 
 AT_ONCE = 5  # answers that a process judges in a row
+SOURCE = """import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, {folder!r})
+from traceproof.dataset.definition import Definition
+from traceproof.ops import registry
+from traceproof.ops.answers import Subject, answers_of
+from traceproof.ops.cases import Case
+from traceproof.ops.common.generic_bugs import wrong_answers
+
+DEFINITION = Definition.model_validate_json(Path(__file__).with_name("definition.json").read_text())
+OP, _ = registry.for_definition(DEFINITION)
+FOUND = answers_of(DEFINITION.op_type)
+ANSWER = {{one.name: one for one in (*FOUND.right, *wrong_answers(FOUND.right[0]), *FOUND.wrong)}}[{name!r}]
+HELD = []
+
+
+def run(*given):
+    inputs = dict(zip(DEFINITION.inputs, given, strict=True))
+    axes = {{}}
+    for name, spec in DEFINITION.inputs.items():
+        axes.update(zip(spec.shape or (), getattr(inputs[name], "shape", ())))
+    subject = Subject(
+        definition=DEFINITION, op=OP, case=Case("a-call", "small", axes, 0), inputs=inputs, oracle={{}}, seed=0
+    )
+    return draw(subject) if subject.trials else made(subject)
+
+
+def made(subject):
+    try:
+        return computed(subject)
+    except RuntimeError as error:
+        if "device" not in str(error).lower():
+            raise
+    # A bug whose code makes tensors on the CPU alone is computed there.
+    given = {{k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in subject.inputs.items()}}
+    outputs = computed(replace(subject, inputs=given))
+    place = next(v.device for v in subject.inputs.values() if isinstance(v, torch.Tensor))
+    return {{name: value.to(place) for name, value in outputs.items()}}
+
+
+def computed(subject):
+    outputs = ANSWER.make(subject)
+    if outputs is None:  # the bug says nothing about this case
+        outputs = FOUND.right[0].make(subject)
+    return {{name: outputs[name] for name in DEFINITION.outputs}}
+
+
+def draw(subject):
+    # One of the draws that an answer makes at once, for the same inputs.
+    on_cpu = {{k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in subject.inputs.items()}}
+    if not HELD or not same(HELD[0], on_cpu) or not len(HELD[1]):
+        seed = int(torch.randint(1 << 30, ()))
+        HELD[:] = [on_cpu, list(made(replace(subject, inputs=on_cpu, seed=seed))["samples"])]
+    return HELD[1].pop().to(subject.tensor("probs").device)
+
+
+def same(one, other):
+    return all(torch.equal(torch.as_tensor(one[k]), torch.as_tensor(other[k])) for k in one)
+"""
+
+
+def solution(definition: Definition, answer: str) -> Candidate:
+    """An answer of an op_type as a solution."""
+    folder = str(Path(traceproof.__file__).resolve().parents[1])
+    text = SOURCE.format(folder=folder, name=answer)
+    return Candidate(
+        name=answer,
+        path="main.py",
+        definition=definition.name,
+        language="python",
+        entry="main.py::run",
+        binding="torch",
+        destinations=False,
+        files={"main.py": text, "definition.json": json.dumps(definition.as_json())},
+    )
+
+
+ACCEPTED, REFUSED, SAME, ABSENT = "accepted", "refused", "same bits", "does not apply"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What came of one answer, and for what it was refused."""
+
+    answer: str
+    wrong: bool
+    outcome: str
+    reason: str
+
+    @property
+    def bad(self) -> bool:
+        """Whether the judge was wrong."""
+        return self.outcome == (ACCEPTED if self.wrong else REFUSED)
+
+
+def table(found: Mapping[tuple[str, str], Sequence[Judged]]) -> Iterator[str]:
+    """Counts per definition, and what the judge was wrong about, as Markdown."""
+    columns = "wrong refused", ACCEPTED, SAME, ABSENT, "right accepted", REFUSED
+    yield f"| op_type | definition | {' | '.join(columns)} | seen |"
+    yield f"|---|---|{'---:|' * len(columns)}---|"
+    total: Counter[tuple[bool, str]] = Counter()
+    for (op_type, name), judged in sorted(found.items()):
+        counts = Counter((one.wrong, one.outcome) for one in judged)
+        total.update(counts)
+        reasons = Counter(part for one in judged if one.wrong for part in one.reason.split(", ") if part)
+        seen = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
+        yield f"| {op_type} | {name} | {_cells(counts)} | {seen} |"
+    yield f"| all | {len(found)} | {_cells(total)} | |"
+    for (_, name), judged in sorted(found.items()):
+        for one in (one for one in judged if one.bad):
+            kind = "wrong" if one.wrong else "right"
+            yield f"\n{name}: {kind} answer {one.answer!r} {one.outcome} ({one.reason})"
+
+
+def _cells(counts: Counter[tuple[bool, str]]) -> str:
+    wrong = [counts[True, outcome] for outcome in (REFUSED, ACCEPTED, SAME, ABSENT)]
+    right = [counts[False, outcome] for outcome in (ACCEPTED, REFUSED)]
+    return " | ".join(map(str, (*wrong, *right)))
 
 
 def settings(dataset: Path, hidden_seed: int, *, memory_gib: int = 2) -> Settings:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from calibration.page import RELATIONS, insert
-from mutation.cut import cut, parsed
+from mutation.trial import cut, parsed
 from relations.op_types import relations_of
 from relations.trial import memory, tables, try_relations
 from traceproof.dataset.tree import read_tree

@@ -8,8 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from mutation.cut import cut, parsed
-from mutation.score import score
+from mutation.trial import cut, parsed, score
 from traceproof.dataset.tree import read_tree
 from traceproof.run.source import strangers
 from traceproof.sandbox import GIB, Limits

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from traceproof.run import entry
 from traceproof.run.records import OpTypePlan
-from traceproof.testgen.generate import GenerateOptions, generate_file, write_support
-from traceproof.testgen.known import Divergences
+from traceproof.testgen.generate import Divergences, GenerateOptions, generate_file, write_support
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--out", type=Path, required=True, help="folder that gets tests/references")

@@ -14,7 +14,7 @@ from traceproof.run.records import OpTypePlan
 from traceproof.run.workers import Environment
 from traceproof.sandbox import Limits
 from traceproof.stacks.base import LIBRARIES
-from traceproof.testgen.outcomes import BAD, SHOWN, Run, failure_line, junit, run_tests, write_rows
+from traceproof.testgen.running import BAD, SHOWN, Run, failure_line, junit, run_tests, write_rows
 from traceproof.text import printable
 
 PARSER = argparse.ArgumentParser(description=__doc__)

@@ -7,7 +7,7 @@ from pathlib import Path
 from traceproof.files import write_json
 from traceproof.run import entry
 from traceproof.run.known import read_known
-from traceproof.testgen.outcomes import read_rows
+from traceproof.testgen.running import read_rows
 from traceproof.testgen.summary import judged
 
 PARSER = argparse.ArgumentParser(description=__doc__)

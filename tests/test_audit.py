@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from definitions import GOOD, rmsnorm, write
 
-from traceproof.audit import process
-from traceproof.audit.findings import as_sarif, as_text
+from traceproof.audit import run as process
+from traceproof.audit.reading import as_sarif, as_text
 from traceproof.audit.run import CODES, Settings, audit
 from traceproof.cli.audit_tests import _closing
 from traceproof.errors import TraceproofError
@@ -122,7 +122,7 @@ def test_an_api_that_is_gone_is_found_and_one_that_is_there_is_not(dataset: Path
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """What an audit runs tests in; these may read what all tests of this file wrote."""
-    with process.pool(sys.executable, [tmp_path_factory.getbasetemp()]) as found:
+    with process.pool(sys.executable, tmp_path_factory.getbasetemp()) as found:
         yield found
 
 

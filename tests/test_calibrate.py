@@ -10,9 +10,20 @@ import pytest
 import torch
 
 from calibration import page
-from calibration.measure import OURS, Rates, Tally, judge, measure
-from calibration.rivals import RIVALS
-from calibration.units import SIZES, Unit, counts, run, together, units
+from calibration.measure import (
+    OURS,
+    RIVALS,
+    SIZES,
+    Rates,
+    Tally,
+    Unit,
+    counts,
+    judge,
+    measure,
+    run,
+    together,
+    units,
+)
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.errors import TraceproofError

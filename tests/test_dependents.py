@@ -7,7 +7,7 @@ from source_remotes import Upstream
 
 from traceproof.checkouts.tree import CommitTree, FolderTree, changed_between
 from traceproof.cli.dependents import dependents
-from traceproof.dependents.graph import Graph, Reached
+from traceproof.dependents import Graph, Reached
 from traceproof.errors import TraceproofError
 
 FILES = {

@@ -1,4 +1,4 @@
-"""Published evaluators as they are known: what each lets pass, and tolerances that do best in their formats."""
+"""Published evaluators as they are known: what each lets pass."""
 
 import math
 from pathlib import Path
@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from calibration.evaluated import GRID, page, proposals
-from calibration.evaluators import EVALUATORS, Pair, both_exceeded, sum_exceeded
-from calibration.sampling import drawn, valid
-from judge_of_judges import _both, _sum, measure
+from calibration.evaluators import EVALUATORS, drawn, valid
+from judge_of_judges import measure, page
 from traceproof.dataset.tree import read_tree
 from traceproof.ops import registry
 from traceproof.ops.answers import answers_of
@@ -64,28 +62,15 @@ def test_a_right_infinity_is_refused_by_flashinfer_bench_and_passes_kernelbench(
     assert not refused("KernelBench", right, right)
 
 
-def test_a_definitions_answers_are_measured_and_a_proposal_refuses_no_right_one() -> None:
+def test_a_definitions_answers_are_measured_and_told() -> None:
     found = measure(TESTS["rmsnorm_h96"].definition.as_json())
     wrong = [one for one in found["answers"] if one["wrong"]]
     right = [one for one in found["answers"] if not one["wrong"]]
     assert all(one["refused"]["traceproof"] is one["wrong"] for one in found["answers"])
     assert len(right) == 3
-    best = proposals(found)["flashinfer-bench"]
-    place = GRID.index(best["atol"]), GRID.index(best["rtol"])
-    assert all(one["within"]["both"][place[0]][place[1]] >= best["ratio"] for one in right)
-    assert 0 < best["refused"] <= len(wrong)
     text = "\n".join(page([found], {"another": "needs more than 4 GiB"}))
     assert f"| traceproof | 1 | 0 | {len(wrong)} | 0 | 3 |" in text
     assert "`another` (needs more than 4 GiB)" in text
-
-
-def test_counting_by_steps_is_counting_by_each_tolerance() -> None:
-    actual, expected = torch.randn(2, 500).unbind()
-    pair = Pair(actual, expected, torch.float32)
-    error, size = pair.error.double(), expected.double().abs()
-    for exceeding, counted in ((both_exceeded, _both(error, size)), (sum_exceeded, _sum(error, size))):
-        wanted = [[int(exceeding(pair, atol, rtol).sum()) for rtol in GRID] for atol in GRID]
-        assert counted.tolist() == wanted
 
 
 def test_a_token_that_crosses_p_by_more_than_their_slack_lies_outside_of_flashinfer_benchs_mask() -> None:

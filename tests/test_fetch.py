@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.dataset.fetch import Dataset, _unpack, fetch, mark, scan_digest, slug_of, untouched
+from traceproof.checkouts.packages import unpack
+from traceproof.dataset.fetch import Dataset, fetch, mark, scan_digest, untouched
 from traceproof.errors import TraceproofError
 
 DEFINITION = json.dumps({"name": "a"})
@@ -103,7 +104,7 @@ def test_a_package_is_fetched_once_and_then_never_asked_for(index: Path, tmp_pat
     assert not (folder / "other.txt").exists()
     (index / "tiny_bench-1.0.tar.gz").unlink()
     assert fetch(dataset, root=tmp_path / "out") == folder
-    assert left_in(tmp_path / "out") == [slug_of(dataset)]
+    assert left_in(tmp_path / "out") == [folder.name]
 
 
 def test_a_corrupt_download_is_refused_before_anything_of_it_runs(index: Path, tmp_path: Path) -> None:
@@ -132,8 +133,8 @@ def test_a_package_without_definitions_leaves_nothing(index: Path, tmp_path: Pat
 
 def test_members_that_lead_elsewhere_are_left_out(tmp_path: Path) -> None:
     sdist(tmp_path, {"trace/definitions/x/a.json": DEFINITION, "trace/../../escaped.txt": "out"})
-    folder = _unpack(tmp_path / "tiny_bench-1.0.tar.gz", "trace", tmp_path / "out")
-    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["a.json"]
+    unpack(tmp_path / "tiny_bench-1.0.tar.gz", tmp_path / "out", folder="trace")
+    assert [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()] == ["a.json"]
     assert not list(tmp_path.rglob("escaped.txt"))
 
 
@@ -142,7 +143,7 @@ def test_an_archive_cut_short_is_said_to_be_so(tmp_path: Path) -> None:
     archive = tmp_path / "tiny_bench-1.0.tar.gz"
     archive.write_bytes(archive.read_bytes()[:200])
     with pytest.raises(TraceproofError, match="can not be unpacked"):
-        _unpack(archive, "trace", tmp_path / "out")
+        unpack(archive, tmp_path / "out", folder="trace")
 
 
 def test_a_commit_is_fetched_without_the_rest_and_then_never_asked_for(repository: Path, tmp_path: Path) -> None:

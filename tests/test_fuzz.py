@@ -19,8 +19,7 @@ from traceproof.dataset.tree import read_tree
 from traceproof.lint import lint
 from traceproof.run.plan import Selection, plan
 from traceproof.sandbox.policy import check
-from traceproof.testgen.generate import GenerateOptions, generate
-from traceproof.testgen.known import Divergences
+from traceproof.testgen.generate import Divergences, GenerateOptions, generate
 
 SEEDS = sorted((Path(__file__).parent / "dataset" / "definitions").rglob("*.json"))
 LONGEST = 90.0  # seconds for one definition; planning alone is bounded to 60

@@ -20,8 +20,7 @@ from traceproof.programs import bounded
 from traceproof.run.plan import Selection
 from traceproof.run.report import report, table
 from traceproof.sandbox import Limits
-from traceproof.testgen.generate import GenerateOptions, generate
-from traceproof.testgen.known import Divergences
+from traceproof.testgen.generate import Divergences, GenerateOptions, generate
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.audit.findings import as_sarif
+from traceproof.audit.reading import as_sarif
 from traceproof.errors import TraceproofError
-from traceproof.kernel_lint.run import CODES, lint_kernels
+from traceproof.kernel_lint import CODES, lint_kernels
 from traceproof.lint.run import write_baseline
 
 HEAD = "import triton\nimport triton.language as tl\n\n\n"

@@ -9,11 +9,8 @@ import pytest
 import torch
 
 from calibration.page import mutation_tables
-from mutation.cut import cut, parsed
-from mutation.exact import same_function, wide_inputs, widened
 from mutation.mutants import Mutant, mutants, plain
-from mutation.score import Fate, score
-from mutation.trial import Trial
+from mutation.trial import Fate, Trial, cut, parsed, same_function, score, wide_inputs, widened
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
 from traceproof.sandbox import Limits, Pool

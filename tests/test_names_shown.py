@@ -27,7 +27,7 @@ from traceproof.publish.baseline import Unemittable, source
 from traceproof.publish.prepare import dry_run
 from traceproof.stacks import STACKS
 from traceproof.stacks.base import Stack
-from traceproof.testgen.files import Subject, render
+from traceproof.testgen.texts import Subject, render
 from traceproof.text import literal, markdown, printable, redacted
 
 

@@ -29,7 +29,7 @@ def killed(tmp_path: Path) -> Path:
         (folder / "inner").mkdir()
         (folder / "inner" / "file").touch()
         (folder / "inner").chmod(0)
-        sweep(tmp_path, seconds=0.0)
+        sweep(tmp_path)
         assert folder.is_dir()
         process.kill()
     return folder
@@ -37,7 +37,7 @@ def killed(tmp_path: Path) -> Path:
 
 def test_a_killed_processs_folder_goes_and_a_living_ones_stays(killed: Path, tmp_path: Path) -> None:
     with own_folder("scratch", tmp_path) as mine:
-        sweep(tmp_path, seconds=0.0)
+        sweep(tmp_path)
         assert mine.is_dir()
         assert not killed.exists()
     assert not mine.exists()
@@ -46,7 +46,7 @@ def test_a_killed_processs_folder_goes_and_a_living_ones_stays(killed: Path, tmp
 @pytest.mark.parametrize("name", ["scratch-x", "traceproof-x", "scratch-1.2-x", "other-1-x", "a-b"])
 def test_what_no_process_of_ours_made_stays(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
-    sweep(tmp_path, seconds=0.0)
+    sweep(tmp_path)
     assert (tmp_path / name).is_dir()
 
 
@@ -56,5 +56,5 @@ def test_a_link_in_the_place_of_a_folder_leads_nowhere(killed: Path, tmp_path: P
     (beside / "kept").touch()
     link = killed.with_name(killed.name + "_link")
     link.symlink_to(beside)
-    sweep(tmp_path, seconds=0.0)
+    sweep(tmp_path)
     assert (beside / "kept").exists()

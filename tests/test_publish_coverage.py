@@ -17,7 +17,7 @@ from traceproof.publish.change import joined_tests, resolve
 from traceproof.publish.check import problems
 from traceproof.publish.coverage import BEGIN, BRANCH, END, coverage_branch, inserted, section
 from traceproof.publish.prepare import Prepared, Source, dry_run
-from traceproof.testgen.files import classes
+from traceproof.testgen.texts import classes
 
 DOCUMENT = "docs/model_coverage.mdx"
 

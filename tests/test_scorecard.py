@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from definitions import GOOD, rmsnorm, write
 
-from scoring.planting import Suite, existing, generated
-from scoring.scorecard import Card, Known, complete, score, table
+from planting import Suite, existing, generated
+from scorecard import Card, Known, complete, score, table
 from traceproof.dataset.tree import read_tree
-from traceproof.testgen.generate import PLACE, GenerateOptions, generate
-from traceproof.testgen.known import Divergences
+from traceproof.testgen.generate import PLACE, Divergences, GenerateOptions, generate
 
 NAME = "rmsnorm_a"
 MOST = 2

@@ -14,10 +14,8 @@ from testgen_support import NOTHING_KNOWN, contents, dataset, everything
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.reference_text import assigned
 from traceproof.errors import TraceproofError
-from traceproof.testgen.bundle import NAME, support_files
-from traceproof.testgen.files import class_names, classes, state
-from traceproof.testgen.generate import PLACE, GenerateOptions, generate
-from traceproof.testgen.known import Divergences
+from traceproof.testgen.generate import PLACE, Divergences, GenerateOptions, generate
+from traceproof.testgen.texts import NAME, class_names, classes, state, support_files
 
 __all__ = ["dataset"]
 

@@ -14,10 +14,9 @@ from traceproof.run.known import Known
 from traceproof.run.workers import Environment
 from traceproof.sandbox import Limits
 from traceproof.stacks import MAIN
-from traceproof.testgen.generate import PLACE, generate
+from traceproof.testgen.generate import PLACE, Divergences, generate
 from traceproof.testgen.generate import GenerateOptions as Wanted
-from traceproof.testgen.known import Divergences
-from traceproof.testgen.outcomes import Row, Run, junit, run_tests
+from traceproof.testgen.running import Row, Run, junit, run_tests
 from traceproof.testgen.summary import described, judged, table
 
 

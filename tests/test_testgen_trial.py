@@ -17,9 +17,8 @@ from traceproof.judge.output import misconduct
 from traceproof.run.case import Subject
 from traceproof.run.inputs import fingerprints
 from traceproof.testgen.support import trial as module
-from traceproof.testgen.support.cases import cases_of, read_definition
 from traceproof.testgen.support.suite import ReferenceTests
-from traceproof.testgen.support.trial import LARGE, REFERENCE, Trial, threads
+from traceproof.testgen.support.trial import LARGE, REFERENCE, Trial, cases_of, read_definition, threads
 
 CPU = torch.device("cpu")
 DATASET = Path(__file__).parent / "dataset"

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_grades import ROWS
 
-from dump_table import judged, main, table
 from dumped_source import completed
-from traceproof.ops.cases import Case
-from traceproof.run.proof import graded
-from traceproof.run.records import OpTypePlan, PlannedCase, PlannedDefinition
-from traceproof.run.rows import VerdictRow
 
 FILES = {
     "__init__.py": "",
@@ -104,61 +97,3 @@ def test_a_kernel_that_has_a_template_is_its_template_s_reference(templates: Any
     helpers = importlib.import_module("made_up.helpers")
     found, _ = completed(made, template, "made_up", {helpers.kernel: templates._kernel_reference})
     assert ran(found["init"], "_init", 4.0) == {"x": 8.0}
-
-
-def planned(op_type: str, *names: str) -> OpTypePlan:
-    """A plan of one case per definition, and of none where the name says so."""
-    one = PlannedCase(
-        case=Case("small-0", "small", {}, 0), digest="d", memory=1, trials=0, skip=None, large=False, nonce=0
-    )
-    definitions = {
-        name: PlannedDefinition(
-            path=f"{name}.json",
-            digest="d",
-            no_oracle=None,
-            nonce=0,
-            definition={},
-            cases=() if "without" in name else (one,),
-        )
-        for name in names
-    }
-    return OpTypePlan(op_type=op_type, dataset="d", definitions=definitions, broken=())
-
-
-def test_the_table_says_the_grade_or_the_reason(tmp_path: Path) -> None:
-    rows = [row for name in ("a_proved", "b_agreed", "b_lonely", "b_consistent") for row in ROWS[name]]
-    raised = {
-        "verdict": "error",
-        "reason": "exception",
-        "message": "Traceback\nValueError: no such size",
-        "output": "*",
-    }
-    skipped = ROWS["b_consistent"][0] | {"verdict": "skip", "reason": "no_oracle", "message": "not verified"}
-    rows += [one | {"definition": "b_raised"} for one in (skipped, ROWS["b_consistent"][0] | raised)]
-    typed = [VerdictRow.model_validate(row) for row in rows]
-    names = sorted({row.definition for row in typed})
-    found = [row for name in names for row in graded([row for row in typed if row.definition == name])]
-    path = tmp_path / "b.jsonl"
-    path.write_text("".join(json.dumps(row.as_json()) + "\n" for row in found))
-    made, reasons = judged([path], planned("b", "c_without_a_case"), "torch")
-    assert made == {
-        "c_without_a_case": ("no case", ""),
-        "a_proved": ("proved", "pass"),
-        "b_agreed": ("agreed", "pass"),
-        "b_consistent": ("consistent", ""),
-        "b_lonely": ("consistent", "fails"),
-        "b_raised": ("raises", ""),
-    }
-    assert any(line.endswith("ValueError: no such size") for line in reasons)
-    text = table({"b": made}, "torch")
-    assert "| b | 6 | consistent 2, no case 1, proved 1, agreed 1, raises 1 | pass 2, fails 1 |" in text
-
-
-def test_a_run_that_was_cut_off_has_a_table_of_what_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "cases").mkdir()
-    (tmp_path / "cases" / "op.json").write_text(planned("op", "one", "two").as_text())
-    monkeypatch.setattr("sys.argv", ["dump_table.py", str(tmp_path)])
-    main()
-    assert "| op | 2 | not reached 2 |  |" in capsys.readouterr().out

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from definitions import rmsnorm, write
 
-from traceproof.testgen.generate import GenerateOptions, Result, generate
-from traceproof.testgen.known import Divergences
+from traceproof.testgen.generate import Divergences, GenerateOptions, Result, generate
 
 NOTHING_KNOWN = Divergences(verdicts=None, known=None)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from calibration.measure import OURS
-from calibration.rivals import RIVALS
+from calibration.measure import OURS, RIVALS
 from traceproof.errors import TraceproofError
 
 MEASURED, RELATIONS = "measured", "relations"  # the parts of the page that are written by scripts

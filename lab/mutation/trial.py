@@ -1,24 +1,128 @@
-"""One mutant after the other against the cases of its definition, each shut in as a reference is."""
+"""Running the mutants of a reference past the judge, each isolated as a reference is.
+
+Some mutants compute the same function, rounding aside: `weights.sum() * 1` or another shape of the same product
+gives other bits and no other mathematics. For these, both sources are widened to float64 in all that they say of
+dtypes, and so are the inputs: what then agrees to nine digits on every input tried is the same function. What
+changes a dtype can not be told this way.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any
 
 import torch
 
-from mutation.exact import same_function, wide_inputs, widened
-from mutation.mutants import Mutant, plain
+from mutation.mutants import Mutant, mutants, plain
 from traceproof.dataset.definition import Definition
+from traceproof.errors import TraceproofError
 from traceproof.ops import registry
-from traceproof.ops.base import Tensors
+from traceproof.ops.base import Tensors, Values
 from traceproof.reasons import Verdict
 from traceproof.run.case import Subject, solved
 from traceproof.run.source import CallError, Source, loaded
 from traceproof.run.tensor_files import same_values
 from traceproof.sandbox import Limits, Pool, Status
+
+
+def cut(definition: Definition, sizes: Mapping[str, int]) -> Definition:
+    """The definition with other sizes of const axes, in its reference as well.
+
+    A whole number in the reference that is an axis' old size becomes the new one, unless another axis of that old
+    size keeps it.
+
+    Raises:
+        TraceproofError: there is no such const axis.
+    """
+    unknown = sorted(sizes.keys() - definition.const_axes.keys())
+    if unknown:
+        raise TraceproofError(
+            f"{definition.name} can not be cut", problems=[f"no const axis {n}" for n in unknown]
+        )
+    found: dict[int, set[int]] = {}
+    for name, old in definition.const_axes.items():
+        found.setdefault(old, set()).add(sizes.get(name, old))
+    numbers = {old: next(iter(new)) for old, new in found.items() if len(new) == 1}
+    tree = ast.parse(definition.reference)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            node.value = numbers.get(node.value, node.value)
+    changed = definition.as_json() | {"reference": ast.unparse(tree)}
+    for name, size in sizes.items():
+        changed["axes"][name]["value"] = size
+    return Definition.model_validate(changed)
+
+
+def parsed(words: list[str]) -> dict[str, int]:
+    """`axis=size` words as a mapping.
+
+    Raises:
+        TraceproofError: a word is none.
+    """
+    sizes = {}
+    for word in words:
+        name, _, size = word.partition("=")
+        if not size.isdecimal():
+            raise TraceproofError(f"{word!r} is not an axis and a size", todo="Write it as hidden_size=512.")
+        sizes[name] = int(size)
+    return sizes
+
+
+NARROW = frozenset({"float32", "float16", "bfloat16"})
+CASTS = frozenset({"float", "half", "bfloat16"})
+DIGITS = 1e-9  # of a row's largest value; float64 sums of this length agree to twelve
+
+
+def widened(source: str) -> str:
+    """The source with float64 for every wider float that it names; eight-bit floats are storage and stay."""
+    tree = ast.parse(source)
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            if id(node) in called and node.attr in CASTS:
+                node.attr = "double"
+            elif id(node) not in called and node.attr in NARROW:
+                node.attr = "float64"
+    return ast.unparse(tree)
+
+
+def wide_inputs(inputs: Values) -> Values:
+    """The inputs in float64, but for integers and eight-bit floats."""
+    return {name: _wide(value) if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    return value.double() if value.dtype.is_floating_point and value.dtype.itemsize > 1 else value
+
+
+def same_function(outputs: Tensors, original: Tensors) -> bool:
+    """Outputs of widened sources agree to nine digits of their rows' largest values; NaN and infinities agree."""
+    return outputs.keys() == original.keys() and all(
+        _agrees(value, original[name]) for name, value in outputs.items()
+    )
+
+
+def _agrees(value: torch.Tensor, expected: torch.Tensor) -> bool:
+    if value.shape != expected.shape or value.dtype != expected.dtype:
+        return False
+    if not value.numel() or not value.dtype.is_floating_point:
+        return torch.equal(value, expected)
+    one, other = value.double(), expected.double()
+    finite = torch.isfinite(one) & torch.isfinite(other)
+    if not torch.equal(torch.isnan(one), torch.isnan(other)):
+        return False
+    if bool(((one != other) & ~finite & ~torch.isnan(one)).any()):
+        return False
+    zero = torch.zeros((), dtype=torch.float64)
+    size = torch.where(finite, other.abs(), zero)
+    largest = size.amax(-1, keepdim=True) if size.dim() else size
+    return bool((torch.where(finite, (one - other).abs(), zero) <= DIGITS * largest).all())
+
 
 OTHER_SEEDS = (1, 2)  # an equivalent mutant has to be so on more inputs than the ones that judge it
 COSTLY = 1 << 30  # bytes: cases above it are not drawn again for that
@@ -165,3 +269,70 @@ def rule(subject: Subject, name: str, value: torch.Tensor) -> str:
     """The judge's objection to one output; empty if there is none."""
     ruling = subject.ruling(name, value, reference=True)
     return "" if ruling.verdict == Verdict.PASS else f"{name} {ruling.reason}: {ruling.message}"
+
+
+class Fate(StrEnum):
+    """What became of a mutant."""
+
+    KILLED = "killed"  # an output was refused, or it did not run to the end
+    EQUIVALENT = (
+        "equivalent"  # the same outputs on every case, other seeds and sizes, in bits or in float64's digits
+    )
+    UNREACHED = "unreached"  # the same, and no case executes the changed line
+    SURVIVED = "survived"  # other bits, and the judge let it pass
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A mutant's fate, and by which case or error."""
+
+    mutant: Mutant
+    fate: Fate
+    by: str
+
+
+@dataclass(slots=True)
+class Score:
+    """Mutants of one definition."""
+
+    definition: str
+    op_type: str
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def counts(self) -> Counter[Fate]:
+        """How many of each fate."""
+        return Counter(outcome.fate for outcome in self.outcomes)
+
+    def as_json(self) -> dict[str, Any]:
+        """All but the sources, which hold the dataset's code."""
+        rows = [asdict(o.mutant) | {"fate": o.fate, "by": o.by} for o in self.outcomes if o.fate != Fate.KILLED]
+        for row in rows:
+            del row["source"]
+        return {"definition": self.definition, "op_type": self.op_type, "counts": dict(self.counts), "kept": rows}
+
+
+def score(definition: Definition, pool: Pool, *, limits: Limits, sizes: Sequence[str], seed: int) -> Score:
+    """Run every mutant of a definition's reference on the cases that a run would use.
+
+    Args:
+        definition: the definition.
+        pool: workers for strangers' code, see `traceproof.run.source.strangers`.
+        limits: of one call.
+        sizes: of the cases.
+        seed: of the cases.
+
+    Raises:
+        TraceproofError: the policy refuses the reference itself.
+    """
+    try:
+        trial = Trial(definition, pool, sizes=tuple(sizes), seed=seed, limits=limits)
+    except CallError as error:
+        if error.outcome.status is not Status.REFUSED:
+            raise
+        raise TraceproofError(f"{definition.name}: its reference is refused", problems=[str(error)]) from error
+    result = Score(definition.name, definition.op_type)
+    for mutant in mutants(definition.reference):
+        found = trial.run(mutant)
+        result.outcomes.append(Outcome(mutant, Fate(found["fate"]), found["by"]))
+    return result

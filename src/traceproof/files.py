@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -93,24 +92,33 @@ def own_folder(kind: str = "traceproof", root: Path | None = None) -> Iterator[P
 
     It is locked as long as the process lives, so that `sweep` tells those of killed ones.
     """
-    folder = Path(tempfile.mkdtemp(prefix=f"{kind}-{os.getpid()}-", dir=root)).resolve()
-    lock = os.open(folder, os.O_RDONLY)
+    folder, lock = _locked(kind, root)
     try:
-        with suppress(OSError):  # a file system that locks no folders: nobody sweeps it either
-            fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
     finally:
         remove_tree(folder)
         os.close(lock)
 
 
-def sweep(root: Path, *, seconds: float = 60.0) -> None:
-    """Remove folders whose process has ended; younger ones may be about to be locked."""
+def _locked(kind: str, root: Path | None) -> tuple[Path, int]:
+    """A new folder, and the descriptor that holds its lock."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f"{kind}-{os.getpid()}-", dir=root)).resolve()
+        with suppress(FileNotFoundError):  # swept before it was locked
+            lock = os.open(folder, os.O_RDONLY)
+            with suppress(OSError):  # a file system that locks no folders: nobody sweeps it either
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)
+
+
+def sweep(root: Path) -> None:
+    """Remove folders whose process has ended."""
     for path in root.glob("*-*"):
         with suppress(OSError):  # its process lives, or another run removes it, too
-            found = path.lstat()
-            own = OWNED.fullmatch(path.name) is not None and found.st_uid == os.getuid() and not path.is_symlink()
-            if not own or time.time() - found.st_ctime < seconds:
+            own = OWNED.fullmatch(path.name) is not None and path.lstat().st_uid == os.getuid()
+            if not own or path.is_symlink():
                 continue
             path.chmod(0o700)
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -15,12 +15,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from traceproof.audit.process import RECORD
 from traceproof.run.runner import load_module
 from traceproof.sandbox import policy
 from traceproof.stand_ins import StandIns
@@ -114,7 +112,11 @@ def wrong_answers(path: Path, reference: str | None, tests: Sequence[str]) -> li
 
     `reference` is the definition's code where the file has none of its own.
     """
-    module = _module(path)
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
     make = next((getattr(module, name) for name in GENERATORS if hasattr(module, name)), None)
     if make is None:
         raise LookupError("the file has no function that makes inputs")
@@ -151,7 +153,17 @@ def tolerances(tree: ast.AST, test: Callable[..., Any]) -> dict[str, Any] | None
             found[name] = parameter.default
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
-            found |= _assigned(node)
+            target, given = node.targets[0], node.value
+            pairs = (
+                zip(target.elts, given.elts, strict=False)
+                if isinstance(target, ast.Tuple) and isinstance(given, ast.Tuple)
+                else [(target, given)]
+            )
+            found |= {
+                one.id: float(other.value)
+                for one, other in pairs
+                if isinstance(one, ast.Name) and isinstance(other, ast.Constant) and isinstance(other.value, float)
+            }
         elif (
             isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant) and node.arg in {"atol", "rtol"}
         ):
@@ -164,20 +176,6 @@ def tolerances(tree: ast.AST, test: Callable[..., Any]) -> dict[str, Any] | None
         return None
     ratio = next((found[name] for name in RATIOS if name in found), 1.0)
     return {"atol": found["atol"], "rtol": found["rtol"], "needed": ratio}
-
-
-def _assigned(node: ast.Assign) -> dict[str, float]:
-    target, value = node.targets[0], node.value
-    pairs = (
-        zip(target.elts, value.elts, strict=False)
-        if (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple))
-        else [(target, value)]
-    )
-    return {
-        one.id: float(other.value)
-        for one, other in pairs
-        if isinstance(one, ast.Name) and isinstance(other, ast.Constant) and isinstance(other.value, float)
-    }
 
 
 def _passes(wrong: torch.Tensor, right: torch.Tensor, tolerance: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,15 +222,6 @@ def _call(run: Callable[..., Any], inputs: Any) -> dict[str, torch.Tensor]:  # n
     }
 
 
-def _module(path: Path) -> ModuleType:
-    specification = importlib.util.spec_from_file_location(path.stem, path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
 class AbsentError(RuntimeError):
     """A function of a package that is not installed was called."""
 
@@ -257,33 +246,27 @@ def stand_in(source: str) -> tuple[str, ...]:
     return tuple(sorted(absent))
 
 
-def main(order: Mapping[str, Any], note: Note) -> None:
-    """Both trials of one file; what a trial could not do is a text in its place."""
-    torch.set_num_threads(1)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what a machine without a GPU sees is the question
-    path = Path(order["path"])
-    stand_in(path.read_text(encoding="utf-8"))
-    try:
-        with redirect_stdout(io.StringIO()):
-            note({"wrong": wrong_answers(path, order["reference"], order["tests"])})
-    except Exception as error:  # noqa: BLE001 - whatever a stranger's file raises is the answer
-        note({"not_tried": f"{type(error).__name__}: {error}"[:300]})
-    run_pytest(path, order["dataset"], note)
-
-
-def setup(_payload: None, scratch: Path) -> Callable[[dict[str, Any]], None]:
-    """In the worker: the handler runs the trials of one file and records what they show in its scratch folder."""
+def setup(record_name: str, scratch: Path) -> Callable[[dict[str, Any]], None]:
+    """In the worker: the result makes both trials of a file, and records what they show in the scratch folder."""
 
     def handle(order: dict[str, Any]) -> None:
-        folder = Path(order["path"]).parent
-        os.chdir(folder)
-        sys.path.insert(0, str(folder))  # as `python FILE` has it
-        with (scratch / RECORD).open("w", encoding="utf-8") as record:
+        path = Path(order["path"])
+        os.chdir(path.parent)
+        sys.path.insert(0, str(path.parent))  # as `python FILE` has it
+        torch.set_num_threads(1)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what a machine without a GPU sees is the question
+        with (scratch / record_name).open("w", encoding="utf-8") as record:
 
             def note(line: Mapping[str, Any]) -> None:
                 record.write(json.dumps(line) + "\n")
                 record.flush()
 
-            main(order, note)
+            stand_in(path.read_text(encoding="utf-8"))
+            try:
+                with redirect_stdout(io.StringIO()):
+                    note({"wrong": wrong_answers(path, order["reference"], order["tests"])})
+            except Exception as error:  # noqa: BLE001 - whatever an untrusted file raises is the answer
+                note({"not_tried": f"{type(error).__name__}: {error}"[:300]})
+            run_pytest(path, order["dataset"], note)
 
     return handle

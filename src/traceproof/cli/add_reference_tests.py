@@ -16,8 +16,7 @@ from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
 from traceproof.run.flow import Pipeline
 from traceproof.stacks import MAIN, PACKAGES, STACKS
-from traceproof.testgen.generate import GENERATED, PLACE, GenerateOptions, Result, generate
-from traceproof.testgen.known import Divergences
+from traceproof.testgen.generate import GENERATED, PLACE, Divergences, GenerateOptions, Result, generate
 
 SIZES = ("small", "medium", "large")
 

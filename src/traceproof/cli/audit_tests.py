@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from traceproof.audit.findings import as_sarif, as_text
+from traceproof.audit.reading import as_sarif, as_text
 from traceproof.audit.run import CODES, SECONDS, Report, Settings, audit
 from traceproof.cli import options, run
 from traceproof.cli.interpreter import interpreter, say

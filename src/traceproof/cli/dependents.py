@@ -10,7 +10,7 @@ import typer
 from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.tree import CommitTree, FolderTree, Tree, changed_between
 from traceproof.cli import options, run
-from traceproof.dependents.graph import Graph
+from traceproof.dependents import Graph
 from traceproof.environments.package import of_package, op_types, stack_of
 from traceproof.errors import TraceproofError
 

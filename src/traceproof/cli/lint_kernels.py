@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from traceproof.audit.findings import as_sarif, as_text
+from traceproof.audit.reading import as_sarif, as_text
 from traceproof.cli import options, run
 from traceproof.errors import TraceproofError
-from traceproof.kernel_lint.run import CODES, Report, lint_kernels
+from traceproof.kernel_lint import CODES, Report, lint_kernels
 from traceproof.lint.run import write_baseline
 
 

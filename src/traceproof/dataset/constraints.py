@@ -10,6 +10,12 @@ from typing import Any
 
 from traceproof.dataset.definition import Definition
 
+STEPS = 2_000  # assignments that a search tries
+PROBED = (0, 1, 2, 1000, 4097)  # sizes at which an equality shows whether it is linear
+SCANNED = 4096  # sizes that an equality with one unknown is tried on, if it is not linear
+# Sizes tried where the wanted one violates a constraint: small ones, and those of tiles, pages and heads.
+OTHERS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 576, 1024, 2048, 4096)
+LARGEST = 1 << 24
 BUILTINS = frozenset({"len", "min", "max", "abs", "sum", "all", "any", "int", "float", "bool", "math", "torch"})
 
 Value = int | float | bool
@@ -32,15 +38,17 @@ Compare: Mapping[type[ast.cmpop], Callable[[Value, Value], bool]] = {
 
 
 def names(expression: str) -> frozenset[str]:
-    """Names that the expression reads, those it binds itself (in a comprehension) left out."""
-    nodes = [node for node in ast.walk(parse(expression)) if isinstance(node, ast.Name)]
-    bound = {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
-    return frozenset(node.id for node in nodes) - bound
+    """Names that the expression reads, those it binds itself (in a comprehension) left out; none if it is none."""
+    try:
+        nodes = [node for node in ast.walk(parse(expression)) if isinstance(node, ast.Name)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return frozenset()
+    return frozenset(node.id for node in nodes) - {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
 
 
 def parse(expression: str) -> ast.expr:
-    """The syntax tree of an expression that the definition's model already accepted."""
-    return ast.parse(expression, mode="eval").body
+    """The syntax tree of an expression."""
+    return ast.parse(expression.strip(), mode="eval").body
 
 
 class _Shapes(ast.NodeTransformer):
@@ -125,34 +133,15 @@ def _compared(node: ast.Compare, axes: Mapping[str, int]) -> bool:
 
 def last_of(definition: Definition, indptr: str) -> str | None:
     """The axis that a constraint `axis == indptr[-1].item()` (either way round) ties to the input `indptr`."""
+    last = re.compile(rf"(int\()*{re.escape(indptr)}\[-1\](\)|\.item\(\))*")
     for constraint in definition.constraints or ():
-        node = parse(constraint)
-        if not (isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq)):
-            continue
-        sides = (node.left, node.comparators[0])
-        for axis, other in (sides, sides[::-1]):
-            if isinstance(axis, ast.Name) and axis.id in definition.axes and _is_last(other, indptr):
-                return axis.id
+        match parse(constraint):
+            case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+                for axis, other in ((left, right), (right, left)):
+                    known = isinstance(axis, ast.Name) and axis.id in definition.axes
+                    if known and last.fullmatch(ast.unparse(other)):
+                        return ast.unparse(axis)
     return None
-
-
-def _is_last(node: ast.expr, name: str) -> bool:
-    match node:
-        case ast.Call(func=ast.Attribute(value=inner, attr="item"), args=[]):
-            return _is_last(inner, name)
-        case ast.Call(func=ast.Name(id="int"), args=[inner]):
-            return _is_last(inner, name)
-        case ast.Subscript(value=ast.Name(id=found), slice=index):
-            return found == name and evaluate(index, {}) == -1
-    return False
-
-
-STEPS = 2_000  # assignments that a search tries
-PROBED = (0, 1, 2, 1000, 4097)  # sizes at which an equality shows whether it is linear
-SCANNED = 4096  # sizes that an equality with one unknown is tried on, if it is not linear
-# Sizes tried where the wanted one violates a constraint: small ones, and those of tiles, pages and heads.
-OTHERS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 576, 1024, 2048, 4096)
-LARGEST = 1 << 24
 
 
 def literal_axis(size: str) -> tuple[str, dict[str, Any]]:
@@ -186,11 +175,13 @@ class System:
     @cached_property
     def _usable(self) -> tuple[tuple[ast.expr, frozenset[str]], ...]:
         """Constraints with the axes that each speaks of, those joined by `and` taken apart."""
-        found = []
+        found = []  # those that can be evaluated at all, for some sizes
         for text in self.constraints:
             for node in _parts(text):
                 names = frozenset(one.id for one in ast.walk(node) if isinstance(one, ast.Name)) - {"min", "max"}
-                if names and names <= set(self.axes) and _has_value(node, names):
+                if not names or not names <= set(self.axes):
+                    continue
+                if any(evaluate(node, dict.fromkeys(names, size)) is not None for size in (0, 1, 2)):
                     found.append((node, names))
         return tuple(found)
 
@@ -297,8 +288,9 @@ class _Search:
 
 
 def _parts(text: str) -> Iterator[ast.expr]:
+    """Expressions that `and` joins; none if it is none."""
     try:
-        waiting = [ast.parse(text.strip(), mode="eval").body]
+        waiting = [parse(text)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     while waiting:
@@ -307,11 +299,6 @@ def _parts(text: str) -> Iterator[ast.expr]:
             waiting += node.values
         else:
             yield node
-
-
-def _has_value(node: ast.expr, names: frozenset[str]) -> bool:
-    """Whether a constraint can be evaluated at all, for some sizes."""
-    return any(evaluate(node, dict.fromkeys(names, size)) is not None for size in (0, 1, 2))
 
 
 def _solved(node: ast.expr, name: str, known: Mapping[str, int], scanned: int) -> int | None:

@@ -6,13 +6,13 @@ reference that is called by keyword gets a function `run` that takes the definit
 """
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from traceproof.dataset.constraints import System, determined, literal_axis
+from traceproof.dataset.constraints import System, determined, literal_axis, names
 from traceproof.dataset.definition import PUBLISHED_DTYPES, Definition, Dialect, DType
-from traceproof.dataset.hints import dtype_of, names_of, stated
+from traceproof.dataset.hints import dtype_of, stated
 
 HELD = "_input"  # behind an input's name: of the output of `run_of_init` that holds it
 COLUMNS = "_columns"  # and of the one that says that its last two axes lie the other way round in memory
@@ -65,16 +65,12 @@ class Function:
 def number_defaults(source: object) -> dict[str, int]:
     """The whole numbers that the last function of a text has as defaults, by parameter; {}: it is no Python."""
     try:
-        found = _functions(str(source))
+        found = {node.name: node for node in ast.parse(str(source)).body if isinstance(node, ast.FunctionDef)}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
     arguments = _arguments(found[next(reversed(found))], found) if found else {}
     numbers = {name: one.value for name, one in arguments.items() if isinstance(one, ast.Constant)}
     return {name: value for name, value in numbers.items() if type(value) is int}
-
-
-def _functions(source: str) -> dict[str, ast.FunctionDef]:
-    return {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
 
 
 def _arguments(node: ast.FunctionDef, known: Mapping[str, ast.FunctionDef]) -> dict[str, ast.expr | None]:
@@ -99,7 +95,7 @@ def entry_of(source: str, names: Iterable[str] = (), *, handed_on: bool = False)
     Raises:
         SyntaxError, ValueError, RecursionError, MemoryError: the source is no Python.
     """
-    found = _functions(source)
+    found = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
     wanted = list(names) or ["run", *reversed(found)]
     node = next((found[name] for name in wanted if name in found), None)
     if node is None:
@@ -129,13 +125,8 @@ def bind(definition: Mapping[str, Any], note: Callable[[str], None]) -> Any:  # 
         return source
     if entry is None or entry.name == "run":
         return source
-    given = _given(entry, definition, note)
-    return f"{source.rstrip()}{HEADER}{_run(definition, entry, given)}"
-
-
-def _run(definition: Mapping[str, Any], entry: Function, given: Mapping[str, str]) -> str:
-    """The text of `run`; an optional input that is None is left to the parameter's default."""
-    inputs = definition["inputs"]
+    inputs, given = definition["inputs"], _given(entry, definition, note)
+    # An optional input that is None is left to the parameter's default.
     left_out = [name for name, value in given.items() if name in entry.defaulted and value in inputs]
     keywords = ", ".join(f"{name}={value}" for name, value in given.items() if name not in left_out)
     lines = [f"def run({', '.join(inputs)}):"]
@@ -147,7 +138,8 @@ def _run(definition: Mapping[str, Any], entry: Function, given: Mapping[str, str
     changed = [spec.get("param") for spec in definition["outputs"].values() if isinstance(spec, dict)]
     if changed and all(name in inputs for name in changed):
         lines += ["    if returned is None:", f"        returned = ({', '.join(map(str, changed))},)"]
-    return "\n".join([*lines, "    return returned", ""])
+    run = "\n".join([*lines, "    return returned", ""])
+    return f"{source.rstrip()}{HEADER}{run}"
 
 
 def run_of_init(
@@ -186,7 +178,10 @@ def run_of_init(
 def _given(entry: Function, definition: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, str]:
     """What each parameter is given, as an expression over the inputs."""
     inputs = definition["inputs"]
-    given = _by_name(entry, inputs)
+    given = {name: name for name in inputs if name in entry.parameters}
+    folded = {name.lower(): name for name in inputs if name not in given}  # called so but for its case
+    others = [name for name in entry.parameters if name not in given and name.lower() in folded]
+    given |= {name: folded[name.lower()] for name in others}
     sizes = {name: _size(name, definition) for name in entry.required if name not in given}
     given |= {name: size for name, size in sizes.items() if size is not None}
     missing = [name for name, size in sizes.items() if size is None]
@@ -221,14 +216,6 @@ def _unused(names: Iterable[str], given: Mapping[str, str]) -> list[str]:
     return [name for name in names if name not in used]
 
 
-def _by_name(entry: Function, inputs: Iterable[str]) -> dict[str, str]:
-    """The parameters that are called as an input is, or as one of the other inputs but for its case."""
-    given = {name: name for name in inputs if name in entry.parameters}
-    folded = {name.lower(): name for name in inputs if name not in given}
-    others = [name for name in entry.parameters if name not in given and name.lower() in folded]
-    return given | {name: folded[name.lower()] for name in others}
-
-
 def _size(name: str, definition: Mapping[str, Any]) -> str | None:
     """The size of an axis of that name, as an expression."""
     axis = definition["axes"].get(name)
@@ -245,6 +232,7 @@ def _size(name: str, definition: Mapping[str, Any]) -> str | None:
 
 Json = dict[str, Any]
 OWN_KEYS = frozenset({"dialect", "init", "init_entry"})  # of the model alone: no published file has them
+KEYS = frozenset(Definition.model_fields) - OWN_KEYS
 DTYPES = {
     "str": DType.STRING,
     "device": DType.STRING,
@@ -295,19 +283,13 @@ def recognise(value: Any) -> Dialect:  # noqa: ANN401 - any JSON value
         return Dialect.SOL_EXECBENCH
     if {"init", "check"} & value.keys() or any("param" in spec for spec in specs):
         return Dialect.TRACE_DUMP
-    return Dialect.TRACE_DUMP if _names_api(value) and _is_incomplete(value, specs) else Dialect.PUBLISHED
-
-
-def _names_api(value: Json) -> bool:
     tags = value.get("tags")
-    return isinstance(tags, list) and any(isinstance(tag, str) and tag.startswith("fi_api:") for tag in tags)
-
-
-def _is_incomplete(value: Json, specs: Sequence[Json]) -> bool:
-    """Whether what a published definition has is left to the API's caller: `run`, or a dtype."""
-    if "reference" not in value or not _has_run(value["reference"]):
-        return True
-    return any(isinstance(spec.get("dtype"), str) and _is_open(spec["dtype"]) for spec in specs)
+    named = isinstance(tags, list) and any(isinstance(tag, str) and tag.startswith("fi_api:") for tag in tags)
+    # What a published definition has is left to the API's caller: `run`, or a dtype.
+    open_ones = set(DTYPES) | (set(DType) - PUBLISHED_DTYPES)
+    left = any(isinstance(spec.get("dtype"), str) and spec["dtype"] in open_ones for spec in specs)
+    incomplete = "reference" not in value or not _has_run(value["reference"]) or left
+    return Dialect.TRACE_DUMP if named and incomplete else Dialect.PUBLISHED
 
 
 def _is_expression(axis: object) -> bool:
@@ -326,10 +308,6 @@ def _after(name: str, spec: Json, outputs: Json) -> str | None:
     return next((dtype for dtype in told if dtype in set(DType) - {DType.STRING, DType.UNKNOWN}), None)
 
 
-def _is_open(dtype: str) -> bool:
-    return dtype in DTYPES or (dtype in set(DType) and dtype not in PUBLISHED_DTYPES)
-
-
 def _has_run(reference: object) -> bool:
     """Whether a reference has a function `run`; what is no Python at all is left to the model to refuse."""
     if not isinstance(reference, str):
@@ -341,15 +319,6 @@ def _has_run(reference: object) -> bool:
     return not any(isinstance(node, ast.FunctionDef) for node in body) or entry_of(reference, ("run",)) is not None
 
 
-def _sizes(turned: Json) -> Iterator[tuple[str, str]]:
-    """Every axis that a tensor names, and which one does."""
-    for group in ("inputs", "outputs"):
-        for name, spec in turned[group].items():
-            shape = spec.get("shape") if isinstance(spec, dict) else None
-            sizes = shape if isinstance(shape, list) else []
-            yield from ((f"{group}.{name}", size) for size in sizes if isinstance(size, str))
-
-
 @dataclass
 class Normaliser:
     """One definition's file, and what is noted while it is turned into the model's form."""
@@ -359,13 +328,9 @@ class Normaliser:
 
     def trace_dump(self) -> Json:
         """FlashInfer's: open dtypes and axes are completed, in-place outputs named, references called by name."""
-        known = {
-            *("name", "op_type", "description", "tags", "axes", "constraints"),
-            *("inputs", "outputs", "reference", "init", "check"),
-        }
-        turned = self._kept(known - {"check"}, known)
+        turned = self._kept({"init"}, unread={"check"})
         turned["axes"] = self._axes(turned)
-        turned["inputs"], turned["outputs"] = self._inputs(turned), self._outputs(turned)
+        turned["inputs"], turned["outputs"] = self._tensors(turned)
         constraints = self._constraints(turned)
         if constraints:
             turned["constraints"] = constraints
@@ -375,17 +340,18 @@ class Normaliser:
                 self._note(f"inputs.{name} is optional, but the reference needs it: it is given")
                 turned["inputs"][name]["optional"] = False
         turned["reference"] = bind(turned, self._note) if "reference" in turned else ""
-        if "init" in turned:
-            self._init(turned)
+        if "init" in turned:  # its last function makes inputs, as the dump writes it after its helpers
+            entry = entry_of(turned["init"]) if isinstance(turned["init"], str) else None
+            if entry is None:
+                self._note("init holds no function that could be called: not read")
+                del turned["init"]
+            else:
+                turned["init_entry"] = entry.name
         return turned
 
     def sol_execbench(self) -> Json:
         """SOL-ExecBench's: expression axes become var axes under a constraint, custom inputs an `init`."""
-        known = {
-            *("name", "op_type", "description", "tags", "axes", "constraints"),
-            *("inputs", "outputs", "reference", "custom_inputs_entrypoint"),
-        }
-        turned = self._kept(known - {"custom_inputs_entrypoint"}, known) | {"axes": {}}
+        turned = self._kept(set(), unread={"custom_inputs_entrypoint"}) | {"axes": {}}
         turned.setdefault("op_type", "unnamed")
         constraints = list(turned.get("constraints") or ())
         for name, axis in self.value["axes"].items():
@@ -409,11 +375,12 @@ class Normaliser:
     def _note(self, what: str) -> None:
         self.notes.append(what)
 
-    def _kept(self, kept: Iterable[str], known: Iterable[str]) -> Json:
-        unknown = sorted(map(str, self.value.keys() - set(known)))
+    def _kept(self, more: set[str], *, unread: set[str]) -> Json:
+        """What the published schema and this dialect have of the file's keys, but for those that are not read."""
+        unknown = sorted(map(str, self.value.keys() - KEYS - more - unread))
         if unknown:
             self._note(f"unknown keys {unknown} are not read")
-        return {key: self.value[key] for key in self.value if key in set(kept)}
+        return {key: self.value[key] for key in self.value if key in KEYS | more}
 
     def _axes(self, turned: Json) -> Json:
         """All axes: a const one without a value has that of `init`'s or the reference's default, else it is var.
@@ -424,17 +391,26 @@ class Normaliser:
         defaults = number_defaults(turned.get("reference", "")) | number_defaults(turned.get("init", ""))
         for name, axis in turned["axes"].items():
             if isinstance(axis, dict) and axis.get("type") == "const" and "value" not in axis:
-                axes[name] = self._valued(name, axis, defaults.get(name, 0))
+                size = defaults.get(name, 0)
+                if size <= 0:
+                    self._note(f"axes.{name} is const and has no value: read as var")
+                    axes[name] = {**axis, "type": "var"}
+                    continue
+                size = size if size <= WIDE or size % SCALED_BY else size // SCALED_BY
+                self._note(f"axes.{name} is const and has no value: read as {size}, by a default")
+                axes[name] = {**axis, "value": size}
             elif isinstance(axis, dict) and type(axis.get("value")) is int and axis["value"] < 0:
                 self._note(f"axes.{name} is {axis['value']}, which is no size: left out")
             else:
                 axes[name] = axis
-        for where, size in _sizes(turned):
-            if size not in axes:
-                made, axis = literal_axis(size)
-                if made not in axes:
+        specs = {(group, name): spec for group in ("inputs", "outputs") for name, spec in turned[group].items()}
+        for (group, name), spec in specs.items():
+            shape = spec.get("shape") if isinstance(spec, dict) else None
+            for size in shape if isinstance(shape, list) else []:
+                made, axis = literal_axis(size) if isinstance(size, str) else ("", {})
+                if made and size not in axes and made not in axes:
                     axes[made] = axis
-                    self._note(f"{where}.shape names {size!r}, which axes does not define")
+                    self._note(f"{group}.{name}.shape names {size!r}, which axes does not define")
         return axes
 
     def _constraints(self, turned: Json) -> list[str]:
@@ -444,32 +420,23 @@ class Normaliser:
             return []  # which the model will refuse
         sizes = {name: axis.get("value") for name, axis in turned["axes"].items() if isinstance(axis, dict)}
         const = {name: size for name, size in sizes.items() if type(size) is int}
-        met = given = [names_of(text) for text in found]
+        met = given = [names(text) for text in found]
         impossible = 0
         for text, why in stated(turned["axes"], turned["inputs"], turned.get("tags")):
-            names = names_of(text)
-            if any(names <= other for other in given):
+            own_names = names(text)
+            if any(own_names <= other for other in given):
                 continue
-            axes = [name for name in sizes if any(name in one for one in (*met, names))]
+            axes = [name for name in sizes if any(name in one for one in (*met, own_names))]
             own = {name: size for name, size in const.items() if name in axes}
             wanted = dict.fromkeys(set(axes) - own.keys(), 1)
             if System(tuple(axes), (*found, text)).solve(own, wanted) is not None:
                 self._note(f"{text}: taken from {why}")
-                found, met = [*found, text], [*met, names]
+                found, met = [*found, text], [*met, own_names]
                 continue
             impossible += 1
             if impossible == MOST_IMPOSSIBLE:
                 break
         return found
-
-    def _valued(self, name: str, axis: Json, default: int) -> Json:
-        """A const axis without a value: that default or an eighth of it, else a var one."""
-        if default <= 0:
-            self._note(f"axes.{name} is const and has no value: read as var")
-            return {**axis, "type": "var"}
-        size = default if default <= WIDE or default % SCALED_BY else default // SCALED_BY
-        self._note(f"axes.{name} is const and has no value: read as {size}, by a default")
-        return {**axis, "value": size}
 
     def _spec(self, where: str, spec: Any) -> Any:  # noqa: ANN401 - any JSON value
         """A tensor in the model's words; anything else is left for the model to refuse."""
@@ -484,20 +451,19 @@ class Normaliser:
             made["dtype"] = DTYPES.get(made["dtype"], made["dtype"])
         return made
 
-    def _inputs(self, turned: Json) -> Json:
-        """Inputs; a dtype that is left open is that of the state after the call, or of the description or role."""
-        inputs = {}
+    def _tensors(self, turned: Json) -> tuple[Json, Json]:
+        """Inputs and outputs in the model's words.
+
+        An input's dtype that is left open is that of the state after the call, or of the description or role. An
+        output that has an input's name is that input, modified in place.
+        """
+        inputs: Json = {}
+        outputs: Json = {}
         for name, spec in turned["inputs"].items():
-            made = self._spec(f"inputs.{name}", spec)
+            made = inputs[name] = self._spec(f"inputs.{name}", spec)
             if isinstance(made, dict) and made.get("dtype") == DType.UNKNOWN:
                 made["dtype"] = _after(name, spec, turned["outputs"]) or str(dtype_of(name, made))
                 self._note(f"inputs.{name}.dtype is unknown: read as {made['dtype']}")
-            inputs[name] = made
-        return inputs
-
-    def _outputs(self, turned: Json) -> Json:
-        """Outputs; one that has an input's name is that input, modified in place."""
-        outputs = {}
         for name, spec in turned["outputs"].items():
             made = self._spec(f"outputs.{name}", spec)
             if name in turned["inputs"] and isinstance(made, dict):
@@ -505,13 +471,4 @@ class Normaliser:
                 outputs[f"{name}_out"] = made | {"param": name}
             else:
                 outputs[name] = made
-        return outputs
-
-    def _init(self, turned: Json) -> None:
-        """The function that makes inputs: the last one, as the dump writes it after its helpers."""
-        entry = entry_of(turned["init"]) if isinstance(turned["init"], str) else None
-        if entry is None:
-            self._note("init holds no function that could be called: not read")
-            del turned["init"]
-        else:
-            turned["init_entry"] = entry.name
+        return inputs, outputs

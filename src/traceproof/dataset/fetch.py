@@ -9,13 +9,12 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
 
-from traceproof.checkouts.pin import Commit, PackageName, Sha256, Url, Version
+from traceproof.checkouts.pins import Commit, PackageName, Sha256, Url, Version
 from traceproof.dataset.tree import is_dataset
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
@@ -79,23 +78,15 @@ FETCHED = ".fetched.json"  # in a fetched dataset's folder: where it came from a
 
 def folder_of(dataset: Dataset, *, root: Path) -> Path:
     """Where the dataset lies once it is fetched: a folder below `root`, or the configured path itself."""
-    if dataset.path is not None:
-        return dataset.path
-    return root / slug_of(dataset)
-
-
-def slug_of(dataset: Dataset) -> str:
-    """A folder name that says what is in it, different for every different source."""
     if dataset.pypi is not None:
-        source = dataset.pypi
-        text = f"{source.package}-{source.version}"
-        return f"{text}-{digest_json(source.model_dump())[:8]}"
-    if dataset.git is not None:
+        text, source = f"{dataset.pypi.package}-{dataset.pypi.version}", dataset.pypi.model_dump()
+    elif dataset.git is not None:
         name = re.sub(r"[^A-Za-z0-9._-]", "", dataset.git.url.rstrip("/").rpartition("/")[2]).removesuffix(".git")
-        return (
-            f"{name.lstrip('.-') or 'git'}-{dataset.git.commit[:12]}-{digest_json(dataset.git.model_dump())[:8]}"
-        )
-    raise ValueError("a path is used in place")
+        text, source = f"{name.lstrip('.-') or 'git'}-{dataset.git.commit[:12]}", dataset.git.model_dump()
+    else:
+        assert dataset.path is not None
+        return dataset.path
+    return root / f"{text}-{digest_json(source)[:8]}"  # different for every different source
 
 
 def fetch(dataset: Dataset, *, root: Path) -> Path:
@@ -108,28 +99,22 @@ def fetch(dataset: Dataset, *, root: Path) -> Path:
     if dataset.path is not None:
         _check(folder, f"dataset.path {folder}")
     elif not (folder / "definitions").is_dir():
-        if dataset.pypi is not None:
-            source = dataset.pypi
-            _whole(folder, lambda scratch: _from_pypi(source, scratch))
-        elif dataset.git is not None:
-            repository = dataset.git
-            _whole(folder, lambda scratch: _from_git(repository, scratch))
+        with disk_errors(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder.parent) as name:
+                scratch = Path(name)
+                with telling("fetching the dataset"):
+                    if dataset.pypi is not None:
+                        filled = _from_pypi(dataset.pypi, scratch)
+                    elif dataset.git is not None:
+                        filled = _from_git(dataset.git, scratch)
+                (filled / FETCHED).unlink(missing_ok=True)
+                try:
+                    filled.rename(folder)  # an empty folder gives way
+                except OSError:
+                    if not (folder / "definitions").is_dir():  # else another run was faster, with the same content
+                        raise
     return folder
-
-
-def _whole(folder: Path, fill: Callable[[Path], Path]) -> None:
-    """Let `fill` work in a scratch folder beside `folder`, then rename the folder that it returns."""
-    with disk_errors(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder.parent) as scratch:
-            with telling("fetching the dataset"):
-                filled = fill(Path(scratch))
-            (filled / FETCHED).unlink(missing_ok=True)
-            try:
-                filled.rename(folder)  # an empty folder gives way
-            except OSError:
-                if not (folder / "definitions").is_dir():  # else another run was faster, with the same content
-                    raise
 
 
 def _check(folder: Path, what: str) -> None:
@@ -140,32 +125,25 @@ def _check(folder: Path, what: str) -> None:
 
 
 def _from_pypi(source: Pypi, scratch: Path) -> Path:
-    from traceproof.checkouts.package_index import download_sdist
+    from traceproof.checkouts.packages import download_sdist, unpack
 
     archive = download_sdist(source.package, source.version, scratch / "download", sha256=source.sha256)
-    return _unpack(archive, source.folder, scratch / "unpacked")
-
-
-def _unpack(archive: Path, folder: str, target: Path) -> Path:
-    """Unpack one folder of an sdist."""
-    from traceproof.checkouts.archive import unpack
-
     try:
-        unpack(archive, target, folder=folder)
+        unpack(archive, scratch / "unpacked", folder=source.folder)
     except TraceproofError as error:
         raise TraceproofError(f"dataset.pypi: {error}") from error
-    found = target / folder
-    _check(found, f"dataset.pypi: folder {folder!r} of {archive.name}")
+    found = scratch / "unpacked" / source.folder
+    _check(found, f"dataset.pypi: folder {source.folder!r} of {archive.name}")
     return found
 
 
 def _from_git(source: Git, scratch: Path) -> Path:
-    from traceproof.checkouts import checkout, contents, gitrun  # they import GitPython, which a stack lacks
+    from traceproof.checkouts import checkout, gitrun  # they import GitPython, which a stack lacks
 
     target = scratch / "checkout"
     folders = () if source.folder in {".", ""} else (source.folder,)
     try:
-        wanted = contents.Wanted(url=source.url, commit=source.commit, folders=folders)
+        wanted = checkout.Wanted(url=source.url, commit=source.commit, folders=folders)
         checkout.fill(target, wanted, gitrun.Git(target))
     except gitrun.GitError as error:
         raise TraceproofError(

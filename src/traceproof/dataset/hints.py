@@ -1,11 +1,11 @@
 """What names and descriptions alone say: of an input's values, and of FlashInfer's sizes, modes and dtypes."""
 
-import ast
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
+from traceproof.dataset.constraints import names
 from traceproof.dataset.definition import DType
 
 
@@ -38,16 +38,17 @@ def role_of(name: str) -> Role:
     return next((role for role, known in WORDS.items() if not set(words).isdisjoint(known.split())), Role.DATA)
 
 
-# `K_div_2`, `K_div_block_size`, `N_mul_2`, `batch_size_plus_1_kv`, `num_experts_plus_one`.
-ARITHMETIC = re.compile(r"(?P<left>\w+?)_(?P<sign>div|mul|plus)_(?P<right>\d+(?=_|$)|\w+)")
-SIGNS: Mapping[str, str] = {
-    "div": "{left} == {name} * {right}",
-    "mul": "{name} == {left} * {right}",
-    "plus": "{name} == {left} + {right}",
-}
-TWICE = re.compile(r"(?P<one>\w+)_(?P<which>doubled|half)")
-PADDED = re.compile(r"(?P<one>\w+)_padded")
-PACKED = re.compile(r"num_packed_(?P<one>\w+)")  # two values of four bits to a byte
+# What the name of an axis says of another one, which is called `one` or `one_size`.
+RELATIONS: tuple[tuple[re.Pattern[str], str], ...] = (
+    # `K_div_2`, `K_div_block_size`, `N_mul_2`, `batch_size_plus_1_kv`, `num_experts_plus_one`
+    (re.compile(r"(?P<one>\w+?)_div_(?P<by>\d+(?=_|$)|\w+)"), "{one} == {name} * {by}"),
+    (re.compile(r"(?P<one>\w+?)_mul_(?P<by>\d+(?=_|$)|\w+)"), "{name} == {one} * {by}"),
+    (re.compile(r"(?P<one>\w+?)_plus_(?P<by>\d+(?=_|$)|\w+)"), "{name} == {one} + {by}"),
+    (re.compile(r"(?P<one>\w+)_doubled\Z"), "{name} == 2 * {one}"),
+    (re.compile(r"(?P<one>\w+)_half\Z"), "{one} == 2 * {name}"),
+    (re.compile(r"num_packed_(?P<one>\w+)\Z"), "{one} == 2 * {name}"),  # two values of four bits to a byte
+    (re.compile(r"(?P<one>\w+)_padded\Z"), "{name} >= {one}"),
+)
 BLOCKS = re.compile(r"num(?:_(?P<format>fp4|mxint4))?_(?P<one>\w+)_blocks")
 BLOCK: Mapping[str | None, int] = {None: 128, "fp4": 16, "mxint4": 32}  # values that share a scale
 TILED = re.compile(r"\b128x4[- ](swizzled|tiled)")
@@ -93,23 +94,32 @@ DTYPES: tuple[tuple[re.Pattern[str], DType], ...] = (
 def stated(axes: Mapping[str, Any], inputs: Mapping[str, Any], tags: object = ()) -> Iterator[tuple[str, str]]:
     """Constraints on axes, whole numbers and texts, each with what states it."""
     for name in axes:
-        for constraint in (_arithmetic(name, axes), _twice(name, axes), _packed(name, axes), _padded(name, axes)):
-            if constraint:
-                yield constraint, f"the name of axes.{name}"
+        for pattern, relation in RELATIONS:
+            parts = found.groupdict() if (found := pattern.match(name)) else {}
+            one, by = _axis(parts.get("one", ""), axes), parts.get("by", "1").replace("one", "1")
+            if one and (by in axes or by.isdigit()):
+                yield relation.format(name=name, one=one, by=by), f"the name of axes.{name}"
         yield from _blocks(name, axes, inputs)
         only = ONLY.search(str(axes[name].get("description"))) if isinstance(axes[name], dict) else None
         if only and "value" not in axes[name]:
             yield f"{name} == {only[only.lastindex or 0]}", f"the description of axes.{name}"
     for constraint in EXPERTS if {"num_experts", "num_local_experts"} & set(axes) else ():
-        if names_of(constraint) <= set(axes):
+        if names(constraint) <= set(axes):
             yield constraint, "the names of experts' axes"
+    yield from _described(axes, inputs, tags if isinstance(tags, list) else [])
+
+
+def _described(
+    axes: Mapping[str, Any], inputs: Mapping[str, Any], tags: Iterable[object]
+) -> Iterator[tuple[str, str]]:
+    """Constraints that descriptions of inputs and tags state."""
     for name, spec in inputs.items():
-        for constraint in _described(name, spec, axes, inputs) if isinstance(spec, dict) else ():
+        if not isinstance(spec, dict):
+            continue
+        mode = MODE.fullmatch(str(spec.get("description"))) if spec.get("shape") is None else None
+        told = [f"{name} == {mode[1]}"] if mode else []
+        for constraint in (*told, *_listed(spec, axes), *_tiled(name, spec, axes, inputs)):
             yield constraint, f"the description of inputs.{name}"
-    yield from _tagged(inputs, tags if isinstance(tags, list) else [])
-
-
-def _tagged(inputs: Mapping[str, Any], tags: Collection[Any]) -> Iterator[tuple[str, str]]:
     for tag in tags:
         word, _, value = str(tag).partition(":")
         spec = inputs.get(word.replace("-", "_"))
@@ -117,61 +127,12 @@ def _tagged(inputs: Mapping[str, Any], tags: Collection[Any]) -> Iterator[tuple[
             yield f"{word.replace('-', '_')} == {value!r}", f"the tag {tag}"
 
 
-def _described(
-    name: str, spec: Mapping[str, Any], axes: Mapping[str, Any], inputs: Mapping[str, Any]
-) -> Iterator[str]:
-    """Constraints that the description of an input states."""
-    mode = MODE.fullmatch(str(spec.get("description")))
-    if mode and spec.get("shape") is None:
-        yield f"{name} == {mode[1]}"
-    yield from _listed(spec, axes)
-    yield from _tiled(name, spec, axes, inputs)
-
-
-def names_of(constraint: str) -> frozenset[str]:
-    """The names that a constraint speaks of; none if it is no expression."""
-    try:
-        tree = ast.parse(constraint.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return frozenset()
-    return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
-
-
-def _arithmetic(name: str, axes: Collection[str]) -> str:
-    found = ARITHMETIC.match(name)
-    left = _axis(found["left"], axes) if found else None
-    right = found["right"].replace("one", "1") if found else ""
-    if found is None or left is None or not (right in axes or right.isdigit()):
-        return ""
-    return SIGNS[found["sign"]].format(name=name, left=left, right=right)
-
-
-def _twice(name: str, axes: Collection[str]) -> str:
-    found = TWICE.fullmatch(name)
-    one = _axis(found["one"], axes) if found else None
-    if found is None or one is None:
-        return ""
-    return f"{name} == 2 * {one}" if found["which"] == "doubled" else f"{one} == 2 * {name}"
-
-
-def _padded(name: str, axes: Collection[str]) -> str:
-    found = PADDED.fullmatch(name)
-    one = _axis(found["one"], axes) if found else None
-    return f"{name} >= {one}" if one else ""
-
-
-def _packed(name: str, axes: Collection[str]) -> str:
-    found = PACKED.fullmatch(name)
-    one = _axis(found["one"], axes) if found else None
-    return f"{one} == 2 * {name}" if one else ""
-
-
 def _listed(spec: Mapping[str, Any], axes: Mapping[str, Any]) -> Iterator[str]:
     """Sizes that a description lists, one for each axis: `(32, 4, N//128, 1)`."""
     shape = _shape(spec)
     for found in LISTED.finditer(str(spec.get("description"))):
         sizes = [size.strip() for size in found[1].split(",")]
-        known = all(size.isdigit() or (names_of(size) and names_of(size) <= set(axes)) for size in sizes)
+        known = all(size.isdigit() or set() < names(size) <= set(axes) for size in sizes)
         if len(sizes) == len(shape) and known:
             pairs = dict(zip(shape, sizes, strict=True)).items()
             open_ones = {axis for axis, kind in axes.items() if isinstance(kind, dict) and "value" not in kind}

@@ -7,10 +7,10 @@ as <name>.json and nothing else. Files are of bounded size, out of the folder al
 
 import gc
 import json
-import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -30,6 +30,13 @@ from traceproof.reading import MIB, NotPlainError, read_bytes, read_resolved
 from traceproof.text import printable
 
 DEFINITION_BYTES = 4 * MIB
+LFS_POINTER = b"version https://git-lfs"  # what git leaves in a blob's place where LFS is not installed
+WORKLOAD_BYTES = 256 * MIB  # of one file
+LONGEST_MESSAGE = 1000  # characters of what is wrong with one file
+MOST_DEFINITIONS = 100_000
+MOST_LOOKED_AT = 100  # files of a folder that may hold dumped traces
+DEFINITIONS = "definitions"  # folder of a dataset
+LARGEST = 1 << 20  # bytes of a file that is looked through for the name in it
 PROBLEMS_SHOWN = 6  # of one file; the first few name the cause, the rest mostly follow from it
 
 
@@ -40,16 +47,15 @@ def strict_json(text: str) -> Any:  # noqa: ANN401 - any JSON value
         ValueError: the text is not JSON, or repeats a key.
         RecursionError: it is nested too deeply.
     """
-    return json.loads(text, object_pairs_hook=_object)
 
+    def whole(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            repeated = sorted(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            raise ValueError(f"an object has the keys {repeated} more than once")
+        return found
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = sorted({key for key in keys if keys.count(key) > 1})
-        raise ValueError(f"an object has the keys {repeated} more than once")
-    return found
+    return json.loads(text, object_pairs_hook=whole)
 
 
 def json_text(value: Any) -> str:  # noqa: ANN401 - any JSON value
@@ -85,17 +91,6 @@ def inside(target: Path, root: Path) -> bool:
 
 
 @contextmanager
-def deep_recursion(frames: int) -> Iterator[None]:
-    """Let walks over syntax trees go as deep as this meanwhile: Python's own limit is 1,000 frames."""
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(before, frames))
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(before)
-
-
-@contextmanager
 def paused_collection(*, kept: bool = False) -> Iterator[None]:
     """Pause the cyclic collector: walking syntax trees takes it half of the reading time.
 
@@ -115,7 +110,15 @@ def paused_collection(*, kept: bool = False) -> Iterator[None]:
 def explain(error: BaseException) -> str:
     """What is wrong with a file that could not be read as what it should be."""
     if isinstance(error, ValidationError):
-        found = [_explain_one(dict(detail)) for detail in error.errors(include_url=False, include_context=False)]
+        found = []
+        for detail in error.errors(include_url=False, include_context=False):
+            where, given = ".".join(map(str, detail["loc"])), repr(detail["input"])
+            text = detail["msg"].removeprefix("Value error, ")
+            if (
+                detail["type"] not in {"missing", "value_error"} and len(given) <= 60
+            ):  # longer ones bury the message
+                text += f", not {given}"
+            found.append(f"{where}: {text}" if where else text)
         rest = len(found) - PROBLEMS_SHOWN
         return "; ".join(found[:PROBLEMS_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
     if isinstance(error, json.JSONDecodeError):
@@ -123,22 +126,6 @@ def explain(error: BaseException) -> str:
     if isinstance(error, (RecursionError, MemoryError)):
         return "nested too deeply to be parsed"
     return str(error)
-
-
-def _explain_one(detail: Mapping[str, Any]) -> str:
-    where = ".".join(str(part) for part in detail["loc"])
-    text = str(detail["msg"]).removeprefix("Value error, ")
-    given = repr(detail["input"])
-    if detail["type"] not in {"missing", "value_error"} and len(given) <= 60:  # longer ones bury the message
-        text += f", not {given}"
-    return f"{where}: {text}" if where else text
-
-
-LFS_POINTER = b"version https://git-lfs"  # what git leaves in a blob's place where LFS is not installed
-WORKLOAD_BYTES = 256 * MIB  # of one file
-LONGEST_MESSAGE = 1000  # characters of what is wrong with one file
-MOST_DEFINITIONS = 100_000
-MOST_LOOKED_AT = 100  # files of a folder that may hold dumped traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +205,28 @@ class Tree:
         lines: list[WorkloadLine] = []
         broken: list[Broken] = []
         for path in self.workload_files.get(name, ()):
-            for found in self._lines(path, name):
-                (broken if isinstance(found, Broken) else lines).append(found)  # type: ignore[arg-type]
+            try:
+                text = file_text(self.root / path, self.root, most=WORKLOAD_BYTES)
+            except (OSError, UnicodeDecodeError, NotPlainError) as error:
+                broken.append(broken_file(path, error))
+                continue
+            for number, line in enumerate(text.split("\n"), start=1):
+                if not line.strip():
+                    continue
+                try:
+                    trace = Trace.model_validate(strict_json(line))
+                except (ValueError, RecursionError) as error:
+                    what, todo = explain(error), "mend the line by trace.md's schema, or remove it"
+                else:
+                    if trace.definition == name and trace.is_workload:
+                        missing = tuple(blob for blob in trace.workload.blobs if self.missing_blob(blob))
+                        lines.append(WorkloadLine(path, number, trace, missing))
+                        continue
+                    what, todo = "the line carries a solution's result", "move it to traces/"
+                    if trace.definition != name:
+                        what = f"the line is for {trace.definition!r}, the file for {name!r}"
+                        todo = "move it to the file of its definition"
+                broken.append(Broken(path, what, todo, line=number))
         return Workloads(tuple(lines), tuple(broken))
 
     def missing_blob(self, blob: str) -> bool:
@@ -233,35 +240,9 @@ class Tree:
                 return True
             with path.open("rb") as file:
                 return file.read(len(LFS_POINTER)) == LFS_POINTER
-        except (
-            OSError,
-            ValueError,
-            RuntimeError,
-        ):  # a null byte; Python 3.11 and 3.12 have RuntimeError for a loop
+        # ValueError: a null byte; RuntimeError: a loop of links, before Python 3.13
+        except (OSError, ValueError, RuntimeError):
             return True
-
-    def _lines(self, path: Path, name: str) -> Iterator[WorkloadLine | Broken]:
-        try:
-            text = file_text(self.root / path, self.root, most=WORKLOAD_BYTES)
-        except (OSError, UnicodeDecodeError, NotPlainError) as error:
-            yield broken_file(path, error)
-            return
-        for number, line in enumerate(text.split("\n"), start=1):
-            if line.strip():
-                yield self._line(path, number, line, name)
-
-    def _line(self, path: Path, number: int, text: str, name: str) -> WorkloadLine | Broken:
-        try:
-            trace = Trace.model_validate(strict_json(text))
-        except (ValueError, RecursionError) as error:
-            return Broken(path, explain(error), "mend the line by trace.md's schema, or remove it", line=number)
-        if trace.definition != name:
-            what = f"the line is for {trace.definition!r}, the file for {name!r}"
-            return Broken(path, what, "move it to the file of its definition", line=number)
-        if not trace.is_workload:
-            return Broken(path, "the line carries a solution's result", "move it to traces/", line=number)
-        missing = tuple(blob for blob in trace.workload.blobs if self.missing_blob(blob))
-        return WorkloadLine(path, number, trace, missing)
 
 
 def is_dataset(root: Path) -> bool:
@@ -305,47 +286,46 @@ def read_tree(root: Path) -> Tree:
     root = root.resolve()
     files = sorted(islice(_definition_files(root), MOST_DEFINITIONS + 1))
     if not files:
-        raise _no_dataset(root)
+        looked = root / "definitions"
+        todo = "Expected <folder>/definitions/<op_type>/<name>.json. Give the folder that holds definitions/."
+        if "definitions" in {root.name, root.parent.name}:
+            todo += f" That may be {root.parent if root.name == 'definitions' else root.parent.parent}."
+        state = "no *.json below it" if looked.is_dir() else "it does not exist"
+        raise TraceproofError(f"{root} is not a dataset", problems=[f"looked in {looked}: {state}"], todo=todo)
     if len(files) > MOST_DEFINITIONS:
         raise TraceproofError(f"{root} has more than {MOST_DEFINITIONS} files of definitions")
     definitions: dict[str, Entry] = {}
     broken: list[Broken] = []
+    notes: list[Note] = []
     with paused_collection():
-        read = [_read_entry(file, root) for file in files]
-    for found in read:
-        if isinstance(found, Broken):
-            broken.append(found)
-        elif (first := definitions.get(found.definition.name)) is not None:
-            what = f"the name {found.definition.name!r} is already taken by {first.path}"
-            broken.append(Broken(found.path, what, "rename one of the two or remove it"))
-        else:
-            definitions[found.definition.name] = found
-    return Tree(root, MappingProxyType(definitions), tuple(broken), tuple(_misplaced(definitions.values())))
+        for file in files:
+            path = file.relative_to(root)
+            try:
+                reading = read_noted(file, root=root)
+            except (OSError, ValueError, RecursionError, MemoryError) as error:
+                broken.append(broken_file(path, error))
+                continue
+            made = reading.definition
+            if (first := definitions.get(made.name)) is not None:
+                what = f"the name {made.name!r} is already taken by {first.path}"
+                broken.append(Broken(path, what, "rename one of the two or remove it"))
+                continue
+            definitions[made.name] = Entry(path, made, reading.notes)
+            expected = Path("definitions", made.op_type, f"{made.name}.json")
+            if path != expected and not (made.dialect is Dialect.TRACE_DUMP and len(path.parts) == 1):
+                notes.append(Note(path, f"name and op_type say {expected}"))
+    return Tree(root, MappingProxyType(definitions), tuple(broken), tuple(notes))
 
 
 def _definition_files(root: Path) -> Iterator[Path]:
     below = root / "definitions"
     if below.is_dir() or below.name in {root.name, root.parent.name}:
         return below.rglob("*.json")
-    dumped = any(map(_is_dumped, islice(root.glob("*.json"), MOST_LOOKED_AT)))
-    return root.glob("*.json") if dumped else below.rglob("*.json")
-
-
-def _is_dumped(path: Path) -> bool:
-    """Whether a file says what kind of op it defines."""
-    try:
-        return b'"op_type"' in file_bytes(path, path.parent, most=DEFINITION_BYTES)
-    except (OSError, NotPlainError):
-        return False
-
-
-def _read_entry(file: Path, root: Path) -> Entry | Broken:
-    path = file.relative_to(root)
-    try:
-        reading = read_noted(file, root=root)
-        return Entry(path, reading.definition, reading.notes)
-    except (OSError, ValueError, RecursionError, MemoryError) as error:
-        return broken_file(path, error)
+    for path in islice(root.glob("*.json"), MOST_LOOKED_AT):
+        with suppress(OSError, NotPlainError):
+            if b'"op_type"' in file_bytes(path, root, most=DEFINITION_BYTES):  # of dumped traces
+                return root.glob("*.json")
+    return below.rglob("*.json")
 
 
 def broken_file(path: Path, error: Exception) -> Broken:
@@ -357,28 +337,6 @@ def broken_file(path: Path, error: Exception) -> Broken:
     if isinstance(error, OSError):
         return Broken(path, f"can not be read: {error.strerror or error}", "check the file and its permissions")
     return Broken(path, explain(error), "mend the file by definition.md's schema, or remove it")
-
-
-def _misplaced(entries: Iterable[Entry]) -> Iterator[Note]:
-    for entry in entries:
-        expected = Path("definitions", entry.definition.op_type, f"{entry.definition.name}.json")
-        dumped = entry.definition.dialect is Dialect.TRACE_DUMP and len(entry.path.parts) == 1
-        if entry.path != expected and not dumped:
-            yield Note(entry.path, f"name and op_type say {expected}")
-
-
-def _no_dataset(root: Path) -> TraceproofError:
-    looked = root / "definitions"
-    todo = "Expected <folder>/definitions/<op_type>/<name>.json. Give the folder that holds definitions/."
-    if root.name == "definitions" or root.parent.name == "definitions":
-        above = root.parent if root.name == "definitions" else root.parent.parent
-        todo += f" That may be {above}."
-    state = "no *.json below it" if looked.is_dir() else "it does not exist"
-    return TraceproofError(f"{root} is not a dataset", problems=[f"looked in {looked}: {state}"], todo=todo)
-
-
-DEFINITIONS = "definitions"  # folder of a dataset
-LARGEST = 1 << 20  # bytes of a file that is looked through for the name in it
 
 
 def find(tree: Tree, name: str) -> Entry:
@@ -444,7 +402,11 @@ def wanted(words: Sequence[str], dataset: Callable[[], Path], given: Path | None
     `dataset` gives the folder in which names are looked up; `given`: the one that the user named, if any. Raises
     TraceproofError: a word is none of these, a file can not be used, or paths lead to several datasets.
     """
-    paths = {word: Path(word).expanduser().resolve() for word in words if _is_path(word)}
+    paths = {
+        word: Path(word).expanduser().resolve()
+        for word in words
+        if "/" in word or word.endswith(".json") or word in {".", ".."}
+    }
     names = {path: read_file(path).name for path in paths.values() if not path.is_dir()}
     roots = {root_of(path) for path in paths.values()} | ({given.expanduser().resolve()} if given else set())
     if len(roots) > 1:
@@ -480,10 +442,6 @@ def root_of(path: Path) -> Path:
     if above is not None:
         return above.parent
     return path if path.is_dir() else path.parent
-
-
-def _is_path(word: str) -> bool:
-    return "/" in word or word.endswith(".json") or word in {".", ".."}
 
 
 def _of_file(tree: Tree, path: Path, name: str) -> Wanted:

@@ -7,23 +7,27 @@ our definition on the same inputs. Before that, definitions are compared field b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from traceproof.dataset.definition import ConstAxis, Definition, TensorSpec
+from traceproof.dataset.definition import Definition, TensorSpec
 from traceproof.dataset.reference_text import assigned
 from traceproof.run.workers import Environment, Worker
 from traceproof.sandbox import GIB, Limits, Pool, Status
 from traceproof.stacks import MAIN
 
-if TYPE_CHECKING:
-    from traceproof.ops.cases import Case
-    from traceproof.run.source import Source
-
 MEMORY_LIMIT = 1536 << 20  # bytes that one case may need; a larger one is left out, and said so
 LIMITS = Limits(seconds=120.0, memory_bytes=3 * GIB)  # of one case
+# Constants that decide a result and stand in no axis, by the names that references give them.
+HIDDEN: Mapping[str, tuple[str, ...]] = {
+    "eps": ("eps", "epsilon", "variance_epsilon"),
+    "weight offset": ("weight_offset",),
+    "top_k": ("top_k", "topk", "num_experts_per_tok"),
+    "n_group": ("n_group", "num_groups", "num_expert_group"),
+    "topk_group": ("topk_group", "top_k_group"),
+}
 CASES = 32  # more than a definition has of that size
 
 
@@ -53,19 +57,21 @@ def check(
         for definition, text in zip(definitions, texts, strict=True)
     ]
     # Our own code, which has a worker of its own, shut in, for each reference.
-    limits = Limits(seconds=CASES * LIMITS.seconds, memory_bytes=None)
-    with Worker(
-        Environment(name=MAIN, python=str(python)), "traceproof.extract.check:setup", {}, limits
-    ) as worker:
-        outcomes = map(worker.ask, items)
-        return [_finding(outcome.status, outcome.value, outcome.message) for outcome in outcomes]
-
-
-def _finding(status: Status, value: Any, message: str) -> Finding:  # noqa: ANN401 - JSON
-    if status is not Status.OK:
-        last = message.strip().splitlines()[-1] if message.strip() else status.value
-        return Finding(0, (f"{status.value}: {last}",))
-    return Finding(value["cases"], tuple(value["problems"]), value["no_oracle"], value["too_large"])
+    here, limits = (
+        Environment(name=MAIN, python=str(python)),
+        Limits(seconds=CASES * LIMITS.seconds, memory_bytes=None),
+    )
+    with Worker(here, "traceproof.extract.check:setup", {}, limits) as worker:
+        outcomes = [worker.ask(item) for item in items]
+    findings = []
+    for outcome in outcomes:
+        if outcome.status is Status.OK:
+            said = outcome.value
+            findings.append(Finding(said["cases"], tuple(said["problems"]), said["no_oracle"], said["too_large"]))
+        else:
+            last = (outcome.message.strip().splitlines() or [outcome.status.value])[-1]
+            findings.append(Finding(0, (f"{outcome.status.value}: {last}",)))
+    return findings
 
 
 def setup(_payload: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -81,6 +87,8 @@ def setup(_payload: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]
 
 def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict[str, Any]:
     from traceproof.ops import registry
+    from traceproof.reasons import Verdict
+    from traceproof.run.case import solve
     from traceproof.run.source import CallError, loaded
 
     op, unknown = registry.for_definition(definition)
@@ -88,41 +96,24 @@ def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict
         return {"cases": 0, "problems": [], "no_oracle": unknown, "too_large": 0}
     every = list(op.cases(definition, sizes=("small",), seed=0))
     cases = [case for case in every if op.memory(definition, case) <= MEMORY_LIMIT]
+    found: dict[str, Any] = {"cases": 0, "no_oracle": None, "too_large": len(every) - len(cases)}
     problems: list[str] = []
     try:
         with loaded(definition, pool, limits=LIMITS, need=MEMORY_LIMIT, source=reference) as source:
             for case in cases:
-                problems += [f"{case.id}: {problem}" for problem in _case_problems(source, case)]
+                subject = solve(definition, case)
+                try:
+                    outputs = source.outputs(subject)
+                except CallError as error:
+                    problems.append(f"{case.id}: {error.told}")
+                    continue
+                for name in definition.outputs:
+                    ruling = subject.ruling(name, outputs.get(name), reference=True)
+                    if ruling.verdict is not Verdict.PASS:
+                        problems.append(f"{case.id}: {name}: {ruling.message}")
     except CallError as error:  # the policy refuses it
-        return {"cases": 0, "problems": [str(error)], "no_oracle": None, "too_large": len(every) - len(cases)}
-    return {"cases": len(cases), "problems": problems, "no_oracle": None, "too_large": len(every) - len(cases)}
-
-
-def _case_problems(source: Source, case: Case) -> Iterator[str]:
-    from traceproof.reasons import Verdict
-    from traceproof.run.case import solve
-    from traceproof.run.source import CallError
-
-    subject = solve(source.definition, case)
-    try:
-        outputs = source.outputs(subject)
-    except CallError as error:
-        yield error.told
-        return
-    for name in source.definition.outputs:
-        ruling = subject.ruling(name, outputs.get(name), reference=True)
-        if ruling.verdict is not Verdict.PASS:
-            yield f"{name}: {ruling.message}"
-
-
-# Constants that decide a result and stand in no axis, by the names that references give them.
-HIDDEN: Mapping[str, tuple[str, ...]] = {
-    "eps": ("eps", "epsilon", "variance_epsilon"),
-    "weight offset": ("weight_offset",),
-    "top_k": ("top_k", "topk", "num_experts_per_tok"),
-    "n_group": ("n_group", "num_groups", "num_expert_group"),
-    "topk_group": ("topk_group", "top_k_group"),
-}
+        return found | {"problems": [str(error)]}
+    return found | {"cases": len(cases), "problems": problems}
 
 
 def meaning_differences(one: Definition, other: Definition) -> list[str]:
@@ -137,7 +128,11 @@ def meaning_differences(one: Definition, other: Definition) -> list[str]:
         found.append(f"op_type: {one.op_type} and {other.op_type}")
     for kind in ("inputs", "outputs"):
         found += _tensor_differences(kind, one, other)
-    found += _axis_differences(one, other)
+    for name in sorted(_used_axes(one) | _used_axes(other)):
+        if name in one.axes and name in other.axes:  # else a tensor's shape differs too, and was named
+            mine, others = (each.const_axes.get(name, "var") for each in (one, other))
+            if mine != others:
+                found.append(f"axes.{name}: {mine} and {others}")
     ours, theirs = hidden_constants(one), hidden_constants(other)
     found += [
         f"reference: {name} is {ours[name]:g} and {theirs[name]:g}"
@@ -183,28 +178,11 @@ def _used_axes(definition: Definition) -> set[str]:
     return {name for spec in specs for name in spec.shape or ()}
 
 
-def _axis_differences(one: Definition, other: Definition) -> list[str]:
-    found = []
-    for name in sorted(_used_axes(one) | _used_axes(other)):
-        ours, theirs = one.axes.get(name), other.axes.get(name)
-        if ours is None or theirs is None:
-            continue  # then a tensor's shape differs too, and was named
-        sizes = [axis.value if isinstance(axis, ConstAxis) else "var" for axis in (ours, theirs)]
-        if sizes[0] != sizes[1]:
-            found.append(f"axes.{name}: {sizes[0]} and {sizes[1]}")
-    return found
-
-
 def hidden_constants(definition: Definition) -> dict[str, float]:
     """Constants by their meaning; an axis of the name counts where the reference has none."""
     constants = assigned(definition.reference)
     found: dict[str, float] = {}
     for meaning, names in HIDDEN.items():
-        for name in names:
-            if name in constants:
-                found[meaning] = constants[name]
-                break
-            if name in definition.const_axes:
-                found[meaning] = definition.const_axes[name]
-                break
+        stated = [given[name] for name in names for given in (constants, definition.const_axes) if name in given]
+        found |= {meaning: stated[0]} if stated else {}
     return found

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import product, starmap
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,11 @@ def requested(
         ranks = [one for one in divisors(config) if _fits(config, Parallel(one, 1))]
     else:
         ranks = _numbers("tp", tp)
-    found = _fitting(config, ranks or [1]) if ALL in ep else pairs(ranks, _numbers("ep", ep), usual)
+    if ALL in ep:
+        spread = [Parallel(one, other) for one in ranks or [1] for other in divisors(config) if one % other == 0]
+        found = tuple(pair for pair in spread if _fits(config, pair))
+    else:
+        found = pairs(ranks, _numbers("ep", ep), usual)
     if dp == 1:
         return found
     if bad := [one.tp for one in found if dp < 1 or one.tp % dp]:
@@ -156,12 +160,6 @@ def requested(
             f"dp-attention: {dp} does not divide tp of {bad}", todo="Attention is spread over the ranks of tp."
         )
     return tuple(one._replace(dp=dp) for one in found)
-
-
-def _fitting(config: Mapping[str, Any], ranks: Sequence[int]) -> tuple[Parallel, ...]:
-    """Every pair of these numbers of ranks and a number of heads' divisor that fits the config."""
-    spread = [(tp, ep) for tp in ranks for ep in divisors(config) if tp % ep == 0]
-    return tuple(pair for pair in starmap(Parallel, spread) if _fits(config, pair))
 
 
 def divisors(config: Mapping[str, Any]) -> list[int]:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any
 
 from traceproof.errors import TraceproofError
@@ -40,7 +41,11 @@ def nodes(reading: Reading, definitions: Mapping[str, Sequence[str]]) -> list[No
     for place, members in groups.items():
         most = max(members, key=lambda module: module.count)
         holder = keys.get((most.parent or "", most.parent_class or "")) if most.parent is not None else None
-        keys[place] = key = _free(_name(*place), holder, set(keys.values()))
+        last, taken = place[0].rpartition(".")[2], set(keys.values())
+        name = place[1] if last in {"", "*"} else last
+        name = f"{holder}_{name}" if name in taken and holder is not None else name
+        numbered = chain([name], (f"{name}_{number}" for number in count(2)))
+        keys[place] = key = next(free for free in numbered if free not in taken)
         found.append(
             Node(
                 key=key,
@@ -51,20 +56,6 @@ def nodes(reading: Reading, definitions: Mapping[str, Sequence[str]]) -> list[No
             )
         )
     return found
-
-
-def _name(path: str, class_name: str) -> str:
-    last = path.rpartition(".")[2]
-    return class_name if last in ("", "*") else last
-
-
-def _free(name: str, holder: str | None, taken: set[str]) -> str:
-    if name in taken and holder is not None:
-        name = f"{holder}_{name}"
-    number, free = 2, name
-    while free in taken:
-        free, number = f"{name}_{number}", number + 1
-    return free
 
 
 def as_json(found: Iterable[Node], *, identity: str, name: str, description: str) -> dict[str, Any]:
@@ -90,20 +81,15 @@ def typescript(model: Mapping[str, Any]) -> str:
         lines.append(f"      {key if IDENTIFIER.match(key) else _string(key)}: {{")
         lines.append(f"        count: {module['count']},")
         lines += [f"        {part}: {_string(module[part])}," for part in ("parent", "type") if part in module]
-        lines += _list(module["definitions"])
+        line = f"        definitions: [{', '.join(map(_string, module['definitions']))}],"
+        listed = [f"          {_string(name)}," for name in module["definitions"]]
+        lines += [line] if len(line) <= LINE else ["        definitions: [", *listed, "        ],"]
         lines.append("      },")
     return "\n".join([*lines, "    },", "  },"]) + "\n"
 
 
 def _string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-def _list(names: Sequence[str]) -> list[str]:
-    line = f"        definitions: [{', '.join(map(_string, names))}],"
-    if len(line) <= LINE:
-        return [line]
-    return ["        definitions: [", *(f"          {_string(name)}," for name in names), "        ],"]
 
 
 def inserted(text: str, model: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any
 
 from traceproof.dataset.definition import Definition
+from traceproof.extract.check import meaning_differences
 from traceproof.models.catalogue import Parallel
 from traceproof.models.reading import Evidence, Fact, Kernel, Module, Reading
 from traceproof.ops.drafts import Draft
@@ -97,7 +98,8 @@ def _encoders(modules: Sequence[Module]) -> dict[str, str]:
     aside: dict[str, Module] = {}
     layered = set()
     for module in modules:
-        if not _is_part(module.path) or module.kind not in HOLDERS:
+        is_part = bool(module.path) and module.path.count(".") <= 1 and "*" not in module.path
+        if not is_part or module.kind not in HOLDERS:
             continue
         inner = [one for one in modules if _below(one.path, module.path)]
         kinds = {one.kind for one in inner}
@@ -107,15 +109,9 @@ def _encoders(modules: Sequence[Module]) -> dict[str, str]:
         if any(one.path.endswith(".*") for one in inner):
             layered.add(module.parent)
     found = {path: one.class_name for path, one in aside.items() if one.parent in layered}
-    return {path: name for path, name in found.items() if not _held(path, found)}
-
-
-def _is_part(path: str) -> bool:
-    return bool(path) and path.count(".") <= 1 and "*" not in path
-
-
-def _held(path: str, others: Iterable[str]) -> bool:
-    return any(_below(path, one) for one in others if one != path)
+    return {
+        path: name for path, name in found.items() if not any(_below(path, one) for one in found if one != path)
+    }
 
 
 def _kernel(module: Module, reading: Reading) -> Kernel | str:
@@ -141,17 +137,9 @@ def confirmed(
         if wrong is None:
             agreed.append(call)
             continue
-        path = ", ".join(call.paths)
-        unmapped.append(
-            Unmapped(
-                path,
-                call.kind,
-                call.count,
-                f"{call.kind}: {wrong}",
-                sources.get(call.paths[0], ""),
-                disagreed=True,
-            )
-        )
+        path, source = ", ".join(call.paths), sources.get(call.paths[0], "")
+        left = Unmapped(path, call.kind, call.count, f"{call.kind}: {wrong}", source, disagreed=True)
+        unmapped.append(left)
     return agreed, unmapped, evidence.notes
 
 
@@ -216,8 +204,6 @@ class Clash:
 
 def collect(asked: Iterable[tuple[Draft, Use]]) -> tuple[list[Wanted], list[Clash]]:
     """Each kernel once, in order of first use; one name with two meanings becomes two, the second `_v2`."""
-    from traceproof.extract.check import meaning_differences
-
     found: dict[str, Wanted] = {}
     clashes: dict[str, Clash] = {}
     for draft, use in asked:

@@ -4,10 +4,9 @@ import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import json_text, read_definition
@@ -128,7 +127,9 @@ def write(outcomes: Sequence[Outcome], root: Path) -> list[Path]:
     Raises TraceproofError: it can not be written.
     """
     files = {outcome.path: outcome.text for outcome in outcomes if outcome.text is not None}
-    files = {path: text for path, text in files.items() if _differs(root / path, text)}
+    for path in [path for path in files if (root / path).exists()]:
+        if (root / path).read_text(encoding="utf-8") == files[path]:
+            del files[path]
     if not files:
         return []
     try:
@@ -150,10 +151,6 @@ def write(outcomes: Sequence[Outcome], root: Path) -> list[Path]:
     return [root / path for path in files]
 
 
-def _differs(path: Path, text: str) -> bool:
-    return not path.exists() or path.read_text(encoding="utf-8") != text
-
-
 def recall_table(extracted: Sequence[Definition], dataset: Path, models: Iterable[str]) -> str:
     """Markdown: is every definition of `dataset` that has a `model:` tag out of `models` extracted alike?"""
     wanted = {f"model:{model}" for model in models}
@@ -164,34 +161,26 @@ def recall_table(extracted: Sequence[Definition], dataset: Path, models: Iterabl
         raw = json.loads(path.read_text(encoding="utf-8"))
         if not wanted & set(raw.get("tags") or ()):
             continue
-        status, remarks = _status(raw, ours.get(path.stem))
+        mine = ours.get(path.stem)
+        if mine is None:
+            status, remarks = "missing", ["no model of the catalogue, at its usual parallelism, makes this call"]
+        else:
+            other = Definition.model_validate(raw)
+            differences = meaning_differences(mine, other)
+            status = "different" if differences else "same"
+            remarks = [f"extraction and dataset: {text}" for text in differences] + notes(mine, other)
         counted[path.parent.name, status] += 1
         if remarks:
             lines.append(f"| {path.stem} | {status} | {'; '.join(remarks)} |")
-    return _render(counted, lines)
-
-
-def _status(raw: Mapping[str, Any], mine: Definition | None) -> tuple[str, list[str]]:
-    if mine is None:
-        return "missing", ["no model of the catalogue, at its usual parallelism, makes this call"]
-    other = Definition.model_validate(raw)
-    differences = meaning_differences(mine, other)
-    remarks = [f"extraction and dataset: {text}" for text in differences] + notes(mine, other)
-    return ("different" if differences else "same"), remarks
-
-
-def _render(counted: Mapping[tuple[str, str], int], lines: Sequence[str]) -> str:
-    op_types = sorted({op_type for op_type, _ in counted})
     table = ["| op_type | in the dataset | same | different | missing |", "|---|---|---|---|---|"]
+    statuses = ("same", "different", "missing")
     totals = Counter[str]()
-    for op_type in op_types:
-        row = {status: counted.get((op_type, status), 0) for status in ("same", "different", "missing")}
-        totals.update(row)
-        table.append(
-            f"| {op_type} | {sum(row.values())} | {row['same']} | {row['different']} | {row['missing']} |"
-        )
-    whole = sum(totals.values())
-    table.append(f"| all | {whole} | {totals['same']} | {totals['different']} | {totals['missing']} |")
+    for op_type in sorted({op_type for op_type, _ in counted}):
+        row = [counted[op_type, status] for status in statuses]
+        totals.update(dict(zip(statuses, row, strict=True)))
+        table.append(f"| {op_type} | {sum(row)} | {row[0]} | {row[1]} | {row[2]} |")
+    whole = totals.total()
+    table.append(f"| all | {whole} | {' | '.join(str(totals[status]) for status in statuses)} |")
     share = f"Recall: {totals['same']} of {whole}." if whole else "The dataset has no definition of these models."
-    remarks = ["| definition | | what differs |", "|---|---|---|", *lines] if lines else ["No differences."]
-    return "\n".join([*table, "", share, "", *remarks]) + "\n"
+    told = ["| definition | | what differs |", "|---|---|---|", *lines] if lines else ["No differences."]
+    return "\n".join([*table, "", share, "", *told]) + "\n"

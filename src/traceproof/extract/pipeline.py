@@ -141,7 +141,12 @@ def extract(models: Sequence[Model], settings: Settings, *, say: Callable[[str],
         readings[label] = reading
     wanted, clashes = collect(asked)
     started = time.monotonic()
-    kept, refused = _checked(wanted, settings.torch_python)
+    checked = [(item.draft.twin or item.draft).definition([]) for item in wanted]
+    unique = {definition.digest: definition for definition in checked}
+    held = dict(zip(unique, check(list(unique.values()), python=settings.torch_python), strict=True))
+    results = [(item, held[definition.digest]) for item, definition in zip(wanted, checked, strict=True)]
+    kept = [item for item, finding in results if finding.right]
+    refused = [(item, finding) for item, finding in results if not finding.right]
     extraction = Extraction(kept, clashes, refused, unmapped, readings, described, templates=templates)
     extraction.check_seconds = round(time.monotonic() - started, 1)
     extraction.peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
@@ -182,20 +187,6 @@ def definitions_of(label: str, reading: Reading, config: Mapping[str, Any], choi
             raise TraceproofError(f"{label}: SGLang and transformers disagree", problems=problems, todo=todo)
     made, partly = drafts(kernels.merged(calls), choices)
     return Described(made, [*left, *partly], counts)
-
-
-def _checked(wanted: Sequence[Wanted], python: Path) -> tuple[list[Wanted], list[tuple[Wanted, Finding]]]:
-    stand_ins = [(item.draft.twin or item.draft).definition([]) for item in wanted]
-    unique = {definition.digest: definition for definition in stand_ins}
-    findings = dict(zip(unique, check(list(unique.values()), python=python), strict=True))
-    kept, refused = [], []
-    for item, stand_in in zip(wanted, stand_ins, strict=True):
-        finding = findings[stand_in.digest]
-        if finding.right:
-            kept.append(item)
-        else:
-            refused.append((item, finding))
-    return kept, refused
 
 
 def publish(  # noqa: PLR0913 - what, how, where from, where to
@@ -255,7 +246,11 @@ def run(  # noqa: PLR0913 - what, how, where from, where to
     dataset is no error here: both definitions are there, and it stands in the report. Raises TraceproofError: a
     model can not be read, or a reference does not hold.
     """
-    extraction = extract([_model(choice) for choice in choices], settings, say=say)
+    models = []
+    for choice in choices:
+        slug, tags, given, usual = model_of(choice.name, config=choice.config, repository=None)
+        models.append(Model(slug, tags, given, pairs(choice.tp, choice.ep, usual)))
+    extraction = extract(models, settings, say=say)
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".extracting-", dir=out.parent) as scratch:
@@ -271,14 +266,9 @@ def run(  # noqa: PLR0913 - what, how, where from, where to
             say(f"conflict: {outcome.name}: {'; '.join(outcome.differences)}")
     for line in not_described(extraction):
         say(line)
-    models = [choice.model_dump(mode="json") for choice in choices]
-    write_json(out / FETCHED, {"source": {"models": models}, "scan": scan_digest(out)})
+    asked = [choice.model_dump(mode="json") for choice in choices]
+    write_json(out / FETCHED, {"source": {"models": asked}, "scan": scan_digest(out)})
     return extraction
-
-
-def _model(choice: ModelChoice) -> Model:
-    slug, tags, given, usual = model_of(choice.name, config=choice.config, repository=None)
-    return Model(slug, tags, given, pairs(choice.tp, choice.ep, usual))
 
 
 def link(dataset: Path, out: Path) -> None:

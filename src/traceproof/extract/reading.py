@@ -5,7 +5,8 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,15 @@ from traceproof.stacks import READER, STACKS
 
 START = 120.0  # seconds until SGLang is imported
 TIMEOUT = 300.0  # seconds; a reading takes 1 to 20, more means that SGLang waits for something
+SEEN = ("path", "kind", "facts", "count")
+MODULE = ("path", "parent", "parent_class", "kind", "facts", "count")
 READERS = 2  # readings at a time: each takes one core and up to 1 GB
 
 
 def parse(answer: Mapping[str, Any]) -> Reading:
     """A reading out of the bootstrap's JSON."""
-    draft = answer.get("draft", {"modules": ()})
-    other = answer.get("second", {})
-    seen = tuple(
-        Seen(*(item[name] for name in ("path", "kind", "facts", "count"))) for item in other.get("modules", ())
-    )
+    draft, other = answer.get("draft", {}), answer.get("second", {})
+    seen = (Seen(*(item[name] for name in SEEN)) for item in other.get("modules", ()))
     return Reading(
         versions={name: answer[name] for name in (STACKS[READER].package, "transformers", "torch")},
         architecture=answer["architecture"],
@@ -35,18 +35,18 @@ def parse(answer: Mapping[str, Any]) -> Reading:
         modules=_modules(answer["modules"]),
         seconds=answer["seconds"],
         peak_mb=answer["peak_mb"],
-        second=Second(seen, other.get("absent") or other.get("problem") or ""),
+        second=Second(tuple(seen), other.get("absent") or other.get("problem") or ""),
         loads=tuple(answer.get("loads", ())),
         unpacked=answer.get("unpacked", ""),
-        draft=Layers(_modules(draft["modules"]), draft.get("problem", "")),
+        draft=Layers(_modules(draft.get("modules", ())), draft.get("problem", "")),
     )
 
 
 def _modules(items: Iterable[Mapping[str, Any]]) -> tuple[Module, ...]:
-    names = ("path", "parent", "parent_class", "class", "kind", "facts", "count")
     return tuple(
-        replace(
-            Module(*(item[name] for name in names)),
+        Module(
+            **{name: item[name] for name in MODULE},
+            class_name=item["class"],
             source=item.get("source", ""),
             uses=tuple(item.get("uses", ())),
         )
@@ -160,7 +160,7 @@ def _refusal(error: Mapping[str, Any], environment: Environment) -> TraceproofEr
                 todo="Use a supported version, or add it to extract/bootstrap/start.py with a golden reading.",
             )
         case "unknown architecture":
-            known = ", ".join(_closest(str(error["value"]), error["allowed"]))
+            known = ", ".join(get_close_matches(str(error["value"]), error["allowed"], n=4, cutoff=0.0))
             return TraceproofError(
                 f"architectures: SGLang {error['version']} knows no {error['value']!r}; closest: {known}",
                 todo=f"`--list` names all {len(error['allowed'])} that it knows.",
@@ -176,9 +176,3 @@ def _refusal(error: Mapping[str, Any], environment: Environment) -> TraceproofEr
                 problems=[error["message"], f"raised at {error['where']}"],
                 todo="Check the field that the message names.",
             )
-
-
-def _closest(name: str, known: list[str]) -> list[str]:
-    from difflib import get_close_matches
-
-    return get_close_matches(name, known, n=4, cutoff=0.0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,35 +107,24 @@ def write_sharing(
     wanted: Sequence[Wanted], clashes: Sequence[Clash], folder: Path, *, keep: bool
 ) -> dict[str, Kernel]:
     """Write the record and its table; the wanted replace the same models and ranks, or all if not `keep`."""
-    now = {item.name: Kernel(op_type=item.draft.op_type, uses=_uses(item)) for item in wanted}
-    found = _merged(_read(folder / RECORD) if keep else {}, now)
-    write_text(folder / RECORD, Record(found).model_dump_json(indent=1) + "\n")
-    write_text(folder / TABLE, table(found, clashes))
-    return found
-
-
-def _uses(item: Wanted) -> tuple[ModelUse, ...]:
-    uses = (
-        ModelUse(model=use.model, tp=use.parallel.tp, ep=use.parallel.ep, count=use.count) for use in item.uses
-    )
-    return tuple(dict.fromkeys(uses))
-
-
-def _read(path: Path) -> dict[str, Kernel]:
-    try:
-        return Record.model_validate_json(path.read_text(encoding="utf-8")).root
-    except (OSError, ValidationError):
-        return {}  # absent, or cut short: the models' next extraction records them again
-
-
-def _merged(before: Mapping[str, Kernel], now: Mapping[str, Kernel]) -> dict[str, Kernel]:
+    now: dict[str, Kernel] = {}
+    for item in wanted:
+        each = [(use.model, use.parallel.tp, use.parallel.ep, use.count) for use in item.uses]
+        uses = (ModelUse(model=model, tp=tp, ep=ep, count=count) for model, tp, ep, count in dict.fromkeys(each))
+        now[item.name] = Kernel(op_type=item.draft.op_type, uses=tuple(uses))
+    before: dict[str, Kernel] = {}
+    with suppress(
+        OSError, ValidationError
+    ):  # absent, or cut short: the models' next extraction records them again
+        before = Record.model_validate_json((folder / RECORD).read_text(encoding="utf-8")).root if keep else {}
     fresh = {(use.model, use.tp, use.ep) for kernel in now.values() for use in kernel.uses}
     found = dict(now)
     for name, kernel in before.items():
         kept = tuple(use for use in kernel.uses if (use.model, use.tp, use.ep) not in fresh)
         if kept:
-            added = found[name].uses if name in found else ()
-            found[name] = Kernel(op_type=kernel.op_type, uses=(*kept, *added))
+            found[name] = Kernel(op_type=kernel.op_type, uses=(*kept, *(now[name].uses if name in now else ())))
+    write_text(folder / RECORD, Record(found).model_dump_json(indent=1) + "\n")
+    write_text(folder / TABLE, table(found, clashes))
     return found
 
 

@@ -92,7 +92,12 @@ def read_templates(path: Path) -> Templates:
         made = [template for template in read if template is not None]
         found += made
         unread += len(calls) - len(made)
-    return Templates(_version(path), tuple(found), unread)
+    if path.is_file():
+        version = path.name.split("-")[1] if path.name.count("-") > 1 else "unknown"
+    else:
+        installed = Package(path).root.glob(f"{distribution(TAGGED).replace('-', '_')}-*.dist-info")
+        version = next((item.stem.partition("-")[2] for item in installed), "unknown")
+    return Templates(version, tuple(found), unread)
 
 
 def _texts(path: Path) -> Iterator[tuple[str, str]]:
@@ -119,17 +124,6 @@ def _wanted(name: str) -> bool:
     return name.startswith(f"{PACKAGE}/") and name.endswith(".py") and not name.startswith(NO_CODE)
 
 
-def _version(path: Path) -> str:
-    if path.is_file():
-        return path.name.split("-")[1] if path.name.count("-") > 1 else "unknown"
-    root = Package(path).root
-    names = [
-        item.name.removesuffix(".dist-info")
-        for item in root.glob(f"{distribution(TAGGED).replace('-', '_')}-*.dist-info")
-    ]
-    return names[0].partition("-")[2] if names else "unknown"
-
-
 def _carriers(texts: Mapping[str, str]) -> dict[str, list[str]]:
     """Dotted names of the functions that carry each template, by the template's name."""
     found: dict[str, list[str]] = {}
@@ -137,23 +131,16 @@ def _carriers(texts: Mapping[str, str]) -> dict[str, list[str]]:
         if f"{DECORATOR}(" not in text:
             continue
         place = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-        for dotted, node in _functions(ast.parse(text), place):
-            for decorator in node.decorator_list:
-                if isinstance(decorator, ast.Call) and _called(decorator) == DECORATOR:
-                    for keyword in decorator.keywords:
-                        if keyword.arg == "trace" and isinstance(keyword.value, ast.Name):
-                            found.setdefault(keyword.value.id, []).append(dotted)
+        module = ast.parse(text)
+        classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
+        bodies = [(place, module.body), *((f"{place}.{node.name}", node.body) for node in classes)]
+        functions = [(of, node) for of, body in bodies for node in body if isinstance(node, ast.FunctionDef)]
+        for of, node in functions:
+            decorators = [one for one in node.decorator_list if isinstance(one, ast.Call)]
+            for keyword in (one for each in decorators if _called(each) == DECORATOR for one in each.keywords):
+                if keyword.arg == "trace" and isinstance(keyword.value, ast.Name):
+                    found.setdefault(keyword.value.id, []).append(f"{of}.{node.name}")
     return found
-
-
-def _functions(module: ast.Module, place: str) -> Iterator[tuple[str, ast.FunctionDef]]:
-    for node in module.body:
-        if isinstance(node, ast.FunctionDef):
-            yield f"{place}.{node.name}", node
-        elif isinstance(node, ast.ClassDef):
-            for inner in node.body:
-                if isinstance(inner, ast.FunctionDef):
-                    yield f"{place}.{node.name}.{inner.name}", inner
 
 
 def _called(node: ast.Call) -> str:
@@ -282,30 +269,26 @@ class TemplateReading:
 
 def template_readings(definitions: Sequence[Definition], templates: Templates) -> list[TemplateReading]:
     """What the templates say of each definition."""
-    return [_template_reading(definition, templates) for definition in definitions]
-
-
-def _template_reading(definition: Definition, templates: Templates) -> TemplateReading:
-    named = [item for item in templates.found if item.name(definition.const_axes) == definition.name]
-    tags = [tag.removeprefix(FUNCTION) for tag in definition.tags if tag.startswith(FUNCTION)]
-    same_api = [item for item in templates.found if any(_serves(api, tag) for api in item.apis for tag in tags)]
-    by, found = ("name", named) if named else ("api", same_api)
-    if not found:
-        return TemplateReading(definition.name, None, "", ())
-    # Several variants of one function: the one that is nearest tells the most.
-    spoken = [
-        (tuple(_differences(definition, item)), item.place, tuple(_notes(definition, item))) for item in found
-    ]
-    differences, place, notes = min(spoken, key=lambda one: (len(one[0]), one[1]))
-    return TemplateReading(definition.name, place, by, differences, notes)
-
-
-def _serves(api: str, tag: str) -> bool:
-    """Whether a function is a tag's, or a method of the class that the tag names; the module may be another.
-
-    The dataset's tags name `flashinfer.gdn.f` where the function is `flashinfer.gdn_decode.f`.
-    """
-    return tag.rpartition(".")[2] in api.split(".")[-2:]
+    found = []
+    for definition in definitions:
+        named = [item for item in templates.found if item.name(definition.const_axes) == definition.name]
+        # A function of the tag's, or a method of the class that it names; the module may be another: the dataset's
+        # tags name `flashinfer.gdn.f` where the function is `flashinfer.gdn_decode.f`.
+        tags = [tag.rpartition(".")[2] for tag in definition.tags if tag.startswith(FUNCTION)]
+        same = [
+            one for one in templates.found if any(tag in api.split(".")[-2:] for api in one.apis for tag in tags)
+        ]
+        # Several variants of one function: the one that is nearest tells the most.
+        spoken = [
+            (tuple(_differences(definition, item)), item.place, tuple(_notes(definition, item)))
+            for item in named or same
+        ]
+        if not spoken:
+            found.append(TemplateReading(definition.name, None, "", ()))
+            continue
+        differences, place, notes = min(spoken, key=lambda one: (len(one[0]), one[1]))
+        found.append(TemplateReading(definition.name, place, "name" if named else "api", differences, notes))
+    return found
 
 
 def _notes(definition: Definition, template: Template) -> Iterator[str]:
@@ -326,7 +309,12 @@ def _differences(definition: Definition, template: Template) -> Iterator[str]:
     yield from _axes(definition, template)
     yield from _tensors("inputs", definition.inputs, template.inputs)
     yield from _tensors("outputs", definition.outputs, template.outputs)
-    yield from _constants(definition, template)
+    if template.reference:
+        ours = hidden_constants(definition)
+        theirs = hidden_constants(definition.model_copy(update={"reference": template.reference}))
+        for name, value in ours.items():
+            if name in theirs and theirs[name] != value:
+                yield f"reference: {name} is {value:g} and {theirs[name]:g}"
 
 
 def _axes(definition: Definition, template: Template) -> Iterator[str]:
@@ -369,17 +357,6 @@ def _tensors(kind: str, ours: Mapping[str, TensorSpec], theirs: Mapping[str, Tem
 
 def _shape(shape: tuple[str, ...] | None) -> str:
     return "a number" if shape is None else f"[{', '.join(shape)}]"
-
-
-def _constants(definition: Definition, template: Template) -> Iterator[str]:
-    """Constants hidden in the references, where both have them."""
-    if not template.reference:
-        return
-    ours = hidden_constants(definition)
-    theirs = hidden_constants(definition.model_copy(update={"reference": template.reference}))
-    for name, value in ours.items():
-        if name in theirs and theirs[name] != value:
-            yield f"reference: {name} is {value:g} and {theirs[name]:g}"
 
 
 def template_report(found: Sequence[TemplateReading], templates: Templates) -> str:

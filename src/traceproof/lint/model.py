@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cache, cached_property
 from pathlib import Path
@@ -87,11 +87,6 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
-def pointer(*parts: str | int) -> str:
-    """A JSON pointer (RFC 6901) of the given keys and indices."""
-    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
-
-
 @dataclass(frozen=True, slots=True)
 class Code:
     """What a linter looks for: its code, what it finds, what to do, and how much it matters."""
@@ -102,39 +97,12 @@ class Code:
     severity: Severity
 
 
+@cache
 def codes(prefix: str) -> Mapping[str, Code]:
     """The codes of one linter, all of which begin so, in order."""
-    return {code: Code(code, **said) for code, said in _stated().items() if code.startswith(prefix)}
-
-
-@cache
-def _stated() -> dict[str, dict[str, Any]]:
-    """What codes.toml says of each code."""
     stated = tomllib.loads(Path(__file__).with_name("codes.toml").read_text(encoding="utf-8"))
-    return {code: said | {"severity": Severity(said["severity"])} for code, said in stated.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One finding of one rule."""
-
-    code: str  # the rule's code
-    title: str  # the rule's title
-    severity: Severity  # how much it matters
-    path: Path  # the file, relative to the dataset's root
-    line: int  # number of the line in a JSON lines file, from 1; 0 in other files
-    field: str  # JSON pointer into the file (or the line); empty for the whole
-    evidence: str  # what was found, so that a reader can check it against the file
-    todo: str  # what to do
-
-    @property
-    def fingerprint(self) -> str:
-        """Says that two findings are the same one: moving a line in its file does not change it."""
-        return digest_json([self.code, self.path.as_posix(), self.field, self.evidence])
-
-    def as_json(self) -> dict[str, Any]:
-        """The finding as a JSON object."""
-        return asdict(self) | {"path": self.path.as_posix(), "fingerprint": self.fingerprint}
+    found = {code: Code(code, title, todo, Severity(weight)) for code, (weight, title, todo) in stated.items()}
+    return {code: one for code, one in found.items() if code.startswith(prefix)}
 
 
 class Stated(Protocol):
@@ -161,6 +129,29 @@ class Stated(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding of one rule of the dataset linter."""
+
+    code: str  # the rule's code
+    title: str  # the rule's title
+    severity: Severity  # how much it matters
+    path: Path  # the file, relative to the dataset's root
+    line: int  # number of the line in a JSON lines file, from 1; 0 in other files
+    field: str  # JSON pointer into the file (or the line); empty for the whole
+    evidence: str  # what was found, so that a reader can check it against the file
+    todo: str  # what to do
+
+    @property
+    def fingerprint(self) -> str:
+        """Says that two findings are the same one: moving a line in its file does not change it."""
+        return digest_json([self.code, self.path.as_posix(), self.field, self.evidence])
+
+    def as_json(self) -> dict[str, Any]:
+        """The finding as a JSON object."""
+        return asdict(self) | {"path": self.path.as_posix(), "fingerprint": self.fingerprint}
+
+
+@dataclass(frozen=True, slots=True)
 class Hit:
     """What a rule yields: where and what. `path` is filled in by rules over one definition."""
 
@@ -170,34 +161,24 @@ class Hit:
     line: int = 0
 
 
+def pointer(*parts: str | int) -> str:
+    """A JSON pointer (RFC 6901) of the given keys and indices."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
+
+
 Check = Callable[[Dataset], Iterator[Hit]]
 SubjectCheck = Callable[[Subject], Iterator[Hit]]
+RULES: dict[str, Check] = {}  # by code, as `lint.rules` defines them
+NEEDS_FLASHINFER = frozenset({"TP422"})  # rules that only run beside an unpacked FlashInfer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule(Code):
-    """A rule; `needs_flashinfer` says that it only runs beside an unpacked FlashInfer."""
-
-    check: Check
-    needs_flashinfer: bool = False
-
-    def findings(self, dataset: Dataset) -> Iterator[Finding]:
-        """Everything that the rule finds in `dataset`."""
-        for hit in self.check(dataset):
-            where = (hit.path, hit.line, hit.field)
-            yield Finding(self.code, self.title, self.severity, *where, hit.evidence, self.todo)
-
-
-RULES: dict[str, Rule] = {}
-
-
-def rule(code: str, *, needs_flashinfer: bool = False) -> Callable[[Check], Check]:
+def rule(code: str) -> Callable[[Check], Check]:
     """Register a rule over the whole dataset; codes.toml says what it looks for."""
 
     def register(check: Check) -> Check:
-        if code in RULES:
-            raise ValueError(f"{code} is registered twice")
-        RULES[code] = Rule(code, **_stated()[code], check=check, needs_flashinfer=needs_flashinfer)
+        if code in RULES or code not in codes("TP"):
+            raise ValueError(f"{code} is registered twice, or codes.toml does not have it")
+        RULES[code] = check
         return check
 
     return register
@@ -209,8 +190,7 @@ def definition_rule(code: str) -> Callable[[SubjectCheck], SubjectCheck]:
     def register(check: SubjectCheck) -> SubjectCheck:
         def over_all(dataset: Dataset) -> Iterator[Hit]:
             for subject in dataset.subjects:
-                for hit in check(subject):
-                    yield Hit(hit.field, hit.evidence, subject.path, hit.line)
+                yield from (replace(hit, path=subject.path) for hit in check(subject))
 
         rule(code)(over_all)
         return check

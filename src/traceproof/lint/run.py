@@ -2,29 +2,28 @@
 
 import importlib
 import json
-import pkgutil
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 import traceproof
-from traceproof.dataset.tree import deep_recursion, paused_collection, read_tree
+from traceproof.dataset.tree import paused_collection, read_tree
 from traceproof.errors import TraceproofError
-from traceproof.lint import rules as rules_package
-from traceproof.lint.model import RULES, Code, Dataset, Finding, Rule, Severity, Stated
+from traceproof.lint.model import NEEDS_FLASHINFER, RULES, Code, Dataset, Finding, Severity, Stated, codes
 from traceproof.text import printable
 
-VERSION = 1
+DEEPEST = 50_000  # Python frames; a walk needs about five a level, the parser takes about 3,000 levels
+STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+VERSION = 1  # of a baseline
 STATED = ("code", "path", "field", "evidence", "fingerprint")  # of a finding, as far as its kind has them
-
-
 Found = TypeVar("Found", bound=Stated)
 
 
@@ -68,9 +67,6 @@ def split(findings: Iterable[Found], known: Counter[str]) -> tuple[list[Found], 
     return new, old, left.total()
 
 
-DEEPEST = 50_000  # Python frames; a walk needs about five a level, the parser takes about 3,000 levels
-
-
 @dataclass(frozen=True, slots=True)
 class Report:
     """What the rules found."""
@@ -87,15 +83,14 @@ class Report:
         return any(finding.severity is not Severity.NOTE for finding in self.findings)
 
 
-@cache
-def all_rules() -> tuple[Rule, ...]:
-    """Every rule, by code."""
-    for module in pkgutil.iter_modules(rules_package.__path__):
-        importlib.import_module(f"{rules_package.__name__}.{module.name}")
-    return tuple(RULES[code] for code in sorted(RULES))
+def all_rules() -> tuple[Code, ...]:
+    """The codes of all rules, sorted."""
+    for name in ("code", "schema", "tags", "workloads"):
+        importlib.import_module(f"traceproof.lint.rules.{name}")  # which registers its rules
+    return tuple(codes("TP")[code] for code in sorted(RULES))
 
 
-def chosen(select: Collection[str], ignore: Collection[str]) -> tuple[Rule, ...]:
+def chosen(select: Collection[str], ignore: Collection[str]) -> tuple[Code, ...]:
     """The rules whose code starts with one of `select` (empty: all) and with none of `ignore`.
 
     Raises TraceproofError: a code that is the beginning of no rule's.
@@ -105,11 +100,8 @@ def chosen(select: Collection[str], ignore: Collection[str]) -> tuple[Rule, ...]
     if wrong:
         problems = [f"{code!r} is the beginning of no code" for code in wrong]
         raise TraceproofError("The rules can not be chosen", problems=problems, todo=f"Codes: {', '.join(known)}.")
-    return tuple(
-        rule
-        for rule in all_rules()
-        if (not select or rule.code.startswith(tuple(select))) and not rule.code.startswith(tuple(ignore) or "\n")
-    )
+    wanted, unwanted = tuple(select) or "TP", tuple(ignore)
+    return tuple(one for one in all_rules() if one.code.startswith(wanted) and not one.code.startswith(unwanted))
 
 
 def lint(
@@ -125,25 +117,26 @@ def lint(
     Raises TraceproofError: no dataset, no baseline or no FlashInfer where one was said to be; unknown codes.
     """
     rules = chosen(select, ignore)
-    known = read_baseline(baseline) if baseline is not None else None
+    known = read_baseline(baseline) if baseline is not None else Counter[str]()
     dataset = Dataset(read_tree(root), flashinfer)
     found: list[Finding] = []
     not_run: list[str] = []
-    with paused_collection(), deep_recursion(DEEPEST):
-        for rule in rules:
-            if rule.needs_flashinfer and flashinfer is None:
-                not_run.append(f"{rule.code} ({rule.title}) did not run: it needs --flashinfer-path")
-            else:
-                found += rule.findings(dataset)
-    new, old, gone = split(_sorted(found), known) if known is not None else (_sorted(found), [], 0)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, DEEPEST))
+    try:
+        with paused_collection():
+            for one in rules:
+                if one.code in NEEDS_FLASHINFER and flashinfer is None:
+                    not_run.append(f"{one.code} ({one.title}) did not run: it needs --flashinfer-path")
+                    continue
+                for hit in RULES[one.code](dataset):
+                    where = (hit.path, hit.line, hit.field)
+                    found.append(Finding(one.code, one.title, one.severity, *where, hit.evidence, one.todo))
+    finally:
+        sys.setrecursionlimit(before)
+    found.sort(key=lambda one: (one.path, one.line, one.code, one.field, one.evidence))
+    new, old, gone = split(found, known) if known else (found, [], 0)
     return Report(tuple(new), tuple(old), gone, tuple(not_run), len(dataset.tree.definitions))
-
-
-def _sorted(findings: Iterable[Finding]) -> list[Finding]:
-    return sorted(findings, key=lambda one: (one.path, one.line, one.code, one.field, one.evidence))
-
-
-STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -170,41 +163,28 @@ def print_report(report: Report, console: Console) -> None:
         console.print(
             head + Text(printable(f"{line}{finding.field}  {finding.title}: {finding.evidence}")), soft_wrap=True
         )
-    if report.findings:
+    counts = Counter(finding.code for finding in report.findings)
+    first = {finding.code: finding for finding in reversed(report.findings)}
+    columns = ("code", Column("count", justify="right"), "weight", "what", "what to do")
+    table = Table(*columns, box=None, pad_edge=False)
+    for code, one in sorted(first.items()):
+        weight = Text(one.severity.value, style=STYLES[one.severity])
+        table.add_row(code, str(counts[code]), weight, one.title, one.todo)
+    if first:
         console.print()
-        console.print(_table(report))
+        console.print(table)
     for reason in report.not_run:
         console.print(Text(reason, style="dim"), soft_wrap=True)
-    console.print(Text(closing_line(report)), soft_wrap=True)
-
-
-def closing_line(report: Report) -> str:
-    """How many findings of what weight, and how many the baseline knows."""
-    counts = Counter(finding.severity for finding in report.findings)
-    parts = [_count(counts[severity], severity.value) for severity in Severity]
+    weights = Counter(finding.severity for finding in report.findings)
+    parts = [_count(weights[severity], severity.value) for severity in Severity]
     text = f"{_count(report.definitions, 'definition')}: {', '.join(parts)}"
     if report.known or report.gone:
         text += f"; {len(report.known)} known by the baseline, {report.gone} of it gone"
-    return text
+    console.print(Text(text), soft_wrap=True)
 
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _table(report: Report) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("code", "count", "weight", "what", "what to do"):
-        table.add_column(column, justify="right" if column == "count" else "left")
-    counts = Counter(finding.code for finding in report.findings)
-    first = {finding.code: finding for finding in reversed(report.findings)}
-    for code in sorted(counts):
-        weight = Text(first[code].severity.value, style=STYLES[first[code].severity])
-        table.add_row(code, str(counts[code]), weight, first[code].title, first[code].todo)
-    return table
-
-
-SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 
 def as_sarif(report: Report) -> dict[str, Any]:

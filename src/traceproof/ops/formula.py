@@ -85,8 +85,27 @@ class Wide:
 Formula = Callable[..., Tensors]
 
 
-# (draw, input's name, shape, the case's params) -> the input
-DrawInput = Callable[["Draw", str, tuple[int, ...], Mapping[str, Any]], "torch.Tensor"]
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An input to be drawn."""
+
+    definition: Definition
+    case: Case
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The case's drawing instructions."""
+        return self.case.params
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of another input."""
+        return self.definition.shape_of(self.definition.inputs[name], self.case.axes) or ()
+
+
+DrawInput = Callable[["Draw", Wanted], "torch.Tensor"]
 Part = Callable[["torch.Tensor"], "torch.Tensor"]  # changes a part of a formula
 
 
@@ -103,10 +122,12 @@ class Variant:
         name: str,
         *,
         applies: Callable[[Wide], bool] = lambda _: True,  # elsewhere it says nothing
+        inputs: Callable[[Wide], Mapping[str, Value]] = lambda _: {},  # those that are replaced
         precision: str = "float32",
         **changes: Any,  # noqa: ANN401 - the formula's own parameters
     ) -> None:
-        self.name, self.applies, self.precision, self.changes = name, applies, precision, changes
+        self.name, self.applies, self.inputs, self.precision = name, applies, inputs, precision
+        self.changes = changes
 
 
 class Mutant(Variant):
@@ -192,6 +213,7 @@ class FormulaOp(Op):
         # float32 outputs whose floor is so many roundings of the oracle's value: of one computed naively often
         # none is lost, and right ways lose some. A function of the row's width, or their number
         roundings: Mapping[str, float | Callable[[int], float]] = NOTHING,
+        requires: Callable[[Definition], str | None] = lambda _: None,  # why a definition is not of the form yet
         apart: bool = True,  # whether the rows (the first axis of the outputs) are computed by themselves
         summed: Sequence[str] = (),  # see `Op.summed`
         far: Callable[[Definition, str], Far] = lambda _, rows: Far(axis=rows),  # see `Op.enlarged`
@@ -204,7 +226,7 @@ class FormulaOp(Op):
         self.forms, self.scalars, self.sizes = forms, scalars, sizes
         self.adversarial, self.data, self.gates = adversarial, frozenset(data), gates
         self.roundings, self.apart, self.adjust, self.far = roundings, apart, adjust, far
-        self.draws = draws
+        self.draws, self.requires = draws, requires
         self.inputs_summed, self.variants, self.mutants = tuple(summed), tuple(variants), tuple(mutants)
 
     def check(self, definition: Definition) -> None:
@@ -217,7 +239,7 @@ class FormulaOp(Op):
         for form in self.forms:
             misfit = form.misfit(definition)
             if misfit is None:
-                misfit = self._unsized(definition, form)
+                misfit = self._unsized(definition, form) or self.requires(definition)
             if misfit is None:
                 return form
             why = misfit
@@ -275,7 +297,7 @@ class FormulaOp(Op):
         if shape is None:
             return self.scalars.get(name, 1.0)
         if name in self.draws:
-            return self.draws[name](draw, name, shape, case.params)
+            return self.draws[name](draw, Wanted(definition, case, name, shape, dtype_of(spec)))
         dtype = dtype_of(spec)
         plain = dtype in {torch.float32, torch.float16, torch.bfloat16}
         befallen = name in self.data if self.data else len(shape) > 1
@@ -346,6 +368,7 @@ class FormulaOp(Op):
             wide = Wide(definition, subject.inputs, getattr(torch, variant.precision))
             if not variant.applies(wide):
                 return None
+            wide = wide.changed(**variant.inputs(wide))
             found = self.form(definition).formula(wide, **variant.changes)
             return {name: to_dtype(found[name], dtype_of(spec)) for name, spec in definition.outputs.items()}
 

@@ -21,9 +21,8 @@ from traceproof.files import write_text
 from traceproof.names import fresh_folder, path_part
 from traceproof.publish.ledger import Ledger, Standing, tagged
 from traceproof.reading import NotPlainError
-from traceproof.testgen.files import MARKER, classes, render, state
-from traceproof.testgen.generate import PLACE, GenerateOptions, generate
-from traceproof.testgen.known import Divergences
+from traceproof.testgen.generate import PLACE, Divergences, GenerateOptions, generate
+from traceproof.testgen.texts import MARKER, classes, render, state
 
 PARTS = "parts.json"
 LARGEST = 1 << 30  # bytes of a file of a dataset that is looked at

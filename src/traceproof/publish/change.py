@@ -13,7 +13,7 @@ from typing import Any
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import strict_json
 from traceproof.publish.bundle import Base, Bundle, Kind, Piece, our_card
-from traceproof.testgen.files import MARKER, classes, render
+from traceproof.testgen.texts import MARKER, classes, render
 
 SHOWN = 40  # lines of a text's difference
 ORDERED = frozenset({"axes", "inputs", "outputs"})  # of a definition, where it is the order of arguments

@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -96,7 +97,7 @@ class Engine:
         keep_memory()
         wait_asleep(self.device)
         torch.set_num_threads(1)  # several engines run side by side, and sums have one order
-        for root in (SHARED_MEMORY, settings.scratch):
+        for root in (SHARED_MEMORY, Path(tempfile.gettempdir()), settings.scratch):
             if root is not None and root.is_dir():
                 sweep(root)
 

@@ -1,34 +1,76 @@
-"""Deciding what is written into a dataset's tests/references, and writing it: all checks first, then all files."""
+"""Writing a dataset's reference tests: all checks first, then all files."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from traceproof.dataset.definition import Definition
 from traceproof.dataset.reference_text import assigned
 from traceproof.dataset.tree import Entry, Tree, read_tree, why
+from traceproof.digests import digest_json
+from traceproof.environments.versions import said
 from traceproof.errors import TraceproofError
 from traceproof.files import write_if_changed
 from traceproof.reading import read_bytes
-from traceproof.testgen.bundle import NAME, checkouts_of, conftest, support_files
-from traceproof.testgen.files import (
+from traceproof.run.flow import Pipeline
+from traceproof.run.known import read_known
+from traceproof.run.records import REFERENCE
+from traceproof.run.rows import VerdictRow, read_rows
+from traceproof.stacks import MAIN
+from traceproof.testgen.texts import (
     IDENTIFIER,
     LARGEST,
     MARKER,
+    NAME,
     Subject,
+    checkouts_of,
     classes,
+    conftest,
     file_name,
     headed,
     render,
     state,
+    support_files,
 )
-from traceproof.testgen.known import Divergences
 
 PLACE = Path("tests", "references")
 GENERATED = "generated"  # folder of a run that gets the tests of a dataset that is not to be changed
+AUDIT = "audit-tests.json"  # below results
 WHOSE = {"edited": "was edited since it was written; --force writes it again", "foreign": "is not traceproof's"}
 SIZES = ("small", "medium")  # what tests run where nothing else is said; the suite has them too
+
+
+class Divergences:
+    """What is known of references, by definition; a file or folder that is None or absent holds nothing.
+
+    Raises TraceproofError: the file of known findings can not be used.
+    """
+
+    def __init__(self, *, verdicts: Path | None, known: Path | None) -> None:
+        self._rows: dict[str, list[VerdictRow]] = {}
+        for path in sorted(verdicts.glob("*.jsonl")) if verdicts is not None else ():
+            for row in read_rows(path):
+                if row.actor == REFERENCE and row.bad and row.case is not None:
+                    self._rows.setdefault(row.definition, []).append(row)
+        self._known = read_known(known).findings if known is not None and known.is_file() else []
+
+    def of(self, definition: Definition) -> tuple[str, ...]:
+        """One line per case that diverges, sorted; verdicts over another version of the definition do not count.
+
+        Which packages the tests will meet is not known here, so a finding's versions are named.
+        """
+        found = {
+            row.case: row.reason
+            for row in self._rows.get(definition.name, ())
+            if row.digests.definition == definition.digest
+        }
+        for entry in self._known:
+            if entry.means(definition.name, definition.digest) and entry.actor == REFERENCE:
+                found.update(dict.fromkeys(entry.cases, f"{entry.reason}{said(entry.versions)}"))
+        return tuple(f"case {case}: {reason}" for case, reason in sorted(found.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +135,10 @@ def generate(order: GenerateOptions, divergences: Divergences) -> Result:
     _clear_way(folder, chosen, force=order.force)
     present = _present(tree, folder)
     result.before = _counted(tree, present)
-    texts = _support(order)
+    texts = _support(order.place, order.checkouts)
     result.problems += [broken.message for broken in tree.broken if order.everything]
     for op_type, entries in chosen.items():
-        usable = [entry for entry in entries if _usable(entry, result)]
-        path = folder / file_name(op_type)
-        text = _op_type_text(path, usable, present, order, divergences, result)
-        if text is not None:
-            texts[path] = text
+        texts |= _test_file(op_type, entries, present, order, divergences, result)
     _write(texts, result, folder)
     result.after = _counted(tree, _present(tree, folder))
     return result
@@ -111,68 +149,59 @@ def generate_file(op_type: str, order: GenerateOptions, divergences: Divergences
     tree = read_tree(order.root)
     result = Result()
     entries = [tree.definitions[name] for name in order.definitions if name in tree.definitions]
-    usable = [entry for entry in entries if _usable(entry, result)]
-    path = order.place / file_name(op_type)
-    empty = f'{MARKER}.\n"""No definition of op_type {op_type} can be tested."""\n'
-    text = _op_type_text(path, usable, {}, replace(order, force=True), divergences, result) if usable else empty
-    _write({path: text or empty}, result, order.place)
+    empty = {
+        order.place / file_name(op_type): f'{MARKER}.\n"""No definition of op_type {op_type} can be tested."""\n'
+    }
+    texts = _test_file(op_type, entries, {}, replace(order, force=True), divergences, result)
+    _write(texts or empty, result, order.place)
     return result
 
 
 def write_support(out: Path) -> None:
     """Write what generated tests need beside them. Raises TraceproofError: something else is in the way."""
-    order = GenerateOptions(root=out)
-    _clear_way(order.place, {}, force=False)
-    _write(_support(order), Result(), order.place)
+    folder = out / PLACE
+    _clear_way(folder, (), force=False)
+    _write(_support(folder, {}), Result(), folder)
 
 
-def _support(order: GenerateOptions) -> dict[Path, str]:
-    """conftest.py and the support package, by path."""
-    texts = {order.place / name: text for name, text in support_files().items()}
-    conftest_file = order.place / "conftest.py"
-    texts[conftest_file] = headed(conftest(_checkouts(conftest_file, order)))
-    return texts
-
-
-def _checkouts(conftest: Path, order: GenerateOptions) -> dict[str, str]:
-    """The checkouts that tests use: those given now, else those given before."""
-    before = checkouts_of(conftest.read_text(encoding="utf-8")) if state(conftest) in {"ours", "edited"} else {}
-    return before | dict(order.checkouts)
+def _support(folder: Path, checkouts: Mapping[str, str]) -> dict[Path, str]:
+    """conftest.py, with checkouts given before where none are given now, and the support package, by path."""
+    path = folder / "conftest.py"
+    before = checkouts_of(path.read_text(encoding="utf-8")) if state(path) in {"ours", "edited"} else {}
+    texts = {folder / name: text for name, text in support_files().items()}
+    return texts | {path: headed(conftest({**before, **checkouts}))}
 
 
 def _selected(tree: Tree, order: GenerateOptions) -> dict[str, list[Entry]]:
     by_op_type: dict[str, list[Entry]] = {}
     for entry in tree.definitions.values():
         by_op_type.setdefault(entry.definition.op_type, []).append(entry)
-    problems = list(_unusable(tree, order, sorted(by_op_type)))
+    problems = [
+        f"--op-type {name}: the dataset has {', '.join(sorted(by_op_type))}"
+        for name in order.op_types
+        if name not in by_op_type
+    ]
+    for name in order.definitions:
+        if name not in tree.definitions:
+            problems.append(f"--definition-name {why(tree, name)}")
+        elif not IDENTIFIER.fullmatch(name):
+            problems.append(f"--definition-name {_no_identifier(tree.definitions[name])}")
+    if not (order.op_types or order.definitions or order.everything):
+        problems.append("nothing is selected")
     if problems:
         todo = "Give --definition-name, --op-type or --all."
         raise TraceproofError(f"no tests can be written for {tree.root}", problems=problems, todo=todo)
     if order.everything:
         return dict(sorted(by_op_type.items()))
     wanted = set(order.definitions)
-    chosen: dict[str, list[Entry]] = {}
-    for op_type, entries in sorted(by_op_type.items()):
-        found = [one for one in entries if op_type in order.op_types or one.definition.name in wanted]
-        chosen |= {op_type: found} if found else {}
-    return chosen
+    chosen = {
+        op_type: [one for one in entries if op_type in order.op_types or one.definition.name in wanted]
+        for op_type, entries in sorted(by_op_type.items())
+    }
+    return {op_type: found for op_type, found in chosen.items() if found}
 
 
-def _unusable(tree: Tree, order: GenerateOptions, op_types: Collection[str]) -> Iterator[str]:
-    """What of a selection the dataset does not have, or can have no test of."""
-    for name in order.op_types:
-        if name not in op_types:
-            yield f"--op-type {name}: the dataset has {', '.join(op_types)}"
-    for name in order.definitions:
-        if name not in tree.definitions:
-            yield f"--definition-name {why(tree, name)}"
-        elif not IDENTIFIER.fullmatch(name):
-            yield f"--definition-name {_no_identifier(tree.definitions[name])}"
-    if not (order.op_types or order.definitions or order.everything):
-        yield "nothing is selected"
-
-
-def _clear_way(folder: Path, op_types: Mapping[str, Any], *, force: bool) -> None:
+def _clear_way(folder: Path, op_types: Iterable[str], *, force: bool) -> None:
     """Refuse to go on where a file that is to be written is not ours, or was edited."""
     problems = []
     found = state(folder / "conftest.py")
@@ -211,14 +240,6 @@ def _counted(tree: Tree, present: Mapping[str, str]) -> Counter[str]:
     return Counter(entry.definition.op_type for name, entry in tree.definitions.items() if name in present)
 
 
-def _usable(entry: Entry, result: Result) -> bool:
-    name, op_type = entry.definition.name, entry.definition.op_type
-    if IDENTIFIER.fullmatch(name) and IDENTIFIER.fullmatch(op_type):
-        return True
-    result.problems.append(_no_identifier(entry))
-    return False
-
-
 def _no_identifier(entry: Entry) -> str:
     return (
         f"{entry.path}: name {entry.definition.name!r} or op_type {entry.definition.op_type!r} is no identifier, "
@@ -226,18 +247,21 @@ def _no_identifier(entry: Entry) -> str:
     )
 
 
-def _op_type_text(  # noqa: PLR0913, PLR0917 - the parts of one decision
-    path: Path,
+def _test_file(  # noqa: PLR0913, PLR0917 - the parts of one decision
+    op_type: str,
     entries: Sequence[Entry],
     present: Mapping[str, str],
     order: GenerateOptions,
     divergences: Divergences,
     result: Result,
-) -> str | None:
-    """The file's new text; None if nothing of it is to be written."""
+) -> dict[Path, str]:
+    """The op_type's test file and its new text; nothing if nothing of it is to be written."""
     subjects = []
     for entry in entries:
         name = entry.definition.name
+        if not (IDENTIFIER.fullmatch(name) and IDENTIFIER.fullmatch(op_type)):
+            result.problems.append(_no_identifier(entry))
+            continue
         result.status[name] = "written" if order.force else present.get(name, "written")
         lines = divergences.of(entry.definition)
         if lines:
@@ -256,9 +280,10 @@ def _op_type_text(  # noqa: PLR0913, PLR0917 - the parts of one decision
             )
             subjects.append(subject)
     if not subjects:
-        return None
+        return {}
+    path = order.place / file_name(op_type)
     kept = classes(read_bytes(path, most=LARGEST).decode()) if path.exists() else {}
-    return render(entries[0].definition.op_type, subjects, kept)
+    return {path: render(op_type, subjects, kept)}
 
 
 def _write(texts: Mapping[Path, str], result: Result, folder: Path) -> None:
@@ -276,3 +301,60 @@ def _write(texts: Mapping[Path, str], result: Result, folder: Path) -> None:
         raise TraceproofError(
             f"{error.filename or folder} cannot be written: {error.strerror}", todo=todo
         ) from error
+
+
+@dataclass(frozen=True)
+class TestFlow:
+    """The tests of one configuration. Paths are relative to the repository."""
+
+    flow: Pipeline
+
+    @property
+    def root(self) -> str:
+        """The folder that gets tests/references."""
+        return f"{self.flow.run}/{GENERATED}"
+
+    @property
+    def folder(self) -> str:
+        """The folder of the generated files."""
+        return f"{self.root}/{PLACE.as_posix()}"
+
+    def files(self) -> list[str]:
+        """The test file of every op_type that was planned; call it after the checkpoint `cases`."""
+        return [f"{self.folder}/test_{op_type}.py" for op_type in self.flow.op_types()]
+
+    def stacks(self, op_type: str) -> list[str]:
+        """The stacks whose environments an op_type's tests run in: torch, and those with packages of their own."""
+        main = self.flow.python(MAIN)
+        return [MAIN, *(name for name in self.flow.stacks_of(op_type) if self.flow.python(name) != main)]
+
+    def rows(self) -> list[str]:
+        """What the tests came to, per op_type and environment; call it after the checkpoint `cases`."""
+        pairs = [(op_type, stack) for op_type in self.flow.op_types() for stack in self.stacks(op_type)]
+        return [f"{self.flow.run}/tests/{op_type}-{stack}.jsonl" for op_type, stack in pairs]
+
+    def audit(self) -> list[str]:
+        """What `traceproof audit-tests --json` wrote of the dataset's own tests: one file, or none."""
+        path = Path(self.flow.results, AUDIT)
+        return [str(path)] if (self.flow.root / path).is_file() else []
+
+    @property
+    def file_options(self) -> list[str]:
+        """What `scripts/reference_tests.py` is told of a file."""
+        sizes = self.flow.config.test_sizes
+        return [f"--out={self.root}", f"--tolerance={self.flow.tolerance}", "--sizes", *sizes]
+
+    @property
+    def run_options(self) -> list[str]:
+        """What `scripts/run_tests.py` is told; options of pytest stand behind the flag that passes them on."""
+        config = self.flow.config
+        workloads = "auto" if config.workloads == "auto" else "yes" if config.workloads else "no"
+        device = "cpu" if config.stacks[MAIN].get("env") == "cpu" else "auto"
+        given = (f"--seed={config.seed}", f"--workloads={workloads}", f"--device={device}")
+        own = [f"--dataset={self.flow.dataset}", f"--caches={self.flow.caches}", f"--limits={self.flow.limits}"]
+        return [*own, *(f"--option={one}" for one in given)]
+
+    @cached_property
+    def support_code(self) -> str:
+        """Digest of the support package."""
+        return digest_json(dict(support_files()))

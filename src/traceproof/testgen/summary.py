@@ -9,7 +9,7 @@ from rich.console import Console
 
 from traceproof.run.known import Entry, Known
 from traceproof.tables import headed
-from traceproof.testgen.outcomes import BAD, SHOWN, Row, failure_line
+from traceproof.testgen.running import BAD, SHOWN, Row, failure_line
 
 WIDTH = 118
 Versions = Mapping[str, Mapping[str, str]]  # package versions by stack

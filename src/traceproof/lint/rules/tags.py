@@ -277,7 +277,7 @@ def missing_api(subject: Subject) -> Iterator[Hit]:
         yield Hit(pointer("tags"), f"no fi_api:*, though FlashInfer has kernels for {definition.op_type}")
 
 
-@rule("TP422", needs_flashinfer=True)
+@rule("TP422")
 def unresolvable_api(dataset: Dataset) -> Iterator[Hit]:
     """A fi_api tag whose dotted name does not exist in the FlashInfer given."""
     if dataset.flashinfer is None:

@@ -21,17 +21,20 @@ sys.path.insert(0, str(FOLDER))  # the support modules lie there
 from traceproof.dataset.definition import Definition  # noqa: E402 - after the line above
 from traceproof.ops.cases import ALWAYS, SIZES, WORKLOADS, Case  # noqa: E402
 from traceproof.stacks import PACKAGES, STACKS  # noqa: E402
-from traceproof.testgen.support.cases import (  # noqa: E402
+from traceproof.testgen.support.suite import ReferenceTests  # noqa: E402
+from traceproof.testgen.support.trial import (  # noqa: E402  # noqa: E402  # noqa: E402
+    Trial,
     cases_of,
     cheapest,
     definitions_of,
+    get_ground_truth,
     is_slow,
+    load_definition,
     read_definition,
+    reference_of,
+    threads,
     workload_cases,
 )
-from traceproof.testgen.support.helpers import get_ground_truth, load_definition, reference_of  # noqa: E402
-from traceproof.testgen.support.suite import ReferenceTests  # noqa: E402
-from traceproof.testgen.support.trial import Trial, threads  # noqa: E402
 
 atexit.register(gc.freeze)  # ending, Python would look for cycles in all of torch: half a second
 CHECKOUTS: dict[str, str] = {}

@@ -2,20 +2,25 @@
 
 import atexit
 import importlib.util
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.dialects import read
 from traceproof.judge.output import Ruling, judge_output
+from traceproof.ops import registry
 from traceproof.ops import registry as ops
-from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
-from traceproof.ops.cases import WORKLOADS, Case
+from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
+from traceproof.ops.cases import LARGE_BYTES, WORKLOADS, Case
 from traceproof.reasons import Skip, Unavailable
 from traceproof.run.calls import GOLDEN
 from traceproof.run.case import Subject, entries_of, expectation, solve
@@ -25,6 +30,53 @@ from traceproof.run.source import Source, loaded, strangers
 from traceproof.run.tensor_files import plain_tensor
 from traceproof.run.transfer import Taken
 from traceproof.sandbox import Limits, Pool
+from traceproof.stacks import FIRST_TRUTHS
+
+FOLDER = "definitions"
+
+
+def read_definition(path: Path) -> Definition:
+    """Read a definition's file. Raises OSError, ValueError: it is not there, or no definition."""
+    return read(json.loads(path.read_text(encoding="utf-8"))).definition
+
+
+def definitions_of(dataset: Path) -> Path:
+    """The folder of a dataset's definitions: the dataset itself where they lie there, as FlashInfer dumps them."""
+    inner = dataset / FOLDER
+    return inner if inner.is_dir() else dataset
+
+
+def cases_of(definition: Definition, sizes: tuple[str, ...], seed: int) -> list[Case]:
+    """The cases of the sizes, the edge and the adversarial ones."""
+    op, _ = registry.for_definition(definition)
+    return list(op.cases(definition, sizes=sizes, seed=seed))
+
+
+def workload_cases(dataset: Path, definition: Definition, seed: int) -> list[Case]:
+    """The dataset's own workload lines of a definition, as cases; lines that hold none are `traceproof lint`'s."""
+    cases = []
+    for path in sorted((dataset / "workloads").rglob(f"{definition.name}.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            found = json.loads(line) if line.strip() else {}
+            workload = found.get("workload")
+            if workload is not None and found.get("definition") == definition.name:
+                name, inputs = f"workload-{workload['uuid']}", {"inputs": workload["inputs"]}
+                cases.append(Case(name, WORKLOADS, workload["axes"], seed, inputs))
+    return cases
+
+
+def is_slow(definition: Definition, case: Case) -> bool:
+    """Whether a case is one of the large sizes: by its name, or a workload line that needs as much."""
+    if case.size != WORKLOADS:
+        return case.size == "large"
+    return registry.for_definition(definition)[0].memory(definition, case) >= LARGE_BYTES
+
+
+def cheapest(definition: Definition, cases: list[Case]) -> Case | None:
+    """The ordinary case that costs least: the one that is run again."""
+    op: Op = registry.for_definition(definition)[0]
+    return min(cases, key=lambda case: (op.memory(definition, case), case.id), default=None)
+
 
 REFERENCE = "reference"
 GIVEN_THREADS = torch.get_num_threads()
@@ -244,3 +296,59 @@ def _free_memory(device: torch.device) -> int:
     with Path("/proc/meminfo").open(encoding="ascii") as lines:
         found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     return found[0]
+
+
+Function = Callable[..., Any]
+DATASET = Path(__file__).resolve().parents[3]  # <dataset>/tests/references/<this package>/
+
+
+@cache
+def load_definition(name: str, dataset: Path = DATASET) -> Definition:
+    """The definition of that name. Raises LookupError: the dataset has none, or two."""
+    folder = definitions_of(dataset)
+    found = sorted(folder.rglob(f"{name}.json"))
+    if len(found) != 1:
+        raise LookupError(f"{folder} holds {len(found)} files {name}.json; expected one")
+    return read_definition(found[0])
+
+
+def reference_of(definition: Definition) -> Function:
+    """The definition's own reference, called with its inputs in their order, in a process of its own.
+
+    It returns one output, or several as a tuple in the definition's order.
+    """
+
+    def run(*inputs: Any) -> Any:  # noqa: ANN401 - tensors and scalars
+        values = dict(zip(definition.inputs, inputs, strict=True))
+        axes = {
+            axis: size
+            for name, spec in definition.inputs.items()
+            if isinstance(values[name], torch.Tensor)
+            for axis, size in zip(spec.shape or (), values[name].shape, strict=False)
+        }
+        case = Case("own", "small", axes, 0)
+        device = next((v.device.type for v in inputs if isinstance(v, torch.Tensor)), "cpu")
+        taken = WORKERS.source(definition, device).run(case, values, seed=0)
+        outputs = [value.to(device) for value in taken.outputs.values()]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    return run
+
+
+def get_ground_truth(definition: Definition, device: torch.device | str | None = None) -> Function:
+    """The first ground truth that runs on the device, by the order FlashInfer, SGLang, FLA, PyTorch.
+
+    Called with the inputs in the definition's order, it returns the outputs by name. The test is skipped, with the
+    reason of each, where there is none. The device is a GPU, if there is one, unless it is given.
+    """
+    place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    reasons = []
+    for name in FIRST_TRUTHS:
+        found = truth(name, definition, place)
+        if isinstance(found, Unavailable):
+            reasons.append(f"{name}: {found.reason}: {found.message}")
+            continue
+        return lambda *inputs, called=found: named_outputs(
+            definition, called.run(definition, dict(zip(definition.inputs, inputs, strict=True)))
+        )
+    pytest.skip("; ".join(reasons))

@@ -1,0 +1,463 @@
+"""A test file, read without running it: what in it can not fail, and whether it tests a definition."""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from traceproof.dataset.definition import Definition
+from traceproof.digests import digest_json
+from traceproof.lint.flashinfer_names import Package
+from traceproof.lint.model import Code
+from traceproof.lint.reference import Reference
+from traceproof.lint.run import Log
+from traceproof.reading import parse_quietly
+from traceproof.text import names
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+ASSERTING = re.compile(r"^(assert_\w+|assertEqual|assertTrue|fail|raises)$")
+COMPARING = names(
+    "allclose assert_close isclose equal array_equal assert_allclose cosine_similarity mse_loss dist"
+)
+SHAPE_ONLY = names("shape dtype device isnan isinf isfinite is_contiguous dim ndim any all len numel")
+RANDOM = names("rand randn randint randperm rand_like randn_like randint_like multinomial normal bernoulli")
+IN_PLACE = names("normal_ uniform_ random_ bernoulli_ exponential_")
+SEEDS = names("manual_seed manual_seed_all seed seed_all set_seed setup_seed default_rng")
+SHUFFLES = names("randperm shuffle permutation randint sample flip")
+INDEX_NAME = re.compile(r"(^|_)(indices|page_table|block_tables?|page_ids)$")
+BROAD = frozenset({"Exception", "BaseException"})
+COPIES = ("run", "reference", "ref_run")
+LOADING = "definition"  # in the name of a function that is given a definition's name
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Finding:
+    """One place in a file; lines and columns count from 1, the end column is the one behind the last."""
+
+    path: Path
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    code: str
+    evidence: str  # what was found, so that a reader can check it
+    text: str = ""  # the source line, by which a finding is known again when lines move
+
+    @property
+    def fingerprint(self) -> str:
+        """Says that two findings are the same one; moving a line does not change it."""
+        return digest_json([self.code, self.path.as_posix(), self.text.strip(), self.evidence])
+
+    def as_json(self) -> dict[str, Any]:
+        """The finding as a JSON object."""
+        fields = ("line", "column", "end_line", "end_column", "code", "evidence", "fingerprint")
+        return {"path": self.path.as_posix(), **{name: getattr(self, name) for name in fields}}
+
+
+def at(path: Path, node: ast.AST, code: str, evidence: str, lines: Sequence[str] = ()) -> Finding:
+    """A finding at a node's span."""
+    line = getattr(node, "lineno", 1)
+    end = getattr(node, "end_lineno", None) or line
+    columns = (getattr(node, "col_offset", 0) + 1, (getattr(node, "end_col_offset", None) or 0) + 1)
+    text = lines[line - 1] if 0 < line <= len(lines) else ""
+    return Finding(path, line, columns[0], end, columns[1], code, evidence, text)
+
+
+def as_text(findings: Iterable[Finding], codes: Mapping[str, Code]) -> str:
+    """One line per finding, then a table of codes and counts."""
+    found = sorted(findings)
+    lines = [f"{f.path}:{f.line}:{f.column}: {f.code} {codes[f.code].title}: {f.evidence}" for f in found]
+    counts = Counter(finding.code for finding in found)
+    if counts:
+        lines.append("")
+    for code in sorted(counts):
+        files = len({finding.path for finding in found if finding.code == code})
+        lines.append(f"{code}  {counts[code]:4} in {files:3} files  {codes[code].title}; {codes[code].todo}")
+    return "\n".join(lines) + ("\n" if lines else "")
+
+
+def as_sarif(findings: Iterable[Finding], codes: Mapping[str, Code]) -> dict[str, Any]:
+    """A SARIF 2.1.0 log of one run."""
+    log = Log([codes[code] for code in sorted(codes)], "ROOT", "the folder that was read")
+    for finding in sorted(findings):
+        region = {
+            "startLine": finding.line,
+            "startColumn": finding.column,
+            "endLine": finding.end_line,
+            "endColumn": max(finding.end_column, 1),
+        }
+        log.add(finding, region)
+    return log.of()
+
+
+class TestFile:
+    """One file, at a path relative to the folder that is audited. Raises SyntaxError: it is not Python."""
+
+    __test__ = False  # its name begins as a test's does
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path = path
+        self.lines = text.splitlines()
+        self.tree = parse_quietly(text)
+
+    def finding(self, node: ast.AST, code: str, evidence: str) -> Finding:
+        """A finding at a node's span."""
+        return at(self.path, node, code, evidence, self.lines)
+
+    @cached_property
+    def functions(self) -> dict[str, Function]:
+        """Functions of the file and of its classes, by name."""
+        found: dict[str, Function] = {}
+        for node in self.tree.body:
+            inside = node.body if isinstance(node, ast.ClassDef) else [node]
+            found |= {one.name: one for one in inside if isinstance(one, Function)}
+        return found
+
+    @cached_property
+    def tests(self) -> tuple[Function, ...]:
+        """What pytest collects by name."""
+        return tuple(node for name, node in self.functions.items() if name.startswith("test"))
+
+    @cached_property
+    def bases(self) -> tuple[str, ...]:
+        """What the file's test classes inherit from, where they inherit from anything."""
+        classes = [
+            node for node in self.tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test")
+        ]
+        return tuple(sorted({dotted(base) for node in classes for base in node.bases} - {"", "object"}))
+
+    @cached_property
+    def loaded(self) -> list[tuple[str, ast.Call]]:
+        """Names of definitions that the file loads, with the calls."""
+        return [
+            (argument.value, node)
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Call) and LOADING in last_name(node.func).lower()
+            for argument in node.args
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+        ]
+
+    def reached(self, function: Function) -> tuple[Function, ...]:
+        """The function and those of the file that it calls, and so on."""
+        found: dict[str, Function] = {}
+        waiting = [function]
+        while waiting:
+            node = waiting.pop()
+            if node.name in found:
+                continue
+            found[node.name] = node
+            waiting += [self.functions[name] for name in called(node) if name in self.functions]
+        return tuple(found.values())
+
+    def subject(self, definitions: Iterable[str]) -> str | None:
+        """The definition that the file's name says, exactly or with some of that name's words left out."""
+
+        def holds_in_order(name: str) -> bool:
+            rest = iter(name.split("_"))
+            return all(word in rest for word in stem.split("_"))
+
+        stem = self.path.stem.removeprefix("test_")
+        if stem in definitions:
+            return stem
+        return min(filter(holds_in_order, definitions), key=len, default=None)
+
+
+def called(node: ast.AST) -> Iterator[str]:
+    """Last names of what is called below a node."""
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call):
+            yield last_name(call.func)
+
+
+def last_name(node: ast.expr) -> str:
+    """`allclose` of `torch.allclose`; empty for what has no name."""
+    match node:
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name
+        case _:
+            return ""
+
+
+def dotted(node: ast.expr) -> str:
+    """`torch.cuda.is_available` of that attribute chain; empty for anything else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join((node.id, *reversed(parts))) if isinstance(node, ast.Name) else ""
+
+
+# What can not fail.
+
+
+def check(file: TestFile) -> Iterator[Finding]:
+    """Tests and scripts that can not fail, draw without a seed, or try the simplest page table only."""
+    for test in file.tests:
+        for rule in (_no_assertion, _returned, _swallowed, _silent_return, _shape_only, _unseeded):
+            yield from rule(file, test)
+    yield from _script_status(file)
+    yield from _identity_table(file)
+
+
+def _asserts(function: Function) -> list[ast.AST]:
+    """Assertions, and calls of what asserts; raising is another matter, a helper does it for bad arguments."""
+    return [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.Call) and ASSERTING.match(last_name(node.func)))
+    ]
+
+
+def _only_shape(test: ast.expr) -> bool:
+    attributes = {node.attr for node in ast.walk(test) if isinstance(node, ast.Attribute)}
+    return bool((attributes | set(called(test))) & SHAPE_ONLY)
+
+
+def _no_assertion(file: TestFile, test: Function) -> Iterator[Finding]:
+    """What a helper asserts of its arguments, shapes or divisibility, says nothing about outputs."""
+    own = [*_asserts(test), *(node for node in _own_nodes(test) if isinstance(node, ast.Raise))]
+    helpers = [function for function in file.reached(test) if function.name not in {"run", test.name}]
+    for node in (node for function in helpers for node in _asserts(function)):
+        divides = isinstance(node, ast.Assert) and any(isinstance(one, ast.Mod) for one in ast.walk(node.test))
+        if not (isinstance(node, ast.Assert) and (divides or _only_shape(node.test))):
+            own.append(node)
+    if not own:
+        yield file.finding(test, "TA101", f"{test.name} reaches no assertion about an output")
+
+
+def _returned(file: TestFile, test: Function) -> Iterator[Finding]:
+    own = [node for node in _own_nodes(test) if isinstance(node, ast.Return) and node.value is not None]
+    values = [node for node in own if not (isinstance(node.value, ast.Constant) and node.value.value is None)]
+    always = all(isinstance(node.value, ast.Constant) and node.value.value is True for node in values)
+    if values and not (always and _asserts(test)):  # `return True` behind assertions hides nothing
+        text = ", ".join(sorted({ast.unparse(node) for node in values}))
+        yield file.finding(values[0], "TA102", f"{test.name}: {text}")
+
+
+def _swallowed(file: TestFile, test: Function) -> Iterator[Finding]:
+    for function in file.reached(test):
+        for node in _broad_handlers(function):
+            if not _tells(node):
+                what = f"{function.name}: {ast.unparse(node).splitlines()[0]} lets {test.name} go on"
+                yield file.finding(node, "TA103", what)
+
+
+def _script_status(file: TestFile) -> Iterator[Finding]:
+    """A `main` that catches everything and never exits with a status, or `pytest.main` whose status is dropped."""
+    exits = set(called(file.tree)) & {"exit", "_exit"}
+    for function in (file.functions[name] for name in ("main", "run_all", "run_tests") if name in file.functions):
+        handlers = _broad_handlers(function)
+        if handlers and not exits and not any(map(_tells, handlers)):
+            what = f"{function.name}() prints failures; they do not change the script's exit status"
+            yield file.finding(handlers[0], "TA104", what)
+    for node in ast.walk(file.tree):
+        call = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(call, ast.Call) and dotted(call.func) == "pytest.main":
+            yield file.finding(node, "TA104", "pytest.main() returns the exit status, and nobody uses it")
+
+
+def _broad_handlers(function: Function) -> list[ast.ExceptHandler]:
+    """Handlers of everything."""
+
+    def is_broad(kind: ast.expr | None) -> bool:
+        kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+        return any(one is None or last_name(one) in BROAD for one in kinds)
+
+    handlers = (node for node in ast.walk(function) if isinstance(node, ast.ExceptHandler))
+    return [node for node in handlers if is_broad(node.type)]
+
+
+def _tells(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler tells anybody: raises, fails, skips, exits, or asserts."""
+    inside = ast.Module(body=handler.body, type_ignores=[])
+    raises = any(isinstance(node, ast.Raise | ast.Assert) for node in ast.walk(inside))
+    return raises or not {"fail", "skip", "exit", "xfail"}.isdisjoint(called(inside))
+
+
+def _silent_return(file: TestFile, test: Function) -> Iterator[Finding]:
+    """A test that returns where there is no GPU, or by a name set from its capability: `if major < 9`."""
+    capability = {
+        one.id
+        for node in _own_nodes(test)
+        if isinstance(node, ast.Assign) and "cuda" in (text := ast.unparse(node.value)) and "capab" in text
+        for target in node.targets
+        for one in ast.walk(target)
+        if isinstance(one, ast.Name)
+    }
+    for node in _own_nodes(test):
+        if not (isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return)):
+            continue
+        text = ast.unparse(node.test)
+        asked = {one.id for one in ast.walk(node.test) if isinstance(one, ast.Name)}
+        on_cpu = re.search(r"device\w*(\.type)? == ['\"]cpu['\"]", text)
+        if "cuda.is_available" in text or on_cpu or asked & capability:
+            yield file.finding(node, "TA105", f"{test.name} returns if {text}")
+
+
+def _shape_only(file: TestFile, test: Function) -> Iterator[Finding]:
+    """Assertions there are, but no output is ever held against another value."""
+    reached = [function for function in file.reached(test) if function.name != "run"]
+    asserts = [node for function in reached for node in _asserts(function)]
+    tests = [node.test for node in asserts if isinstance(node, ast.Assert)]
+    compared = {name for function in reached for name in called(function)} & COMPARING
+    if tests and len(tests) == len(asserts) and not compared and all(map(_only_shape, tests)):
+        texts = "; ".join(sorted({ast.unparse(one) for one in tests}))
+        yield file.finding(test, "TA106", f"{test.name} asserts {texts}")
+
+
+def _unseeded(file: TestFile, test: Function) -> Iterator[Finding]:
+    def is_autouse(function: Function) -> bool:
+        return any("autouse=True" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+    reached = file.reached(test)
+    draws = [node for function in reached for node in ast.walk(function) if _draws(node)]
+    fixtures = filter(is_autouse, file.functions.values())
+    at_import = [node for node in file.tree.body if not isinstance(node, Function)]
+    seeded = any(SEEDS.intersection(called(node)) for node in (*reached, *fixtures, *at_import))
+    if draws and not seeded:
+        first = min(draws, key=lambda node: node.lineno)
+        what = f"{test.name} draws {len(draws)} times, first by {ast.unparse(first.func)}, and sets no seed"
+        yield file.finding(first, "TA302", what)
+
+
+def _draws(call: ast.AST) -> TypeGuard[ast.Call]:
+    """Whether a node draws random values, and not from a generator of its own."""
+    if not isinstance(call, ast.Call) or any(keyword.arg == "generator" for keyword in call.keywords):
+        return False
+    name = last_name(call.func)
+    start = dotted(call.func).partition(".")[0]
+    return (name in RANDOM and start in {"torch", "np", "numpy", "random"}) or name in IN_PLACE
+
+
+def _identity_table(file: TestFile) -> Iterator[Finding]:
+    """Page indices that are 0, 1, 2, ... wherever they are made, and shuffled nowhere."""
+    made: list[tuple[str, ast.Assign]] = []
+    for function in file.functions.values():
+        assigns = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
+        for node in assigns:
+            name = ast.unparse(node.targets[0]).partition("[")[0]
+            if INDEX_NAME.search(name) and not isinstance(node.value, ast.Constant):
+                made.append((_origin(node.value, assigns), node))
+    counted = [node for origin, node in made if origin == "identity"]
+    if counted and not any(origin == "random" for origin, _ in made):
+        yield file.finding(counted[0], "TA303", ast.unparse(counted[0]))
+
+
+def _origin(value: ast.expr, assigns: list[ast.Assign]) -> str:
+    """`identity` for arange and slices of it, `random` for anything that draws, else empty."""
+    calls = set(called(value))
+    if calls & (SHUFFLES | RANDOM):
+        return "random"
+    if "arange" in calls:
+        return "identity"
+    for name in {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}:
+        for node in assigns:
+            if any(isinstance(target, ast.Name) and target.id == name for target in node.targets):
+                found = _origin(node.value, [])
+                if found:
+                    return found
+    return ""
+
+
+def _own_nodes(function: Function) -> Iterator[ast.AST]:
+    """Nodes of a function without those of functions inside it."""
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop(0)
+        yield node
+        if not isinstance(node, Function | ast.Lambda):
+            waiting += list(ast.iter_child_nodes(node))
+
+
+# What is tested.
+
+
+def check_subject(file: TestFile, definitions: Mapping[str, Definition]) -> Iterator[Finding]:
+    """Definitions that the dataset has not, and pasted copies of a reference."""
+    for name, call in file.loaded:
+        if name not in definitions:
+            close = get_close_matches(name, definitions, n=2)
+            hint = f"; close to it: {', '.join(close)}" if close else ""
+            yield file.finding(call, "TA203", f"{name} is not in the dataset{hint}")
+    copy = next((file.functions[name] for name in COPIES if name in file.functions), None)
+    if copy is None or file.loaded:
+        return
+    subject = file.subject(definitions)
+    if subject is None:
+        what = f"{copy.name}() is tested; the dataset has no definition {file.path.stem.removeprefix('test_')}"
+        yield file.finding(copy, "TA204", what)
+        return
+    text = definitions[subject].reference
+    difference = _difference(copy, Reference.parse(text).run) if text else ""
+    if difference:
+        yield file.finding(copy, "TA202", f"{copy.name}() is not {subject}'s reference: {difference}")
+    else:
+        yield file.finding(copy, "TA201", f"{copy.name}() is a copy of {subject}'s reference")
+
+
+def _difference(one: Function, other: Function) -> str:
+    """The first thing in which two functions differ, docstrings, annotations and assertions aside."""
+
+    def short(text: str) -> str:
+        line = text.splitlines()[0]
+        return line if len(line) <= 70 else line[:67] + "..."
+
+    ours, theirs = ([arg.arg for arg in f.args.args] for f in (one, other))
+    if ours != theirs:
+        return f"its parameters are ({', '.join(ours)}), the definition's are ({', '.join(theirs)})"
+    left, right = _statements(one), _statements(other)
+    for mine, its in zip(left, right, strict=False):
+        if mine != its:
+            return f"it says `{short(mine)}` where the definition says `{short(its)}`"
+    if len(left) != len(right):
+        longer = (left if len(left) > len(right) else right)[min(len(left), len(right))]
+        who = "only the copy" if len(left) > len(right) else "only the definition"
+        return f"{who} says `{short(longer)}`"
+    return ""
+
+
+def _statements(function: Function) -> list[str]:
+    """What a function does, a text per statement: asserting, a docstring and `pass` compute nothing."""
+    found = []
+    for node in ast.walk(function):
+        match node:
+            case ast.Assert() | ast.Pass() | ast.Expr(value=ast.Constant()):
+                pass
+            case ast.If(test=test) | ast.While(test=test):
+                found.append(f"if {ast.unparse(test)}")
+            case ast.For(target=target, iter=iterable):
+                found.append(f"for {ast.unparse(target)} in {ast.unparse(iterable)}")
+            case ast.stmt() if not hasattr(node, "body"):
+                found.append(ast.unparse(node))
+    return found
+
+
+def check_api(file: TestFile, package: Package) -> Iterator[Finding]:
+    """Names of a package that the file uses and that its unpacked files do not have."""
+    imported = [
+        (node, alias, f"{node.module or ''}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name)
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    ]
+    aliases: dict[str, str] = {}
+    used: list[tuple[ast.AST, str]] = []
+    for statement, alias, name in imported:
+        if name.partition(".")[0] == package.name:
+            used.append((statement, name))
+            whole = isinstance(statement, ast.Import) and not alias.asname  # `import a.b` binds a
+            aliases |= {package.name: package.name} if whole else {alias.asname or alias.name: name}
+    inner = {id(node.value) for node in ast.walk(file.tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(file.tree):
+        first, dot, rest = dotted(node).partition(".") if isinstance(node, ast.Attribute) else ("", "", "")
+        if first in aliases and id(node) not in inner:
+            used.append((node, f"{aliases[first]}{dot}{rest}"))
+    for node, name in used:
+        problem = package.problem(name) if name != package.name else None
+        if problem:
+            yield file.finding(node, "TA401", f"{name}: {problem}")

@@ -1,0 +1,616 @@
+"""What is wrong with Triton kernels and their tests, said without running anything."""
+
+import ast
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from traceproof.audit.reading import Finding, at, dotted, last_name
+from traceproof.errors import TraceproofError
+from traceproof.lint.model import Code, codes
+from traceproof.lint.run import read_baseline, split
+from traceproof.reading import parse_quietly
+from traceproof.text import names
+
+GRID = frozenset({"program_id", "num_programs"})
+PASSES_ON = names("cdiv minimum maximum min max abs where multiple_of max_contiguous")
+SMALL = 64  # a product with a literal up to this leaves a program id far below 2**31
+BARE, INDEX, PRODUCT = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Facts of an expression."""
+
+    grid: bool = False  # it is computed from a program id or the grid's size
+    # BARE (a program id, divided or times a small literal), INDEX (multiplied once, so a position along an axis),
+    # PRODUCT (multiplied further: an offset)
+    level: int = BARE
+    wide: bool = False  # it is 64 bits wide
+    wrapped: bool = False  # it was a PRODUCT in 32 bits before it was widened
+    blocks: frozenset[str] = frozenset()  # names X for which `<program id or loop variable> * X` is a term of it
+    ranges: frozenset[str] = frozenset()  # names X for which `tl.arange(0, X)` is a term of it
+    tail: frozenset[str] = frozenset()  # names X for which both are: its last block of X may reach beyond the end
+    # of a value with a range in it, texts of what is added up: by these a mask elsewhere means it too
+    spans: frozenset[str] = frozenset()
+    origin: str = ""  # where its program id was read, for messages
+    counts: bool = False  # a bare program id or loop variable
+    looped: bool = False  # computed from the variable of a loop that run-time numbers bound
+    runtime: bool = False  # a number that the kernel is given when it is launched, such as a stride
+
+    @property
+    def late(self) -> bool:
+        """Whether it is a product in 32 bits, which a cast comes too late for."""
+        return self.narrow and self.level == PRODUCT
+
+    @property
+    def narrow(self) -> bool:
+        """From the grid, or an offset from a loop, and nowhere widened in time."""
+        offset = self.looped and self.level == PRODUCT
+        return self.wrapped or ((self.grid or offset) and not self.wide)
+
+    def merged(self, other: "Value") -> "Value":
+        """Of two branches: whatever may be wrong in one of them."""
+        worse = max(self, other, key=lambda value: (value.narrow, value.wrapped, value.level, value.grid))
+        return replace(
+            worse,
+            blocks=self.blocks | other.blocks,
+            ranges=self.ranges | other.ranges,
+            tail=self.tail | other.tail,
+            spans=self.spans | other.spans,
+            counts=False,
+        )
+
+
+NOTHING = Value()
+Known = Mapping[str, Value]
+
+
+def evaluate(node: ast.expr, known: Known) -> Value:
+    """Facts of an expression, by those of the names in it."""
+    match node:
+        case ast.Name(id=name):
+            found = known.get(name, NOTHING)
+            return replace(found, spans=found.spans | {name}) if found.spans else found
+        case ast.BinOp():
+            return _binary(node, known)
+        case ast.Call():
+            return _call(node, known)
+        case ast.UnaryOp(operand=inner) | ast.Subscript(value=inner):
+            return evaluate(inner, known)
+        case ast.IfExp(body=one, orelse=other):
+            return evaluate(one, known).merged(evaluate(other, known))
+        case _:
+            return NOTHING
+
+
+def _binary(node: ast.BinOp, known: Known) -> Value:
+    left, right = evaluate(node.left, known), evaluate(node.right, known)
+    both = _both(left, right)
+    match node.op:
+        case ast.Mult():
+            return _product(node, both, (left, right))
+        case ast.Add() | ast.Sub():
+            blocks = left.blocks | right.blocks
+            spans = both.spans
+            if spans:
+                spans |= {text_of(one) for one in addends(node) if not evaluate(one, known).spans}
+            return replace(both, blocks=blocks, tail=both.tail | (blocks & both.ranges), spans=spans)
+        case ast.FloorDiv() | ast.Mod() | ast.Div():
+            none = frozenset[str]()
+            spans = none if isinstance(node.op, ast.Mod) else both.spans  # a remainder has its bound in it
+            level = min(both.level, INDEX)
+            return replace(both, ranges=none, tail=none, spans=spans, level=level, counts=both.grid)
+        case _:
+            return both
+
+
+def _both(left: Value, right: Value) -> Value:
+    """What any operation makes of its two sides."""
+    source = left if left.narrow or not right.grid else right
+    wide = left.wide or right.wide
+    return Value(
+        grid=left.grid or right.grid,
+        level=max((side.level for side in (left, right) if side.grid or side.looped), default=BARE),
+        wide=wide,
+        wrapped=left.wrapped or right.wrapped or (wide and (left.late or right.late)),
+        ranges=left.ranges | right.ranges,
+        tail=left.tail | right.tail,
+        spans=left.spans | right.spans,
+        origin=source.origin or left.origin or right.origin,
+        looped=left.looped or right.looped,
+    )
+
+
+def addends(node: ast.expr) -> Iterator[ast.expr]:
+    """What a sum adds up; the expression itself where it is none."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        yield from addends(node.left)
+        yield from addends(node.right)
+    else:
+        yield node
+
+
+def text_of(node: ast.expr) -> str:
+    """An expression without the `[:, None]` that only say along which axis it lies."""
+    return ast.unparse(_Flat().visit(ast.parse(ast.unparse(node), mode="eval")))
+
+
+class _Flat(ast.NodeTransformer):
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """What is indexed."""
+        return self.visit(node.value)  # type: ignore[no-any-return]
+
+
+def spanned(arguments: Sequence[ast.expr], known: Known) -> Value:
+    """The variable of a loop over `range(*arguments)`: as wide as the widest of them."""
+    found = [evaluate(argument, known) for argument in arguments]
+    merged = NOTHING
+    for value in found:
+        merged = merged.merged(value)
+    wide = any(value.wide for value in found)
+    return Value(grid=merged.grid, level=merged.level, wide=wide, origin=merged.origin, counts=True)
+
+
+def bounded(arguments: Sequence[ast.expr], constants: Collection[str]) -> bool:
+    """Whether a loop's bounds are literals and compile-time constants: it has few turns, which are unrolled."""
+    names = (name.id for argument in arguments for name in ast.walk(argument) if isinstance(name, ast.Name))
+    return all(name in constants for name in names)
+
+
+def _product(node: ast.BinOp, both: Value, sides: tuple[Value, Value]) -> Value:
+    level = both.level
+    literals = [one.value for one in (node.left, node.right) if isinstance(one, ast.Constant)]
+    small = any(isinstance(one, int) and abs(one) <= SMALL for one in literals)
+    if (both.grid or both.looped) and not both.wide and not small:
+        # A loop runs over blocks: times their constant size it is a position, times a stride an offset at once.
+        strided = both.looped and any(side.runtime for side in sides)
+        level = PRODUCT if strided else min(level + 1, PRODUCT)
+    blocks = frozenset(
+        other.id
+        for other, value in ((node.left, sides[1]), (node.right, sides[0]))
+        if isinstance(other, ast.Name) and value.counts
+    )
+    return replace(both, level=level, blocks=blocks, ranges=frozenset())
+
+
+def _call(node: ast.Call, known: Known) -> Value:
+    name = last_name(node.func)
+    if name in GRID:
+        return Value(grid=True, origin=f"tl.{name} in line {node.lineno}", counts=True)
+    if name == "arange" and len(node.args) == 2:
+        end = node.args[1]
+        ranges = frozenset({end.id}) if isinstance(end, ast.Name) else frozenset[str]()
+        return Value(ranges=ranges, spans=frozenset({ast.unparse(node)}))
+    if name in {"to", "cast"} and (node.args or name == "to"):
+        inner = node.func.value if name == "to" and isinstance(node.func, ast.Attribute) else node.args[0]
+        return _cast(evaluate(inner, known), inner, node, known)
+    if name in PASSES_ON:
+        found = NOTHING
+        for argument in node.args:
+            found = found.merged(evaluate(argument, known))
+        return found
+    return NOTHING
+
+
+def _cast(value: Value, inner: ast.expr, node: ast.Call, known: Known) -> Value:
+    """A cast to 64 bits widens, too late for a product; what the grid loads and cuts to 32 bits is the grid's."""
+    kinds = {dotted(one).rpartition(".")[2] for one in [*node.args, *(keyword.value for keyword in node.keywords)]}
+    if kinds & {"int64", "uint64"}:
+        late = value.narrow and value.level == PRODUCT
+        return replace(value, wide=True, wrapped=value.wrapped or late)
+    if kinds & {"int32", "uint32"} and isinstance(inner, ast.Call) and last_name(inner.func) == "load":
+        names = {one.id for one in ast.walk(inner) if isinstance(one, ast.Name)}
+        if any(known.get(name, NOTHING).grid for name in names):
+            return Value(grid=True, origin=f"the 32-bit index loaded in line {node.lineno}", counts=True)
+    return value
+
+
+MEMORY = names("load store atomic_add atomic_max atomic_min atomic_cas atomic_xchg make_block_ptr")
+
+
+def pointers(function: ast.FunctionDef) -> frozenset[str]:
+    """Names that hold addresses: what memory is accessed through, and what those were computed from."""
+    assigned: dict[str, list[ast.expr]] = {}
+    waiting: list[ast.expr] = []
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                _bind(target, node.value, assigned)
+        elif isinstance(node, ast.Call) and last_name(node.func) in MEMORY and node.args:
+            waiting.append(node.args[0])
+            waiting += [keyword.value for keyword in node.keywords if keyword.arg in {"base", "pointer"}]
+    found: set[str] = set()
+    while waiting:
+        for leaf in addends(waiting.pop()):
+            if isinstance(leaf, ast.Name) and leaf.id not in found and _is_address(leaf.id, function, assigned):
+                found.add(leaf.id)
+                waiting += assigned.get(leaf.id, [])
+    return frozenset(found)
+
+
+def _bind(target: ast.expr, value: ast.expr, assigned: dict[str, list[ast.expr]]) -> None:
+    if isinstance(target, ast.Name):
+        assigned.setdefault(target.id, []).append(value)
+    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        for one, other in zip(target.elts, value.elts, strict=False):
+            _bind(one, other, assigned)
+
+
+def _is_address(name: str, function: ast.FunctionDef, assigned: dict[str, list[ast.expr]], depth: int = 8) -> bool:
+    """Whether a name in an address is the base, not an offset: a parameter, or computed from one by adding.
+
+    A parameter that is multiplied, compared or constexpr is a size.
+    """
+    parameters = {arg.arg: arg for arg in function.args.args}
+    if name in parameters:
+        return not _is_constexpr(parameters[name]) and not _is_size(name, function)
+    values = assigned.get(name, [])
+    return depth > 0 and any(
+        isinstance(leaf, ast.Name) and leaf.id != name and _is_address(leaf.id, function, assigned, depth - 1)
+        for value in values
+        for leaf in addends(value)
+        if not isinstance(value, ast.Call)
+    )
+
+
+def _is_size(name: str, function: ast.FunctionDef) -> bool:
+    for node in ast.walk(function):
+        if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.Add | ast.Sub):
+            sides = (node.left, node.right)
+        elif isinstance(node, ast.Compare):
+            sides = (node.left, *node.comparators)  # type: ignore[assignment]
+            if any(isinstance(side, ast.Constant) and side.value is None for side in sides):
+                continue
+        else:
+            continue
+        if any(isinstance(side, ast.Name) and side.id == name for side in sides):
+            return True
+    return False
+
+
+CALLS = 3  # helpers of helpers; nothing here goes deeper
+NO_FACTS: Known = MappingProxyType({})
+MASKED = frozenset({"mask", "boundary_check"})
+
+
+def kernels(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    """Functions that Triton compiles."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and any(_is_jit(one) for one in node.decorator_list):
+            yield node
+
+
+def _is_jit(decorator: ast.expr) -> bool:
+    inner = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return dotted(inner) in {"triton.jit", "jit", "triton.experimental.gluon.jit", "gluon.jit"}
+
+
+def _is_constexpr(argument: ast.arg) -> bool:
+    """Whether a parameter is known when a kernel is compiled, not only when it is launched."""
+    return argument.annotation is not None and "constexpr" in ast.unparse(argument.annotation)
+
+
+class Kernel:
+    """One kernel, walked once."""
+
+    def __init__(
+        self,
+        path: Path,  # for findings
+        function: ast.FunctionDef,  # the kernel
+        lines: list[str],  # of its file
+        # names of block sizes by which the file divides a length, rounding up: their last block may be partial.
+        # None: the file launches nothing, so any block may.
+        partial: frozenset[str] | None,
+        given: Known = NO_FACTS,  # facts of parameters, where another kernel calls this one
+    ) -> None:
+        self._path = path
+        self._function = function
+        self._lines = lines
+        self._partial = partial
+        self._pointers = pointers(function) - {name for name, value in given.items() if value.grid}
+        self._branched: dict[str, tuple[dict[str, Value], dict[str, Value], dict[str, Value]]] = {}
+        sizes = [argument for argument in function.args.args if argument.arg not in self._pointers]
+        self._constants = {argument.arg for argument in sizes if _is_constexpr(argument)}
+        numbers = (argument.arg for argument in sizes if not _is_constexpr(argument))
+        self._known: dict[str, Value] = {name: Value(runtime=True) for name in numbers} | dict(given)
+        # calls of plain names, with the facts of their arguments in order and by name
+        self.calls: list[tuple[str, list[Value], dict[str, Value]]] = []
+        self._found: dict[tuple[int, int, str], Finding] = {}
+        self._unmasked: list[tuple[ast.Call, Value]] = []
+        self._guards: set[frozenset[str]] = set()  # sums that the kernel compares with a length somewhere
+        self._counting = _counting(function) | (partial or frozenset())
+
+    def findings(self) -> list[Finding]:
+        """Addresses that may wrap, and blocks that may reach beyond the end."""
+        self._block(self._function.body)
+        for call, address in self._unmasked:
+            launched = address.tail if self._partial is None else address.tail & self._partial
+            if launched or any(guard <= address.spans for guard in self._guards):
+                self._add(call, "KL103", f"{self._function.name}: {ast.unparse(call)[:80]}")
+        return sorted(self._found.values())
+
+    def _block(self, body: list[ast.stmt]) -> None:
+        for statement in body:
+            self._statement(statement)
+
+    def _statement(self, statement: ast.stmt) -> None:
+        match statement:
+            case ast.Assign(targets=targets, value=value):
+                self._look(value)
+                for target in targets:
+                    self._assign(target, value)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                self._look(value)
+                self._assign(target, value)
+            case ast.AugAssign(target=ast.Name() as target, op=op, value=value):
+                self._augmented(statement, target, op, value)
+            case ast.If(test=test, body=body, orelse=orelse):
+                self._look(test)
+                self._branches(test, body, orelse)
+            case ast.For(target=target, iter=iterable, body=body):
+                self._look(iterable)
+                self._assign_loop(target, iterable)
+                self._block(body)
+                self._block(body)  # once more: what the first turn assigns is known in the second
+            case ast.While(body=body) | ast.With(body=body):
+                self._block(body)
+                self._block(body)
+            case ast.Expr(value=value) | ast.Return(value=ast.expr() as value):
+                self._look(value)
+            case _:
+                pass
+
+    def _branches(self, test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt]) -> None:
+        """Both ways; where the same test was met before, each way knows what it left there."""
+        before, key = dict(self._known), ast.unparse(test)
+        taken, other, joined = self._branched.get(key, ({}, {}, {}))
+        same = {name for name, value in joined.items() if before.get(name) is value}
+        self._known = {**before, **{name: taken[name] for name in same if name in taken}}
+        self._block(body)
+        first = self._known
+        self._known = {**before, **{name: other[name] for name in same if name in other}}
+        self._block(orelse)
+        second = self._known
+        self._known = {
+            # The value itself where both ways have it, since it is known again by its identity.
+            name: one if one is other else one.merged(other)
+            for name in first.keys() | second.keys()
+            for one, other in [(first.get(name, NOTHING), second.get(name, NOTHING))]
+        }
+        self._branched[key] = (first, second, dict(self._known))
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            found = [(one, self._facts(one, other)) for one, other in zip(target.elts, value.elts, strict=False)]
+            for one, facts in found:  # all are evaluated before any is bound
+                if isinstance(one, ast.Name):
+                    self._known[one.id] = facts
+        elif isinstance(target, ast.Name):
+            self._known[target.id] = self._facts(target, value)
+
+    def _facts(self, target: ast.expr, value: ast.expr, known: Known | None = None) -> Value:
+        """Facts of what is assigned; an address is 64 bits wide whatever was added to it."""
+        facts = evaluate(value, self._known if known is None else known)
+        if isinstance(target, ast.Name) and target.id in self._pointers:
+            return Value(blocks=facts.blocks, ranges=facts.ranges, tail=facts.tail, spans=facts.spans)
+        return facts
+
+    def _assign_loop(self, target: ast.expr, iterable: ast.expr) -> None:
+        if isinstance(target, ast.Name):
+            arguments = iterable.args if isinstance(iterable, ast.Call) else []
+            found = spanned(arguments, self._known)
+            if not found.grid and not bounded(arguments, self._constants):
+                found = replace(found, looped=True, origin=f"the loop variable in line {iterable.lineno}")
+            self._known[target.id] = found
+
+    def _augmented(self, node: ast.AugAssign, target: ast.Name, op: ast.operator, value: ast.expr) -> None:
+        self._look(value)
+        if target.id in self._pointers:
+            self._addend(node, value)
+        sum_ = ast.copy_location(ast.BinOp(ast.Name(target.id, ast.Load()), op, value), node)
+        before = self._known.get(target.id)
+        self._known[target.id] = after = self._facts(target, sum_)
+        for taken, other, joined in self._branched.values():
+            if before is not None and joined.get(target.id) is before:  # each way's own value moves along
+                joined[target.id] = after
+                for way in (taken, other):
+                    mine = way.get(target.id, NOTHING)
+                    known = {**self._known, target.id: mine}
+                    way[target.id] = after if mine is before else self._facts(target, sum_, known)
+
+    def _look(self, expression: ast.expr) -> None:
+        """Every address computed in an expression, and every access to memory."""
+        inner: set[int] = set()
+        for node in ast.walk(expression):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub) and id(node) not in inner:
+                terms = list(addends(node))
+                inner |= {id(one) for one in ast.walk(node) if isinstance(one, ast.BinOp)}
+                offsets = [one for one in terms if not (isinstance(one, ast.Name) and one.id in self._pointers)]
+                for addend in offsets if len(offsets) < len(terms) else ():
+                    self._addend(addend, addend)
+                inner -= {id(one) for addend in terms for one in ast.walk(addend)}
+            elif isinstance(node, ast.Call):
+                self._access(node)
+            elif isinstance(node, ast.Compare):
+                self._guard(node)
+
+    def _addend(self, node: ast.AST, expression: ast.expr) -> None:
+        facts = evaluate(expression, self._known)
+        if facts.narrow:
+            how = "was multiplied in 32 bits before it was cast" if facts.wrapped else "is 32 bits wide"
+            what = f"{self._function.name}: {ast.unparse(expression)} {how}, from {facts.origin}"
+            self._add(node, "KL104" if facts.level == BARE and not facts.wrapped else "KL101", what)
+
+    def _access(self, call: ast.Call) -> None:
+        name = last_name(call.func)
+        if isinstance(call.func, ast.Name):
+            keywords = {one.arg: evaluate(one.value, self._known) for one in call.keywords if one.arg}
+            self.calls.append((name, [evaluate(one, self._known) for one in call.args], keywords))
+        if name == "make_block_ptr":
+            self._add(call, "KL102", f"{self._function.name}: {ast.unparse(call)[:80]}")
+        if name not in {"load", "store"} or not call.args or not dotted(call.func).startswith(("tl.", "triton.")):
+            return
+        masked = any(keyword.arg in MASKED for keyword in call.keywords) or len(call.args) > (
+            1 if name == "load" else 2
+        )
+        if not masked:
+            self._unmasked.append((call, evaluate(call.args[0], self._known)))
+
+    def _guard(self, node: ast.Compare) -> None:
+        """A block held against a length, as masks do; two blocks against each other say nothing of an end."""
+        if not isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):
+            return
+        sides = [(one, evaluate(one, self._known)) for one in (node.left, *node.comparators)]
+        blocks = [one for one, facts in sides if facts.spans]
+        others = {
+            name.id
+            for one, facts in sides
+            if not facts.spans
+            for name in ast.walk(one)
+            if isinstance(name, ast.Name)
+        }
+        if len(blocks) == 1 and not others & self._counting:
+            self._guards.add(frozenset(text_of(one) for one in addends(blocks[0])))
+
+    def _add(self, node: ast.AST, code: str, evidence: str) -> None:
+        finding = at(self._path, node, code, evidence, self._lines)
+        self._found.setdefault((finding.line, finding.column, code), finding)
+
+
+def _counting(function: ast.FunctionDef) -> frozenset[str]:
+    """Names that are no length: sizes of blocks, and what loops count."""
+    found: set[str] = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and last_name(node.func) == "arange":
+            found |= {inner.id for one in node.args for inner in ast.walk(one) if isinstance(inner, ast.Name)}
+        elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+    return frozenset(found)
+
+
+def findings_of(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Finding]:
+    """Findings of every kernel of a file, and of its helpers with the arguments that kernels give them."""
+    partial, found = partial_blocks(tree), list(kernels(tree))
+    helpers = {function.name: function for function in found}
+    seen: set[Finding] = set()
+    for function in found:
+        waiting: list[tuple[ast.FunctionDef, Known, int]] = [(function, NO_FACTS, 0)]
+        while waiting:
+            one, given, depth = waiting.pop()
+            kernel = Kernel(path, one, lines, partial, given)
+            seen |= set(kernel.findings())
+            for name, values, keywords in kernel.calls if depth < CALLS else ():
+                if name in helpers and any(value.grid for value in (*values, *keywords.values())):
+                    parameters = [argument.arg for argument in helpers[name].args.args]
+                    facts = {**dict(zip(parameters, values, strict=False)), **keywords}
+                    waiting.append((helpers[name], facts, depth + 1))
+    yield from sorted(seen)
+
+
+def partial_blocks(tree: ast.Module) -> frozenset[str] | None:
+    """Names by which a file divides lengths, rounding up; None if it does so nowhere. Blocks hold whole blocks."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and last_name(node.func) == "cdiv")
+    found = [(_named(call.args[0]), _named(call.args[1])) for call in calls if len(call.args) == 2]
+    blocks = {name for _, by in found for name in by}
+    return frozenset(name for length, by in found if not length & blocks for name in by) or None
+
+
+def _named(expression: ast.expr) -> set[str]:
+    """Names, and keys as in `meta["BT"]`."""
+    nodes = list(ast.walk(expression))
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return texts | {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+CODES: Mapping[str, Code] = codes("KL")
+CHECKS = names(
+    "torch.cuda.is_available torch.cuda.get_device_capability torch.cuda.get_device_name "
+    "torch.cuda.get_device_properties torch.cuda.device_count torch.cuda.is_bf16_supported"
+)
+
+
+@dataclass(slots=True)
+class Report:
+    """New findings, those that the baseline knows, and what was read."""
+
+    findings: list[Finding] = field(default_factory=list)
+    known: list[Finding] = field(default_factory=list)
+    files: int = 0
+    kernels: int = 0
+
+
+def lint_kernels(root: Path, *, baseline: Path | None = None) -> Report:
+    """Lint a file or every Python file of a folder. Raises TraceproofError: no file, or no usable baseline."""
+    paths = [root] if root.is_file() else sorted(root.rglob("*.py"))
+    if not paths:
+        raise TraceproofError(f"{root} holds no Python files", todo="Give a file or a folder of kernels.")
+    base = root.parent if root.is_file() else root
+    known: Counter[str] = read_baseline(baseline) if baseline is not None else Counter()
+    report = Report(files=len(paths))
+    found = (finding for path in paths for finding in _file(path, path.relative_to(base), report))
+    report.findings, report.known, _ = split(found, known)
+    return report
+
+
+def _file(path: Path, relative: Path, report: Report) -> Iterator[Finding]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = parse_quietly(text)
+    except (OSError, ValueError, SyntaxError) as error:
+        yield Finding(relative, 1, 1, 1, 1, "KL000", str(error))
+        return
+    lines = text.splitlines()
+    report.kernels += sum(1 for _ in kernels(tree))
+    yield from findings_of(relative, tree, lines)
+    if path.name.startswith(("test_", "conftest")) or path.stem.endswith("_test") or "tests" in path.parts:
+        yield from _platform(relative, tree, lines)
+
+
+def _platform(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Finding]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield from _device(path, node, lines)
+            if dotted(node.func) in CHECKS:
+                yield at(path, node, "KL202", ast.unparse(node), lines)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and _is_cuda(node.value):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any("device" in ast.unparse(target).lower() for target in targets):
+                yield at(path, node, "KL201", ast.unparse(node), lines)
+        elif isinstance(node, ast.arguments):
+            named = [*node.posonlyargs, *node.args][::-1]
+            pairs = [
+                *zip(named, node.defaults[::-1], strict=False),
+                *zip(node.kwonlyargs, node.kw_defaults, strict=True),
+            ]
+            for argument, default in pairs:
+                if default is not None and _is_cuda(default):
+                    yield at(path, default, "KL201", f"{argument.arg}={ast.unparse(default)}", lines)
+
+
+def _device(path: Path, call: ast.Call, lines: list[str]) -> Iterator[Finding]:
+    name = dotted(call.func)
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    keywords = [keyword.value for keyword in call.keywords if keyword.arg in {"device", "device_type"}]
+    positional = (
+        call.args
+        if name in {"torch.device", "torch.autocast", "torch.get_device_module"} or method == "to"
+        else []
+    )
+    if any(_is_cuda(one) for one in [*keywords, *positional]) or (
+        method == "cuda" and not name.startswith("torch.")
+    ):
+        yield at(path, call, "KL201", ast.unparse(call)[:80], lines)
+
+
+def _is_cuda(node: ast.expr | None) -> bool:
+    """`"cuda"`, `"cuda:1"`, `f"cuda:{i}"`."""
+    match node:
+        case ast.Constant(value=str() as text):
+            return text == "cuda" or text.startswith("cuda:")
+        case ast.JoinedStr(values=[ast.Constant(value=str() as text), *_]):
+            return text.startswith("cuda")
+        case _:
+            return False

@@ -1,1 +1,0 @@
-"""Rules for Triton kernels and their tests, by reading their syntax trees."""

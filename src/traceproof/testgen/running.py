@@ -1,0 +1,247 @@
+"""Running generated tests in a stack's environment: pytest in a worker per definition, a row per test."""
+
+import io
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+from xml.etree import ElementTree as ET  # written here, never read
+
+from traceproof.errors import TraceproofError
+from traceproof.files import own_folder, write_text
+from traceproof.run.workers import Environment, Worker
+from traceproof.sandbox import Limits
+from traceproof.sandbox.model import ItemOutcome, Status
+from traceproof.stacks import MAIN
+from traceproof.testgen.texts import MARKER, classes
+
+MESSAGE_CHARACTERS = 4000
+OUTPUT_CHARACTERS = 2000
+USAGE = 2  # pytest's exit codes from here on: interrupted, broken, bad use, nothing collected
+
+Outcome = Literal["passed", "failed", "skipped", "error"]
+
+
+class TestRow(TypedDict):
+    """What came of one test: `test` is its function, `case` the case's id or empty."""
+
+    test: str
+    case: str
+    outcome: Outcome
+    message: str
+    seconds: float
+
+
+class RunRequest(TypedDict):
+    """What a worker is asked for: a test file, options of pytest, and variables of the environment."""
+
+    scratch: str  # a folder of the worker's own
+    file: str
+    options: list[str]
+    variables: dict[str, str]
+
+
+class Answer(TypedDict):
+    """One definition's rows; `problem` is what pytest said where it could not run them."""
+
+    rows: list[TestRow]
+    problem: str
+
+
+def setup(payload: RunRequest) -> Callable[[str], Answer]:
+    """Called once in a worker; the result runs one class of the test file per call."""
+    scratch = Path(payload["scratch"])
+    os.chdir(scratch)
+    os.environ.update(payload["variables"], PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    sys.dont_write_bytecode = True  # the tests' folder can not be written from here
+
+    def run(name: str) -> Answer:
+        import pytest
+
+        plugin = _Collector()
+        settings = scratch / "pytest.ini"
+        settings.write_text("[pytest]\n", encoding="utf-8")  # else those of whatever project lies above
+        folder = Path(payload["file"]).parent  # all above it may be hidden from here
+        options = [f"--config-file={settings}", f"--rootdir={folder}", f"--confcutdir={folder}"]
+        options += ["-p", "no:cacheprovider", f"--basetemp={scratch / 'pytest'}", *payload["options"]]
+        said = io.StringIO()
+        with redirect_stdout(said), redirect_stderr(said):
+            code = pytest.main([f"{payload['file']}::{name}", *options], plugins=[plugin])
+        problem = said.getvalue()[-OUTPUT_CHARACTERS:] if code >= USAGE else ""
+        return {"rows": list(plugin.rows.values()), "problem": problem}
+
+    return run
+
+
+class _Collector:
+    """A pytest plugin that keeps one row per test: the worst of its phases."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, TestRow] = {}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:  # noqa: ANN401 - pytest's report
+        """Note what came of a phase."""
+        row = self.rows.setdefault(report.nodeid, _row(report.nodeid))
+        row["seconds"] += report.duration
+        if report.outcome != "passed" or (report.when == "call" and row["outcome"] == "passed"):
+            broken = report.outcome == "failed" and report.when != "call"
+            row["outcome"] = "error" if broken else report.outcome
+            row["message"] = _message(report)
+
+
+def _row(node: str) -> TestRow:
+    test, _, case = node.rpartition("::")[2].partition("[")
+    return {"test": test, "case": case.removesuffix("]"), "outcome": "passed", "message": "", "seconds": 0.0}
+
+
+def _message(report: Any) -> str:  # noqa: ANN401 - pytest's report
+    said = report.longrepr
+    text = said[2].removeprefix("Skipped: ") if isinstance(said, tuple) else str(said or "")
+    half = MESSAGE_CHARACTERS // 2  # a report starts with what failed, a traceback ends with it
+    return text if len(text) <= MESSAGE_CHARACTERS else f"{text[:half]}\n...\n{text[-half:]}"
+
+
+SETUP = "traceproof.testgen.running:setup"
+BAD = frozenset({"failed", "error"})
+SHOWN = 20  # failures listed under a table or in a log; the file of rows has all
+WHOLE = "(the whole class)"  # stands in the place of a test where the worker's end says what came of all of them
+# XML 1.0 has no other control characters, and a test's message may hold any.
+PRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in range(32) if code not in {9, 10, 13}}
+
+
+class Row(TestRow):
+    """A test's row: the definition it is of, that definition's digest, and the stack whose environment ran it."""
+
+    op_type: str
+    stack: str
+    definition: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One op_type's tests in one stack."""
+
+    file: Path  # the generated test file
+    # op_type, stack: their names
+    op_type: str
+    stack: str
+    dataset: Path  # the folder whose definitions the tests read
+    digests: Mapping[str, str]  # of the definitions, by name, as they were planned
+    options: Sequence[str]  # more options of pytest
+    limits: Limits  # of one definition's tests together
+    variables: Mapping[str, str] = field(default_factory=dict)  # of the environment
+
+
+def run_tests(
+    order: Run, environment: Environment, *, caches: Path | None = None, lanes: int = 1
+) -> Iterator[Row]:
+    """Run a file's tests, `lanes` definitions side by side, in a worker each; a row per test, in the file's order.
+
+    The tests are ours, written a moment before; the references that they run are shut in by themselves. `caches`
+    is for what is compiled. Raises TraceproofError: the file was not generated, or no worker can be started.
+    """
+    text = order.file.read_text(encoding="utf-8")
+    if MARKER not in text:
+        raise TraceproofError(f"{order.file} holds no generated tests", todo="Generate them: `snakemake tests`.")
+    blocks = classes(text)
+    lanes = max(1, min(lanes, len(blocks)))
+    with own_folder() as scratch, ThreadPoolExecutor(lanes) as threads:
+
+        def share(lane: int) -> dict[str, list[TestRow]]:
+            folder = scratch / str(lane)
+            folder.mkdir()
+            asked: RunRequest = {
+                "scratch": str(folder),
+                "file": str(order.file.absolute()),
+                "options": [*order.options, f"--dataset={order.dataset.absolute()}", *_selected(order.stack)],
+                "variables": dict(order.variables),
+            }
+            with Worker(environment, SETUP, {**asked}, order.limits, caches) as worker:
+                return {
+                    name: list(_test_rows(worker.ask(block.partition("(")[0].removeprefix("class ").strip())))
+                    for name, block in list(blocks.items())[lane::lanes]
+                }
+
+        rows = {name: found for one in threads.map(share, range(lanes)) for name, found in one.items()}
+    for name in blocks:
+        digest = order.digests.get(name, "")
+        for row in rows[name]:
+            yield Row(**row, op_type=order.op_type, stack=order.stack, definition=name, digest=digest)
+
+
+def _selected(stack: str) -> list[str]:
+    """Options of pytest: beside torch's environment, only what needs the stack's package is run again."""
+    return [] if stack == MAIN else ["-k", f"vs_{stack} or ground_truths_match"]
+
+
+def _test_rows(outcome: ItemOutcome) -> Iterator[TestRow]:
+    if outcome.status is not Status.OK:
+        yield _broken(outcome, f"{outcome.status}: {outcome.message}")
+        return
+    yield from outcome.value["rows"]
+    if outcome.value["problem"]:
+        yield _broken(outcome, outcome.value["problem"])
+    elif not outcome.value["rows"]:
+        yield _broken(outcome, "no test was collected")
+
+
+def _broken(outcome: ItemOutcome, message: str) -> TestRow:
+    return {"test": WHOLE, "case": "", "outcome": "error", "message": message, "seconds": outcome.seconds}
+
+
+def failure_line(row: Row) -> str:
+    """What failed, where, and the line of its message that says why."""
+    where = f"{row['test']}[{row['case']}]" if row["case"] else row["test"]
+    said = [line for line in row["message"].splitlines() if line.strip(" =_")] or [""]
+    told = (
+        said[-1] if row["outcome"] == "error" else said[0]
+    )  # a traceback ends with the cause, a report starts so
+    return f"{row['outcome'].upper()} {row['definition']} {where} in {row['stack']}: {told}"
+
+
+def write_rows(rows: Iterable[Row], path: Path) -> None:
+    """Write rows, one JSON object per line."""
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def read_rows(paths: Iterable[Path]) -> list[Row]:
+    """The rows of some files."""
+    lines = (line for path in paths for line in path.read_text(encoding="utf-8").splitlines())
+    return [json.loads(line) for line in lines]
+
+
+def junit(rows: Sequence[Row]) -> str:
+    """The rows as a JUnit file."""
+    counts = Counter(row["outcome"] for row in rows)
+    head = {
+        "tests": len(rows),
+        "failures": counts["failed"],
+        "errors": counts["error"],
+        "skipped": counts["skipped"],
+    }
+    suites = ET.Element("testsuites")
+    suite = ET.SubElement(suites, "testsuite", {key: str(value) for key, value in head.items()})
+    if rows:
+        suite.set("name", f"{rows[0]['op_type']} in {rows[0]['stack']}")
+    tags: Mapping[str, Literal["failure", "error", "skipped"]] = {
+        "failed": "failure",
+        "error": "error",
+        "skipped": "skipped",
+    }
+    for row in rows:
+        name = f"{row['test']}[{row['case']}]" if row["case"] else row["test"]
+        made = ET.SubElement(
+            suite, "testcase", classname=row["definition"], name=name, time=f"{row['seconds']:.3f}"
+        )
+        if row["outcome"] in tags:
+            message = row["message"].translate(PRINTABLE)
+            told = ET.SubElement(made, tags[row["outcome"]], message=message.partition("\n")[0])
+            told.text = message
+    return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
