@@ -1,4 +1,4 @@
-"""Findings 1 to 23 of 2026-11-22-flashinfer-definitions.md, F3 and F4: `python flashinfer-templates.py 1 7 F4 ...`, or all of them.
+"""Findings 1 to 23 of docs/findings-templates.md, F3 and F4: `python flashinfer-templates.py 1 7 F4 ...`, or all of them.
 
 What is wrong in FlashInfer's trace templates: their references, definitions and `init`s. Needs torch and FlashInfer 0.7.2.post1, and no
 GPU. Each prints what it got and what is right.
